@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.facts.hlo_memory import memory_timeline
-from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.analyzers.devices.target_text import parse_target
+from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.commands.compile import request_of
 from perfscope.model.documents import compile_manifest

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from perfscope.analyzers.readers.perfetto import reader as reader  # noqa: E402
-from perfscope.dashboards.exports import Subject, export  # noqa: E402
+from perfscope.dashboards.export import Subject, export  # noqa: E402
 from perfscope.model.trace import Rows, SliceKind, Source, Trace  # noqa: E402
 from perfscope.model.trace.tables import TABLES  # noqa: E402
 

@@ -79,7 +79,7 @@ def measure(folder: Path, jobs: int) -> dict[str, float]:
     """Analyze ``folder`` in this process, which does nothing else."""
     start = time.perf_counter()
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.dashboards.reports import render
+    from perfscope.dashboards.report import render
 
     judged = judge_paths([folder], jobs=jobs)
     report = render(judged.analysis, "json")

@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.advice.hlo_graph import graph_of
-from perfscope.analyzers.advice.hlo_graph_values import Values
-from perfscope.analyzers.advice.hlo_heap import planned_peak
-from perfscope.analyzers.advice.recomputed import predicted_recompute, recomputed_flops
-from perfscope.analyzers.advice.simulate import Simulator
-from perfscope.analyzers.advice.step_model import Policy, StepModel
-from perfscope.analyzers.advice.step_model_hlo import hlo_step_models
-from perfscope.analyzers.facts.hlo_memory import memory_timeline
+from perfscope.analyzers.checkpointing.simulate import Simulator
+from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
+from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
+from perfscope.analyzers.checkpointing.wording import predicted_recompute, recomputed_flops
+from perfscope.analyzers.checkpointing.xla_model.graph import graph_of
+from perfscope.analyzers.checkpointing.xla_model.graph_edit import Values
+from perfscope.analyzers.checkpointing.xla_model.heap import planned_peak
+from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from memory_plans_jax import ENDING, POLICIES, SOURCES, _models
 
-from perfscope.analyzers.advice.simulate import Simulator, todays
-from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.facts.hlo_saving import once_ns
+from perfscope.analyzers.checkpointing.simulate import Simulator, todays
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.programs.saving import once_ns
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.trace import Trace
 

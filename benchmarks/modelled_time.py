@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from perfscope.analyzers.estimate import estimate
-from perfscope.analyzers.estimate.calibrate import Calibration, InstructionError, calibrate, groups_of
-from perfscope.analyzers.facts.hlo_program import program_labels
-from perfscope.analyzers.hardware import named_device
-from perfscope.analyzers.hardware.target import Target
+from perfscope.analyzers.devices import named_device
+from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.hlo.program import program_labels
+from perfscope.analyzers.predict import estimate
+from perfscope.analyzers.predict.calibrate import Calibration, InstructionError, calibrate, groups_of
 from perfscope.analyzers.readers.load import load
 from perfscope.model.units import format_ns
 

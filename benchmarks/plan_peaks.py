@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.memory_plans import POLICIES, SIZES  # noqa: E402
-from perfscope.analyzers.hardware.target_text import parse_target  # noqa: E402
+from perfscope.analyzers.devices.target_text import parse_target  # noqa: E402
 from perfscope.analyzers.readers.load import load_one  # noqa: E402
 from perfscope.commands.compile import request_of  # noqa: E402
 from perfscope.model.documents.torch_plan import PlanMemory  # noqa: E402

@@ -28,7 +28,7 @@ from replicate import replicate
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
-ENGINE = REPOSITORY / "tests/dashboards/exports/trace_processor.js"
+ENGINE = REPOSITORY / "tests/export/trace_processor.js"
 CORPUS = Path(os.environ.get("PERFSCOPE_CORPUS", REPOSITORY.parent / "shared" / "data"))
 SOURCE = CORPUS / "kineto" / "HolisticTraceAnalysis__nccl_data.json.gz"
 
@@ -38,7 +38,7 @@ import sys, time
 t = time.perf_counter()
 from pathlib import Path
 from perfscope.analyzers.readers.kineto.reader import read
-from perfscope.analyzers.facts.device_time import device_times
+from perfscope.analyzers.time.device_time import device_times
 trace = read(Path(sys.argv[1]))
 read_s = time.perf_counter() - t
 device = trace.fact(device_times)[0]

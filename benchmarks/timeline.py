@@ -24,9 +24,9 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 from perfscope.analyzers.engine import Analysis
-from perfscope.dashboards.server.shelf import Shelf
-from perfscope.dashboards.server.workshop import MADE_BY
-from perfscope.dashboards.views import Gathered, Job, Place, view_module
+from perfscope.dashboards.web.server.shelf import Shelf
+from perfscope.dashboards.web.server.workshop import MADE_BY
+from perfscope.dashboards.web.views import Gathered, Job, Place, view_module
 from perfscope.model.trace import Rows, Source, Trace
 from perfscope.model.trace.tables import TABLES
 

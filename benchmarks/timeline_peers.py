@@ -44,9 +44,9 @@ from browser_watch import LIMIT_S, TooSlowError, memory_bytes, settled  # noqa: 
 from timeline import BINARIES, prepared, synthetic  # noqa: E402
 from timeline_image import HEIGHT, WIDTH, Image  # noqa: E402
 
-from perfscope.dashboards.exports import Subject, export  # noqa: E402
-from perfscope.dashboards.server.shelf import Shelf  # noqa: E402
-from perfscope.dashboards.server.workshop import MADE_BY  # noqa: E402
+from perfscope.dashboards.export import Subject, export  # noqa: E402
+from perfscope.dashboards.web.server.shelf import Shelf  # noqa: E402
+from perfscope.dashboards.web.server.workshop import MADE_BY  # noqa: E402
 from perfscope.model.trace import Trace  # noqa: E402
 
 PEERS = ["perfscope", "Perfetto", "image", "datashader", "scattergl", "bar"]

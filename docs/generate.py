@@ -18,9 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.rules import RULES
-from perfscope.dashboards.reports import sweep_document
-from perfscope.dashboards.reports.compare_document import json_schema
+from perfscope.analyzers.registry import RULES
+from perfscope.dashboards.report.compare.document import json_schema
+from perfscope.dashboards.report.sections import sweep
 from perfscope.model import finding
 from perfscope.model.trace import MEMORY_TABLES, RECORDED
 from perfscope.model.trace.tables import TABLES
@@ -222,7 +222,7 @@ def pages() -> dict[str, str]:
         "rules/README.md": rule_list(rules),
         "model.md": model_page(),
         "compare-schema.json": json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n",
-        "sweep-schema.json": json.dumps(sweep_document.json_schema(), indent=2, ensure_ascii=False) + "\n",
+        "sweep-schema.json": json.dumps(sweep.json_schema(), indent=2, ensure_ascii=False) + "\n",
     }
 
 

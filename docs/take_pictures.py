@@ -13,11 +13,11 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from perfscope.dashboards.server.shelf import Shelf
+from perfscope.dashboards.web.server.shelf import Shelf
+from tests.browser import chromium
 from tests.browser.conftest import Tab, serving
 from tests.browser.test_timeline import READY
 from tests.conftest import REPOSITORY, corpus_files
-from tests.dashboards import chromium
 
 FIXTURES = REPOSITORY / "fixtures"
 TO = REPOSITORY / "docs" / "pictures"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.load import load_all as load_all
     from perfscope.analyzers.readers.load import load_one as load
     from perfscope.dashboards import figures as figures
-    from perfscope.dashboards.comparison import compare as compare
+    from perfscope.dashboards.report.compare.comparison import compare as compare
     from perfscope.model.finding import Finding as Finding
     from perfscope.model.finding import Outcome as Outcome
     from perfscope.model.trace import Trace as Trace
@@ -55,7 +55,7 @@ _HOMES = {
     "Outcome": "perfscope.model.finding:Outcome",
     "Trace": "perfscope.model.trace:Trace",
     "analyze": "perfscope.analyzers.engine:analyze",
-    "compare": "perfscope.dashboards.comparison:compare",
+    "compare": "perfscope.dashboards.report.compare.comparison:compare",
     "compile_for": "perfscope.ahead:compile_for",
     "load": "perfscope.analyzers.readers.load:load_one",
     "load_all": "perfscope.analyzers.readers.load:load_all",

@@ -25,7 +25,7 @@ class CompiledFor:
     analysis: Analysis = field(repr=False)
 
     def __str__(self) -> str:
-        from perfscope.dashboards.reports.compiled_text import compiled_page
+        from perfscope.dashboards.report.compiled_text import compiled_page
 
         return compiled_page(self.manifest, self.trace, self.analysis, str(self.folder))
 
@@ -56,8 +56,8 @@ def compile_for(
     ``AskedWronglyError`` for no such target or policy, ``DataError`` where no layers were found for it;
     ``NothingCompiledError`` where it is not compiled, with the reason.
     """
-    from perfscope.analyzers.hardware.target_request import target_request
-    from perfscope.analyzers.hardware.target_text import parse_target
+    from perfscope.analyzers.devices.target_request import target_request
+    from perfscope.analyzers.devices.target_text import parse_target
     from perfscope.analyzers.judge import judge_paths
     from perfscope.model.documents import compile_manifest
     from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint

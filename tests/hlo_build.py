@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.text import module_of
+from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.model.trace import Source, Trace
 from tests.build import TraceBuilder
 

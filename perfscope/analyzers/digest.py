@@ -9,34 +9,36 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.checkpointing.rules.excess_remat.policies import candidates, peaks
+from perfscope.analyzers.devices import Device
 from perfscope.analyzers.engine import EVIDENCE_EACH, Examined, chosen_rules, examine
-from perfscope.analyzers.facts.compile_cost import cache_use
-from perfscope.analyzers.facts.compile_phases import compile_times
-from perfscope.analyzers.facts.compile_summary import compile_summary
-from perfscope.analyzers.facts.device_time import device_times
-from perfscope.analyzers.facts.exposure import exposed_communication
-from perfscope.analyzers.facts.hlo_collectives import collectives
-from perfscope.analyzers.facts.hlo_remat_policies import candidates, peaks
-from perfscope.analyzers.facts.host_spans import input_slices
-from perfscope.analyzers.facts.hot_instructions import hot_instructions
-from perfscope.analyzers.facts.kernel_instruction import communication_instructions, communication_names
-from perfscope.analyzers.facts.link_counters import link_counters
-from perfscope.analyzers.facts.program_device import judge_for
-from perfscope.analyzers.facts.programs import programs
-from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.facts.step_work import steps_work
-from perfscope.analyzers.facts.trace_memories import trace_memories
-from perfscope.analyzers.hardware import Device
+from perfscope.analyzers.hlo.collectives import collectives
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.ranks.before import OWN_NAMES, compute_intervals
+from perfscope.analyzers.hlo.program_device import judge_for
+from perfscope.analyzers.memory.trace_memories import trace_memories
+from perfscope.analyzers.programs.hot_instructions import (
+    communication_instructions,
+    communication_names,
+    hot_instructions,
+)
+from perfscope.analyzers.programs.programs import programs
 from perfscope.analyzers.ranks.devices import device_set
 from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.lateness import OWN_NAMES, compute_intervals
 from perfscope.analyzers.ranks.local import Local, locals_of
 from perfscope.analyzers.ranks.processes import is_process
 from perfscope.analyzers.readers.hlo.program import holds_programs_only
 from perfscope.analyzers.readers.load import ReadResult, Skipped, Task, read_in_folder, read_task
 from perfscope.analyzers.readers.remote import fetched, fetched_part, is_remote, shown_url
 from perfscope.analyzers.readers.run.parts import RunPart
+from perfscope.analyzers.time.device_time import device_times
+from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.analyzers.time.link_counters import link_counters
+from perfscope.analyzers.time.spans import input_slices
+from perfscope.analyzers.time.steps import step_windows, steps_work
+from perfscope.analyzers.torch_compile.cost import cache_use
+from perfscope.analyzers.torch_compile.phases import compile_times
+from perfscope.analyzers.torch_compile.summary import compile_summary
 from perfscope.model.errors import DataError
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64, union

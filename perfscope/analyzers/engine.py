@@ -3,25 +3,97 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
-from perfscope.analyzers.collectives_section import NO_COLLECTIVES, CollectivesSection, collectives_section
-from perfscope.analyzers.compile_section import NO_COMPILE, CompileSection, compile_section
-from perfscope.analyzers.estimate_section import NO_ESTIMATE, EstimateSection, estimate_section
-from perfscope.analyzers.facts.device_time import DeviceTime, device_times
-from perfscope.analyzers.facts.hlo_program import program_labels, programs_apart
-from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.facts.step_work import steps_work
-from perfscope.analyzers.memory_section import NO_MEMORY, MemorySection, memory_section
-from perfscope.analyzers.plan_section import NO_PLANS, PlanSection, plan_section
-from perfscope.analyzers.program_outcomes import merge_programs
-from perfscope.analyzers.programs_section import NO_PROGRAMS, ProgramsSection, programs_section
-from perfscope.analyzers.rules import load_rule, rule_ids
+from perfscope.analyzers.hlo.program import program_labels, programs_apart
+from perfscope.analyzers.registry import load_rule, rule_ids
+from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
+from perfscope.analyzers.sections.compile import NO_COMPILE, CompileSection, compile_section
+from perfscope.analyzers.sections.estimate import NO_ESTIMATE, EstimateSection, estimate_section
+from perfscope.analyzers.sections.memory import NO_MEMORY, MemorySection, memory_section
+from perfscope.analyzers.sections.plan import NO_PLANS, PlanSection, plan_section
+from perfscope.analyzers.sections.programs import NO_PROGRAMS, ProgramsSection, programs_section
+from perfscope.analyzers.time.device_time import DeviceTime, device_times
+from perfscope.analyzers.time.steps import step_windows, steps_work
 from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
 from perfscope.model.trace import RECORDED, Source, Trace
+
+# One outcome over compiled programs that were handed in together and are not ranks of one job.
+
+
+ROWS_OF_EACH = 3
+"""Evidence rows of a program where several share a finding: its worst."""
+
+MOST_ROWS = 60
+"""Evidence rows of a finding: of the twenty worst programs."""
+
+MOST_NAMED = 3
+"""Programs that are named in a reason; of more the number says enough."""
+
+
+def merge_programs(outcomes: Sequence[Outcome], labels: Sequence[str]) -> Outcome:
+    """What a rule says of all programs. Clean means that it looked at each of them and found nothing.
+
+    Programs that show the same thing at the same place are one finding: there is one line to change. Its title
+    and costs are those of the program that it costs most, which it names; they are never summed, for the
+    programs need not run together. ``outcomes`` have one rule and each its findings worst first.
+    """
+    blind = [(label, outcome) for label, outcome in zip(labels, outcomes, strict=True) if outcome.status == "abstained"]
+    reason = _reason(blind, len(outcomes)) if blind else None
+    findings = tuple(_merged(outcomes, labels))
+    if findings:
+        return Outcome(rule=outcomes[0].rule, status="flagged", reason=reason, findings=findings)
+    return Outcome(rule=outcomes[0].rule, status="abstained" if blind else "clean", reason=reason)
+
+
+def _reason(blind: Sequence[tuple[str, Outcome]], programs: int) -> str:
+    """The commonest reason, and of which programs it is true where not of all."""
+    counts = Counter(outcome.reason or "no reason given" for _, outcome in blind)
+    (reason, count), *others = counts.most_common()
+    if count == programs:
+        return reason
+    whose = [label for label, outcome in blind if (outcome.reason or "no reason given") == reason]
+    named = ", ".join(whose[:MOST_NAMED]) + (f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else "")
+    more = f"; {len(blind) - count:,} more for other reasons" if others else ""
+    return f"{named}: {reason}{more}"
+
+
+def _merged(outcomes: Sequence[Outcome], labels: Sequence[str]) -> list[Finding]:
+    groups: dict[tuple[object, ...], list[tuple[str, Finding]]] = {}
+    for label, outcome in zip(labels, outcomes, strict=True):
+        for finding in outcome.findings:
+            groups.setdefault((finding.subject, finding.where), []).append((label, finding))
+    return [_one(members) for members in groups.values()]
+
+
+def _one(members: list[tuple[str, Finding]]) -> Finding:
+    members = sorted(members, key=lambda pair: _dearest(pair[1]))
+    label, worst = members[0]
+    others = len({name for name, _ in members} - {label})
+    also = f" (the like in {others:,} other {'program' if others == 1 else 'programs'})" if others else ""
+    rows = [_row(name, row) for name, finding in members for row in _kept(finding, alone=not others)]
+    return replace(worst, title=f"{label}: {worst.title}{also}", evidence=tuple(rows[:MOST_ROWS]))
+
+
+def _kept(finding: Finding, *, alone: bool) -> Sequence[Mapping[str, Cell]]:
+    return finding.evidence if alone else finding.evidence[:ROWS_OF_EACH]
+
+
+def _row(label: str, row: Mapping[str, Cell]) -> dict[str, Cell]:
+    return {"program": label, **{key: cell for key, cell in row.items() if key != "program"}}
+
+
+def _dearest(finding: Finding) -> tuple[int, int, int]:
+    """Those with a time first; then by time, by bytes, by severity."""
+    severity = ("high", "medium", "low").index(finding.severity)
+    if finding.cost_ns is not None:
+        return (0, -finding.cost_ns, severity)
+    return (1, -(finding.cost_bytes or 0), severity)
+
 
 _log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.topology import Topology
 from perfscope.analyzers.digest import Digest, digest, read_result, trim_evidence
 from perfscope.analyzers.engine import Analysis, analyze, chosen_rules, conclude, examine
-from perfscope.analyzers.facts.program_device import judge_for
-from perfscope.analyzers.hardware import Device
-from perfscope.analyzers.hardware.topology import Topology
+from perfscope.analyzers.hlo.program_device import judge_for
 from perfscope.analyzers.readers.load import (
     Loaded,
     Skipped,
@@ -31,7 +31,7 @@ from perfscope.analyzers.readers.load import (
 from perfscope.analyzers.readers.remote import is_remote, remote_units, shown_url
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart
 from perfscope.analyzers.readers.workers import LostTask, cores, work_through
-from perfscope.analyzers.rules import RULES
+from perfscope.analyzers.registry import RULES
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import Trace
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.inputs import device_named, spare
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import device_named, quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
 
 if TYPE_CHECKING:
@@ -71,9 +70,9 @@ def analyze(
     ranks. Several are taken as ranks of one job; compiled programs (HLO) alone are judged one by
     one and compared.
     """
-    from perfscope.analyzers.hardware.topology import read_topology
+    from perfscope.analyzers.devices.topology import read_topology
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.analyzers.rules import load_rule
+    from perfscope.analyzers.registry import load_rule
 
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
@@ -100,7 +99,7 @@ def gate(analysis: Analysis, fail_on: str) -> bool:
 
 def _format_for(output: str, form: str | None) -> str:
     """The format of an output file: ``--format``, else what its suffix says."""
-    from perfscope.dashboards.reports import format_of
+    from perfscope.dashboards.report import format_of
 
     found = form or format_of(output)
     if found is None:
@@ -141,7 +140,7 @@ def _tell(skipped: Sequence[Skipped]) -> None:
 
 
 def _write(analysis: Analysis, targets: Sequence[tuple[str, str]], *, quiet: bool, verbose: bool) -> None:
-    from perfscope.dashboards.reports import render, write
+    from perfscope.dashboards.report import render, write
     from perfscope.model.untrusted_text import sanitize
 
     for form, output in targets:
@@ -152,8 +151,8 @@ def _write(analysis: Analysis, targets: Sequence[tuple[str, str]], *, quiet: boo
 
 
 def _print(analysis: Analysis, form: str, *, verbose: bool) -> None:
-    from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import render
+    from perfscope.commands.options import color_wanted, width_of
+    from perfscope.dashboards.report import render
 
     if form == "text":
         text = render(analysis, form, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from perfscope.commands.kept import opened, record, store_option
-from perfscope.commands.options import verbose_option
+from perfscope.commands.options import opened, record, store_option, verbose_option
 from perfscope.model.errors import DataError, UsageError
 
 MOST_MIB = 64
@@ -110,8 +109,8 @@ def list_(name: str | None, as_json: bool, store: str | None, verbose: bool) -> 
     elif not found:
         click.echo(f"no baselines in {held.shown}; `perfscope baseline set NAME RUN` keeps one")
     else:
-        from perfscope.commands.terminal import show
-        from perfscope.dashboards.reports.history_text import baselines_table
+        from perfscope.commands.options import show
+        from perfscope.dashboards.report.history import baselines_table
 
         show(baselines_table(found))
 

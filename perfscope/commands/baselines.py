@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.kept import Decorated, opened
+from perfscope.commands.options import Decorated, opened
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError, UsageError
 
@@ -118,7 +118,7 @@ class _Facts:
 
 
 def _facts(head: str) -> _Facts:
-    from perfscope.analyzers.compare.run_record import hardware_of, uid_of
+    from perfscope.analyzers.compare.runs.run_record import hardware_of, uid_of
     from perfscope.analyzers.readers.load import resolve
     from perfscope.model.commits import current_commit
     from perfscope.model.documents import run_folders as runs
@@ -217,7 +217,7 @@ def _path_of(held: RunStore, one: Baseline) -> Path:
 
 def _is_whole(own: Path, one: Baseline) -> bool:
     """Whether that folder is the baseline's run with all that it recorded."""
-    from perfscope.analyzers.compare.run_record import uid_of
+    from perfscope.analyzers.compare.runs.run_record import uid_of
     from perfscope.model.documents import run_folders as runs
 
     plain = own.name == one.run.id and not own.name.startswith(".")  # an id may come from a stranger's store

@@ -73,7 +73,7 @@ def comment(
     from perfscope.dashboards.hosts import sticky
     from perfscope.dashboards.hosts.github import GitHub
     from perfscope.dashboards.hosts.gitlab import GitLab
-    from perfscope.dashboards.reports.compare_markdown import marker
+    from perfscope.dashboards.report.compare.markdown import marker
 
     marker(key)  # before anything is read: it may be no key
     if link is not None and _LINK.fullmatch(link) is None:
@@ -119,9 +119,10 @@ def _text(comparison: str | None, markdown: str | None, key: str, link: str | No
     if (comparison is None) == (markdown is None):
         raise UsageError("what is to be posted: COMPARISON.json, or --markdown FILE")
     if comparison is not None:
-        from perfscope.dashboards.reports import compare_document, compare_markdown
+        from perfscope.dashboards.report.compare import document
+        from perfscope.dashboards.report.compare import markdown as compare_markdown
 
-        return compare_markdown.render(compare_document.read(comparison), key=key, url=link)
+        return compare_markdown.render(document.read(comparison), key=key, url=link)
     assert markdown is not None
     try:
         with Path(markdown).open("rb") as stream:

@@ -3,24 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.baselines import baseline_option, sides
+from perfscope.commands.baselines import Sides, baseline_option, sides
 from perfscope.commands.compare_ab import CompareCommand
 from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
-from perfscope.commands.compare_sets import compare_sets, is_set
-from perfscope.commands.inputs import spare
-from perfscope.commands.kept import store_option
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import quiet_option, spare, store_option, verbose_option
+from perfscope.model.documents import run_folders
 from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.compare.comparison import Comparison
+    from perfscope.analyzers.compare.runs.comparison import Comparison
     from perfscope.analyzers.readers.load import Loaded
+
+
+# ``perfscope compare`` where BASE or HEAD is a folder of several runs: launches of a program, compared as sets.
+
+
+def is_set(path: str) -> bool:
+    """Whether several runs lie in the folder at ``path``. ``DataError``: traces that are none lie beside them."""
+    from perfscope.analyzers.compare.runs.run_sets import runs_in
+
+    return runs_in(path) is not None
+
+
+def compare_sets(
+    named: Sides, fail_on: tuple[str, ...], outputs: Outputs, *, strict: bool, quiet: bool, verbose: bool
+) -> int:
+    """Compare two sides of which one is a set at least, show the result, and give the exit code."""
+    from perfscope.analyzers.compare.runs.run_sets import read_one, read_set, runs_in
+    from perfscope.analyzers.compare.runs.sets import compare_sets as compared
+    from perfscope.dashboards.report.compare import document, sets_document
+
+    paths = named.base, named.head
+    runs = [runs_in(path) for path in paths]
+    spare(_manifests(runs), outputs.files().values())
+    base, head = (
+        read_one(path) if found is None else read_set(path, found) for path, found in zip(paths, runs, strict=True)
+    )
+    result = compared(base, head)
+    comparison = replace(result.comparison, notes=(*named.notes, *result.comparison.notes))
+    result = replace(result, comparison=comparison)
+    failed = comparison.gates(fail_on)
+    held = sets_document.document(result, failed=failed, gates=fail_on)
+    if not write_outputs(held, outputs, quiet=quiet):
+        show_screen(document.of(held), failed, verbose=verbose)
+    if failed:
+        return GATE_NOT_MET
+    return INCONCLUSIVE if strict and comparison.inconclusive else DONE
+
+
+def _manifests(sides: list[tuple[Path, ...] | None]) -> list[str]:
+    return [str(file) for runs in sides for run in runs or () for file in run_folders.manifests(run)]
+
 
 GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
 NOTHING = "none"
@@ -72,7 +112,7 @@ def compare(
 
     Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
     """
-    from perfscope.analyzers.compare.comparison import compare as compared
+    from perfscope.analyzers.compare.runs.comparison import compare as compared
     from perfscope.analyzers.readers.load import load_path
 
     check_gates(fail_on)
@@ -93,7 +133,7 @@ def compare(
 
 def check_gates(fail_on: Sequence[str]) -> None:
     """``AskedWronglyError`` where one of them is none."""
-    from perfscope.analyzers.compare import program_gates
+    from perfscope.analyzers.compare.programs import gates as program_gates
 
     for one in fail_on:
         if one not in (*GATES, NOTHING) and not program_gates.program_gate(one):
@@ -125,8 +165,8 @@ def _show(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    from perfscope.dashboards.reports import compare_document, compare_json
+    from perfscope.dashboards.report.compare import document, json
 
-    held = compare_json.document(comparison, failed=failed, gates=gates)
+    held = json.document(comparison, failed=failed, gates=gates)
     if not write_outputs(held, outputs, quiet=quiet):
-        show_screen(compare_document.of(held), failed, verbose=verbose)
+        show_screen(document.of(held), failed, verbose=verbose)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare_outputs import Outputs, output_options
+from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.documents.run_folders import STAMP
-from perfscope.model.errors import DataError, UsageError
+from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.compare.ab.judge import AbResult
+    from perfscope.analyzers.compare.ab.profiles import Profiles
+    from perfscope.model.documents.ab import AbState, Launch, Pairs
+
 
 FLAG = "--ab"
 PROGRAMS = "--programs"
@@ -165,8 +172,7 @@ def ab(
     chance and large enough to matter, and a second batch of launches agrees. Its cause is found by launches under
     capture behind the others.
     """
-    from perfscope.analyzers.compare.ab_judge import AbJudge
-    from perfscope.commands.ab_ending import end
+    from perfscope.analyzers.compare.ab.judge import AbJudge
     from perfscope.model.documents import ab as ab_state
     from perfscope.profiler.ab import runner as runner
     from perfscope.profiler.ab.worktrees import checkout
@@ -240,3 +246,71 @@ def tell_user(line: str) -> None:
     from perfscope.model.untrusted_text import sanitize
 
     print(f"perfscope: {sanitize(line)}", file=sys.stderr, flush=True)
+
+
+# What a finished A/B comes to: its document, its gates and exit code, and where it is shown.
+
+
+RESULT_FILE = "result.json"
+
+
+def end(
+    result: AbResult,
+    found: Pairs,
+    state: AbState,
+    *,
+    fail_on: Sequence[str],
+    strict: bool,
+    outputs: Outputs,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Compare the profiled launches, write the document everywhere it was asked for, show it; the exit code."""
+    from perfscope.analyzers.compare.ab.profiles import compare_profiles
+    from perfscope.dashboards.report import write
+    from perfscope.dashboards.report.compare import ab_document, document, json
+    from perfscope.model.untrusted_text import sanitize
+
+    pairs = [(_folder(state, base), _folder(state, head)) for base, head in found.profiled]
+    lost = [f"profiled launch of {one.arm}: {one.problem}" for one in found.lost]
+    profiles = compare_profiles(pairs, lost)
+    failed = tuple(gates_not_met(result, profiles, fail_on))
+    held = ab_document.document(result, state.plan, profiles, failed=failed, gates=fail_on)
+    write(state.directory / RESULT_FILE, json.as_text(held))
+    if not write_outputs(held, outputs, quiet=quiet):
+        show_screen(document.of(held), failed, verbose=verbose)
+        if not quiet:
+            _say(f"launches and runs kept in {sanitize(str(state.directory), 400)}")
+    if failed:
+        return GATE_NOT_MET
+    return INCONCLUSIVE if strict and any(inconclusive(result, profiles)) else DONE
+
+
+def gates_not_met(result: AbResult, profiles: Profiles, fail_on: Sequence[str]) -> Iterator[str]:
+    """Why a build must fail, one line each: of the launches, and of what the profiled ones say exactly."""
+    gated = {metric.name: metric.verdict for metric in result.gating if metric.gates}
+    if "regression" in fail_on:
+        yield from (f"{name}: regression" for name, verdict in gated.items() if verdict == "regression")
+    if "inconclusive" in fail_on:
+        yield from (f"{name}: inconclusive" for name in inconclusive(result, profiles))
+    if profiles.comparison is not None:
+        exact = [one for one in fail_on if one != "inconclusive"]
+        yield from (line for line in profiles.comparison.gates(exact) if line.partition(": ")[0] not in gated)
+
+
+def inconclusive(result: AbResult, profiles: Profiles) -> Iterator[str]:
+    """Metrics that could not be judged; the time of a profiled pair was not meant to be."""
+    yield from (metric.name for metric in result.gating if metric.verdict == "inconclusive")
+    if profiles.comparison is not None:
+        for one in profiles.comparison.exact:
+            if not one.neutral and one.result.verdict == "inconclusive":
+                yield one.result.name
+
+
+def _folder(state: AbState, launch: Launch) -> Path:
+    assert launch.run is not None
+    return state.profiled / launch.run
+
+
+def _say(line: str) -> None:
+    print(f"perfscope: {line}", file=sys.stderr, flush=True)

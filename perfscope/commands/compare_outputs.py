@@ -15,7 +15,7 @@ import click
 from perfscope.model.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.reports.compare_document import Document
+    from perfscope.dashboards.report.compare.document import Document
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -90,7 +90,8 @@ def write_outputs(held: dict[str, Any], outputs: Outputs, *, quiet: bool = False
 
     Whether stdout is taken by one: nothing else may be printed there then. ``DataError``: a file cannot be written.
     """
-    from perfscope.dashboards.reports import compare_document, write
+    from perfscope.dashboards.report import write
+    from perfscope.dashboards.report.compare import document as compare_document
     from perfscope.model.untrusted_text import sanitize
 
     document = compare_document.of(held)  # what nobody could read is not written
@@ -112,12 +113,12 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
 
     In a GitHub job no line of it can be a command of the runner.
     """
-    from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import compare_text
-    from perfscope.dashboards.reports.compare_github import inert
+    from perfscope.commands.options import color_wanted, width_of
+    from perfscope.dashboards.report.compare import text
+    from perfscope.dashboards.report.compare.github import inert
     from perfscope.model.untrusted_text import sanitize
 
-    screen = compare_text.render(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
+    screen = text.render(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
     click.echo(inert(screen), nl=False, color=True)
     if failed:
         said = "".join(f"perfscope: gate not met: {sanitize(line)}\n" for line in failed)
@@ -126,7 +127,7 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
 
 def _text(form: str, held: dict[str, Any], document: Document) -> str:
     if form == "json":
-        from perfscope.dashboards.reports import compare_json
+        from perfscope.dashboards.report.compare import json as compare_json
 
         return compare_json.as_text(held)
     return rendered(document, form)
@@ -134,7 +135,9 @@ def _text(form: str, held: dict[str, Any], document: Document) -> str:
 
 def rendered(document: Document, form: str, **options: Any) -> str:
     """A document as ``markdown``, ``html`` or ``junit``; ``options`` are those of the form's module."""
-    from perfscope.dashboards.reports import compare_html, compare_junit, compare_markdown
+    from perfscope.dashboards.report.compare import html as compare_html
+    from perfscope.dashboards.report.compare import junit as compare_junit
+    from perfscope.dashboards.report.compare import markdown as compare_markdown
 
     render: Callable[..., str] = {
         "markdown": compare_markdown.render,
@@ -146,7 +149,7 @@ def rendered(document: Document, form: str, **options: Any) -> str:
 
 def tell_github(document: Document, *, link: str | None = None) -> None:
     """Annotations on stdout, and the summary of the job."""
-    from perfscope.dashboards.reports import compare_github
+    from perfscope.dashboards.report.compare import github as compare_github
 
     click.echo(compare_github.annotated(document, top()), nl=False)
     problem = compare_github.summarize(document, link=link)

@@ -18,7 +18,7 @@ from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.compare.comparison import Comparison
+    from perfscope.analyzers.compare.runs.comparison import Comparison
     from perfscope.model.documents.ab import Arm
     from perfscope.model.trace import Trace
 
@@ -107,7 +107,7 @@ def programs(
     Both are checked out beside the checkout, which is not touched, and go again. The program runs without data and
     without devices, far enough to see what it compiles. The compiler is deterministic, so once each is enough.
     """
-    from perfscope.analyzers.hardware.target_text import parse_target
+    from perfscope.analyzers.devices.target_text import parse_target
     from perfscope.commands.compare import check_gates
     from perfscope.profiler.ab.programs import Compilation, compile_both, refused
     from perfscope.profiler.ab.worktrees import checkout
@@ -170,10 +170,11 @@ def end(
 
     ``notes``: what is to be said of how it was compiled.
     """
-    from perfscope.analyzers.compare.comparison import compare
+    from perfscope.analyzers.compare.runs.comparison import compare
     from perfscope.analyzers.readers.load import load
     from perfscope.commands.compare import own_gates
-    from perfscope.dashboards.reports import compare_document, compare_json, write
+    from perfscope.dashboards.report import write
+    from perfscope.dashboards.report.compare import document, json
     from perfscope.model.untrusted_text import sanitize, sanitize_value
 
     sides = load(folders["base"]), load(folders["head"])
@@ -181,11 +182,11 @@ def end(
     found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *notes, *_not_compiled(folders)))))
     gates = own_gates(found, fail_on)
     failed = found.gates(gates)
-    held = compare_json.document(found, failed=failed, gates=gates)
+    held = json.document(found, failed=failed, gates=gates)
     held["method"] |= sanitize_value(method | _planned(sides))
-    write(directory / RESULT_FILE, compare_json.as_text(held))
+    write(directory / RESULT_FILE, json.as_text(held))
     if not write_outputs(held, outputs, quiet=quiet):
-        show_screen(compare_document.of(held), failed, verbose=verbose)
+        show_screen(document.of(held), failed, verbose=verbose)
         if not quiet:
             tell_user(f"what was compiled is kept in {sanitize(str(directory), 400)}")
     if failed:

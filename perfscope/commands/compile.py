@@ -15,7 +15,7 @@ from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hardware.target import Target
+    from perfscope.analyzers.devices.target import Target
     from perfscope.model.documents.compile_request import Framework, Request
 
 DEFAULT_TARGET = "h100"
@@ -127,7 +127,7 @@ def compile_(
     Options before the program are perfscope's, everything behind it is the program's. It runs without data and without
     devices, far enough to see what it compiles.
     """
-    from perfscope.analyzers.hardware.target_text import parse_target
+    from perfscope.analyzers.devices.target_text import parse_target
 
     words, kind = context.meta[TARGET]
     if not words or kind == "command":
@@ -183,7 +183,7 @@ def request_of(
     pretend_device: bool = False,
 ) -> Request:
     """What `compile_program` is asked, with the target as plain data. ``AskedWronglyError``: no such policy."""
-    from perfscope.analyzers.hardware.target_request import target_request
+    from perfscope.analyzers.devices.target_request import target_request
     from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint
     from perfscope.profiler.ahead.common.child_process import default_memory_limit
 
@@ -260,7 +260,7 @@ def _frameworks(
 
 
 def _bytes(text: str) -> int:
-    from perfscope.analyzers.hardware.bytes_text import read_bytes_text
+    from perfscope.analyzers.devices.sizes import read_bytes_text
 
     return read_bytes_text(text, "--host-memory")
 
@@ -268,9 +268,9 @@ def _bytes(text: str) -> int:
 def _judge(folder: Path, json_file: str | None, fail_on: str | None, *, quiet: bool, verbose: bool) -> int:
     """Analyze the folder, write its reports into it, print the page."""
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import render, write
-    from perfscope.dashboards.reports.compiled_text import compiled_page
+    from perfscope.commands.options import color_wanted, width_of
+    from perfscope.dashboards.report import render, write
+    from perfscope.dashboards.report.compiled_text import compiled_page
     from perfscope.model.documents import compile_manifest
 
     judged = judge_paths([folder])

@@ -14,9 +14,9 @@ import click
 from perfscope.model.errors import DATA_UNREADABLE, DONE, DataError
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hardware.target import Target
+    from perfscope.analyzers.devices.target import Target
     from perfscope.analyzers.sweep.front import VariantPoint
-    from perfscope.dashboards.reports.sweep_document import Sweep
+    from perfscope.dashboards.report.sections.sweep import Sweep
     from perfscope.model.documents.compile_request import Request
     from perfscope.profiler.ahead.sweep.axes import Axis, Variant
     from perfscope.profiler.ahead.sweep.worker import Outcome
@@ -177,13 +177,14 @@ class _Sweep:
 
     def end(self) -> None:
         """Write all faces, and print the table."""
-        from perfscope.commands.terminal import color_wanted, width_of
-        from perfscope.dashboards.reports import sweep_html, sweep_text, write
-        from perfscope.dashboards.reports.sweep_document import dump
+        from perfscope.commands.options import color_wanted, width_of
+        from perfscope.dashboards.report import write
+        from perfscope.dashboards.report.sections import sweep_formats
+        from perfscope.dashboards.report.sections.sweep import dump
         from perfscope.model.untrusted_text import sanitize
 
         document = self._write()
-        page = sweep_html.render(document)
+        page = sweep_formats.render_html(document)
         write(self.folder / "sweep.html", page)
         for file, text in ((self.asked.json_file, dump(document).decode()), (self.asked.html_file, page)):
             if file == "-":
@@ -194,7 +195,7 @@ class _Sweep:
                     click.echo(f"perfscope: wrote {sanitize(file)}", err=True)
         if not self.asked.quiet and self.asked.json_file != "-":
             color = color_wanted(sys.stdout)
-            text = sweep_text.render(document, width=width_of(sys.stdout), color=color)
+            text = sweep_formats.render_text(document, width=width_of(sys.stdout), color=color)
             click.echo(text, nl=False, color=True)
             click.echo(f"\n  {sanitize(str(self.folder))}: sweep.html has the picture, {VARIANTS}/ the programs")
 
@@ -241,7 +242,7 @@ class _Sweep:
 
     def _write(self) -> Sweep:
         from perfscope.analyzers.sweep.front import Swept, VariantPoint
-        from perfscope.dashboards.reports.sweep_document import FILE, dump, sweep_document
+        from perfscope.dashboards.report.sections.sweep import FILE, dump, sweep_document
         from perfscope.model.documents.run_folders import write_atomically
         from perfscope.model.environment import redact
 
@@ -288,7 +289,7 @@ def _request(asked: SweepAsked, variant: Variant, request_for: RequestFor) -> Re
 
 
 def _target(asked: SweepAsked, variant: Variant) -> Target:
-    from perfscope.analyzers.hardware.target_text import parse_target
+    from perfscope.analyzers.devices.target_text import parse_target
 
     return parse_target(variant.value("target") or asked.target, variant.value("memory") or asked.memory)
 

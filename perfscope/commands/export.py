@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.inputs import spare
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.dashboards.exports import Subject
+    from perfscope.dashboards.export import Subject
     from perfscope.model.trace import Trace
 
 FORMATS = ("perfetto", "chrome", "speedscope", "parquet", "tensorboard")
@@ -43,9 +42,9 @@ def export(
     programs, `parquet` every table as it is, `tensorboard` a folder that TensorBoard and XProf open.
     """
     from perfscope.analyzers.readers.load import load_path, note_missing_ranks
-    from perfscope.dashboards.exports import Subject, module_of
-    from perfscope.dashboards.exports import export as write
-    from perfscope.dashboards.exports.clocks import apart
+    from perfscope.dashboards.export import Subject, module_of
+    from perfscope.dashboards.export import export as write
+    from perfscope.dashboards.export.clocks import apart
     from perfscope.model.untrusted_text import sanitize
 
     if align and form not in TIMELINES:
@@ -68,13 +67,13 @@ def export(
 
 def _judged(traces: Sequence[Trace]) -> Subject:
     from perfscope.analyzers.engine import analyze
-    from perfscope.dashboards.exports import Subject
+    from perfscope.dashboards.export import Subject
 
     return Subject(traces=tuple(traces), findings=analyze(traces).findings())
 
 
 def _on_one_clock(subject: Subject) -> tuple[Subject, list[str]]:
-    from perfscope.dashboards.exports.clocks import aligned
+    from perfscope.dashboards.export.clocks import aligned
 
     traces, remarks = aligned(subject.traces)
     return replace(subject, traces=traces), remarks

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.kept import add_new, opened, store_option
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import add_new, opened, quiet_option, store_option, verbose_option
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError, UsageError
 
@@ -49,8 +48,11 @@ def history(
     METRIC is a name that `perfscope compare` shows, or a part of some. Runs in perfscope-runs/ are taken into a
     local store first. Times of single runs differ by chance: a change is reported, and never fails a build.
     """
-    from perfscope.analyzers.compare.series import history as made
-    from perfscope.dashboards.reports import history_html, history_json, history_text, write
+    from perfscope.analyzers.compare.statistics.series import history as made
+    from perfscope.dashboards.report import history as history_html
+    from perfscope.dashboards.report import history as history_json
+    from perfscope.dashboards.report import history as history_text
+    from perfscope.dashboards.report import write
     from perfscope.model.commits import ancestry, commits_between, current_commit
 
     if json_file == "-" and html_file == "-":
@@ -67,8 +69,8 @@ def history(
         raise DataError(f"{held.shown}: none of {len(runs)} runs finished and has a metric")
     alone = "-" in (json_file, html_file)
     for file, text in (
-        (json_file, history_json.render(found) if json_file is not None else ""),
-        (html_file, history_html.render(found, count_between=commits_between) if html_file is not None else ""),
+        (json_file, history_json.render_json(found) if json_file is not None else ""),
+        (html_file, history_html.render_html(found, count_between=commits_between) if html_file is not None else ""),
     ):
         if file == "-":
             click.echo(text, nl=False)
@@ -77,9 +79,9 @@ def history(
             if not quiet:
                 click.echo(f"perfscope: wrote {file}", err=True)
     if not alone:
-        from perfscope.commands.terminal import color_wanted, width_of
+        from perfscope.commands.options import color_wanted, width_of
 
-        screen = history_text.render(
+        screen = history_text.render_text(
             found,
             width=width_of(sys.stdout),
             color=color_wanted(sys.stdout),

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import os
+import shutil
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from perfscope.analyzers.devices import Device
+    from perfscope.model.documents.stored_run import StoredRun
+    from perfscope.profiler.store.runs import RunStore
+
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -50,3 +65,141 @@ def output_folder_option(what: str) -> Callable[[Decorated], Decorated]:
         show_default=True,
         help=f"Folder that keeps {what}.",
     )
+
+
+# What several verbs ask of their arguments.
+
+
+def device_named(name: str) -> Device:
+    """The device a person named; one line with close names where there is none of that name."""
+    from perfscope.analyzers.devices import DEVICES, close_names, named_device
+
+    found = named_device(name)
+    if found is None:
+        close = close_names(name)
+        known = f"close: {', '.join(close)}" if close else f"known: {', '.join(one.name for one in DEVICES)}"
+        raise UsageError(f"--device {name}: not in the hardware tables; {known}")
+    return found
+
+
+def spare(inputs: Iterable[str], outputs: Iterable[str]) -> None:
+    """Refuse to write a report over a trace that it is about."""
+    known = {Path(file).resolve() for file in inputs}
+    for output in outputs:
+        if Path(output).resolve() in known:
+            raise UsageError(f"{output}: is the trace itself; what is written needs another file")
+
+
+# What the verbs of the run store share: which store, records fit to be kept, and runs that are not in it yet.
+
+
+def store_option(command: Decorated) -> Decorated:
+    """``--store``. The command gets ``store: str | None``."""
+    return click.option(
+        "--store",
+        metavar="FILE|URL",
+        help="The run store: a file, or postgresql://USER@HOST/DATABASE. Else PERFSCOPE_STORE, else "
+        f"{RUNS_FOLDER}/store.sqlite.",
+    )(command)
+
+
+def opened(asked: str | None) -> RunStore:
+    """The store that is meant; it is made or asked when it is first used."""
+    from perfscope.profiler.store.address import address
+    from perfscope.profiler.store.runs import RunStore
+
+    return RunStore(address(asked))
+
+
+def record(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:
+    """The record of a run or a trace, its branch as git tells it here, its texts fit to be kept."""
+    from dataclasses import replace
+
+    from perfscope.analyzers.compare.runs.run_record import record_of
+    from perfscope.model.commits import branch_of
+
+    made = record_of(path, branch=branch, commit=commit)
+    return cleaned(made if made.branch is not None else replace(made, branch=branch_of(made.commit)))
+
+
+def cleaned(made: StoredRun) -> StoredRun:
+    """The record without control characters, secrets and homes in its texts."""
+    import msgspec
+
+    from perfscope.model.documents.stored_run import StoredRun
+    from perfscope.model.untrusted_text import sanitize_value
+
+    return msgspec.convert(sanitize_value(asdict(made)), StoredRun)
+
+
+def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int, tuple[str, ...]]:
+    """Put runs of ``folder`` that ``store`` has not into it; how many, and a line for each that cannot be read.
+
+    Runs that are still running wait for the next time. How far it is stands on a terminal, unless ``quiet``.
+    """
+    from perfscope.analyzers.compare.runs.run_record import uid_of
+    from perfscope.model.documents import run_folders as runs
+
+    added, trouble = 0, []
+    known = {uid_of(place): place for place in runs.directories(folder)}
+    held = store.holds(known)
+    told = sys.stderr.isatty() and not quiet
+    for number, (uid, place) in enumerate(known.items(), start=1):
+        if uid in held:
+            continue
+        if told:
+            click.echo(f"\rperfscope: reading run {number} of {len(known)} ", err=True, nl=False)
+        try:
+            if runs.read(place).state != "running":
+                added += store.put(record(place))
+        except DataError as error:
+            trouble.append(str(error))
+    if told and len(held) < len(known):
+        click.echo("\r\x1b[K", err=True, nl=False)
+    return added, tuple(trouble)
+
+
+# What the terminal can show: its width, and whether colour is wanted.
+
+
+PLAIN_WIDTH = 110
+"""Columns of what is no terminal: a log looks the same on every machine."""
+
+
+def color_wanted(stream: TextIO) -> bool:
+    """``NO_COLOR`` forbids it and ``FORCE_COLOR`` asks for it (no-color.org, force-color.org).
+
+    Without either a terminal has it unless it is dumb.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def width_of(stream: TextIO) -> int:
+    """Columns of the terminal behind ``stream`` (``COLUMNS`` overrides it); ``PLAIN_WIDTH`` if it is none."""
+    if stream.isatty():
+        return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
+    return PLAIN_WIDTH
+
+
+def show(*parts: RenderableType) -> None:
+    """Print what rich lays out on stdout, without the blanks that fill its lines to the width."""
+    from rich.console import Console
+
+    color = color_wanted(sys.stdout)
+    into = io.StringIO()
+    console = Console(
+        file=into,
+        width=width_of(sys.stdout),
+        color_system="standard" if color else None,
+        force_terminal=color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    for part in parts:
+        console.print(part)
+    click.echo("".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines()), nl=False, color=True)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.compare_outputs import STDOUT, rendered, show_screen, tell_github
-from perfscope.commands.inputs import spare
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.reports.compare_document import Document
+    from perfscope.dashboards.report.compare.document import Document
 
 FORMS = ("text", "markdown", "html", "junit", "github")
 
@@ -33,7 +32,9 @@ def report(
     The file may come from a job that is not trusted: it is read as data, bounded, and everything in it is escaped.
     `--to github` prints annotations and adds to the summary of the job.
     """
-    from perfscope.dashboards.reports import compare_document, compare_text, write
+    from perfscope.dashboards.report import write
+    from perfscope.dashboards.report.compare import document as compare_document
+    from perfscope.dashboards.report.compare import text
     from perfscope.model.untrusted_text import sanitize
 
     if key is not None and form != "markdown":
@@ -49,7 +50,7 @@ def report(
     if output != STDOUT:
         spare([comparison], [output])
         if form == "text":
-            write(output, compare_text.render(document, verbose=verbose))
+            write(output, text.render(document, verbose=verbose))
         else:
             write(output, _made(document, form, key, link))
         if not quiet:

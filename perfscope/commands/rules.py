@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.options import verbose_option
-from perfscope.commands.terminal import show
+from perfscope.commands.options import show, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +31,7 @@ def rules(rule_id: str | None, as_json: bool, verbose: bool) -> int:
 
     A page says why it costs, how it is found and how to fix it.
     """
-    from perfscope.analyzers.rules import load_rule, rule_ids
+    from perfscope.analyzers.registry import load_rule, rule_ids
 
     asked = [load_rule(name) for name in ([rule_id] if rule_id is not None else rule_ids())]
     if as_json:

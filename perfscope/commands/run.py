@@ -213,8 +213,8 @@ def _report(recorded: Recorded, *, quiet: bool) -> None:
     if not recorded.run.artifacts(recorded.directory):
         return
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.commands.terminal import color_wanted, width_of
-    from perfscope.dashboards.reports import render, write
+    from perfscope.commands.options import color_wanted, width_of
+    from perfscope.dashboards.report import render, write
 
     analysis = judge_paths([recorded.directory]).analysis
     for form in ("html", "json"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.terminal import width_of
+from perfscope.commands.options import width_of
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 
 if TYPE_CHECKING:

@@ -85,10 +85,10 @@ def serve(
     from waitress.server import create_server
 
     from perfscope.analyzers.readers.load import resolve
-    from perfscope.dashboards.server.guard import hosts_of, new_token, read_token
-    from perfscope.dashboards.server.late import Late
-    from perfscope.dashboards.server.shelf import Shelf
-    from perfscope.dashboards.server.workshop import Workshop, default_cache
+    from perfscope.dashboards.web.server.guard import hosts_of, new_token, read_token
+    from perfscope.dashboards.web.server.late import Late
+    from perfscope.dashboards.web.server.shelf import Shelf
+    from perfscope.dashboards.web.server.workshop import Workshop, default_cache
 
     if no_token and host not in (LOCAL, "localhost", "::1"):
         raise UsageError(f"--no-token: only on {LOCAL}; {host} can be reached by others")
@@ -103,7 +103,7 @@ def serve(
         page, at = _perfetto_page(create_server, host, known, asked, offline=offline, own=base == "/")
 
         def make() -> Any:
-            from perfscope.dashboards.app import create_app  # its libraries take seconds
+            from perfscope.dashboards.web.app import create_app  # its libraries take seconds
 
             return create_app(shelf, workshop, token=token, hosts=known, base_path=base, perfetto=page).server
 
@@ -129,7 +129,7 @@ def _perfetto_page(
     """
     import threading
 
-    from perfscope.dashboards.server.viewer import find_viewer, viewer
+    from perfscope.dashboards.web.server.viewer import find_viewer, viewer
 
     if asked is not None:
         return {"word": urlsplit(asked).netloc, "url": asked}, None

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.kept import add_new, cleaned, opened, record, store_option
-from perfscope.commands.options import verbose_option
+from perfscope.commands.options import add_new, cleaned, opened, record, store_option, verbose_option
 from perfscope.model.errors import DataError
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.advice.hlo_copies import with_copies, without_copies, without_needless
-from perfscope.analyzers.advice.hlo_graph import Body, Graph, Node
-from perfscope.analyzers.advice.hlo_graph_values import POINTER, Values
-from perfscope.analyzers.advice.hlo_heap import needed_peak
-from perfscope.analyzers.advice.hlo_orders import all_orders
+from perfscope.analyzers.checkpointing.xla_model.copies import with_copies, without_copies, without_needless
+from perfscope.analyzers.checkpointing.xla_model.graph import Body, Graph, Node
+from perfscope.analyzers.checkpointing.xla_model.graph_edit import POINTER, Values
+from perfscope.analyzers.checkpointing.xla_model.heap import needed_peak
+from perfscope.analyzers.checkpointing.xla_model.orders import all_orders
 
 SIZE = 1000
 COPY = "kept.weights"

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from perfscope.analyzers.advice import hlo_fused
-from perfscope.analyzers.advice.hlo_fused import Op, saving, written
-from perfscope.analyzers.advice.hlo_fused_merged import merged, normalized
+from perfscope.analyzers.checkpointing.xla_model import fused
+from perfscope.analyzers.checkpointing.xla_model.fused import Op, merged, normalized, saving, written
 
 LARGE = 8 * 1024 * 1024
 WIDTH = 2
@@ -83,7 +82,7 @@ def test_copies_that_double_at_every_step_stay_bounded() -> None:
 def test_what_would_take_too_long_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     ops = [held(), array(0, cycles=400), array(1), array(1)]
     assert written(ops)
-    monkeypatch.setattr(hlo_fused, "MOST_WORK", 3)
+    monkeypatch.setattr(fused, "MOST_WORK", 3)
     assert not written(ops)
 
 

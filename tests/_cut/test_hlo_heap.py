@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_graph import Graph, graph_of
-from perfscope.analyzers.advice.hlo_graph_edit import add_element, drop_element, without_unread
-from perfscope.analyzers.advice.hlo_graph_values import Values
-from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_peak, thought_peak
-from perfscope.analyzers.advice.hlo_sharing import sharing_of
+from perfscope.analyzers.checkpointing.xla_model.graph import Graph, graph_of
+from perfscope.analyzers.checkpointing.xla_model.graph_edit import Values, add_element, drop_element, without_unread
+from perfscope.analyzers.checkpointing.xla_model.heap import needed_peak, planned_peak, thought_peak
+from perfscope.analyzers.checkpointing.xla_model.sharing import sharing_of
 from tests.hlo_build import hlo_module
 
 KIB = 1024

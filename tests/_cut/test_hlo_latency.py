@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_graph import Body, Graph, Node, graph_of
-from perfscope.analyzers.advice.hlo_graph_values import Values
-from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_order
-from perfscope.analyzers.advice.hlo_latency import hidden, hides
-from perfscope.analyzers.advice.hlo_latency_times import Clock
-from perfscope.analyzers.facts.hlo_memory import memory_timeline
-from perfscope.analyzers.hlo.cost import module_cost
+from perfscope.analyzers.checkpointing.xla_model.graph import Body, Graph, Node, graph_of
+from perfscope.analyzers.checkpointing.xla_model.graph_edit import Values
+from perfscope.analyzers.checkpointing.xla_model.heap import needed_peak, planned_order
+from perfscope.analyzers.checkpointing.xla_model.latency import Clock, hidden, hides
+from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.hlo import proto
 from tests.conftest import REPOSITORY

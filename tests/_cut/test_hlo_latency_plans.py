@@ -7,19 +7,17 @@ from functools import cache
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_graph import Body, Graph, graph_of
-from perfscope.analyzers.advice.hlo_graph_values import Values
-from perfscope.analyzers.advice.hlo_latency import hides
-from perfscope.analyzers.advice.hlo_latency_links import collective_microseconds
-from perfscope.analyzers.advice.hlo_latency_times import Clock
-from perfscope.analyzers.advice.hlo_policies import nothing, unbatched_products
-from perfscope.analyzers.advice.hlo_predict import Predictor
-from perfscope.analyzers.advice.step_model_hlo import layers_of
-from perfscope.analyzers.facts.hlo_flow import Flow
-from perfscope.analyzers.facts.hlo_memory import memory_timeline
-from perfscope.analyzers.hlo.cost import module_cost
+from perfscope.analyzers.checkpointing.step_model_hlo import layers_of
+from perfscope.analyzers.checkpointing.xla_model.graph import Body, Graph, graph_of
+from perfscope.analyzers.checkpointing.xla_model.graph_edit import Values
+from perfscope.analyzers.checkpointing.xla_model.latency import Clock, collective_microseconds, hides
+from perfscope.analyzers.checkpointing.xla_model.policies import nothing, unbatched_products
+from perfscope.analyzers.checkpointing.xla_model.predict import Predictor
+from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.cost.module import module_cost
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.schedule import Schedule
+from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.readers.hlo import proto
 from tests.conftest import REPOSITORY
 from tests.hlo_build import hlo_module

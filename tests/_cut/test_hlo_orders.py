@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_graph import Body, Node, graph_of
-from perfscope.analyzers.advice.hlo_graph_values import Values
-from perfscope.analyzers.advice.hlo_heap import needed_peak, planned_peak, thought_peak
-from perfscope.analyzers.advice.hlo_orders import all_orders, frees_most, post_order
-from perfscope.analyzers.facts.hlo_memory import memory_timeline
+from perfscope.analyzers.checkpointing.xla_model.graph import Body, Node, graph_of
+from perfscope.analyzers.checkpointing.xla_model.graph_edit import Values
+from perfscope.analyzers.checkpointing.xla_model.heap import needed_peak, planned_peak, thought_peak
+from perfscope.analyzers.checkpointing.xla_model.orders import all_orders, frees_most, post_order
+from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.hlo import proto
 from tests.conftest import REPOSITORY

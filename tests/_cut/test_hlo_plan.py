@@ -6,16 +6,16 @@ from functools import cache
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_dear import is_dear
-from perfscope.analyzers.advice.hlo_graph import Body, Graph, Node, graph_of
-from perfscope.analyzers.advice.hlo_layer import Layer
-from perfscope.analyzers.advice.hlo_policies import nothing, unbatched_products, with_merged_parts
-from perfscope.analyzers.advice.hlo_predict import Predictor
-from perfscope.analyzers.advice.step_model_hlo import layers_of
-from perfscope.analyzers.facts.hlo_flow import Flow
-from perfscope.analyzers.facts.hlo_memory import memory_timeline
+from perfscope.analyzers.checkpointing.step_model_hlo import layers_of
+from perfscope.analyzers.checkpointing.xla_model.graph import Body, Graph, Node, graph_of
+from perfscope.analyzers.checkpointing.xla_model.layers import Layer
+from perfscope.analyzers.checkpointing.xla_model.orders import is_dear
+from perfscope.analyzers.checkpointing.xla_model.policies import nothing, unbatched_products, with_merged_parts
+from perfscope.analyzers.checkpointing.xla_model.predict import Predictor
+from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.schedule import Schedule
+from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.readers.hlo import proto
 from tests.conftest import REPOSITORY
 

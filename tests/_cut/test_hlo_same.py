@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_same import Sames
-from perfscope.analyzers.facts.hlo_flow import Flow
+from perfscope.analyzers.checkpointing.xla_model.same import Sames
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.readers.hlo import proto
 from tests.hlo_build import hlo_module
 

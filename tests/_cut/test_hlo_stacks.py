@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.advice.plans import plan_memory
-from perfscope.analyzers.advice.simulate import Simulator, todays
-from perfscope.analyzers.advice.step_model import Policy
-from perfscope.analyzers.advice.step_model_hlo import hlo_step_models
-from perfscope.analyzers.facts.hlo_saving import program_roof_ns
+from perfscope.analyzers.checkpointing.plans import plan_memory
+from perfscope.analyzers.checkpointing.simulate import Simulator, todays
+from perfscope.analyzers.checkpointing.step_model import Policy
+from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
+from perfscope.analyzers.programs.saving import program_roof_ns
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.trace import Trace
 from tests.conftest import REPOSITORY

@@ -13,7 +13,7 @@ import pytest
 
 AXE = "axe-core@4.10.3"
 PATIENCE_S = 60
-GRAVE = ("moderate", "serious", "critical")
+COUNTED_IMPACTS = ("moderate", "serious", "critical")
 
 RUN = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations
     .map((one) => ({ rule: one.id, impact: one.impact,
@@ -40,7 +40,7 @@ def axe_source(folder: Path) -> str:
         return script.read().decode()
 
 
-def grave(page: Any, source: str) -> list[dict[str, Any]]:
+def violations_above_minor(page: Any, source: str) -> list[dict[str, Any]]:
     """What axe finds on the page as it is now, without what it calls minor."""
     page.evaluate(source)
-    return [one for one in page.evaluate(RUN) if one["impact"] in GRAVE]
+    return [one for one in page.evaluate(RUN) if one["impact"] in COUNTED_IMPACTS]

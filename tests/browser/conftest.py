@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.browser import chromium
 from tests.conftest import REPOSITORY
-from tests.dashboards import chromium
 
 playwright = pytest.importorskip("playwright.sync_api")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.dashboards.pages import PAGES
-from perfscope.dashboards.server.shelf import Shelf
+from perfscope.dashboards.web.pages import PAGES
+from perfscope.dashboards.web.server.shelf import Shelf
 from tests.browser.conftest import Server, Tab, serving
 from tests.conftest import CORPUS, REPOSITORY, corpus_files
 

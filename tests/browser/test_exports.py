@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.dashboards.server.exports import FORMS
-from perfscope.dashboards.server.shelf import key_of
-from perfscope.dashboards.server.viewer import find_viewer
+from perfscope.dashboards.web.server.exports import FORMS
+from perfscope.dashboards.web.server.shelf import key_of
+from perfscope.dashboards.web.server.viewer import find_viewer
 from tests.browser.conftest import PATIENCE_MS, Server, Tab, serving
 
 pytestmark = pytest.mark.slow
@@ -195,7 +195,7 @@ def test_a_page_of_perfetto_of_ones_own_is_named(tab: Tab, tmp_path: Path) -> No
 
 
 def test_a_zip_is_of_whole_files(tmp_path: Path) -> None:
-    from perfscope.dashboards.server.exports import pack
+    from perfscope.dashboards.web.server.exports import pack
 
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "deep" / "a.pb").write_bytes(b"a" * 1000)

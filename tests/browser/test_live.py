@@ -145,7 +145,7 @@ def test_what_is_being_made_ends_with_the_server(home: Path, tmp_path: Path) -> 
     import time
     import urllib.request
 
-    from perfscope.dashboards.server.shelf import key_of
+    from perfscope.dashboards.web.server.shelf import key_of
 
     with serving(tmp_path, home / "long.json") as held:
         url = f"{held.base}api/export/{key_of(home / 'long.json')}/chrome"

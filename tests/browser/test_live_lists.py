@@ -10,9 +10,9 @@ import pytest
 
 from perfscope.profiler.store.runs import RunStore
 from tests.browser.conftest import Server, Tab, serving
-from tests.commands.kept_runs import put_run, repository
-from tests.profiler.run_store.records import stored
-from tests.profiler.test_commits import git
+from tests.session.test_environment import git
+from tests.store.kept_runs import put_run, repository
+from tests.store.records import stored_run
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     commits = repository(tmp_path, monkeypatch, 2)
     held = RunStore(runs / "store.sqlite")
     for number, commit in enumerate(commits):
-        held.put(stored(number, step_ns=1e7, commit=commit))
+        held.put(stored_run(number, step_ns=1e7, commit=commit))
     put_run(runs, 0)
     return tmp_path
 
@@ -54,7 +54,7 @@ def test_a_history_follows_its_store_and_what_is_checked_out(tab: Tab, server: S
     words = "document.querySelector('#page').innerText"
     tab.until(f"{words}.includes('2 runs that finished')")
     RunStore(home / "perfscope-runs" / "store.sqlite").put(
-        stored(7, step_ns=1e7, commit=git(home, "rev-parse", "HEAD"))
+        stored_run(7, step_ns=1e7, commit=git(home, "rev-parse", "HEAD"))
     )
     tab.until(f"{words}.includes('3 runs that finished')")
     git(home, "commit", "-q", "--allow-empty", "-m", "more")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.dashboards.server.shelf import Shelf
+from perfscope.dashboards.web.server.shelf import Shelf
 from tests.browser.conftest import Server, Tab, serving
 from tests.conftest import REPOSITORY, corpus_files
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.conftest import Server, Tab, serving
+from perfscope.dashboards.web.server.shelf import Shelf
+from tests.browser.conftest import PATIENCE_MS, Server, Tab, serving
+from tests.conftest import REPOSITORY
 
 CLICKS = 20
 READY = '.ps-timeline[data-ready="1"]'
@@ -234,3 +238,302 @@ def test_the_address_brings_the_picture_back(tab: Tab, server: Server) -> None:
     assert after["t0"] == pytest.approx(before["t0"], abs=1)
     assert after["t1"] == pytest.approx(before["t1"], abs=1)
     assert tab.page.inner_text(".ps-tl-panel h2") == "sgemm_128x128"
+
+
+FORMULA = "=cmd|' /C calc'!A0, \"quoted\""
+
+
+@pytest.fixture(scope="module")
+def files_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("files")
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 40, "args": {}}
+        for at, name in ((0, FORMULA), (100, "aten::mm"), (200, "aten::mm"))
+    ]
+    (home / "one.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    with serving(home, home / "one.json") as held:
+        yield held
+
+
+def _save(tab: Tab, files_server: Server, button: str) -> bytes:
+    tab.open(f"{files_server.base}timeline?token={files_server.token}", '.ps-timeline[data-ready="1"]')
+    with tab.page.expect_download(timeout=PATIENCE_MS) as got:
+        tab.page.click(f".ps-tl-bar button:text-is('{button}')")
+    assert got.value.suggested_filename == f"timeline.{button.lower()}"
+    assert tab.wrong == []
+    return Path(got.value.path()).read_bytes()
+
+
+def test_the_table_as_csv(tab: Tab, files_server: Server) -> None:
+    head, *rows = csv.reader(_save(tab, files_server, "CSV").decode("utf-8").splitlines())
+    assert head[:4] == ["time_ns", "share", "events", "mean_ns"]
+    found = {row[5]: (int(row[0]), int(row[2]), float(row[3])) for row in rows}
+    assert found == {"aten::mm": (80_000, 2, 40_000.0), f"'{FORMULA}": (40_000, 1, 40_000.0)}
+
+
+def test_the_picture_as_png(tab: Tab, files_server: Server) -> None:
+    picture = _save(tab, files_server, "PNG")
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", picture[16:24])
+    assert [width, height] == tab.page.evaluate(
+        "(() => { const one = document.querySelector('.ps-tl-canvas'); return [one.width, one.height] })()"
+    )
+    # Nothing of it is transparent, whatever the viewer puts below it.
+    clear = """async (bytes) => {
+      const picture = await createImageBitmap(new Blob([new Uint8Array(bytes)], { type: "image/png" }));
+      const canvas = new OffscreenCanvas(picture.width, picture.height), on = canvas.getContext("2d");
+      on.drawImage(picture, 0, 0);
+      const data = on.getImageData(0, 0, picture.width, picture.height).data, seen = new Set();
+      let clear = 0;
+      for (let at = 0; at < data.length; at += 4) {
+        if (data[at + 3] < 255) clear += 1;
+        seen.add(data[at] << 16 | data[at + 1] << 8 | data[at + 2]);
+      }
+      return [clear, seen.size];
+    }"""
+    transparent, colours = tab.page.evaluate(clear, list(picture))
+    assert transparent == 0
+    assert colours > 5
+
+
+CLOCK_US = 1_700_000_000_000_000
+"""Of the recorded clocks: of the size of real ones."""
+LATE_US = {0: 2_000, 1: 3_000}
+AHEAD_US = 700
+"""The second rank's recording begins so much later."""
+RULE = "launch-bound"
+
+MARK = """() => {
+  const one = document.querySelector('.ps-timeline').perfscope;
+  return { area: one.area && { t0: one.area.t0, t1: one.area.t1, rank: one.area.trace && one.area.trace.rank },
+           chosen: one.chosen && one.chosen.one.finding.rule, view: one.view,
+           rows: one.rows.filter((row) => row.kind === 'finding')
+             .map((row) => [row.trace.rank, row.one.finding.rule, row.label[0]]) };
+}"""
+
+
+def _rank_trace(path: Path, rank: int) -> Path:
+    """Two kernels, and between them nothing for milliseconds while the host does something else."""
+    begin = CLOCK_US + AHEAD_US * rank
+
+    def event(kind: str, name: str, process: int, thread: int, start: float, length: float, **args: Any) -> Any:
+        at = {"ph": "X", "cat": kind, "name": name, "pid": process, "tid": thread, "ts": begin + start, "dur": length}
+        return {**at, "args": args}
+
+    events = [event("user_annotation", "ProfilerStep#1", 1, 1, 0, 5_000 + LATE_US[rank])]
+    for number, start in ((1, 10), (2, 1_000 + LATE_US[rank])):
+        events += [
+            event("cpu_op", "aten::mm", 1, 1, start - 5, 8, **{"External id": number}),
+            event("cuda_runtime", "cudaLaunchKernel", 1, 1, start - 3, 2, correlation=number),
+            event("kernel", "gemm", 0, 7, start, 1_000 - start if number == 1 else 3_000, correlation=number,
+                  device=0, stream=7, **{"External id": number}),
+        ]  # fmt: skip
+    document = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
+        "traceEvents": events,
+    }
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def findings_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("found")
+    ranks = home / "ranks"
+    ranks.mkdir()
+    for rank in LATE_US:
+        _rank_trace(ranks / f"rank{rank}.json.gz", rank)
+    with serving(home, ranks) as held:
+        yield held
+
+
+def _open_page(tab: Tab, findings_server: Server, page: str, ready: str) -> None:
+    tab.open(f"{findings_server.base}{page}?token={findings_server.token}", ready)
+
+
+def _gap(rank: int) -> tuple[float, float]:
+    """Where the device of a rank is idle, in ns from the beginning of the first rank's recording."""
+    start = 1_000 * (1_000 + AHEAD_US * rank)
+    return start, start + 1_000 * LATE_US[rank]
+
+
+def test_each_rank_has_a_row_with_its_findings(tab: Tab, findings_server: Server) -> None:
+    _open_page(tab, findings_server, "timeline", READY)
+    rows = tab.page.evaluate(MARK)["rows"]
+    assert {(rank, sign) for rank, rule, sign in rows if rule == RULE} == {(0, "▲"), (1, "▲")}
+    assert tab.wrong == []
+
+
+def test_a_click_tells_the_finding_and_opens_it(tab: Tab, findings_server: Server) -> None:
+    _open_page(tab, findings_server, "timeline", READY)
+    x, y = tab.page.evaluate(
+        """([rule, ns]) => { const one = document.querySelector('.ps-timeline').perfscope;
+        const found = one.rows.filter((each) => each.kind === 'finding' && each.trace.rank === 1);
+        const row = found.find((each) => each.one.finding.rule === rule);
+        const box = one.canvas.getBoundingClientRect();
+        return [box.left + one.x(ns), box.top + row.y - one.scroll + window.perfscope_ui.draw.RULER + 8]; }""",
+        [RULE, sum(_gap(1)) / 2],
+    )
+    colour = tab.page.evaluate(
+        """([x, y]) => { const canvas = document.querySelector('.ps-tl-canvas'), box = canvas.getBoundingClientRect();
+        const [at, below] = [x - box.left, y - box.top + 4].map((one) => one * window.devicePixelRatio);
+        return [...canvas.getContext('2d').getImageData(at, below, 1, 1).data]; }""",
+        [x, y],
+    )
+    assert colour[0] > colour[2] + 60, colour  # a severe one is red
+    tab.page.mouse.click(x, y)
+    tab.page.wait_for_selector(".ps-tl-panel h2")
+    assert RULE in tab.page.inner_text(".ps-tl-panel h2")
+    assert "3.00 ms, begins 1.70 ms behind the start" in tab.page.inner_text(".ps-tl-panel")
+    found = tab.page.evaluate(MARK)
+    assert (found["area"]["t0"], found["area"]["t1"], found["area"]["rank"]) == (*_gap(1), 1)
+    tab.page.click("text=open the finding")
+    tab.page.wait_for_selector(".ps-finding details[open]")
+    assert len(tab.page.query_selector_all(".ps-finding")) == 1
+    assert RULE in tab.page.inner_text(".ps-finding")
+    assert tab.wrong == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_finding_leads_to_exactly_its_piece_on_its_rank(tab: Tab, findings_server: Server, rank: int) -> None:
+    _open_page(tab, findings_server, "findings", ".ps-finding")
+    tab.page.click(f".ps-finding:has-text('{RULE}') >> a:has-text('of rank {rank}')")
+    tab.page.wait_for_selector(READY)
+    tab.until(f"document.querySelector('.ps-timeline').perfscope.chosen?.one.finding.rule === '{RULE}'")
+    found = tab.page.evaluate(MARK)
+    assert (found["area"]["t0"], found["area"]["t1"], found["area"]["rank"]) == (*_gap(rank), rank)
+    assert found["view"]["t0"] < _gap(rank)[0] < _gap(rank)[1] < found["view"]["t1"]
+    tab.until("location.search.includes('mark=') && location.search.includes('t0=')")
+    tab.open(tab.page.url, READY)  # the address brings it back
+    tab.until(f"document.querySelector('.ps-timeline').perfscope.chosen?.one.finding.rule === '{RULE}'")
+    assert tab.page.evaluate(MARK)["area"] == found["area"]
+    tab.page.click("text=what runs in it")
+    tab.page.wait_for_selector(".ps-tl-panel tbody tr")
+    assert f"of rank {rank}" in tab.page.inner_text(".ps-tl-panel h2")
+    assert tab.wrong == []
+
+
+def test_keys_walk_between_lanes_and_findings(tab: Tab, findings_server: Server) -> None:
+    _open_page(tab, findings_server, "timeline", READY)
+    tab.page.focus(".ps-tl-canvas")
+    said: list[str] = []
+    status = "document.querySelector('.ps-tl-status').textContent"
+    for key, word in (
+        ("ArrowDown", "ProfilerStep#1"),
+        ("ArrowDown", "finding"),
+        ("ArrowUp", "ProfilerStep#1"),
+        ("ArrowDown", "finding"),
+    ):
+        tab.page.keyboard.press(key)
+        tab.until(f"{status}.includes('{word}')")
+        said.append(tab.page.evaluate(status))
+    assert "rank 0" in said[0]
+    assert "steps" in said[0]
+    tab.page.keyboard.press("ArrowDown")
+    tab.until(f"!{status}.includes('{RULE}') && {status} !== '{said[-1]}'")
+    for _ in range(8):
+        if "stream 7" in tab.page.evaluate(status):
+            break
+        before = tab.page.evaluate(status)
+        tab.page.keyboard.press("ArrowDown")
+        tab.until(f"{status} !== {json.dumps(before)}")
+    assert tab.page.evaluate(status).startswith("gemm")
+    starts = "document.querySelector('.ps-timeline').perfscope.selected.start"
+    tab.page.keyboard.press("Home")
+    tab.until(f"{starts} === '{(CLOCK_US + 10) * 1000}'")
+    tab.page.keyboard.press("End")
+    tab.until(f"{starts} === '{(CLOCK_US + 1_000 + LATE_US[0]) * 1000}'")
+    tab.page.keyboard.press("t")
+    tab.page.wait_for_selector(".ps-tl-panel tr[aria-current]")
+    assert "gemm" in tab.page.inner_text(".ps-tl-panel tr[aria-current]")
+    tab.page.keyboard.press("?")
+    assert "the lane above or below" in tab.page.inner_text(".ps-tl-panel")
+    assert tab.wrong == []
+
+
+def test_enter_opens_the_finding_that_is_selected(tab: Tab, findings_server: Server) -> None:
+    _open_page(tab, findings_server, "timeline", READY)
+    tab.page.focus(".ps-tl-canvas")
+    tab.page.keyboard.press("ArrowDown")
+    tab.until("document.querySelector('.ps-timeline').perfscope.selected")
+    tab.page.keyboard.press("ArrowDown")
+    tab.until("document.querySelector('.ps-timeline').perfscope.chosen")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector(".ps-finding details[open]")
+    assert tab.wrong == []
+
+
+FIXTURES = REPOSITORY / "fixtures"
+THINGS = {"run": FIXTURES / "cpu-attention-naive", "program": FIXTURES / "programs-h100" / "attention-naive"}
+CHOSEN = """(() => {
+  const one = document.querySelector('.ps-timeline').perfscope;
+  const chosen = one.chosen, finding = chosen && chosen.one.finding;
+  return chosen && { rule: finding.rule, how: finding.how, view: one.view, area: one.area,
+                     at: chosen.at };
+})()"""
+SUMS = """(() => {
+  const one = document.querySelector('.ps-timeline').perfscope;
+  return one.wire.json('selection', { trace: 0, t0: one.wire.absolute(one.traces[0], one.area.t0),
+    t1: one.wire.absolute(one.traces[0], one.area.t1), lanes: `0-${one.traces[0].lanes.length - 1}` })
+    .then((found) => found.rows.map((row) => one.wire.name(one.traces[0], row.name)));
+})()"""
+
+
+@pytest.fixture(scope="module")
+def evidence_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
+    home = tmp_path_factory.mktemp("evidence")
+    with serving(home, *THINGS.values()) as server:
+        items = Shelf(list(THINGS.values())).items()
+        yield server, {name: item.key for name, item in zip(THINGS, items, strict=True)}
+
+
+def _open_thing(tab: Tab, evidence_server: tuple[Server, dict[str, str]], page: str, thing: str, ready: str) -> None:
+    server, keys = evidence_server
+    tab.open(f"{server.base}{page}?token={server.token}&run={keys[thing]}", ready)
+
+
+def test_three_clicks_lead_from_the_step_to_the_fix_and_to_what_runs(
+    tab: Tab, evidence_server: tuple[Server, dict[str, str]]
+) -> None:
+    _open_thing(tab, evidence_server, "overview", "run", ".ps-first a")
+    tab.page.click(".ps-first a")  # to the finding: its line, and what to do
+    tab.page.wait_for_selector(".ps-finding details[open]")
+    words = tab.page.inner_text(".ps-finding")
+    assert "attention.py:36" in words
+    assert "scaled_dot_product_attention" in words
+    tab.page.click(".ps-look a")  # to its longest piece
+    tab.page.wait_for_selector(READY)
+    tab.until(CHOSEN)
+    found = tab.page.evaluate(CHOSEN)
+    assert (found["rule"], found["how"]) == ("unfused-attention", "piece")
+    piece, view = found["area"]["t1"] - found["area"]["t0"], found["view"]["t1"] - found["view"]["t0"]
+    assert 0.2 < piece / view < 0.9  # with what is around it
+    assert set(tab.page.evaluate(SUMS)) & {"aten::div", "aten::masked_fill", "aten::_softmax", "aten::softmax",
+                                           "aten::_softmax_backward_data"}  # fmt: skip
+    tab.page.click("text=what runs in it")
+    tab.page.wait_for_selector(".ps-tl-panel tbody tr")
+    assert tab.wrong == []
+
+
+def test_keys_alone_lead_there_too(tab: Tab, evidence_server: tuple[Server, dict[str, str]]) -> None:
+    _open_thing(tab, evidence_server, "findings", "run", ".ps-look a")
+    tab.page.focus(".ps-look a")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector(READY)
+    tab.until(CHOSEN)
+    first = tab.page.evaluate(CHOSEN)
+    tab.page.focus(".ps-tl-canvas")
+    tab.page.keyboard.press("ArrowRight")
+    tab.until(f"{CHOSEN}.at !== {first['at']} || {CHOSEN}.at === 19")
+    assert tab.wrong == []
+
+
+def test_of_a_program_that_never_ran_the_page_says_so(tab: Tab, evidence_server: tuple[Server, dict[str, str]]) -> None:
+    _open_thing(tab, evidence_server, "findings", "program", ".ps-look")
+    assert "no piece of time: compiled program: nothing ran" in tab.page.inner_text("#page")
+    tab.page.click("text=the graph around it")
+    tab.page.wait_for_selector(".ps-graph[data-ready='1'], [data-ready='1']")
+    assert "unfused-attention" in tab.page.inner_text("#page")
+    assert tab.wrong == []

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.advice.op_times import OpTimes, op_bytes, op_times
-from perfscope.analyzers.advice.step_model import StepModel
-from perfscope.analyzers.advice.step_model_torch import torch_step_model
+from perfscope.analyzers.checkpointing.op_times import OpTimes, op_bytes, op_times
+from perfscope.analyzers.checkpointing.step_model import StepModel
+from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import Trace

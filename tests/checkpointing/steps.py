@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from perfscope.analyzers.advice.step_model import Region, StepModel, Value
+from perfscope.analyzers.checkpointing.step_model import Region, StepModel, Value
 
 
 def value(bytes_: int, birth: int, death: int, **more: Any) -> Value:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.advice.simulate import keep_all, simulate, todays
-from perfscope.analyzers.advice.step_model import StepModel
-from perfscope.analyzers.advice.step_model_torch import torch_step_model
+from perfscope.analyzers.checkpointing.remat_bargain import Bargain, remat_bargain
+from perfscope.analyzers.checkpointing.simulate import keep_all, simulate, todays
+from perfscope.analyzers.checkpointing.step_model import StepModel
+from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.memory_judged import SCARCE_SHARE
-from perfscope.analyzers.facts.recompute import recompute_regions, recomputed_ops
-from perfscope.analyzers.facts.remat_bargain import Bargain, remat_bargain
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.memory.holders import SCARCE_SHARE
+from perfscope.analyzers.ops.recompute import recompute_regions, recomputed_ops
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.trace import MemoryAction, Trace
 from tests.build import EVERYTHING, TraceBuilder

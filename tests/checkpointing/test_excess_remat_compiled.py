@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.checkpointing.inductor_remat import CompiledBargain, compiled_bargain, graph_recompute
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.inductor_recompute import graph_recompute
-from perfscope.analyzers.facts.inductor_remat_bargain import CompiledBargain, compiled_bargain
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, Graph, GraphNode
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace

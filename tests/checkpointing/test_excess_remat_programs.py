@@ -7,24 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.engine import analyze, judge
-from perfscope.analyzers.facts.hlo_liveness import peak_bytes
-from perfscope.analyzers.facts.hlo_program import costs
-from perfscope.analyzers.facts.hlo_remat import cloned_instructions, recomputed_products
-from perfscope.analyzers.facts.hlo_remat_memory import (
+from perfscope.analyzers.checkpointing.program_remat import (
     DESCRIBED,
     GIGABYTES,
     USABLE_SHARE,
     bought_by_checkpoint,
     bought_by_clones,
+    cloned_instructions,
+    recomputed_products,
+    storing_part,
     timeline_of,
     usable_bytes,
 )
-from perfscope.analyzers.facts.hlo_storing import storing_part
-from perfscope.analyzers.facts.program_device import judge_for
-from perfscope.analyzers.hardware import DEVICES, named_device
+from perfscope.analyzers.devices import DEVICES, named_device
+from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.hlo.buffers import peak_bytes
 from perfscope.analyzers.hlo.module import BufferAssignment, HloModule
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.hlo.program import costs
+from perfscope.analyzers.hlo.program_device import judge_for
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters
 from perfscope.model.trace import RECORDED, Trace

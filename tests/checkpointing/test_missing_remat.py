@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.advice.simulate import keep_all, simulate
-from perfscope.analyzers.advice.step_model import StepModel
-from perfscope.analyzers.advice.step_model_torch import torch_step_model
+from perfscope.analyzers.checkpointing.simulate import keep_all, simulate
+from perfscope.analyzers.checkpointing.step_model import StepModel
+from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.graph_time import GraphTime, graph_time
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.ops.graph_time import GraphTime, graph_time
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from tests.build import EVERYTHING, TraceBuilder
 from tests.checkpointing.recorded import recorded

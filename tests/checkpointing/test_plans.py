@@ -8,17 +8,16 @@ from itertools import combinations
 
 import pytest
 
-from perfscope.analyzers.advice.greedy import greedy, groups_of
-from perfscope.analyzers.advice.plans import MOST_SHOWN, plan_memory
-from perfscope.analyzers.advice.sharding import Links, device_of, links_of, placements, transfer
-from perfscope.analyzers.advice.simulate import HERE, Placement, Simulator, keep_all, simulate, todays
-from perfscope.analyzers.advice.step_model import POLICIES, Region, StepModel
-from perfscope.analyzers.advice.step_model_torch import torch_step_model
-from perfscope.analyzers.advice.words import code_for, describe
-from perfscope.analyzers.facts.remat_bargain import remat_bargain
-from perfscope.analyzers.hardware import named_device
-from perfscope.dashboards.reports import advice_plan_html, advice_plan_text
-from perfscope.dashboards.reports.advice_plan_rows import plans_view
+from perfscope.analyzers.checkpointing.plans import MOST_SHOWN, greedy, groups_of, plan_memory
+from perfscope.analyzers.checkpointing.remat_bargain import remat_bargain
+from perfscope.analyzers.checkpointing.sharding import Links, device_of, links_of, placements, transfer
+from perfscope.analyzers.checkpointing.simulate import HERE, Placement, Simulator, keep_all, simulate, todays
+from perfscope.analyzers.checkpointing.step_model import POLICIES, Region, StepModel
+from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
+from perfscope.analyzers.checkpointing.wording import code_for, describe
+from perfscope.analyzers.devices import named_device
+from perfscope.dashboards.report.sections import advice_formats
+from perfscope.dashboards.report.sections.advice import plans_view
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph
 from tests.checkpointing.recorded import trace_of
@@ -274,8 +273,8 @@ def test_senseless_graphs(first: int) -> None:
             assert told.peak_bytes == curve.max()
             assert curve.min() >= told.held_bytes
         view = plans_view(plan_memory(model, budget_bytes=500, devices=8, device="H100"), "x")
-        assert advice_plan_text.render(view)
-        assert advice_plan_html.render(view)
+        assert advice_formats.render_text(view)
+        assert advice_formats.render_html(view)
         remat_bargain(trace)
         judged += 1
     assert judged >= 10

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_layers import layer_loops, reached
-from perfscope.analyzers.advice.hlo_policies import nothing, unbatched_products
-from perfscope.analyzers.advice.hlo_unrolled import single_layers
-from perfscope.analyzers.facts.hlo_flow import Flow
+from perfscope.analyzers.checkpointing.xla_model.layers import layer_loops, reached
+from perfscope.analyzers.checkpointing.xla_model.policies import nothing, unbatched_products
+from perfscope.analyzers.checkpointing.xla_model.unrolled import single_layers
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.schedule import Schedule
+from perfscope.analyzers.hlo.parse.thunks import Schedule
 from tests.hlo_build import hlo_module
 
 PLAIN = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"

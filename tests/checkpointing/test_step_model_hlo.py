@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.advice.hlo_again import again_of
-from perfscope.analyzers.advice.hlo_bounds import bound_of, notes_on, overlaps
-from perfscope.analyzers.advice.hlo_graph import Graph, Node
-from perfscope.analyzers.advice.hlo_kept import runs_again
-from perfscope.analyzers.advice.hlo_layer import Layer
-from perfscope.analyzers.advice.hlo_policies import flops_of, nothing, unbatched_products
-from perfscope.analyzers.advice.hlo_predict import Predictor
-from perfscope.analyzers.advice.models import step_models
-from perfscope.analyzers.advice.simulate import Simulator, keep_all, todays
-from perfscope.analyzers.advice.step_model import Policy, StepModel
-from perfscope.analyzers.advice.step_model_hlo import hlo_step_models, layers_of
+from perfscope.analyzers.checkpointing.models import step_models
+from perfscope.analyzers.checkpointing.simulate import Simulator, keep_all, todays
+from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
+from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models, layers_of
+from perfscope.analyzers.checkpointing.xla_model.again import again_of
+from perfscope.analyzers.checkpointing.xla_model.bounds import bound_of, notes_on, overlaps
+from perfscope.analyzers.checkpointing.xla_model.graph import Graph, Node
+from perfscope.analyzers.checkpointing.xla_model.kept import runs_again
+from perfscope.analyzers.checkpointing.xla_model.layers import Layer
+from perfscope.analyzers.checkpointing.xla_model.policies import flops_of, nothing, unbatched_products
+from perfscope.analyzers.checkpointing.xla_model.predict import Predictor
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.facts.hlo_flow import Flow
-from perfscope.analyzers.hlo.schedule import Schedule
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.flow import Flow
+from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.readers.hlo import proto
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.advice.op_times import op_times
-from perfscope.analyzers.advice.plans import plan_memory
-from perfscope.analyzers.advice.simulate import Simulator, todays
-from perfscope.analyzers.advice.step_model import Policy
-from perfscope.analyzers.advice.step_model_torch import torch_step_model
-from perfscope.analyzers.advice.torch_held import Held, held_of
-from perfscope.analyzers.advice.torch_regions import inside, module_calls
-from perfscope.analyzers.advice.torch_workspace import workspaces
-from perfscope.analyzers.advice.words import code_for
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.checkpointing.op_times import op_times
+from perfscope.analyzers.checkpointing.plans import plan_memory
+from perfscope.analyzers.checkpointing.simulate import Simulator, todays
+from perfscope.analyzers.checkpointing.step_model import Policy
+from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model, workspaces
+from perfscope.analyzers.checkpointing.torch_regions import Held, held_of, inside, module_calls
+from perfscope.analyzers.checkpointing.wording import code_for
+from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_graph import GraphStorage, OpGraph
 from perfscope.model.trace import MISSING, Trace

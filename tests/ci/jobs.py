@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.ab.repositories import commit, git, repository
 from tests.ci.runner import Job, job
-from tests.dashboards.hosts.fake import TOKEN, Fake, github_job
-from tests.profiler.ab_programs import commit, git, repository
+from tests.hosts.fake_api import TOKEN, Fake, github_job
 
 PLACE = "https://github.com/octo/model/actions/runs/1/artifacts/2"
-LITTLE = "def more():\n    pass\n"
-MUCH = """
+CHEAP_WORK = "def more():\n    pass\n"
+EXPENSIVE_WORK = """
 import torch
 
 HELD = torch.randn(300, 300)
@@ -43,7 +43,7 @@ def of_pull_request(
     return made
 
 
-def merged(folder: Path, base: str, head: str, train: str | None = None) -> None:
+def merge_checkout(folder: Path, base: str, head: str, train: str | None = None) -> None:
     """A checkout as GitHub makes it for a pull request: HEAD is the merge of the branch into its base."""
     first, _ = repository(folder, base, base)
     if train is not None:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from tests.conftest import REPOSITORY
-from tests.profiler.programs import environment
+from tests.session.programs import environment
 
 OF_THE_JOB = ("GITHUB_", "GITLAB_", "RUNNER_", "CI_", "GH_", "IN_")
 SECONDS = 400
@@ -38,7 +38,7 @@ exec "$REAL_PYTHON" "$@"
 
 
 @dataclass(slots=True)
-class Ran:
+class StepResult:
     """A step that was reached: its exit code and what it printed; ``skipped`` by its ``if``."""
 
     name: str
@@ -59,7 +59,7 @@ class Job:
     uses: Callable[[dict[str, Any]], dict[str, str]] = lambda step: {}
     summary: str = ""
     outputs: dict[str, dict[str, str]] = field(default_factory=dict)
-    ran: list[Ran] = field(default_factory=list)
+    ran: list[StepResult] = field(default_factory=list)
 
     @property
     def temp(self) -> Path:
@@ -78,16 +78,16 @@ class Job:
         assert not unknown, f"inputs that the action does not have: {unknown}"
         context = {"github": self.github, "steps": {}, "inputs": {}}
         for name, one in described["inputs"].items():
-            context["inputs"][name] = inputs.get(name, filled(str(one.get("default", "")), context))
+            context["inputs"][name] = inputs.get(name, substituted(str(one.get("default", "")), context))
         self.temp.mkdir(parents=True, exist_ok=True)
         failed = 0
         for step in described["runs"]["steps"]:
             wanted = not failed and truth(evaluated(unwrapped(str(step.get("if", "true"))), context))
             if not wanted:
-                self.ran.append(Ran(name=step["name"], skipped=True))
+                self.ran.append(StepResult(name=step["name"], skipped=True))
                 continue
             if "uses" in step:
-                held = {**step, "with": {name: filled(str(one), context) for name, one in step["with"].items()}}
+                held = {**step, "with": {name: substituted(str(one), context) for name, one in step["with"].items()}}
                 self.used.append(held)
                 outputs = self.uses(held)
             else:
@@ -106,11 +106,11 @@ class Job:
             path.write_text("")
         script = self.folder / "step.sh"
         script.write_text(step["run"])
-        folder = self.checkout / filled(str(step.get("working-directory", ".")), context)
+        folder = self.checkout / substituted(str(step.get("working-directory", ".")), context)
         variables = {
             **self.machine(),
             **self.variables,
-            **{name: filled(str(value), context) for name, value in step.get("env", {}).items()},
+            **{name: substituted(str(value), context) for name, value in step.get("env", {}).items()},
             **{name: str(path) for name, path in files.items()},
             "GITHUB_ACTION_PATH": str(action),
             "GITHUB_WORKSPACE": str(self.checkout),
@@ -127,7 +127,7 @@ class Job:
             text=True,
             timeout=SECONDS,
         )
-        self.ran.append(Ran(name=step["name"], code=done.returncode, out=done.stdout))
+        self.ran.append(StepResult(name=step["name"], code=done.returncode, out=done.stdout))
         assert files["GITHUB_ENV"].read_text() == "", "no step of ours changes those behind it"
         self.summary += files["GITHUB_STEP_SUMMARY"].read_text()
         lines = files["GITHUB_OUTPUT"].read_text().splitlines()
@@ -148,7 +148,7 @@ class Job:
             "PIP_LOG": str(self.folder / "pip.log"),
         }
 
-    def step(self, name: str) -> Ran:
+    def step(self, name: str) -> StepResult:
         """What became of the step of that name."""
         return next(one for one in self.ran if one.name == name)
 
@@ -171,7 +171,7 @@ def unwrapped(text: str) -> str:
     return text.strip().removeprefix("${{").removesuffix("}}").strip()
 
 
-def filled(text: str, context: Mapping[str, Any]) -> str:
+def substituted(text: str, context: Mapping[str, Any]) -> str:
     """The text with its expressions evaluated."""
     return re.sub(r"\$\{\{(.*?)\}\}", lambda found: _text(evaluated(found[1].strip(), context)), text)
 

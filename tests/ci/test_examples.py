@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from perfscope.analyzers.compare.sequential import looks_for
-from perfscope.analyzers.compare.student import quantile
-from tests.ci.jobs import merged
+from perfscope.analyzers.compare.statistics.estimators import quantile
+from perfscope.analyzers.compare.statistics.sequential import looks_for
+from tests.ab.repositories import git, sleeps
+from tests.ci.jobs import merge_checkout
 from tests.ci.runner import COMMENT, Job
 from tests.conftest import REPOSITORY
-from tests.dashboards.hosts.fake import GITLAB_BOT, TOKEN, Fake, github_job, gitlab_job, served
-from tests.profiler.ab_programs import git, sleeps
+from tests.hosts.fake_api import GITLAB_BOT, TOKEN, Fake, github_job, gitlab_job, serve_fake
 
 EXAMPLES = REPOSITORY / "ci" / "examples"
 ACTIONS = [REPOSITORY / "action.yml", COMMENT / "action.yml"]
@@ -141,7 +141,7 @@ class TestGitLab:
 
     @pytest.fixture
     def fake(self) -> Iterator[Fake]:
-        with served() as running:
+        with serve_fake() as running:
             yield running
 
     def job(self, name: str, folder: Path, checkout: Path, variables: dict[str, str]) -> int:
@@ -154,7 +154,7 @@ class TestGitLab:
     @pytest.mark.slow
     def test_a_regression_fails_one_job_and_the_next_keeps_a_note(self, tmp_path: Path, fake: Fake) -> None:
         checkout = tmp_path / "checkout"
-        merged(checkout, sleeps(0.004), sleeps(0.016))
+        merge_checkout(checkout, sleeps(0.004), sleeps(0.016))
         base, head = (git(checkout, "rev-parse", name).strip() for name in ("HEAD~1", "HEAD"))
         commits = {"CI_MERGE_REQUEST_DIFF_BASE_SHA": base, "CI_COMMIT_SHA": head}
         ci = gitlab_job(fake, CI_PIPELINE_URL="https://git.example/p/1", **commits)
@@ -199,11 +199,11 @@ class TestPage:
 
     def test_commands_run_as_they_stand(self, tmp_path: Path) -> None:
         checkout = tmp_path / "checkout"
-        merged(checkout, sleeps(0.004), sleeps(0.004))
+        merge_checkout(checkout, sleeps(0.004), sleeps(0.004))
         git(checkout, "switch", "-q", "-c", "topic")
         git(checkout, "branch", "-q", "-f", "main", "HEAD~1")
         first, second = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-        with served() as fake:
+        with serve_fake() as fake:
             variables = github_job(fake, GITHUB_TOKEN=TOKEN)
             for at, block in enumerate((first, second)):
                 quick = "--pairs 2 --calibration 0 --profile 0 -- train.py 25"

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.__main__ import run
-from perfscope.analyzers import rules
+from perfscope.analyzers import registry
 from perfscope.analyzers.readers import load as loading
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Finding, Severity
@@ -61,7 +61,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Rules:
     monkeypatch.setitem(sys.modules, "fake_reader", Reader("fake_reader"))
     monkeypatch.setitem(sys.modules, "fake_rule", rule)
     monkeypatch.setattr(loading, "READERS", {"fake": "fake_reader"})
-    monkeypatch.setattr(rules, "RULES", {"bad_thing": "fake_rule", "other_thing": "fake_rule"})
+    monkeypatch.setattr(registry, "RULES", {"bad_thing": "fake_rule", "other_thing": "fake_rule"})
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     return rule
 

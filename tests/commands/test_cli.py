@@ -139,7 +139,7 @@ def test_a_verb_that_cannot_be_loaded_fails_only_when_called(
 
 
 def test_what_is_no_command_is_a_mistake_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COMMANDS, "odd", "perfscope.commands.terminal:width_of")
+    monkeypatch.setitem(COMMANDS, "odd", "perfscope.commands.options:width_of")
     with pytest.raises(TypeError, match="is not a click command"):
         group.cli.get_command(click.Context(group.cli), "odd")
 

@@ -13,7 +13,7 @@ import pytest
 
 from perfscope.commands import doctor as module
 from perfscope.profiler.session.pass_runner import CAPTURES
-from tests.profiler.programs import environment
+from tests.session.programs import environment
 
 
 def ask(*words: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers import rules
+from perfscope.analyzers import registry
 from perfscope.commands.rules import NO_NEEDS, paragraphs
 
 DOC = """The host waits for the device.
@@ -28,7 +28,7 @@ def two_rules(monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType(name, doc)
         module.NEEDS, module.check = needs, list  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(rules, "RULES", {"host_wait": "fake_wait", "no_needs": "fake_free"})
+    monkeypatch.setattr(registry, "RULES", {"host_wait": "fake_wait", "no_needs": "fake_free"})
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
 
@@ -78,7 +78,7 @@ def test_unknown_rule(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_real_rules_have_a_page_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.undo()
-    for name in rules.rule_ids():
+    for name in registry.rule_ids():
         assert run(["rules", name]) == 0
         page = capsys.readouterr().out
         for heading in ("Why it costs:", "How it is found:", "Fix:"):

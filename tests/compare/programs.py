@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.model.documents.torch_plan import (
     GraphCollectives,

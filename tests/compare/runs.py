@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.compare.comparison import Comparison
+from perfscope.analyzers.compare.runs.comparison import Comparison
 from perfscope.model.trace import CallKind, SliceKind, Trace
 from tests.build import TraceBuilder
 

@@ -15,19 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.compare.ab_environment import Environment, environment_of
-from perfscope.analyzers.compare.ab_judge import AbJudge
-from perfscope.analyzers.compare.ab_profiles import Profiles, compare_profiles
+from perfscope.analyzers.compare.ab.environment import Environment, environment_of
+from perfscope.analyzers.compare.ab.judge import AbJudge
+from perfscope.analyzers.compare.ab.profiles import Profiles, compare_profiles
 from perfscope.model.documents import ab as ab_state
 from perfscope.model.documents.ab import Arm, Launch, Pair, Pairs
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.profiler.ab import runner
 from perfscope.profiler.ab.worktrees import checkout
+from tests.ab.repositories import git, repository, sleeps
+from tests.ab.test_runner import plan
 from tests.compare.runs import gpu_run
 from tests.conftest import REPOSITORY
-from tests.profiler.ab_programs import git, repository, sleeps
-from tests.profiler.test_ab import plan
 
 
 def launch(arm: Arm, pair: int, level: float, *, seed: int, slot: int = 0, **more: object) -> Launch:
@@ -203,10 +203,10 @@ def test_one_that_is_interrupted_leaves_no_worktree_and_no_process_and_goes_on(
     scratch.mkdir()
     program = f"""
 from pathlib import Path
-from perfscope.analyzers.compare.ab_judge import AbJudge
+from perfscope.analyzers.compare.ab.judge import AbJudge
 from perfscope.profiler import ab, ab_state
 from perfscope.profiler.ab.worktrees import checkout
-from tests.profiler.test_ab import plan
+from tests.ab.test_runner import plan
 state = Path({str(state)!r})
 asked = plan(command=("train.py", "30"), base={commits[0]!r}, head={commits[1]!r}, pairs=3, calibration=0)
 again = {{"command": ("train.py", "30"), "kind": "script"}}

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.compare.comparison import compare
-from perfscope.analyzers.compare.history import change_points, fence
-from perfscope.analyzers.compare.run_record import MOST_FINDINGS, record_of, uid_of
-from perfscope.analyzers.compare.series import History, Series, history
+from perfscope.analyzers.compare.history.history import change_points, fence
+from perfscope.analyzers.compare.runs.comparison import compare
+from perfscope.analyzers.compare.runs.run_record import MOST_FINDINGS, record_of, uid_of
+from perfscope.analyzers.compare.statistics.series import History, Series, history
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load
 from perfscope.model.documents.stored_run import MOST_BYTES, StoredMetric, StoredRun, decode, encode
 from perfscope.model.errors import DataError
 from tests.conftest import REPOSITORY
-from tests.profiler.run_store.records import stored
+from tests.store.records import stored_run
 
 
 def test_the_fence() -> None:
@@ -60,7 +60,7 @@ def test_a_step_that_does_not_matter_is_left_out() -> None:
 
 
 def test_the_cut_is_that_of_the_formula() -> None:
-    from perfscope.analyzers.compare.history import LEAST_SEGMENT, _best_cut
+    from perfscope.analyzers.compare.history.history import LEAST_SEGMENT, _best_cut
 
     values = np.random.default_rng(3).standard_normal(20)
     values[8:] += 1.5
@@ -228,7 +228,7 @@ def test_keys_of_a_later_perfscope_are_passed_over() -> None:
 def timed(*levels: float, each: int = 12, spread: float = 0.01, **other: object) -> list[StoredRun]:
     rng = random.Random(5)
     values = [level * (1 + spread * rng.gauss(0, 1)) for level in levels for _ in range(each)]
-    return [stored(number, step_ns=value, **other) for number, value in enumerate(values)]
+    return [stored_run(number, step_ns=value, **other) for number, value in enumerate(values)]
 
 
 def series_of(found: History, metric: str = "step time") -> Series:
@@ -288,7 +288,7 @@ def test_other_arguments_are_another_program() -> None:
 
 def test_exact_metrics_change_where_they_differ() -> None:
     counts = [0, 0, 0, 1, 1, 1, 0, 0]
-    runs = [stored(number, syncs=float(count)) for number, count in enumerate(counts)]
+    runs = [stored_run(number, syncs=float(count)) for number, count in enumerate(counts)]
     found = series_of(history(runs), "host syncs a step")
     said = [(change.index, change.old, change.new, change.change, change.p) for change in found.changes]
     assert said == [(3, 0.0, 1.0, None, None), (6, 1.0, 0.0, -1.0, None)]
@@ -298,7 +298,7 @@ def test_exact_metrics_change_where_they_differ() -> None:
 @pytest.mark.parametrize(("values", "cuts"), [([1e9, 1.0005e9], []), ([1e9, 1.002e9], [1]), ([1000.0, 900_000.0], [])])
 def test_bytes_change_by_what_a_comparison_lets_count(values: list[float], cuts: list[int]) -> None:
     runs = [
-        stored(number, metrics=(StoredMetric(name="peak memory", unit="bytes", known="exact", value=value),))
+        stored_run(number, metrics=(StoredMetric(name="peak memory", unit="bytes", known="exact", value=value),))
         for number, value in enumerate(values)
     ]
     assert [change.index for change in series_of(history(runs), "peak memory").changes] == cuts
@@ -306,21 +306,21 @@ def test_bytes_change_by_what_a_comparison_lets_count(values: list[float], cuts:
 
 def test_units_of_a_later_perfscope_change_where_they_differ() -> None:
     runs = [
-        stored(number, metrics=(StoredMetric(name="energy", unit="J", known="exact", value=value),))
+        stored_run(number, metrics=(StoredMetric(name="energy", unit="J", known="exact", value=value),))
         for number, value in enumerate((1.0, 1.0, 1.5, 1.5))
     ]
     assert [change.index for change in series_of(history(runs), "energy").changes] == [2]
 
 
 def test_a_count_that_never_holds_still_is_no_property_of_commits() -> None:
-    runs = [stored(number, syncs=float(number % 2)) for number in range(10)]
+    runs = [stored_run(number, syncs=float(number % 2)) for number in range(10)]
     found = series_of(history(runs), "host syncs a step")
     assert found.changes == ()
     assert "differs between 9 of 9 neighbours" in found.remarks[0]
 
 
 def test_runs_that_failed_are_no_points() -> None:
-    runs = [stored(0), stored(1, exit_code=1), stored(2, state="killed"), stored(3)]
+    runs = [stored_run(0), stored_run(1, exit_code=1), stored_run(2, state="killed"), stored_run(3)]
     found = history(runs)
     assert len(series_of(found).points) == 2
     assert found.runs == 2
@@ -330,14 +330,14 @@ def test_runs_that_failed_are_no_points() -> None:
 def test_commits_give_the_order_where_all_are_known() -> None:
     """An old commit is measured again, later: by time it would be the newest."""
     runs = timed(1e7, 1.2e7)
-    late = stored(99, step_ns=1e7, commit=runs[3].commit)
+    late = stored_run(99, step_ns=1e7, commit=runs[3].commit)
     order = {run.commit or "": len(runs) - place for place, run in enumerate(runs)}
     found = series_of(history([*runs, late], order=order))
     assert found.ordered == "commits"
     assert [point.commit for point in found.points[3:5]] == [runs[3].commit, runs[3].commit]
     assert len(found.changes) == 1
     assert found.changes[0].after.commit == runs[12].commit
-    by_time = series_of(history([*runs, late, stored(100, commit=None)], order=order))
+    by_time = series_of(history([*runs, late, stored_run(100, commit=None)], order=order))
     assert by_time.ordered == "time"
 
 
@@ -357,14 +357,14 @@ def test_versions_that_changed_at_the_same_point_are_told() -> None:
 
 
 def test_a_perfscope_that_may_count_otherwise_is_told() -> None:
-    runs = [stored(0), stored(1, perfscope="0.2.0")]
+    runs = [stored_run(0), stored_run(1, perfscope="0.2.0")]
     assert "counted by perfscope 0.1.0, 0.2.0: how something is counted may differ" in history(runs).notes
     assert history(runs[:1]).notes == ()
 
 
 def test_the_newest_run_is_held_to_its_neighbours() -> None:
     runs = timed(1e7, each=20, spread=0.005)
-    last = series_of(history([*runs, stored(50, step_ns=1.3e7)])).newest
+    last = series_of(history([*runs, stored_run(50, step_ns=1.3e7)])).newest
     assert last is not None
     assert last.outside
     short = series_of(history(runs[:3])).newest

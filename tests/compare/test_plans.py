@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.compare.comparison import Comparison, compare
-from perfscope.analyzers.compare.program_exchange import plan_exchanges
-from perfscope.analyzers.compare.program_gates import program_gate
-from perfscope.analyzers.compare.program_plan import plan_change, plan_fingerprint, plan_totals
-from perfscope.analyzers.compare.program_row import ProgramChange, ProgramRow
-from perfscope.analyzers.compare.program_units import (
+from perfscope.analyzers.compare.programs.exchange import plan_exchanges
+from perfscope.analyzers.compare.programs.gates import program_gate
+from perfscope.analyzers.compare.programs.plan import plan_change, plan_fingerprint, plan_totals
+from perfscope.analyzers.compare.programs.row import ProgramChange, ProgramRow
+from perfscope.analyzers.compare.programs.units import (
     EXCHANGED,
     PLAN_BLOCKED,
     PLAN_BLOCKED_WIRE,
@@ -24,7 +23,8 @@ from perfscope.analyzers.compare.program_units import (
     PLAN_LAUNCHES,
     PLAN_WIRE,
 )
-from perfscope.analyzers.facts.plan_time import plan_works
+from perfscope.analyzers.compare.runs.comparison import Comparison, compare
+from perfscope.analyzers.plans.time import plan_works
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.documents.torch_plan import PlannedCollective, StepMemory, StepPosition
 from perfscope.model.torch_plan import LoadedPlan, PlannedKernel, PlannedRefusal, planning_mode_text, totals

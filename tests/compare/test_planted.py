@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.compare.comparison import compare
-from perfscope.analyzers.compare.run_sets import read_set, runs_in
-from perfscope.analyzers.compare.sets import compare_sets
+from perfscope.analyzers.compare.runs.comparison import compare
+from perfscope.analyzers.compare.runs.run_sets import read_set, runs_in
+from perfscope.analyzers.compare.runs.sets import compare_sets
 from perfscope.analyzers.readers.load import load
 from tests.compare.conftest import Recorded
 from tests.compare.planted import Planted, recorded_in_turns, source_line

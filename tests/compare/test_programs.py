@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.compare.comparison import Comparison, compare
-from perfscope.analyzers.compare.program_diff import program_change
-from perfscope.analyzers.compare.program_gates import DEFAULT, ProgramGate, gates_not_met, program_gate
-from perfscope.analyzers.compare.program_row import ProgramChange, ProgramRow
-from perfscope.analyzers.compare.program_sequence import aligned, longest_rising
-from perfscope.analyzers.compare.program_units import BYTES, FLOPS, LAUNCHES, PEAK, RECOMPUTED, WIRE
-from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.analyzers.hlo.cost import module_cost
+from perfscope.analyzers.compare.programs.diff import program_change
+from perfscope.analyzers.compare.programs.gates import DEFAULT, ProgramGate, gates_not_met, program_gate
+from perfscope.analyzers.compare.programs.row import ProgramChange, ProgramRow
+from perfscope.analyzers.compare.programs.sequence import aligned, longest_rising
+from perfscope.analyzers.compare.programs.units import BYTES, FLOPS, LAUNCHES, PEAK, RECOMPUTED, WIRE
+from perfscope.analyzers.compare.runs.comparison import Comparison, compare
+from perfscope.analyzers.devices.target_text import parse_target
+from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.load import load_one
 from perfscope.commands.compare import check_gates, own_gates

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.compare.program_diff import program_change
-from perfscope.analyzers.compare.program_row import ProgramChange
+from perfscope.analyzers.compare.programs.diff import program_change
+from perfscope.analyzers.compare.programs.row import ProgramChange
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.proto import module_of_proto
+from perfscope.analyzers.hlo.parse.proto import module_of_proto
 
 pytestmark = pytest.mark.jax
 

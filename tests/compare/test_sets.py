@@ -10,11 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.compare import student
-from perfscope.analyzers.compare.run_sets import Launch, RunSet, launch_of
-from perfscope.analyzers.compare.sets import SetsComparison, compare_sets
-from perfscope.analyzers.compare.sets_findings import of_most
-from perfscope.analyzers.compare.sets_time import NOT_IN_TURNS, SAME_ORDER, Turns, judge_time, turns_of
+from perfscope.analyzers.compare.runs.run_sets import Launch, RunSet, launch_of
+from perfscope.analyzers.compare.runs.sets import (
+    NOT_IN_TURNS,
+    SAME_ORDER,
+    SetsComparison,
+    Turns,
+    compare_sets,
+    judge_time,
+    of_most,
+    turns_of,
+)
+from perfscope.analyzers.compare.statistics import estimators
 from perfscope.model.documents.run import Run
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import Finding, Outcome, Where
@@ -258,7 +265,7 @@ class TestJudge:
         parts = one.var(ddof=1) / 4, other.var(ddof=1) / 3
         freedom = math.floor(sum(parts) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 2))
         t = (other.mean() - one.mean()) / math.sqrt(sum(parts))
-        assert found.p == pytest.approx(student.two_sided_p(t, freedom))
+        assert found.p == pytest.approx(estimators.two_sided_p(t, freedom))
         assert (found.verdict, found.known, found.gates) == ("regression", "sets of runs", False)
         assert NOT_IN_TURNS in found.remarks
 

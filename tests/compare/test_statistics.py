@@ -7,13 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from perfscope.analyzers.compare import student
-from perfscope.analyzers.compare.blocks import LOW_CONFIDENCE, from_single_captures, resemblance
-from perfscope.analyzers.compare.drift import drift_of, order_remark
-from perfscope.analyzers.compare.estimators import choose, location
-from perfscope.analyzers.compare.many import corrected, judge_many
-from perfscope.analyzers.compare.paired import effect_of, hodges_lehmann, paired_effect, sign_flip_p, two_groups
-from perfscope.analyzers.compare.warmup import steady_part, truncation
+from perfscope.analyzers.compare.runs.blocks import LOW_CONFIDENCE, from_single_captures, resemblance
+from perfscope.analyzers.compare.runs.many import corrected, judge_many
+from perfscope.analyzers.compare.statistics import estimators
+from perfscope.analyzers.compare.statistics.drift import drift_of, order_remark
+from perfscope.analyzers.compare.statistics.estimators import choose, location
+from perfscope.analyzers.compare.statistics.paired import (
+    effect_of,
+    hodges_lehmann,
+    paired_effect,
+    sign_flip_p,
+    two_groups,
+)
+from perfscope.analyzers.compare.statistics.series import steady_part, truncation
 from tests.compare.simulated_launches import World, launches
 
 
@@ -280,30 +286,30 @@ def test_one_group_is_seldom_taken_for_two() -> None:
 @pytest.mark.parametrize("t", [0.0, 0.1, 0.7, 1.96, 3.3, 12.7, 80.0, -2.5])
 def test_probabilities_are_those_of_scipy(freedom: int, t: float) -> None:
     stats = pytest.importorskip("scipy.stats")
-    assert student.two_sided_p(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), rel=1e-9, abs=1e-300)
-    assert student.upper_p(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-9)
+    assert estimators.two_sided_p(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), rel=1e-9, abs=1e-300)
+    assert estimators.upper_p(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("probability", "freedom", "value"), [(0.975, 9, 2.262157), (0.975, 1, 12.706205), (0.95, 5, 2.015048)]
 )
 def test_quantiles_are_those_of_the_tables(probability: float, freedom: int, value: float) -> None:
-    assert student.quantile(probability, freedom) == pytest.approx(value, abs=1e-6)
-    assert student.quantile(1 - probability, freedom) == pytest.approx(-value, abs=1e-6)
+    assert estimators.quantile(probability, freedom) == pytest.approx(value, abs=1e-6)
+    assert estimators.quantile(1 - probability, freedom) == pytest.approx(-value, abs=1e-6)
 
 
 def test_the_edges() -> None:
-    assert student.two_sided_p(math.inf, 3) == 0
-    assert student.two_sided_p(0, 3) == 1
-    assert student.quantile(0.5, 3) == 0
-    assert student.regularized_beta(-0.1, 1, 1) == 0
-    assert student.regularized_beta(1, 1, 1) == 1
+    assert estimators.two_sided_p(math.inf, 3) == 0
+    assert estimators.two_sided_p(0, 3) == 1
+    assert estimators.quantile(0.5, 3) == 0
+    assert estimators.regularized_beta(-0.1, 1, 1) == 0
+    assert estimators.regularized_beta(1, 1, 1) == 1
     with pytest.raises(ValueError):
-        student.two_sided_p(1, 0)
+        estimators.two_sided_p(1, 0)
     with pytest.raises(ValueError):
-        student.two_sided_p(math.nan, 2)
+        estimators.two_sided_p(math.nan, 2)
     with pytest.raises(ValueError):
-        student.quantile(1.0, 2)
+        estimators.quantile(1.0, 2)
 
 
 def test_the_cut_is_where_a_brute_force_search_finds_it() -> None:

@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from perfscope.analyzers.compare.blocks import from_single_captures
-from perfscope.analyzers.compare.many import judge_many
-from perfscope.analyzers.compare.paired import effect_of
-from perfscope.analyzers.compare.sequential import LEVELS, LOOKS, judge, level_for, looks_for, pairs_needed
-from perfscope.analyzers.compare.verdict import MetricResult, confirmed, from_pairs
+from perfscope.analyzers.compare.runs.blocks import from_single_captures
+from perfscope.analyzers.compare.runs.many import judge_many
+from perfscope.analyzers.compare.statistics.paired import effect_of
+from perfscope.analyzers.compare.statistics.sequential import LEVELS, LOOKS, judge, level_for, looks_for, pairs_needed
+from perfscope.analyzers.compare.statistics.verdict import MetricResult, confirmed, from_pairs
 from tests.compare.simulated_launches import AR, LAUNCH, SLOPE, WALK, WORLDS, World, arms, level
 
 PAIRS = 10
@@ -87,9 +87,9 @@ def test_looking_early_keeps_the_level(most: int) -> None:
 
 
 def effect_of_fast(ratios: np.ndarray) -> float:
-    from perfscope.analyzers.compare import student
+    from perfscope.analyzers.compare.statistics import estimators
 
-    return student.two_sided_p(float(ratios.mean() / ratios.std(ddof=1) * np.sqrt(ratios.size)), ratios.size - 1)
+    return estimators.two_sided_p(float(ratios.mean() / ratios.std(ddof=1) * np.sqrt(ratios.size)), ratios.size - 1)
 
 
 def test_looking_after_every_pair_does_not() -> None:

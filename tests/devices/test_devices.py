@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from perfscope.analyzers.devices import DEVICES, close_names, find_device, named_device
+from perfscope.analyzers.devices.chips import AMD_CHIPS, NVIDIA_CHIPS
+from perfscope.analyzers.devices.node import NETWORKS, NODES
 from perfscope.analyzers.devices.target_request import GENERATIONS
-from perfscope.analyzers.hardware import DEVICES, close_names, find_device, named_device
-from perfscope.analyzers.hardware.chips import AMD_CHIPS, NVIDIA_CHIPS
-from perfscope.analyzers.hardware.links import LINKS, named_link
-from perfscope.analyzers.hardware.node import NETWORKS, NODES
+from perfscope.analyzers.devices.topology import LINKS, named_link
 
 BY_NAME = {device.name: device for device in DEVICES}
 GPUS = [device for device in DEVICES if device.vendor != "Google"]

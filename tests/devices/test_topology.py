@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers.hardware.topology import Network, Topology, read_topology
+from perfscope.analyzers.devices.topology import Network, Topology, read_topology
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import Trace
 from tests.ranks.test_nvlink_stall import job_with_core, outcome_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from perfscope.analyzers.hlo.cost import InstructionCost, ModuleCost, module_cost
+from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.text import module_of
+from perfscope.analyzers.hlo.parse.text import module_of
 
 ADD_COMPUTATION = """
 %add (a: f32[], b: f32[]) -> f32[] {

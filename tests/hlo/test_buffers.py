@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.facts.hlo_blocks import ASSIGNED, MODELLED, program_timelines
-from perfscope.analyzers.facts.hlo_liveness import peak_bytes
-from perfscope.analyzers.facts.hlo_memory import hlo_memory, memory_timeline
+from perfscope.analyzers.hlo.buffers import hlo_memory, memory_timeline, peak_bytes
 from perfscope.analyzers.hlo.module import (
     Alias,
     BufferAllocation,
@@ -24,8 +22,9 @@ from perfscope.analyzers.hlo.module import (
     LogicalBuffer,
     Platform,
 )
-from perfscope.analyzers.hlo.proto import module_of_proto
-from perfscope.analyzers.protos import message
+from perfscope.analyzers.hlo.parse.proto import module_of_proto
+from perfscope.analyzers.hlo.protos import message
+from perfscope.analyzers.programs.blocks import ASSIGNED, MODELLED, program_timelines
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.memory import KnownBy, MemoryPhase, MemoryTimeline
 from perfscope.model.trace import MISSING, Trace

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.hlo.cost import ModuleCost, module_cost
+from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.readers.hlo import proto as hlo_proto

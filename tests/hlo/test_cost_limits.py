@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.hlo import cost_fusion
-from perfscope.analyzers.hlo.cost import module_cost
+from perfscope.analyzers.hlo.cost import fusion as cost_fusion
+from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.text import module_of
+from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.model.errors import DataError
 from tests.hlo.modules import ADD_COMPUTATION
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.facts.hlo_product_axes import convolution_axes
-from perfscope.analyzers.hlo.cost_window import MAX_WINDOW_STEPS, WindowDim, valid_positions, window_dims
+from perfscope.analyzers.hlo.cost.products import MAX_WINDOW_STEPS, WindowDim, valid_positions, window_dims
 from perfscope.analyzers.hlo.module import Instruction, Shape
+from perfscope.analyzers.hlo.products import convolution_axes
 from tests.hlo.modules import ADD_COMPUTATION, cost, op_cost, op_text
 from tests.hlo_build import hlo_module
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.hlo.cost_types import Cost
+from perfscope.analyzers.hlo.cost.types import Cost
 from tests.hlo.modules import ADD_COMPUTATION, cost, op_cost
 
 

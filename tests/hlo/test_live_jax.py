@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.facts.hlo_memory import memory_timeline
+from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.proto import module_of_proto
+from perfscope.analyzers.hlo.parse.proto import module_of_proto
+from perfscope.analyzers.hlo.parse.text import module_of
+from perfscope.analyzers.hlo.protos import message
 from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.hlo.text import module_of
-from perfscope.analyzers.protos import message
 from tests.hlo.modules import differences
 
 pytestmark = pytest.mark.jax

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.facts.hlo_time import HloTime, hlo_time
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.time import HloTime, hlo_time
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder

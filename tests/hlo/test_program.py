@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.facts.hlo_program import (
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.program import (
     Runs,
     control_runs,
     costs,
@@ -18,8 +19,7 @@ from perfscope.analyzers.facts.hlo_program import (
     programs_apart,
     scope,
 )
-from perfscope.analyzers.facts.program_device import program_device
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.program_device import program_device
 from tests.build import TraceBuilder
 from tests.hlo_build import GPU, hlo_module, hlo_trace, recorded_trace
 

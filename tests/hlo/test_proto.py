@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.hlo.module import HeapEvent, Shape
-from perfscope.analyzers.hlo.proto import module_of_proto
-from perfscope.analyzers.protos import decode, message, pool
-from perfscope.analyzers.protos._schema import Field, fields, file_descriptor
+from perfscope.analyzers.hlo.parse.proto import module_of_proto
+from perfscope.analyzers.hlo.protos import decode, message, pool
+from perfscope.analyzers.hlo.protos.schema import Field, fields, file_descriptor
 from perfscope.model.errors import DataError
 
 F32 = {"element_type": 11, "dimensions": [8], "layout": {"minor_to_major": [0]}}

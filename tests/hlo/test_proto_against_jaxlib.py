@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.hlo.proto import module_of_proto
-from perfscope.analyzers.hlo.text import module_of
-from perfscope.analyzers.protos import message
+from perfscope.analyzers.hlo.parse.proto import module_of_proto
+from perfscope.analyzers.hlo.parse.text import module_of
+from perfscope.analyzers.hlo.protos import message
 from tests.conftest import corpus_files
 from tests.hlo.modules import differences
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from perfscope.analyzers.protos import hlo, pool
-from perfscope.analyzers.protos._schema import SCALARS, fields, file_descriptor
-from perfscope.analyzers.protos.xspace import SCHEMA
+from perfscope.analyzers.hlo.protos import hlo, pool
+from perfscope.analyzers.hlo.protos.schema import SCALARS, fields, file_descriptor
+from perfscope.analyzers.hlo.protos.xspace import SCHEMA
 from tests.readers.wire import field
 
 pytestmark = pytest.mark.jax
@@ -183,7 +183,7 @@ def test_no_host_name_is_declared() -> None:
 def test_the_pool_is_our_own() -> None:
     from google.protobuf import descriptor_pool
 
-    from perfscope.analyzers.protos import message
+    from perfscope.analyzers.hlo.protos import message
 
     assert message("xspace.XSpace").DESCRIPTOR.file.pool is pool()
     with pytest.raises(KeyError):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.facts.hlo_cost import hlo_costs
-from perfscope.analyzers.facts.hlo_roofline import (
+from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.cost.types import Product
+from perfscope.analyzers.hlo.roofline import (
     compute_ns,
     measured_roofline,
     peak_flops,
@@ -16,9 +18,7 @@ from perfscope.analyzers.facts.hlo_roofline import (
     roofline,
     utilization,
 )
-from perfscope.analyzers.facts.hlo_time import HloTime, InstructionTime, hlo_time
-from perfscope.analyzers.hardware import Device, find_device
-from perfscope.analyzers.hlo.cost_types import Product
+from perfscope.analyzers.hlo.time import HloTime, InstructionTime, hlo_time
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.model.trace import Source, Trace
 from tests.hlo.modules import ADD_COMPUTATION, cost, op_cost

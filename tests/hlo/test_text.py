@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.hlo.module import Alias, Shape
-from perfscope.analyzers.hlo.proto import module_of_proto
-from perfscope.analyzers.hlo.text import module_of
-from perfscope.analyzers.hlo.text_aliases import aliases_of, donors_of
-from perfscope.analyzers.hlo.text_scan import OpenBracketError, closing, pieces, unquoted
+from perfscope.analyzers.hlo.parse.proto import module_of_proto
+from perfscope.analyzers.hlo.parse.text import (
+    OpenBracketError,
+    aliases_of,
+    closing,
+    donors_of,
+    module_of,
+    pieces,
+    unquoted,
+)
 from perfscope.model.errors import DataError
 from tests.hlo.modules import ADD, instruction, parsed, program
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.hlo.thunks import read_thunks
+from perfscope.analyzers.hlo.parse.thunks import read_thunks
 from perfscope.analyzers.readers.hlo.program import thunks_beside
 from perfscope.analyzers.readers.load import load
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.facts.memory_blocks import event_timelines
-from perfscope.analyzers.facts.memory_lifetimes import memory_lifetimes
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.blocks import event_timelines
+from perfscope.analyzers.memory.leaks import memory_lifetimes
+from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.model.memory import KnownBy, MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import CopyKind, Trace

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.memory_fragmentation import memory_fragmentation
-from perfscope.analyzers.facts.memory_reserves import unneeded_reserves
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.fragmentation import memory_fragmentation, unneeded_reserves
+from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters
 from perfscope.model.trace import Trace

@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters
 from perfscope.model.trace.tables import MemoryAction, MemoryCategory

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import analyze, judge
-from perfscope.analyzers.facts.memory_holders import UNSEEN, PeakHolders, memory_holders
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
-from perfscope.analyzers.facts.trace_memories import trace_memories
+from perfscope.analyzers.memory.holders import UNSEEN, PeakHolders, memory_holders
+from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.trace_memories import trace_memories
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.memory import MemoryPhase
 from perfscope.model.trace import Trace

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers import memory_section as section_module
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze, chosen_rules, conclude, examine
-from perfscope.analyzers.facts import trace_memories as of_trace
-from perfscope.analyzers.facts.memory_holders import UNSEEN
-from perfscope.analyzers.facts.trace_memories import Memory
 from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.memory_section import MOST_RANKS, memory_section
+from perfscope.analyzers.memory import trace_memories as of_trace
+from perfscope.analyzers.memory.holders import UNSEEN
+from perfscope.analyzers.memory.trace_memories import Memory
 from perfscope.analyzers.readers.load import load
-from perfscope.dashboards.reports import render
+from perfscope.analyzers.sections import memory as section_module
+from perfscope.analyzers.sections.memory import MOST_RANKS, memory_section
+from perfscope.dashboards.report import render
 from perfscope.model.memory import KnownBy, MemoryPhase
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.facts.attention_math import find_attentions
-from perfscope.analyzers.facts.graph_flow import short_name
-from perfscope.analyzers.facts.hlo_attention_maxima import RowMaxima, row_of_windows
-from perfscope.analyzers.facts.hlo_attention_products import products_of
-from perfscope.analyzers.facts.hlo_attention_traffic import written_attention
-from perfscope.analyzers.facts.hlo_flow import Flow
-from perfscope.analyzers.hlo.cost import module_cost
+from perfscope.analyzers.hlo.cost.module import module_cost
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.ops.attention import find_attentions
+from perfscope.analyzers.ops.graph_time import short_name
+from perfscope.analyzers.programs.attention import RowMaxima, products_of, row_of_windows
+from perfscope.analyzers.programs.attention_traffic import written_attention
 from tests.graphs import GraphBuilder
 from tests.hlo_build import GPU, hlo_module, hlo_trace
 from tests.ops.attention_programs import ENTRY, LOOP, attention_program

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.kernel_class import matmul_precision
-from perfscope.analyzers.facts.plan_precision import mixed_precision, planned_products
-from perfscope.analyzers.facts.plan_time import plan_works
-from perfscope.analyzers.hardware.target_text import parse_target
-from perfscope.analyzers.hlo.text import module_of
+from perfscope.analyzers.hlo.parse.text import module_of
+from perfscope.analyzers.ops.kernels import matmul_precision
+from perfscope.analyzers.ops.rules.full_precision_matmul.plan import mixed_precision, planned_products
+from perfscope.analyzers.plans.time import plan_works
 from perfscope.analyzers.readers.load import load, load_one
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import AbstainError, Finding, Outcome
 from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.trace import Trace

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.facts.graph_time import align, graph_time, ops_time
-from perfscope.analyzers.facts.op_signature import TensorSpec, broadcast, parse_inputs, promoted
+from perfscope.analyzers.ops.graph_time import align, graph_time, ops_time
+from perfscope.analyzers.ops.kernels import TensorSpec, broadcast, parse_inputs, promoted
 from tests.build import TraceBuilder
 from tests.graphs import GraphBuilder
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.attention_math import graph_attentions
-from perfscope.analyzers.facts.fusion_groups import fusion_groups
-from perfscope.analyzers.facts.graph_time import graph_time
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.ops.attention import graph_attentions
+from perfscope.analyzers.ops.fusion import fusion_groups
+from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import Trace
 

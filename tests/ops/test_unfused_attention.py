@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.hardware import find_device
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.load import load_all
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import Trace

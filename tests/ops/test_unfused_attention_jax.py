@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.hlo.text import module_of
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.hlo.parse.text import module_of
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from tests.hlo_build import hlo_trace
 from tests.workloads.jax.test_programs import line_of

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_fusion import L2_BYTES, round_trips, round_trips_of, touched_bytes
-from perfscope.analyzers.facts.hlo_fusion_saving import trip_time
-from perfscope.analyzers.facts.hlo_time import hlo_time
-from perfscope.analyzers.hlo.fusion_dump import refusals
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.parse.fusion_dump import refusals
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.programs.fusion import L2_BYTES, round_trips, round_trips_of, touched_bytes, trip_time
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import Trace

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.fusion_heuristic import forward_chains
-from perfscope.analyzers.facts.fusion_reasons import fusion_reason
-from perfscope.analyzers.facts.inductor_fusion import refused_pairs
-from perfscope.analyzers.hardware import find_device
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.ops.fusion import forward_chains, fusion_reason
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.torch_compile.inductor_fusion import refused_pairs
 from perfscope.model.compile_log import (
     CodeLine,
     CompiledKernel,

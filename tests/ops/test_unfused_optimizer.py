@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder

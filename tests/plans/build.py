@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.model.documents.torch_plan import SCHEMA, write_plan
 from perfscope.model.torch_plan import PlanLine, PlannedGraph, PlannedKernel, TorchPlan

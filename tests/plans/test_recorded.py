@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.facts.plan_time import PlanWork, plan_works
+from perfscope.analyzers.plans.time import PlanWork, plan_works
 from perfscope.analyzers.readers.load import load
-from perfscope.dashboards.reports import render
+from perfscope.dashboards.report import render
 from perfscope.model.documents.torch_plan import MAX_BYTES, fingerprint_of
 from perfscope.model.finding import Finding
 from perfscope.model.torch_plan import totals

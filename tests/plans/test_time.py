@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfscope.analyzers.estimate.assumptions import factors_for
-from perfscope.analyzers.estimate.collective_time import Exchange, exchange_range
-from perfscope.analyzers.estimate.spans import Range
-from perfscope.analyzers.facts.plan_collectives import Asked, StepExchanges, eager_asked, planned_asked, step_exchanges
-from perfscope.analyzers.facts.plan_time import kernel_range, plan_works
-from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.analyzers.devices.target_text import parse_target
+from perfscope.analyzers.plans.collectives import Asked, StepExchanges, eager_asked, planned_asked, step_exchanges
+from perfscope.analyzers.plans.time import kernel_range, plan_works
+from perfscope.analyzers.predict.assumptions import factors_for
+from perfscope.analyzers.predict.collective_time import Exchange, exchange_range
+from perfscope.analyzers.predict.spans import Range
 from perfscope.model.documents.torch_plan import (
     GraphCollectives,
     GraphRun,

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.compare.program_gates import gates_not_met, program_gate
-from perfscope.analyzers.compare.program_plan import plan_change
-from perfscope.analyzers.compare.program_units import PLAN_PEAK
-from perfscope.analyzers.plan_section import plan_section
+from perfscope.analyzers.compare.programs.gates import gates_not_met, program_gate
+from perfscope.analyzers.compare.programs.plan import plan_change
+from perfscope.analyzers.compare.programs.units import PLAN_PEAK
 from perfscope.analyzers.readers.compiled import read_plan_folder, read_plans
-from perfscope.analyzers.rules import load_rule
-from perfscope.dashboards.reports.html_plan import plan_card
-from perfscope.dashboards.reports.plan_markdown import plan_details
-from perfscope.dashboards.reports.plan_rows import plan_views
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.sections.plan import plan_section
+from perfscope.dashboards.report.sections.plan import plan_views
+from perfscope.dashboards.report.sections.plan_formats import plan_card, plan_details
 from perfscope.model.documents.torch_plan import (
     MemoryHolder,
     PlanBreak,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.hardware import named_device
-from perfscope.analyzers.hardware.target import Target
-from perfscope.analyzers.hardware.topology import Network
+from perfscope.analyzers.devices import named_device
+from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.devices.topology import Network
 
 NDR = Network(link="InfiniBand NDR", cards=8, card_bandwidth=50e9, source="test")
 

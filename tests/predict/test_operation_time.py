@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.estimate.assumptions import factors_for
-from perfscope.analyzers.estimate.collective_time import CollectiveRange, collective_range
-from perfscope.analyzers.estimate.product_tiles import Sizes, padded_share, sizes_of, wave_share
-from perfscope.analyzers.facts.hlo_collectives import collectives_of
-from perfscope.analyzers.hardware.target import Target
+from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.predict.assumptions import factors_for
+from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range
+from perfscope.analyzers.predict.kernel_time import Sizes, padded_share, sizes_of, wave_share
 from tests.hlo_build import GPU, hlo_module
 from tests.predict.targets import target
 

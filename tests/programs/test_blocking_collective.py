@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_collective_cause import cause_of
-from perfscope.analyzers.facts.hlo_collectives import collectives, collectives_of, independent_work
+from perfscope.analyzers.hlo.collectives import collectives, collectives_of, independent_work
+from perfscope.analyzers.programs.collectives import cause_of
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from tests.build import EVERYTHING, TraceBuilder
 from tests.conftest import REPOSITORY

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.advice.step_model_hlo import hlo_step_models
+from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.facts.hlo_collective_time import collective_time
-from perfscope.analyzers.facts.hlo_collectives import by_size, collectives
+from perfscope.analyzers.hlo.collectives import by_size, collectives
+from perfscope.analyzers.programs.collectives import collective_time
 from perfscope.analyzers.readers.hlo.program import join_programs
 from perfscope.analyzers.readers.load import load_all, load_one
 from perfscope.model.documents import compile_manifest

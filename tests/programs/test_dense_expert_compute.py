@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_selection import (
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.parse.text import module_of
+from perfscope.analyzers.programs.selection import (
     UNKNOWN,
     Pattern,
     positions_equal,
@@ -21,10 +23,8 @@ from perfscope.analyzers.facts.hlo_selection import (
     summed,
     total,
 )
-from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.text import module_of
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Finding, Outcome
 from tests.build import EVERYTHING, TraceBuilder
 from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace

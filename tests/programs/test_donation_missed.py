@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_donation import donation_of, updates
-from perfscope.analyzers.facts.hlo_memory import memory_timeline
-from perfscope.analyzers.facts.jax_donation import refused_donations
+from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.hlo.module import Alias, HloModule
-from perfscope.analyzers.hlo.proto import module_of_proto
-from perfscope.analyzers.hlo.schedule import Schedule
+from perfscope.analyzers.hlo.parse.proto import module_of_proto
+from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.programs.donation import donation_of, refused_donations, updates
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder

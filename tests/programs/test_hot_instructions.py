@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.facts.hlo_time import hlo_time
-from perfscope.analyzers.facts.hot_instructions import NO_LINE, NO_SCOPE, UNMATCHED, HotSpots, hot_instructions
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.programs.hot_instructions import NO_LINE, NO_SCOPE, UNMATCHED, HotSpots, hot_instructions
 from perfscope.analyzers.readers import load
 from perfscope.model.trace import Trace
 from tests.conftest import corpus_files

@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers import programs_section as home
-from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.facts.hlo_roofline import roof_sum_ns, roofline
-from perfscope.analyzers.facts.hlo_time import hlo_time
-from perfscope.analyzers.facts.programs import Program, programs
-from perfscope.analyzers.hardware import find_device
-from perfscope.analyzers.hlo.cost import module_cost
+from perfscope.analyzers.devices import find_device
+from perfscope.analyzers.engine import analyze, merge_programs
+from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.program_outcomes import merge_programs
-from perfscope.analyzers.programs_section import MOST_PROGRAMS, MOST_ROWS, MOST_SPOTS, programs_section
+from perfscope.analyzers.hlo.roofline import roof_sum_ns, roofline
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.programs.programs import Program, programs
 from perfscope.analyzers.readers import load
 from perfscope.analyzers.readers.hlo import text as hlo_text
 from perfscope.analyzers.readers.hlo.program import join_programs
 from perfscope.analyzers.readers.load import load_one, load_path
+from perfscope.analyzers.sections import programs as home
+from perfscope.analyzers.sections.programs import MOST_PROGRAMS, MOST_ROWS, MOST_SPOTS, programs_section
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Finding, Outcome, Where
 from perfscope.model.trace import Source, Trace

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_collectives import collectives_of
-from perfscope.analyzers.facts.hlo_executions import measured_ns
+from perfscope.analyzers.hlo.collectives import collectives_of
+from perfscope.analyzers.hlo.executions import measured_ns
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from tests.build import EVERYTHING, TraceBuilder
 from tests.hlo_build import corpus_module, hlo_module, hlo_trace, recorded_trace

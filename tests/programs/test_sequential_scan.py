@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.hlo_scan import loops
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.programs.scan import loops
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from tests.build import EVERYTHING, TraceBuilder
 from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace, recorded_trace

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from perfscope.analyzers.collectives_section import NO_COLLECTIVES, collectives_section
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.hlo.text import module_of
+from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.analyzers.ranks.devices import device_set
 from perfscope.analyzers.readers.load import load_path
-from perfscope.dashboards.reports import json_report, text
+from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives_section
+from perfscope.dashboards.report import json_report, text
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from perfscope.analyzers.collectives_section import collectives_section
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.clocks import Clocks
@@ -24,7 +23,8 @@ from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.readers.kineto.messages import peer_in_group
 from perfscope.analyzers.readers.load import load, load_one
 from perfscope.analyzers.readers.run.peers import CARRIED, DIFFERS, carry_peers
-from perfscope.dashboards.reports import render
+from perfscope.analyzers.sections.collectives import collectives_section
+from perfscope.dashboards.report import render
 from perfscope.model.trace import MISSING, Trace
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.collectives_section import collectives_section
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.local import locals_of
 from perfscope.analyzers.ranks.pipeline import bubble_share
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.run.peers import CARRIED
+from perfscope.analyzers.sections.collectives import collectives_section
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder

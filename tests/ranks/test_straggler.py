@@ -12,7 +12,7 @@ from perfscope.analyzers.ranks.lateness import lateness_of
 from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder

@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.readers.perfetto import reader as perfetto_reader
 from perfscope.model.trace import Trace
-from tests.dashboards.exports.oracle import asked
+from tests.export.trace_processor import query_trace
 
 proto = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="pip install perfetto")
 
@@ -80,7 +80,7 @@ def spans(trace: Trace, table: str = "slices") -> list[tuple[str, int, int]]:
 
 def agrees_with_the_engine(trace: Trace, file: Path) -> None:
     """Slices, their lengths and samples are as many as trace_processor finds."""
-    found = asked(file, "select count(*), sum(dur) from slice where dur >= 0", "select count(*) from counter")
+    found = query_trace(file, "select count(*), sum(dur) from slice where dur >= 0", "select count(*) from counter")
     tables = [trace.rows[name] for name in ("slices", "calls", "kernels", "copies")]
     ours = [sum(map(len, tables)), sum(int((rows["end_ns"] - rows["start_ns"]).sum()) for rows in tables)]
     assert [found[0][0][0], found[0][0][1] or 0] == ours

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.protos import message
+from perfscope.analyzers.hlo.protos import message
 from perfscope.analyzers.readers import jax_memory
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.errors import DataError

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
+from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.trace import Trace
 from tests.conftest import corpus_files
 

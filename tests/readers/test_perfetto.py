@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.protos import message
-from perfscope.analyzers.protos._schema import fields
-from perfscope.analyzers.protos.perfetto import SCHEMA
+from perfscope.analyzers.hlo.protos import message
+from perfscope.analyzers.hlo.protos.perfetto import SCHEMA
+from perfscope.analyzers.hlo.protos.schema import fields
 from perfscope.analyzers.readers.file_bytes import HEAD_BYTES
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.readers.perfetto import reader as perfetto_reader

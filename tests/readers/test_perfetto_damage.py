@@ -18,10 +18,10 @@ from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.perfetto import reader as perfetto_reader
 from perfscope.analyzers.readers.perfetto import wire
 from perfscope.analyzers.readers.perfetto.wire import Buffer, varint, walk
-from perfscope.dashboards.exports import Subject, export
-from perfscope.dashboards.exports.wire import bytes_field, number_field, text_field
+from perfscope.dashboards.export import Subject, export
+from perfscope.dashboards.export.wire import bytes_field, number_field, text_field
 from perfscope.model.errors import DataError
-from tests.dashboards.exports.built import everything
+from tests.export.traces import everything
 
 
 def refused(folder: Path, content: bytes) -> str:

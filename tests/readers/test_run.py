@@ -14,14 +14,14 @@ import pytest
 
 from perfscope.__main__ import run as perfscope
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.run import reader as reader
 from perfscope.analyzers.readers.run.memory import attach_snapshot, mark_failed
 from perfscope.analyzers.readers.run.reader import why_no_step
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Capture, Process, Run, dump
 from perfscope.model.errors import DataError

@@ -19,7 +19,7 @@ from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.readers import workers as clustering
 from perfscope.analyzers.readers.load import Task
 from perfscope.analyzers.readers.workers import LostTask, work_on_cluster
-from perfscope.dashboards.reports import render
+from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError, NotStartedError, UsageError
 
 distributed = pytest.importorskip("distributed")

@@ -27,16 +27,16 @@ from perfscope.analyzers.readers.load import Task, load_path
 from perfscope.analyzers.readers.remote import is_remote, shown_url, without_secrets
 from perfscope.analyzers.readers.run.parts import RunPart, divide_run
 from perfscope.analyzers.readers.workers import work_on_cluster
-from perfscope.analyzers.rules import RULES
-from perfscope.dashboards.reports import render
+from perfscope.analyzers.registry import RULES
+from perfscope.dashboards.report import render
 from perfscope.model.documents.run import Capture, Process, Run, dump
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.finding import Finding, Rule
 from perfscope.model.trace import Trace
-from tests.profiler.programs import LOOP, captured, write
 from tests.readers.nsys.test_files import make as nsys_run
 from tests.readers.nsys.test_files import of_devices
 from tests.readers.test_kineto import events, text
+from tests.session.programs import LOOP, captured, write
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.readers import remote
 from perfscope.analyzers.readers.remote import fetched, is_remote, remote_files
 from perfscope.analyzers.readers.workers import work_on_cluster
-from perfscope.dashboards.reports import render
+from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError, UsageError
 
 fsspec = pytest.importorskip("fsspec")

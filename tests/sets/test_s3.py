@@ -17,7 +17,7 @@ from perfscope.analyzers.readers import remote
 from perfscope.analyzers.readers.file_bytes import HEAD_BYTES
 from perfscope.analyzers.readers.remote import fetched, remote_files
 from perfscope.analyzers.readers.workers import work_on_cluster
-from perfscope.dashboards.reports import render
+from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError
 from tests.sets.test_judge import make, timing
 

@@ -16,12 +16,12 @@ from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import Analysis, analyze, chosen_rules, conclude, examine
 from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.readers.load import load, load_one
-from perfscope.dashboards.reports import render
+from perfscope.dashboards.report import render
 from perfscope.model.trace import SliceKind, Trace
 from tests.build import TraceBuilder
-from tests.profiler.programs import captured, environment, write
 from tests.ranks.build import STEP, Extra, collective, named, rank_set
 from tests.ranks.test_straggler import add_nothing, compute, loader, ops, python
+from tests.session.programs import captured, environment, write
 
 SHARDED = """
 import jax, jax.numpy as jnp

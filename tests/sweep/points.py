@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfscope.analyzers.estimate.spans import Range
+from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.sweep.front import VariantPoint
 
 MEMORY = 1000

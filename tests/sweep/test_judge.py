@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.hardware.target_text import parse_target
+from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.sweep.evaluate import evaluate_trace, evaluate_variant, exceeds_memory, required_bytes
 from perfscope.analyzers.sweep.front import Swept, VariantPoint, pareto_front

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.facts.call_sites import call_site, op_of
-from perfscope.analyzers.facts.finding_spans import (
+from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_instructions,
     spans_of_peak,
@@ -18,7 +18,7 @@ from perfscope.analyzers.facts.finding_spans import (
     spans_of_slices,
     spans_within,
 )
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.model.finding import Span
 from perfscope.model.intervals import union
 from perfscope.model.trace import MISSING, Trace

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import analyze, judge
-from perfscope.analyzers.facts.device_time import device_times
-from perfscope.analyzers.facts.gaps import gaps
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time.device_time import device_times
+from perfscope.analyzers.time.gaps import gaps
 from perfscope.model.trace import Trace
 from tests.conftest import corpus_files
 from tests.time.naive_gaps import naive_totals

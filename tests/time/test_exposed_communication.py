@@ -10,12 +10,12 @@ from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.ranks.rules.exposed_communication import operation_of_kernel
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
-from perfscope.analyzers.rules import load_rule
-from perfscope.analyzers.rules.exposed_communication import operation_of_kernel
-from perfscope.dashboards.reports.json_report import render as as_json
-from perfscope.dashboards.reports.plan_rows import plan_views
+from perfscope.analyzers.registry import load_rule
+from perfscope.dashboards.report.json_report import render as as_json
+from perfscope.dashboards.report.sections.plan import plan_views
 from perfscope.model.documents.torch_plan import Bucket, PlannedCollective, PlannedProcesses, StepPosition
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph

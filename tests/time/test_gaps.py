@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.facts.device_time import DeviceTime, device_times
-from perfscope.analyzers.facts.exposure import exposed_communication, exposed_copies
-from perfscope.analyzers.facts.gaps import GapCause, gaps
+from perfscope.analyzers.time.device_time import DeviceTime, device_times
+from perfscope.analyzers.time.exposure import exposed_communication, exposed_copies
+from perfscope.analyzers.time.gaps import GapCause, gaps
 from perfscope.model.trace import CallKind, CopyKind, HostMemory
 from tests.build import TraceBuilder
 from tests.time.naive_gaps import naive_totals

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.blocking_calls import base_name, blocking_calls, blocks_by_name, profiler_syncs
-from perfscope.analyzers.rules import host_sync, load_rule
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time.blocking_calls import base_name, blocking_calls, blocks_by_name, profiler_syncs
+from perfscope.analyzers.time.rules import host_sync
 from perfscope.model.finding import AbstainError, Outcome
 from perfscope.model.jax_log import HostRead
 from perfscope.model.trace import CallKind, Source, Trace

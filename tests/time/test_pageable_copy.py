@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import CallKind, CopyKind, HostMemory
 from tests.build import EVERYTHING, TraceBuilder

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.short_kernels import RAMP_NS, short_pairs
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time.launches import RAMP_NS, short_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog
 from perfscope.model.finding import Outcome
 from tests.build import EVERYTHING, TraceBuilder

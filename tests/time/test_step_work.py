@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.facts.step_windows import per_step, step_windows, whole_ns
-from perfscope.analyzers.facts.step_work import StepsWork, StepWork, late_span_ns, steps_work
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
+from perfscope.analyzers.time.steps import (
+    StepsWork,
+    StepWork,
+    late_span_ns,
+    per_step,
+    step_windows,
+    steps_work,
+    whole_ns,
+)
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.readers.wire import SpaceWriter

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import analyze, judge
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphNode
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.checkpointing.inductor_remat import graph_recompute
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.call_sites import call_site
-from perfscope.analyzers.facts.compile_phases import compile_times
-from perfscope.analyzers.facts.compiled_kernels import call_name, compiled_kernel
-from perfscope.analyzers.facts.inductor_fusion import refused_pairs
-from perfscope.analyzers.facts.inductor_recompute import graph_recompute
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time.compiled_regions import call_name, compiled_kernel
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.torch_compile.inductor_fusion import refused_pairs
+from perfscope.analyzers.torch_compile.phases import compile_times
 from perfscope.model.trace import Trace
 from tests.conftest import REPOSITORY
 

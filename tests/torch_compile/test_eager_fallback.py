@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import EVERYTHING, TraceBuilder

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphNode
 from perfscope.model.trace import RECORDED, CallKind
 from tests.build import EVERYTHING, TraceBuilder

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.facts.call_sites import call_site
-from perfscope.analyzers.facts.compile_kernel_time import compiled_kernel_times
-from perfscope.analyzers.facts.compiled_kernels import call_name, compiled_kernel, compiled_rows, user_line
-from perfscope.analyzers.facts.nesting import lineage
 from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.time.compiled_regions import call_name, compiled_kernel, compiled_rows, user_line
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import lineage
+from perfscope.analyzers.torch_compile.cost import compiled_kernel_times
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, Direction, KernelBackend
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder

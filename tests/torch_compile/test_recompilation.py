@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.facts.compile_guards import parse_guard
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.torch_compile.guards import parse_guard
 from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak, Phase
 from perfscope.model.documents.torch_plan import PlanLine, PlanRecompile
 from perfscope.model.finding import AbstainError, Finding, Outcome

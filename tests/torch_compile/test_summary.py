@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers import compile_section as home
-from perfscope.analyzers.compile_section import MOST_OPS, MOST_PLACES, MOST_ROWS, NO_COMPILE, compile_section
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.facts.compile_frames import (
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.sections import compile as home
+from perfscope.analyzers.sections.compile import MOST_OPS, MOST_PLACES, MOST_ROWS, NO_COMPILE, compile_section
+from perfscope.analyzers.torch_compile.frames import (
     compile_spans,
     compiled_frames,
     hit_limit,
@@ -20,9 +21,8 @@ from perfscope.analyzers.facts.compile_frames import (
     plain_function,
     resumed_at,
 )
-from perfscope.analyzers.facts.compile_phases import NOT_COMPILING, CompileTimes, Stage, compile_times, exclusive_ns
-from perfscope.analyzers.facts.compile_summary import CompileSummary, compile_summary
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.torch_compile.phases import NOT_COMPILING, CompileTimes, Stage, compile_times, exclusive_ns
+from perfscope.analyzers.torch_compile.summary import CompileSummary, compile_summary
 from perfscope.model.compile_log import (
     CacheResult,
     CodeLine,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfscope.workloads.options import DEFECTS, Options, parse
+from perfscope.workloads.options import DEFECTS, MEMORY_DEFECTS, POLICIES, Options, parse
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -173,3 +174,114 @@ def test_each_defect_is_one_line_that_says_what_it_is(file: str) -> None:
 def test_every_defect_has_its_place() -> None:
     source = (FOLDER / "training.py").read_text() + (FOLDER / "data.py").read_text()
     assert [name for name in DEFECTS if f'"{name}" in' not in source and f'"{name}" not in' not in source] == []
+
+
+FORMS = [("full", False), ("full", True), ("selective", False)]
+
+
+def module() -> Any:
+    from perfscope.workloads import transformer
+
+    return transformer
+
+
+def options_of(**named: Any) -> Options:
+    return Options(**{"variant": "sdpa", "size": module().SIZES["tiny"], "steps": 3, **named})
+
+
+def numbers(options: Options) -> tuple[Any, list[Any]]:
+    """Loss and gradients of one step with the seed's weights."""
+    model = module().build(options)
+    size = options.size
+    tokens = torch.randint(size.vocab, (size.batch, size.seq + 1), generator=torch.Generator().manual_seed(1))
+    loss = module().loss_of(model, tokens)[0]
+    loss.backward()
+    return loss.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("variant", ["sdpa", "naive"])
+@pytest.mark.parametrize(("policy", "reentrant"), FORMS)
+def test_policies_compute_the_same(policy: str, reentrant: bool, variant: str) -> None:
+    loss, gradients = numbers(options_of(variant=variant))
+    other, others = numbers(options_of(variant=variant, policy=policy, reentrant=reentrant))
+    assert torch.equal(loss, other)  # the same arithmetic is done again: not a bit differs
+    assert all(torch.equal(one, two) for one, two in zip(gradients, others, strict=True))
+
+
+def kept_bytes(options: Options) -> int:
+    """Bytes that autograd has saved when the backward begins, each storage once, parameters aside."""
+    model = module().build(options)
+    size = options.size
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = module().loss_of(model, torch.zeros(size.batch, size.seq + 1, dtype=torch.int64))[0]
+    assert loss.requires_grad
+    return sum(saved.values())
+
+
+def test_a_policy_saves_what_it_says() -> None:
+    # With hooks of the outside, what the policy keeps of a block by itself (selective) is not counted.
+    everything, inputs = kept_bytes(options_of()), kept_bytes(options_of(policy="full", reentrant=True))
+    assert inputs < everything / 3
+
+
+def losses_of(capsys: pytest.CaptureFixture[str], options: Options) -> tuple[list[float], str]:
+    losses: list[float] = module().train(options)
+    torch.set_float32_matmul_precision("highest")
+    return losses, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("defect", sorted(MEMORY_DEFECTS))
+def test_a_defect_of_memory_changes_no_number(capsys: pytest.CaptureFixture[str], defect: str) -> None:
+    plain, _ = losses_of(capsys, options_of())
+    defective, said = losses_of(capsys, options_of(defects=frozenset([defect])))
+    twin, twin_said = losses_of(capsys, options_of(twins=frozenset([defect])))
+    assert defective == twin == plain
+    assert said == twin_said
+    assert said.splitlines()[0].split()[0] in ("entropy", "bank")
+
+
+def test_it_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    losses, _ = losses_of(capsys, options_of(steps=12, policy="selective"))
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_its_flags() -> None:
+    transformer = module()
+    asked = transformer.parse(["--policy", "full", "--reentrant", "--twin", "leak", "--layers", "3"])
+    assert asked == options_of(
+        size=replace(transformer.SIZES["cpu"], layers=3), steps=12, policy="full", reentrant=True, twins={"leak"}
+    )
+    large = transformer.parse(["--size", "gpu", "--defect", "fragment"])
+    assert (large.device, large.dtype, large.defects, large.policy) == ("cuda", "bfloat16", {"fragment"}, "none")
+    assert set(POLICIES) == {"none", "full", "selective"}
+    for wrong in (["--reentrant"], ["--defect", "leak", "--twin", "leak"], ["--policy", "dots"], ["--defect", "item"]):
+        with pytest.raises(SystemExit):
+            transformer.parse(wrong)
+
+
+def test_sizes_are_those_of_the_jax_program() -> None:
+    source = (REPOSITORY / "perfscope/workloads/jax/transformer.py").read_text()
+    ours = (REPOSITORY / "perfscope/workloads/transformer.py").read_text()
+    assert source.split("SIZES = {")[1].split("}")[0] == ours.split("SIZES = {")[1].split("}")[0]
+
+
+def test_the_transformer_runs_as_a_module_and_as_a_script() -> None:
+    for target in (["-m", "perfscope.workloads.transformer"], [str(REPOSITORY / "perfscope/workloads/transformer.py")]):
+        done = subprocess.run(
+            [sys.executable, *target, "--size", "tiny", "--steps", "2", "--policy", "selective"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PATH": ""},
+        )
+        assert done.returncode == 0, done.stderr
+        assert [line.split()[:3] for line in done.stdout.splitlines()] == [["step", "0", "loss"], ["step", "1", "loss"]]

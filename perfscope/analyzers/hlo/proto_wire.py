@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.hlo.limits import MAX_INSTRUCTIONS, MIN_INSTRUCTION_BYTES
+from perfscope.analyzers.hlo.module import MAX_INSTRUCTIONS, MIN_INSTRUCTION_BYTES
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MODULE, _NAME, _ENTRY_NAME, _COMPUTATIONS, _INSTRUCTIONS = 1, 1, 2, 3, 2

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfscope.analyzers.hlo.limits import MAX_GROUP_IDS, MAX_RANK
+from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_RANK
 
 Groups = tuple[tuple[int, ...], ...]
 SubAxis = tuple[int, int, int]

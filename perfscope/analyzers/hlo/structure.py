@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from perfscope.analyzers.hlo.limits import MAX_CALL_DEPTH
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.trip_counts import with_trip_counts
+from perfscope.analyzers.hlo.cost.trip_counts import with_trip_counts
+from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH, Computation, HloModule, Instruction
 
 
 def computation_of(name: str, instructions: Sequence[Instruction]) -> Computation:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.facts.hlo_collectives import Collective, collectives
-from perfscope.analyzers.facts.hlo_executions import executions_of, rows_of
-from perfscope.analyzers.hlo.cost_collectives import group_size
-from perfscope.analyzers.hlo.limits import MAX_GROUP_IDS
-from perfscope.analyzers.hlo.module import Shape
+from perfscope.analyzers.hlo.collectives import Collective, collectives
+from perfscope.analyzers.hlo.cost.collectives import group_size
+from perfscope.analyzers.hlo.executions import executions_of, rows_of
+from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, Shape
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.table import CollectiveKind, Kind, RankTotal, kind_of, totals_of

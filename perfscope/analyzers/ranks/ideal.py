@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.hardware.topology import Network, Topology
+from perfscope.analyzers.devices.topology import Network, Topology
 from perfscope.model.collectives import bus_factor
 
 NODE = 8

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from perfscope.analyzers.ranks.local import Local, locals_of
 from perfscope.model.trace import Trace
@@ -167,3 +168,26 @@ def _groups_agree(members: Sequence[Member]) -> bool:
 def _named(ranks: Sequence[int]) -> str:
     more = f" and {len(ranks) - MOST_NAMED:,} more" if len(ranks) > MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"
+
+
+# A fact over several traces, computed once and kept with the first of them.
+
+
+FactT = TypeVar("FactT")
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """``derive`` of all of ``traces`` as a fact of one of them; two are equal if both parts are."""
+
+    derive: Callable[[tuple[Trace, ...]], Any]
+    traces: tuple[Trace, ...]
+
+    def __call__(self, _: Trace) -> Any:
+        return self.derive(self.traces)
+
+
+def over(traces: Sequence[Trace], derive: Callable[[tuple[Trace, ...]], FactT]) -> FactT:
+    """``derive(traces)``, computed once for these traces in this order. There is at least one trace."""
+    held = tuple(traces)
+    return cast("FactT", held[0].fact(_Over(derive, held)))

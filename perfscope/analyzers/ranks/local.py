@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.facts.nesting import lineage
+from perfscope.analyzers.time.spans import lineage
 from perfscope.model.collectives import algorithm_of, element_size, message_elements, operation_of
 from perfscope.model.trace import MISSING, Trace
 

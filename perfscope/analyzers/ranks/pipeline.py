@@ -18,16 +18,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.facts.device_time import device_times
-from perfscope.analyzers.facts.exposure import exposed_communication
-from perfscope.analyzers.facts.step_windows import step_windows
-from perfscope.analyzers.ranks.before import OpsOf
 from perfscope.analyzers.ranks.groups import named_axis
 from perfscope.analyzers.ranks.job import Member
+from perfscope.analyzers.ranks.lateness import OpsOf
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Group
 from perfscope.analyzers.ranks.pairs import waits_by_kernel, waits_by_slice
 from perfscope.analyzers.ranks.sets import RankSet
+from perfscope.analyzers.time.device_time import device_times
+from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.collectives import POINT_TO_POINT
 from perfscope.model.intervals import EMPTY, Intervals, complement, difference_total, intersection_total, merge, union
 from perfscope.model.trace import MISSING

@@ -15,19 +15,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfscope.analyzers.facts.hlo_collectives import Collective, collectives
-from perfscope.analyzers.facts.hlo_executions import rows_of
-from perfscope.analyzers.hlo.limits import MAX_GROUP_IDS
+from perfscope.analyzers.hlo.collectives import Collective, collectives
+from perfscope.analyzers.hlo.executions import rows_of
+from perfscope.analyzers.hlo.module import MAX_GROUP_IDS
 from perfscope.analyzers.ranks import devices
 from perfscope.analyzers.ranks.clocks import align
 from perfscope.analyzers.ranks.devices import OPERATIONS, DeviceSet, Left
 from perfscope.analyzers.ranks.groups import groups_of
-from perfscope.analyzers.ranks.job import Job, Member, jobs_of
+from perfscope.analyzers.ranks.job import Job, Member, jobs_of, over
 from perfscope.analyzers.ranks.local import Local
 from perfscope.analyzers.ranks.matching import Group, Matched, Matching
 from perfscope.analyzers.ranks.pairs import pair
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.ranks.shared import over
 from perfscope.analyzers.ranks.table import CollectiveKind, Kind, kind_of, totals_of
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import Int64

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.ranks.clocks import Clocks, align
 from perfscope.analyzers.ranks.groups import RankGroup, groups_of
-from perfscope.analyzers.ranks.job import MIXED, Job, has_ranks, jobs_of
+from perfscope.analyzers.ranks.job import MIXED, Job, has_ranks, jobs_of, over
 from perfscope.analyzers.ranks.matching import Matching, match
 from perfscope.analyzers.ranks.pairs import NO_PAIRS, Pairing, pair
-from perfscope.analyzers.ranks.shared import over
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns

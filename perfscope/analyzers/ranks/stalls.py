@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfscope.analyzers.facts.exposure import exposed_communication
-from perfscope.analyzers.hardware.topology import Topology
-from perfscope.analyzers.ranks.before import compute_intervals
+from perfscope.analyzers.devices.topology import Topology
+from perfscope.analyzers.ranks.contention import IDLE, LinkUse, has_counters, network_use, nvlink_use
 from perfscope.analyzers.ranks.ideal import Ideal, Placement, across, placement, within
 from perfscope.analyzers.ranks.job import Member
-from perfscope.analyzers.ranks.link_use import IDLE, LinkUse, has_counters, network_use, nvlink_use
+from perfscope.analyzers.ranks.lateness import compute_intervals
 from perfscope.analyzers.ranks.local import Local, locals_of
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.ranks.table import device_of
+from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.model.intervals import Intervals, covered, merge, union
 from perfscope.model.trace import MISSING, Trace
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.facts.exposure import exposed_communication
-from perfscope.analyzers.hardware import Device, find_device
+from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.ranks.groups import RankGroup
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
+from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.model.collectives import bus_factor
 from perfscope.model.trace import MISSING, Trace
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.hlo.source_frames import is_library
-from perfscope.analyzers.protos import decode
+from perfscope.analyzers.hlo.protos import decode
+from perfscope.analyzers.hlo.scope import is_library
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, TABLES, Rows, Source, Trace

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.estimate import estimate
-from perfscope.analyzers.estimate.spans import Range
-from perfscope.analyzers.facts.plan_time import plan_works
-from perfscope.analyzers.hardware.target import Target
+from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.plans.time import plan_works
+from perfscope.analyzers.predict import estimate
+from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.sweep.front import VariantPoint, VariantState
 from perfscope.model.documents import compile_manifest

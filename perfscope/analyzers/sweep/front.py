@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.estimate.spans import Range
+from perfscope.analyzers.predict.spans import Range
 
 # What became of one variant of a sweep.
 

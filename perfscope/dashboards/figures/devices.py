@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.figures.drawing import MS, graph_objects, laid_out, plain
-from perfscope.dashboards.reports.device_rows import fold_devices
-from perfscope.dashboards.reports.svg import PARTS
+from perfscope.dashboards.report.device_rows import fold_devices
+from perfscope.dashboards.report.svg import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import plotly.graph_objects as go
 
-    from perfscope.analyzers.facts.device_time import DeviceTime
+    from perfscope.analyzers.time.device_time import DeviceTime
 
 
 def device_time(devices: Sequence[DeviceTime]) -> go.Figure:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.facts.memory_picture import memory_picture
-from perfscope.analyzers.facts.memory_timelines import memory_timelines
+from perfscope.analyzers.memory.picture import memory_picture
+from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.dashboards.figures.drawing import LABEL_LIMIT, MS, graph_objects, laid_out, plain
-from perfscope.dashboards.reports.memory_picture_rows import COLORS, ORDER, RESERVED_COLOR, UNSEEN_COLOR, category_words
+from perfscope.dashboards.report.sections.memory_picture import (
+    COLORS,
+    ORDER,
+    RESERVED_COLOR,
+    UNSEEN_COLOR,
+    category_words,
+)
 from perfscope.model.errors import UsageError
 from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize

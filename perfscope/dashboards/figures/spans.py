@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfscope.dashboards.figures.drawing import LABEL_LIMIT, MS, graph_objects, laid_out, plain
-from perfscope.dashboards.reports.svg import PARTS
+from perfscope.dashboards.report.svg import PARTS
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:

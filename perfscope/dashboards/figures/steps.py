@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.figures.drawing import MS, graph_objects, laid_out
-from perfscope.dashboards.reports.summary import FEW_STEPS
-from perfscope.dashboards.reports.svg import FREE_COLOR, TRACED_COLOR
+from perfscope.dashboards.report.summary import FEW_STEPS
+from perfscope.dashboards.report.svg import FREE_COLOR, TRACED_COLOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

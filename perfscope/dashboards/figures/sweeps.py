@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.figures.drawing import MS, graph_objects, laid_out, plain
-from perfscope.dashboards.reports.sweep_document import Sweep, load
-from perfscope.dashboards.reports.sweep_rows import choice_words, headline, words
-from perfscope.dashboards.reports.sweep_svg import TOO_MUCH, colors_of, drawn
+from perfscope.dashboards.report.sections.sweep import Sweep, choice_words, headline, load, words
+from perfscope.dashboards.report.sections.sweep_formats import TOO_MUCH, colors_of, drawn
 from perfscope.model.errors import UsageError
 from perfscope.model.units import format_bytes
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.reports import svg
-from perfscope.dashboards.reports.device_rows import fold_devices
-from perfscope.dashboards.reports.summary import SHARE_OF, summarize
+from perfscope.dashboards.report import svg
+from perfscope.dashboards.report.device_rows import fold_devices
+from perfscope.dashboards.report.summary import SHARE_OF, summarize
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.dashboards.reports.device_rows import DeviceRow
-    from perfscope.dashboards.reports.summary import FindingRow
+    from perfscope.dashboards.report.device_rows import DeviceRow
+    from perfscope.dashboards.report.summary import FindingRow
     from perfscope.model.trace import Trace
 
 MOST_FINDINGS = 20
@@ -34,7 +34,7 @@ _SOFT = "opacity:.7;font-size:12px"
 
 def trace_html(trace: Trace) -> str:
     """A trace: its source, where the time of its devices went, and the size of its tables."""
-    from perfscope.analyzers.facts.device_time import device_times
+    from perfscope.analyzers.time.device_time import device_times
     from perfscope.model.trace import MEMORY_TABLES
 
     source = trace.source

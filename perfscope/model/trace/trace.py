@@ -14,8 +14,8 @@ from perfscope.model.trace.tables import TABLES, CallKind
 if TYPE_CHECKING:
     import pandas as pd
 
-    from perfscope.analyzers.hardware.target import Target
-    from perfscope.analyzers.hardware.topology import Topology
+    from perfscope.analyzers.devices.target import Target
+    from perfscope.analyzers.devices.topology import Topology
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.model.compile_log import CompileLog
     from perfscope.model.flight_recorder import FlightRecord
@@ -284,7 +284,7 @@ class Trace:
         Intervals do not end before they start, codes and row references point at something, and
         the parts of every device's time sum to its span.
         """
-        from perfscope.analyzers.facts.device_time import device_times
+        from perfscope.analyzers.time.device_time import device_times
 
         for name, rows in self.rows.items():
             if "start_ns" in rows and (rows["end_ns"] < rows["start_ns"]).any():

@@ -285,7 +285,7 @@ class MachineWatch:
                 self._looks.append(self._gpus.look())
 
     def counters(self) -> dict[str, float]:
-        """By name (`perfscope.analyzers.compare.ab_environment` has their meaning); what is not known is not there."""
+        """By name (`perfscope.analyzers.compare.ab.environment` has their meaning); what is not known is not there."""
         found = counter_rates(self._before, self._after)
         found["load_before"] = self._load
         clocks = [clock for clock in self._mhz if clock]

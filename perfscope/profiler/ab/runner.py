@@ -88,7 +88,7 @@ Run = Callable[[Arm, Phase, int, int], Launch]
 
 
 class Judge(Protocol):
-    """Who looks at the pairs (``perfscope.analyzers.compare.ab_judge``)."""
+    """Who looks at the pairs (``perfscope.analyzers.compare.ab.judge``)."""
 
     def calibrated(self, pairs: Sequence[Pair]) -> str:
         """What the calibration chose, for a person."""

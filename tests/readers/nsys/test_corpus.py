@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.trace import CallKind, CopyKind, Trace
 from tests.conftest import corpus_files
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.readers.load import load, load_path
 from perfscope.analyzers.readers.nsys import jax_toolbox
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
+from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from tests.conftest import corpus_files

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
 from tests.readers.nsys.exports import (

@@ -18,7 +18,7 @@ import pytest
 
 from perfscope.analyzers.readers.torch_log.collect import read_records as read_bytes
 from perfscope.model.compile_log import CompileLog
-from tests.profiler.programs import environment
+from tests.session.programs import environment
 
 
 class LogText:

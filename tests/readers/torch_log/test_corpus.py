@@ -9,7 +9,7 @@ import pytest
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.torch_log import reader as torch_log_reader
 from perfscope.analyzers.readers.torch_log.reader import read, read_log
-from perfscope.analyzers.rules import load_rule
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CompileLog
 from tests.conftest import corpus_files
 from tests.readers.torch_log.logs import TlparseSummary, tlparse

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.collectives_section import collectives_section
-from perfscope.analyzers.facts.device_time import device_times
-from perfscope.analyzers.facts.hlo_collectives import collectives_of
-from perfscope.analyzers.hlo.proto import module_of_proto
+from perfscope.analyzers.hlo.collectives import collectives_of
+from perfscope.analyzers.hlo.parse.proto import module_of_proto
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.readers.xspace.programs import started
+from perfscope.analyzers.sections.collectives import collectives_section
+from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.errors import DataError
 from perfscope.model.trace import SliceKind, Trace
 from tests.conftest import corpus_files

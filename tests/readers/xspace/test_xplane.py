@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.facts.device_time import device_times
 from perfscope.analyzers.readers.load import load_one, load_path
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.readers.xspace.planes import whole_ns
 from perfscope.analyzers.readers.xspace.programs import device_assignment
+from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, SliceKind, Trace
 from tests.hlo.test_proto import made

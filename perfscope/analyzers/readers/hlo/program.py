@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfscope.analyzers.hlo.fusion_dump import refusals
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.thunks import Thunks, read_thunks
+from perfscope.analyzers.hlo.parse.fusion_dump import refusals
+from perfscope.analyzers.hlo.parse.thunks import Thunks, read_thunks
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Source, Trace

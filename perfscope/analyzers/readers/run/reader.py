@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.facts.step_work import late_span_ns, steps_work
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
@@ -49,6 +48,7 @@ from perfscope.analyzers.readers.run.parts import FORMAT, NSYS, RunPart, divide_
 from perfscope.analyzers.readers.run.peers import carry_peers
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
+from perfscope.analyzers.time.steps import late_span_ns, steps_work
 from perfscope.model.capture import TOOLS, WINDOW_SIZES
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.documents import run_folders

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.protos import decode
+from perfscope.analyzers.hlo.protos import decode
 from perfscope.analyzers.readers.xspace.framing import Data, parts
 from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Array

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.hlo.limits import MAX_GROUP_IDS, MAX_PROTO_BYTES
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
 from perfscope.analyzers.readers.xspace.framing import Part, numbers, parts
 from perfscope.analyzers.readers.xspace.planes import Plane, signed
 from perfscope.model.errors import DataError
@@ -86,7 +85,7 @@ class Programs:
             self._add(name, proto, stats.get("program_id"), shown)
 
     def _add(self, name: str, proto: bytes, program: object, shown: str) -> None:
-        from perfscope.analyzers.hlo.proto import module_of_proto
+        from perfscope.analyzers.hlo.parse.proto import module_of_proto
 
         numbered = _NUMBERED.match(name)
         if not isinstance(program, int) or isinstance(program, bool):

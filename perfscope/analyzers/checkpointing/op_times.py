@@ -1,0 +1,146 @@
+"""What each op of the op graph takes in one step: measured, or priced like the measured ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.devices import find_device, named_device
+from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.time.spans import subtree_ends
+from perfscope.analyzers.time.steps import step_windows
+from perfscope.model.finding import AbstainError, Basis
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, Trace
+
+Float64 = npt.NDArray[np.float64]
+
+NOT_PRICED = frozenset({"float64"})
+"""Matrix dtypes without a peak in the hardware tables: priced by their bytes alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTimes:
+    """Time of every op of the graph, shape (ops,), in ns; 0 for views."""
+
+    ns: Float64
+    step_ns: int | None
+    """Median of the steps without a profiler, else mean of the traced ones."""
+    basis: Basis
+    note: str | None
+    """How ops without a time were priced; ``None`` where all have one."""
+
+
+def op_times(trace: Trace) -> OpTimes:
+    """Times of the graph's ops in one step without a profiler. ``AbstainError`` if nothing tells them.
+
+    Of several timed steps the median counts. On a device an op is worth the time of its kernels and copies. Without
+    one it is worth its span on the host, as a share of the traced step: profiling makes steps longer. Ops that were
+    not found in the timed steps are worth what others of as many FLOPs and bytes take.
+    """
+    graph, place = trace.op_graph, trace.fact(graph_time)
+    if graph is None:
+        raise AbstainError("no op graph whose ops could be timed")
+    step_ns, traced_ns = _step_ns(trace)
+    if not place.known:
+        return _roofline(trace, graph, step_ns, place.matched_share)
+    steps = [_of_step(trace, spans, on_device=place.on_device) for spans in place.spans]
+    known = np.array(steps)
+    ns = np.full(len(graph.ops), np.nan)
+    seen = ~np.isnan(known).all(axis=0)
+    ns[seen] = np.nanmedian(known[:, seen], axis=0)
+    for index, op in enumerate(graph.ops):
+        if op.view:
+            ns[index] = 0.0
+    missing = np.flatnonzero(np.isnan(ns))
+    note = None
+    if len(missing):
+        ns[missing] = _like_others(graph, ns, missing)
+        note = f"{len(missing):,} of {len(graph.ops):,} ops have no time of their own and are priced by bytes and FLOPs"
+    if not place.on_device and step_ns and traced_ns:
+        ns = ns * min(1.0, step_ns / traced_ns)
+    return OpTimes(ns=ns, step_ns=step_ns or traced_ns, basis="measured", note=note)
+
+
+def _step_ns(trace: Trace) -> tuple[int | None, int | None]:
+    """A step without a profiler, and a traced one."""
+    windows = trace.fact(step_windows)
+    traced = round(float((windows.ends - windows.starts).mean())) if windows.count else None
+    return (round(median(trace.step_times_ns)) if trace.step_times_ns else None), traced
+
+
+def _of_step(trace: Trace, spans: npt.NDArray[np.int64], *, on_device: bool) -> Float64:
+    """Time of each op in one traced step; NaN where it was not found in it."""
+    ns = np.full(len(spans), np.nan)
+    placed = np.flatnonzero(spans != MISSING)
+    rows = spans[placed]
+    if not on_device:
+        ns[placed] = _host_ns(trace, placed, rows)
+        return ns
+    order = np.argsort(rows, kind="stable")
+    placed, rows = placed[order], rows[order]
+    ns[placed] = 0.0
+    ends = trace.fact(subtree_ends)[rows]
+    for table in ("kernels", "copies"):
+        work = trace.rows[table]
+        asked = work["op"].astype(np.int64)
+        index = np.searchsorted(rows, asked, side="right") - 1
+        inside = (index >= 0) & (asked < ends[np.maximum(index, 0)]) if len(rows) else np.zeros(len(asked), bool)
+        np.add.at(ns, placed[index[inside]], (work["end_ns"] - work["start_ns"])[inside])
+    return ns
+
+
+def _host_ns(trace: Trace, placed: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Float64:
+    """The span of each op; in the forward up to the next op, as what Python does between runs again with them."""
+    slices, graph = trace.rows["slices"], trace.op_graph
+    start, end, thread = (slices[name][rows].astype(np.int64) for name in ("start_ns", "end_ns", "thread"))
+    forward = np.array([graph is not None and graph.ops[index].phase == "forward" for index in placed.tolist()], bool)
+    within = forward[:-1] & forward[1:] & (thread[:-1] == thread[1:]) & (start[1:] >= end[:-1])
+    end[:-1] = np.where(within, start[1:], end[:-1])
+    return (end - start).astype(np.float64)
+
+
+def _like_others(graph: OpGraph, ns: Float64, missing: npt.NDArray[np.int64]) -> Float64:
+    """By the median rate of the ops that have a time: the slower of FLOPs and bytes."""
+    moved = np.array([op_bytes(graph, op) for op in graph.ops], np.float64)
+    flops = np.array([op.flops or 0 for op in graph.ops], np.float64)
+    timed = ~np.isnan(ns) & (ns > 0)
+    by_bytes, by_flops = timed & (moved > 0) & (flops == 0), timed & (flops > 0)
+    byte_ns = float(np.median(ns[by_bytes] / moved[by_bytes])) if by_bytes.any() else 0.0
+    flop_ns = float(np.median(ns[by_flops] / flops[by_flops])) if by_flops.any() else 0.0
+    priced: Float64 = np.maximum(moved[missing] * byte_ns, flops[missing] * flop_ns)
+    return priced
+
+
+def _roofline(trace: Trace, graph: OpGraph, step_ns: int | None, matched: float) -> OpTimes:
+    """By the peaks of the device, where the recording or the user names one."""
+    names = [trace.text(int(code)) for code in trace.rows["devices"]["name"]]
+    found = (named_device(trace.judged_device) if trace.judged_device else None) or next(
+        (device for name in names if (device := find_device(name)) is not None), None
+    )
+    if found is None:
+        raise AbstainError(
+            f"{100 * matched:.0f}% of the op graph's ops were found in the timed steps, too few to tell what "
+            "recomputing costs, and no device is named whose peaks would; record the run again, or give --device"
+        )
+    ns = np.zeros(len(graph.ops))
+    for index, op in enumerate(graph.ops):
+        if not op.view:
+            dtype = graph.tensors[op.inputs[0]].dtype.removeprefix("torch.") if op.inputs else ""
+            peak = found.peak_flops.get(dtype) if dtype not in NOT_PRICED else None
+            compute = (op.flops or 0) / peak if peak else 0.0
+            ns[index] = 1e9 * max(compute, op_bytes(graph, op) / found.memory_bandwidth)
+    return OpTimes(
+        ns=ns,
+        step_ns=step_ns,
+        basis="modelled",
+        note=f"the op graph could not be laid beside the timed steps: ops are priced by the peaks of {found.name}",
+    )
+
+
+def op_bytes(graph: OpGraph, op: GraphOp) -> int:
+    """Bytes that an op reads and writes, each tensor once."""
+    return sum(graph.tensors[index].bytes for index in {*op.inputs, *op.outputs, *op.mutated})

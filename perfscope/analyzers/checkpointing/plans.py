@@ -1,0 +1,364 @@
+"""The plans worth having: what to checkpoint, offload and divide, by predicted peak against predicted step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from perfscope.analyzers.checkpointing.sharding import Links, Transfer, device_of, links_of, placements, transfer
+from perfscope.analyzers.checkpointing.simulate import Placement, Simulation, Simulator, keep_all, todays
+from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
+from perfscope.analyzers.memory.holders import SCARCE_SHARE
+
+# Which region to checkpoint first: by bytes off the peak for each millisecond of work that runs again.
+
+
+MOST_STEPS = 400
+"""Regions that are looked at one after the other: more layers than models have."""
+
+AGAIN: tuple[Policy, ...] = ("selective", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Regions that share a policy: the calls of one module."""
+
+    name: str
+    regions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Copies of one layer, in the order they run."""
+
+    name: str
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyStep:
+    """One more region checkpointed, and what the step is predicted to be then."""
+
+    group: str
+    unit: str
+    policy: Policy
+    policies: tuple[Policy, ...]
+    simulation: Simulation
+    saved_bytes: int
+    """Off the peak by this step; 0 where the peak is elsewhere as well."""
+    added_ns: int
+    """Longer by this step; 0 where it is quicker."""
+
+
+def groups_of(model: StepModel) -> tuple[Group, ...]:
+    """The regions that can be checkpointed, by group."""
+    units: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for index, region in sorted(enumerate(model.regions), key=lambda item: item[1].forward):
+        if region.backward[1] > region.backward[0]:
+            units[region.group][region.name].append(index)
+    return tuple(
+        Group(name=name, units=tuple(Unit(name=unit, regions=tuple(regions)) for unit, regions in members.items()))
+        for name, members in units.items()
+    )
+
+
+def is_offered(model: StepModel, unit: Unit, policy: Policy) -> bool:
+    """True if all regions of a unit can be given a policy."""
+    return all(model.regions[index].offers(policy) for index in unit.regions)
+
+
+def with_policy(policies: Sequence[Policy], unit: Unit, policy: Policy) -> tuple[Policy, ...]:
+    """The policies with another one for a unit."""
+    return tuple(policy if index in unit.regions else one for index, one in enumerate(policies))
+
+
+def greedy(simulator: Simulator, start: Sequence[Policy] | None = None) -> tuple[GreedyStep, ...]:
+    """Steps from keeping everything (or from ``start``) to the lowest peak that checkpointing reaches.
+
+    Of copies of a layer the first one goes first: its values wait longest, and when its backward comes little else is
+    left. A step that lowers no peak (two moments are as high) is taken for what it takes out of the whole step.
+    """
+    model = simulator.model
+    policies: tuple[Policy, ...] = tuple(start) if start is not None else keep_all(model)
+    now = simulator.run(policies)
+    steps: list[GreedyStep] = []
+    groups = groups_of(model)
+    while len(steps) < MOST_STEPS:
+        best: tuple[tuple[float, float], GreedyStep] | None = None
+        for group in groups:
+            for policy in AGAIN:
+                step = _next(simulator, group, policy, policies, now)
+                if step is None:
+                    continue
+                worth = _worth(simulator, step, policies)
+                if best is None or worth > best[0]:
+                    best = (worth, step)
+        if best is None:
+            break
+        steps.append(best[1])
+        policies, now = best[1].policies, best[1].simulation
+    lowest = min((step.simulation.peak_bytes for step in steps), default=0)
+    end = next((index for index, step in enumerate(steps) if step.simulation.peak_bytes == lowest), -1)
+    return tuple(steps[: end + 1])
+
+
+def _next(
+    simulator: Simulator, group: Group, policy: Policy, policies: Sequence[Policy], now: Simulation
+) -> GreedyStep | None:
+    """The group's first unit that ``policy`` takes further; None if there is none."""
+    further = {"selective": ("keep",), "full": ("keep", "selective")}
+    unit = next((one for one in group.units if policies[one.regions[0]] in further[policy]), None)
+    if unit is None or not offered(simulator.model, unit, policy):
+        return None
+    after = with_policy(policies, unit, policy)
+    simulation = simulator.run(after)
+    return GreedyStep(
+        group=group.name,
+        unit=unit.name,
+        policy=policy,
+        policies=after,
+        simulation=simulation,
+        saved_bytes=max(0, now.peak_bytes - simulation.peak_bytes),
+        added_ns=max(0, simulation.work_ns - now.work_ns),
+    )
+
+
+def _worth(simulator: Simulator, step: GreedyStep, before: Sequence[Policy]) -> tuple[float, float]:
+    price = max(1, step.added_ns)
+    if step.saved_bytes:
+        return (step.saved_bytes / price, 0.0)
+    less = int(simulator.curve(before).sum()) - int(simulator.curve(step.policies).sum())
+    return (0.0, less / price)
+
+
+MOST_WORK = 60_000_000
+"""Positions and values that the search may look at, all plans together: some seconds."""
+
+MOST_PLANS = 3_000
+MOST_SHOWN = 12
+"""Plans of the front that are kept: more than a person compares."""
+
+SAME_PEAK = 0.002
+"""Of the peak: plans that differ by less are one choice, and the quicker one is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to run the step, with what it is predicted to need and take."""
+
+    policies: tuple[Policy, ...]
+    placement: Placement
+    simulation: Simulation
+    transfer: Transfer
+    added_low_ns: int
+    """Beyond today's step (negative: less), with all transfers hidden."""
+    added_high_ns: int | None
+    """With none of them hidden; ``None`` where a bandwidth, or the work of the host's processor, is not known."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted live bytes at the highest moment."""
+        return self.simulation.peak_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """The front, and where today's step and the budget lie beside it."""
+
+    model: StepModel
+    today: Plan
+    front: tuple[Plan, ...]
+    """Quickest first. None of them needs more and takes longer than another."""
+    recommended: Plan | None
+    """The quickest that fits the budget; ``None`` without a budget, or if none fits."""
+    budget_bytes: int | None
+    budget_from: str | None
+    """``asked``, or ``device``: ``SCARCE_SHARE`` of its memory, as the rest is not the allocator's."""
+    links: Links
+    looked_at: int
+    """Plans that were predicted."""
+    complete: bool
+    """Every choice of how many copies of each layer to checkpoint was among them."""
+
+    def needs(self, plan: Plan) -> int:
+        """Bytes a plan needs of the device: its peak, and what the allocator was seen to hold beyond a peak."""
+        return round(plan.peak_bytes * (1 + (self.model.reserve_share or 0.0)))
+
+    def fits(self, plan: Plan) -> bool | None:
+        """True if a plan fits the budget; ``None`` without one."""
+        return None if self.budget_bytes is None else self.needs(plan) <= self.budget_bytes
+
+    def step_ns(self, plan: Plan) -> tuple[int, int | None] | None:
+        """Predicted step at best and at worst; ``None`` where today's is not known."""
+        if self.model.step_ns is None:
+            return None
+        high = None if plan.added_high_ns is None else max(0, self.model.step_ns + plan.added_high_ns)
+        return max(0, self.model.step_ns + plan.added_low_ns), high
+
+
+def plan_memory(
+    model: StepModel,
+    *,
+    budget_bytes: int | None = None,
+    devices: int | None = None,
+    device: str | None = None,
+    moving: bool = True,
+) -> Plans:
+    """All that is worth having. Without ``budget_bytes`` what may be used of the device, where recorded.
+
+    ``devices``: among how many parameters, gradients and optimizer state may be divided (default: as many as train
+    together now). ``device``: name of the product whose links count where the recording names none.
+    ``moving``: offload and divide as well, not only make again.
+    """
+    simulator = Simulator(model)
+    count = devices or model.world_size
+    links = links_of(device_of(model, device), count)
+    here = Placement(devices=model.world_size)
+    base = simulator.run(todays(model))
+    found: dict[tuple[tuple[Policy, ...], Placement], Plan] = {}
+
+    def look(policies: tuple[Policy, ...], placement: Placement) -> None:
+        if (policies, placement) not in found:
+            simulation = simulator.run(policies, placement)
+            found[policies, placement] = _plan(model, policies, placement, simulation, base, links)
+
+    candidates = [todays(model), keep_all(model), *(step.policies for step in greedy(simulator))]
+    grid, complete = _grid(model, simulator, moving=moving and not model.on_host)
+    for policies in (*candidates, *grid):
+        look(policies, here)
+    chosen = [plan.policies for plan in _front(found.values())]
+    for placement in placements(model, count) if moving else ():
+        for policies in dict.fromkeys((todays(model), *chosen)):
+            look(policies, placement)
+    room = None if model.capacity_bytes is None else int(SCARCE_SHARE * model.capacity_bytes)
+    budget, source = (budget_bytes, "asked") if budget_bytes is not None else (room, "device")
+    front = _front(found.values())
+    partial = Plans(
+        model=model,
+        today=_plan(model, todays(model), Placement(devices=model.world_size), base, base, links),
+        front=tuple(front),
+        recommended=None,
+        budget_bytes=budget,
+        budget_from=None if budget is None else source,
+        links=links,
+        looked_at=len(found),
+        complete=complete,
+    )
+    recommended = _recommended(partial)
+    return Plans(
+        model=model,
+        today=partial.today,
+        front=tuple(_thinned(front, recommended)),
+        recommended=recommended,
+        budget_bytes=budget,
+        budget_from=partial.budget_from,
+        links=links,
+        looked_at=partial.looked_at,
+        complete=complete,
+    )
+
+
+def _plan(
+    model: StepModel,
+    policies: tuple[Policy, ...],
+    placement: Placement,
+    simulation: Simulation,
+    base: Simulation,
+    links: Links,
+) -> Plan:
+    moved = transfer(model, placement, simulation, links)
+    added = simulation.work_ns - base.work_ns
+    # How long an optimizer on the host updates there is not known: its worst case neither.
+    worst = None if placement.optimizer_on_host else moved.worst_ns
+    return Plan(
+        policies=policies,
+        placement=placement,
+        simulation=simulation,
+        transfer=moved,
+        added_low_ns=added,
+        added_high_ns=None if worst is None else added + worst,
+    )
+
+
+def _grid(model: StepModel, simulator: Simulator, *, moving: bool) -> tuple[list[tuple[Policy, ...]], bool]:
+    """How many copies of each layer get which policy: all choices, or evenly many of them where they are too many."""
+    groups = groups_of(model)
+    offered: tuple[Policy, ...] = ("full", "selective", "offload") if moving else ("full", "selective")
+    most = max(50, min(MOST_PLANS, MOST_WORK // max(1, simulator.size)))
+    stride = 1
+    while True:
+        ways = [list(_ways(len(group.units), len(offered), stride)) for group in groups]
+        total = 1
+        for way in ways:
+            total *= len(way)
+        if total <= most or stride > max((len(group.units) for group in groups), default=1):
+            break
+        stride += 1
+    plans: list[tuple[Policy, ...]] = []
+    for choice in product(*ways):
+        if len(plans) >= most:
+            break
+        plans.append(_assigned(model, groups, choice, offered))
+    return plans, stride == 1 and total <= most
+
+
+def _ways(units: int, offered: int, stride: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of units for each policy, ``units`` at most together, in steps of ``stride`` or all of the rest."""
+    levels = sorted({*range(0, units + 1, stride), units})
+    for counts in product(levels, repeat=offered):
+        if sum(counts) <= units:
+            yield counts
+
+
+def _assigned(
+    model: StepModel, groups: Sequence[Group], choice: Sequence[tuple[int, ...]], offered: Sequence[Policy]
+) -> tuple[Policy, ...]:
+    """The first copies get the first policy, the next ones the next; the last ones keep all."""
+    policies = keep_all(model)
+    for group, counts in zip(groups, choice, strict=True):
+        units = iter(group.units)
+        for policy, count in zip(offered, counts, strict=True):
+            for _ in range(count):
+                unit = next(units)
+                if is_offered(model, unit, policy):
+                    policies = with_policy(policies, unit, policy)
+    return policies
+
+
+def _front(plans: Iterable[Plan]) -> list[Plan]:
+    """Those that no other beats in peak, in best time and in worst time; quickest first."""
+    front: list[Plan] = []
+    for plan in sorted(plans, key=lambda one: (one.peak_bytes, _high(one), one.added_low_ns, one.placement.level)):
+        beaten = any(
+            other.peak_bytes <= plan.peak_bytes * (1 + SAME_PEAK)
+            and other.added_low_ns <= plan.added_low_ns
+            and _high(other) <= _high(plan)
+            for other in front
+        )
+        if not beaten:
+            front.append(plan)
+    return sorted(front, key=lambda one: (_high(one), one.added_low_ns, one.peak_bytes))
+
+
+def _high(plan: Plan) -> float:
+    return float("inf") if plan.added_high_ns is None else plan.added_high_ns
+
+
+def _recommended(plans: Plans) -> Plan | None:
+    fitting = [plan for plan in plans.front if plans.fits(plan)]
+    return min(fitting, key=lambda one: (_high(one), one.added_low_ns, one.peak_bytes), default=None)
+
+
+def _thinned(front: Sequence[Plan], recommended: Plan | None) -> list[Plan]:
+    """At most ``MOST_SHOWN``: the ends, the recommended one, and others evenly by peak."""
+    kept = list(front)
+    while len(kept) > MOST_SHOWN:
+        by_peak = sorted(kept, key=lambda one: one.peak_bytes)
+        inner = [(by_peak[i + 1].peak_bytes - by_peak[i - 1].peak_bytes, i) for i in range(1, len(by_peak) - 1)]
+        drop = next(
+            by_peak[i] for _, i in sorted(inner) if by_peak[i] is not recommended and by_peak[i] is not front[0]
+        )
+        kept.remove(drop)
+    return kept

@@ -1,0 +1,477 @@
+"""Work that compiled XLA programs do a second time to need less memory.
+
+Two kinds. ``jax.checkpoint`` runs forward again in the backward pass: ``rematted_computation`` stands in the
+path of those ops, and of no others. XLA's own rematerialization clones instructions: the metadata keep the
+name each had before (``scheduling_name``), so all of a name but one are the recomputation. Names that end in
+``.remat`` say little: the original is often gone and its clone is all there is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from perfscope.analyzers.checkpointing.xla_model.kept import Stacks
+from perfscope.analyzers.checkpointing.xla_model.layers import Layer, backward_body, layer_loops, reached
+from perfscope.analyzers.devices import find_device
+from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.cost.ops import result_of
+from perfscope.analyzers.hlo.cost.phase import phase_of
+from perfscope.analyzers.hlo.flow import Flow
+from perfscope.analyzers.hlo.module import HloModule, Shape
+from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.hlo.program import costs
+from perfscope.analyzers.hlo.program_device import ProgramDevice, device_memory_bytes, program_device
+from perfscope.analyzers.hlo.roofline import compute_ns, roof_of
+from perfscope.analyzers.programs.blocks import program_timelines
+from perfscope.analyzers.programs.saving import Part, bytes_ns, once_ns, price
+from perfscope.model.finding import Cell
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes
+
+TYPICAL_DEVICE = "NVIDIA H100 80GB HBM3"
+"""Programs name no device; its ratio of arithmetic to bandwidth stands for a training accelerator's."""
+
+_MATRIX_DTYPES = {"f32": "tf32", "bf16": "bfloat16", "f16": "float16", "f8e4m3fn": "fp8", "f8e5m2": "fp8"}
+"""XLA's element types as the hardware tables call them; XLA multiplies float32 as TF32 unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """A matrix product that ``jax.checkpoint`` runs again."""
+
+    cost: ModuleCost
+    row: InstructionCost
+
+    @property
+    def flops(self) -> int:
+        """In one run of the module."""
+        return self.row.total.flops
+
+    @property
+    def result(self) -> Shape:
+        """Of the product alone: library calls append scratch memory."""
+        return result_of(self.row.instruction)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that keeping the results for the backward pass would take."""
+        return self.result.bytes * self.row.runs
+
+    @property
+    def region(self) -> str:
+        """Path of the ``jax.checkpoint`` it is in: all that one call recomputes shares it."""
+        return self.row.instruction.op_name.partition("rematted_computation")[0]
+
+    @property
+    def is_cheap(self) -> bool:
+        """Computing it again costs less than keeping its result.
+
+        On an accelerator: it takes less time than writing the result to memory and reading it back would.
+        Products with a short inner dimension are: scores of attention, which blocked attention recomputes.
+        On a CPU, whose caches hold much of it, JAX's own policy decides (``dots_with_no_batch_dims_saveable``):
+        products with batch dimensions are recomputed, the others kept.
+        """
+        if self.cost.module.platform == "cpu":
+            return self.row.instruction.attributes.get("lhs_batch_dims", "{}") != "{}"
+        device = find_device(TYPICAL_DEVICE)
+        assert device is not None
+        (kind, *_) = self.row.once.products
+        peak = device.peak_flops.get(_MATRIX_DTYPES.get(kind.dtype, "float32"), device.peak_flops["float32"])
+        seconds = self.row.once.flops / peak
+        return seconds < 2 * self.result.bytes / device.memory_bandwidth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cloned:
+    """Launches XLA's own rematerialization added: clones of one instruction, the first left out."""
+
+    cost: ModuleCost
+    original: str
+    rows: tuple[InstructionCost, ...]
+
+    @property
+    def flops(self) -> int:
+        """In one run of the module."""
+        return sum(row.total.flops for row in self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """In one run of the module."""
+        return sum(row.total.bytes for row in self.rows)
+
+
+def recomputed_products(trace: Trace) -> tuple[Recomputed, ...]:
+    """Matrix products of all programs that run again for the backward pass, in program order."""
+    return tuple(
+        Recomputed(cost=cost, row=row)
+        for cost in trace.fact(costs)
+        for row in cost.rows
+        if row.instruction.opcode not in ("fusion", "async-start")
+        and row.place != "control"
+        and row.runs
+        and row.once.products
+        and phase_of(row.instruction.op_name) == "recompute"
+    )
+
+
+def cloned_instructions(trace: Trace) -> tuple[Cloned, ...]:
+    """Instructions that XLA launches more than once to free memory in between, the dearest first."""
+    found = []
+    for cost in trace.fact(costs):
+        named: dict[tuple[str, str], list[InstructionCost]] = defaultdict(list)
+        for row in cost.launched:
+            if row.instruction.scheduling_name:
+                named[row.computation, row.instruction.scheduling_name].append(row)
+        found += [
+            Cloned(cost=cost, original=name, rows=tuple(rows[1:])) for (_, name), rows in named.items() if len(rows) > 1
+        ]
+    return tuple(sorted(found, key=lambda one: (-one.flops, -one.bytes, one.original)))
+
+
+# What recomputation buys in a compiled program: how much higher the peak would be without it, and whether that fits.
+#
+# Values that run again are put back, alive from where the forward made them to where the backward needs them, onto the
+# program's own curve of memory (assigned by XLA, else modelled). The peak of that curve against the program's is what
+# recomputation bought; against the device's memory it is whether it was needed.
+
+
+DESCRIBED: Mapping[str, int] = {
+    "B200": 191_514_411_008, "GB200": 197_897_748_480, "H200": 151_397_597_184, "H100 SXM": 84_942_979_072,
+    "H100 PCIe": 84_942_979_072, "A100 SXM 80GB": 85_100_068_864, "A100 PCIe 80GB": 79_050_250_240,
+    "A100 40GB": 42_331_013_120,
+}  # fmt: skip
+"""Bytes of memory as XLA describes the devices it compiles for: ``device_memory_size`` in
+``xla/backends/gpu/target_config/specs`` of its sources. Its MI300X is left out: it has the size of a later product."""
+
+GIGABYTES: Mapping[str, int] = {
+    "B200": 180, "GB200": 186, "H200": 141, "H200 NVL": 141, "H100 SXM": 80, "H100 PCIe": 80, "H100 NVL": 94,
+    "A100 SXM 80GB": 80, "A100 PCIe 80GB": 80, "A100 40GB": 40, "L40S": 48, "A30": 24, "A40": 48, "A10": 24, "L4": 24,
+    "T4": 16, "MI355X": 288, "MI350X": 288, "MI325X": 256, "MI300X": 192, "MI300A": 128, "MI250X (one GCD)": 64,
+    "MI210": 64, "TPU v6e": 32, "TPU v5p": 95, "TPU v5e": 16, "TPU v4": 32,
+}  # fmt: skip
+"""Memory of products as their vendors state it, where a name has one size; what is described or recorded goes first."""
+
+USABLE_SHARE = {"gpu": 0.75, "tpu": 0.9}
+"""Of the device's memory: what JAX takes on a GPU unless told otherwise (``XLA_PYTHON_CLIENT_MEM_FRACTION``); a TPU
+keeps some for the system."""
+
+SAME_ASSIGNED, SAME_MODELLED = 0.01, 0.05
+"""Shares of a peak by which another one is no higher: alignment, where XLA assigned it; else what the model misses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bought:
+    """What recomputation buys. Bytes."""
+
+    peak: int
+    """As the program is."""
+    without: int
+    """If everything that is asked about were kept."""
+    assigned: bool
+    """``peak`` is XLA's own, else modelled."""
+    usable: int | None
+    """What a program may have of the device; ``None`` where no device or no size of it is known."""
+    device: str
+    """As shown: ``'H100 SXM (assumed)'``; empty without one."""
+    limit_known: bool = False
+    """``usable`` is what the program's own allocator said that it may take."""
+
+    @property
+    def lowers_the_peak(self) -> bool:
+        """The peak would be higher without it."""
+        same = SAME_ASSIGNED if self.assigned else SAME_MODELLED
+        return self.without > (1 + same) * self.peak
+
+    @property
+    def is_needed(self) -> bool:
+        """It would not fit without."""
+        return self.usable is not None and self.without > self.usable
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is too much, in a word: ``peak elsewhere``, ``room``; ``None`` where nothing says so."""
+        if self.is_needed:
+            return None
+        if not self.lowers_the_peak:
+            return "peak elsewhere"
+        return None if self.usable is None else "room"
+
+    def text(self) -> str:
+        """One or two sentences of advice."""
+        assigned = "is assigned" if self.assigned else "is modelled to need"
+        start = f"The program {assigned} {format_bytes(self.peak)} at its peak"
+        if not self.lowers_the_peak and not self.is_needed:
+            return f"{start}, and keeping the results leaves it there: the peak is elsewhere."
+        with_all = f"{start}, and {format_bytes(self.without)} with the results kept"
+        if self.usable is None:
+            return f"{with_all}; the memory of the device is not known."
+        of_device = f" of {self.device}" if self.device else ""
+        room = f"{format_bytes(self.usable)} that " + (
+            f"the run's allocator may take{of_device}"
+            if self.limit_known
+            else f"a JAX program gets{of_device} unless told otherwise"
+        )
+        fits = "more than" if self.is_needed else "within"
+        return f"{with_all}: {fits} the {room}."
+
+    def cells(self) -> dict[str, Cell]:
+        """For a row of evidence."""
+        return {
+            "reason": self.reason,
+            "peak_bytes": self.peak,
+            "peak_without_bytes": self.without,
+            "usable_bytes": self.usable,
+        }
+
+
+def bought_by_checkpoint(trace: Trace, cost: ModuleCost, products: Sequence[Recomputed]) -> Bought | None:
+    """What ``jax.checkpoint`` buys by running products of one program again; ``None`` where it is not scheduled."""
+    schedule = Schedule(cost.module)
+    spans = []
+    for one in products:
+        place = _position(schedule, cost, one.row.computation, one.row.instruction.name)
+        if place is not None:
+            spans.append((_forward(schedule, cost, one, place), place[1], one.kept_bytes))
+    return _bought(trace, cost, spans)
+
+
+def bought_by_clones(trace: Trace, cost: ModuleCost, clones: Iterable[Cloned]) -> Bought | None:
+    """What XLA's own rematerialization buys: each clone's value kept from the instruction that made it before."""
+    schedule = Schedule(cost.module)
+    spans = []
+    for one in clones:
+        first = next(
+            row
+            for row in cost.launched
+            if row.instruction.scheduling_name == one.original
+            and row.computation == one.rows[0].computation
+            and row not in one.rows
+        )
+        before = schedule.positions.get(first.instruction.name)
+        for row in one.rows:
+            at = schedule.positions.get(row.instruction.name)
+            if before is not None and at is not None:
+                # its own value takes over where the clone stands, and was alive up to its last reader
+                begin = max(before, _last_read(cost.module, schedule, row.computation, first.instruction.name))
+                spans.append((begin + 1, at, row.instruction.shape.bytes))
+                before = at
+    return _bought(trace, cost, spans)
+
+
+def _bought(trace: Trace, cost: ModuleCost, spans: Sequence[tuple[int, int, int]]) -> Bought | None:
+    timeline = timeline_of(trace, cost.module)
+    if timeline is None:
+        return None
+    live = timeline.live()
+    length = timeline.last + 2
+    change = np.zeros(length + 1, np.int64)
+    np.add.at(change, np.minimum(live.positions, length), np.diff(live.bytes, prepend=0))
+    for start, stop, size in spans:
+        if stop > start:
+            change[min(start, length)] += size
+            change[min(stop, length)] -= size
+    known = trace.fact(program_device)
+    return Bought(
+        peak=timeline.peak()[1],
+        without=int(np.cumsum(change).max()),
+        assigned=cost.module.buffer_assignment is not None,
+        usable=usable_bytes(trace, cost.module),
+        device="" if known is None else known.label(),
+        limit_known=_limit(trace) is not None,
+    )
+
+
+def usable_bytes(trace: Trace, module: HloModule) -> int | None:
+    """What a program may have of the memory of the device it is judged for.
+
+    What the allocator of the run says that it may take; else a share of the device's memory as recorded or asked for,
+    as XLA describes the device, or as its vendor states it.
+    """
+    share = USABLE_SHARE.get(module.platform or "")
+    if share is None:
+        return None
+    limit = _limit(trace)
+    if limit is not None:
+        return limit
+    told = device_memory_bytes(trace)
+    if told is not None:
+        return int(share * told)
+    known: ProgramDevice | None = trace.fact(program_device)
+    if known is None:
+        return None
+    size = DESCRIBED.get(known.device.name) or GIGABYTES.get(known.device.name, 0) * 1_000_000_000
+    return int(share * size) if size else None
+
+
+def _limit(trace: Trace) -> int | None:
+    """What the allocator of a run of ours said that it may take of its device (`bytes_limit`)."""
+    return None if trace.allocator_counters is None else trace.allocator_counters.limit_bytes or None
+
+
+def timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline | None:
+    """The memory of one program; ``None`` where it is not scheduled."""
+    with_one = [one for one in trace.hlo if one.is_scheduled or _has_heap(one)]
+    found = [timeline for one, timeline in zip(with_one, trace.fact(program_timelines), strict=False) if one is module]
+    return found[0] if found else None
+
+
+def _has_heap(module: HloModule) -> bool:
+    return module.buffer_assignment is not None and bool(module.buffer_assignment.allocations)
+
+
+def _position(schedule: Schedule, cost: ModuleCost, computation: str, name: str) -> tuple[int, int] | None:
+    """Where an instruction, or the kernel that holds it, runs: with its loops of the entry, first and last position."""
+    while computation not in schedule.computations:
+        holder = next((row for row in cost.rows if computation in row.instruction.called), None)
+        if holder is None:
+            return None
+        computation, name = holder.computation, holder.instruction.name
+    at = schedule.positions[name]
+    for one in cost.module.entry_computation().instructions:
+        if schedule.begins[one.name] <= at <= schedule.positions[one.name]:
+            return schedule.begins[one.name], schedule.positions[one.name] + 1
+    return at, at + 1
+
+
+def _forward(schedule: Schedule, cost: ModuleCost, again: Recomputed, place: tuple[int, int]) -> int:
+    """Where the forward makes what runs again: the first product before it of the same result and primitive."""
+    shape, primitive = _type(again.result), again.row.instruction.op_name.rpartition("/")[2]
+    found = [
+        at[0]
+        for row in cost.rows
+        if row.once.products
+        and row.instruction.op_name.rpartition("/")[2] == primitive
+        and _type(row.instruction.shape) == shape
+        and phase_of(row.instruction.op_name) == "forward"
+        for at in (_position(schedule, cost, row.computation, row.instruction.name),)
+        if at is not None and at[0] <= place[0]
+    ]
+    return min(found, default=place[0])
+
+
+def _type(shape: Shape) -> tuple[str, tuple[int, ...]]:
+    return shape.dtype, tuple(size for size in sorted(shape.dims) if size > 1)
+
+
+def _last_read(module: HloModule, schedule: Schedule, computation: str, name: str) -> int:
+    return max(
+        (schedule.positions[one.name] for one in module.computations[computation].instructions if name in one.operands),
+        default=schedule.positions[name],
+    )
+
+
+# Time that recomputation takes: measured where the instructions were recorded, else their roof on the device.
+
+
+def recomputed_parts(trace: Trace, products: Iterable[Recomputed]) -> list[Part]:
+    """Products that ``jax.checkpoint`` runs again, for ``price``; each kernel once, whatever it holds.
+
+    A kernel that is recomputation by its own name goes as a whole. Of one that does other work too, the product's
+    arithmetic at the device's peak goes, and no more than the kernel took.
+    """
+    holders, parts = trace.fact(_holders), {}
+    known = trace.fact(program_device)
+    for one in products:
+        kernel = one.row
+        if kernel.place == "inside":
+            kernel = holders[id(one.cost)].get(kernel.computation, kernel)
+        whole = kernel is one.row or phase_of(kernel.instruction.op_name) == "recompute"
+        if whole:
+            parts[id(kernel)] = _whole(trace, one.cost, kernel)
+        else:
+            once = None if known is None else compute_ns(one.row.once, known.device)
+            modelled = None if once is None else once * one.row.runs
+            parts[id(one)] = Part(module=one.cost.module, instructions=(kernel.instruction.name,), modelled_ns=modelled)
+    return list(parts.values())
+
+
+def cloned_parts(trace: Trace, clones: Iterable[Cloned]) -> list[Part]:
+    """Kernels that XLA's own rematerialization added, for ``price``."""
+    return [_whole(trace, one.cost, row) for one in clones for row in one.rows]
+
+
+def part_ns(trace: Trace, parts: Iterable[Part]) -> float | None:
+    """What parts take in one run of the program, measured or modelled; None where neither is known."""
+    found = price(trace, parts)
+    return None if found is None else found.run_ns
+
+
+def ns_a_mib(spent_ns: float | None, kept_bytes: int) -> float | None:
+    """Time lost for each MiB that keeping the values would take; None where no time is known or nothing is kept."""
+    return None if spent_ns is None or not kept_bytes else spent_ns / (kept_bytes / (1 << 20))
+
+
+def _whole(trace: Trace, cost: ModuleCost, row: InstructionCost) -> Part:
+    known = trace.fact(program_device)
+    modelled = None if known is None else roof_of(row, known.device).roof_ns * row.runs
+    return Part(module=cost.module, instructions=(row.instruction.name,), modelled_ns=modelled, whole=True)
+
+
+def _holders(trace: Trace) -> Mapping[int, Mapping[str, InstructionCost]]:
+    """By ``id`` of a program's cost: the launched instruction that holds each computation inside fusions."""
+    return {
+        id(cost): {
+            name: row for row in cost.rows if row.place == "launched" for name in _inside(cost, row.instruction.called)
+        }
+        for cost in trace.fact(costs)
+    }
+
+
+def _inside(cost: ModuleCost, called: Iterable[str]) -> Iterator[str]:
+    for name in called:
+        yield name
+        body = cost.module.computations.get(name)
+        for inner in body.instructions if body is not None else ():
+            if inner.called and inner.opcode in ("fusion", "async-start", "call"):
+                yield from _inside(cost, inner.called)
+
+
+# What keeping a result would take that a loop over layers computes again: room in a stack, and the way there and back.
+#
+# Layers that ``jax.lax.scan`` runs hand what they keep to their backward in arrays with an axis of layers. What those
+# that are there take for each byte (`hlo_stacks.py`) is what another would take: less arithmetic, and more traffic.
+
+
+def storing_part(trace: Trace, products: Sequence[Recomputed]) -> Part | None:
+    """What keeping the results of one program's products takes, for ``price``: its time is negative.
+
+    ``None`` where they are of no loop over layers, or no time is known.
+    """
+    rates = trace.fact(_rates).get(id(products[0].cost), {}) if products else {}
+    taken = sum(one.kept_bytes * _rate_of(rates, one) for one in products)
+    return Part(module=products[0].cost.module, instructions=(), modelled_ns=-taken) if taken else None
+
+
+def _rate_of(rates: Mapping[frozenset[str], float], one: Recomputed) -> float:
+    return next((rate for inside, rate in rates.items() if one.row.computation in inside), 0.0)
+
+
+def _rates(trace: Trace) -> Mapping[int, Mapping[frozenset[str], float]]:
+    """By ``id`` of a program's cost: the computations of each backward loop over layers, and ns for a byte kept."""
+    found: dict[int, dict[frozenset[str], float]] = {}
+    modules = {id(module): index for index, module in enumerate(trace.hlo)}
+    for cost in trace.fact(costs):
+        index = modules.get(id(cost.module))
+        if index is None or not cost.module.is_scheduled:
+            continue
+        flow, schedule = Flow(cost.module), Schedule(cost.module)
+        for layers in layer_loops(cost.module, flow, schedule):
+            stacks = Stacks(
+                Layer(flow, layers),
+                cost,
+                partial(_time, trace.fact(once_ns), index),
+                lambda size: bytes_ns(trace, size) or 0.0,
+            )
+            inside = reached(cost.module, backward_body(cost.module, schedule, layers))
+            found.setdefault(id(cost), {})[inside] = stacks.ns_a_byte(layers.kept)
+    return found
+
+
+def _time(times: Mapping[tuple[int, str, str], float], index: int, row: InstructionCost) -> float:
+    return times.get((index, row.computation, row.instruction.name), 0.0) * row.runs

@@ -1,0 +1,254 @@
+"""Forward work is computed a second time in the backward pass.
+
+Why it costs:
+    Activation checkpointing drops activations in the forward pass and runs that part of the forward
+    again when the backward needs them. It buys memory with time. Where the memory would have been
+    free, or where the dropped activations are small next to the work that rebuilds them, the time is
+    spent for nothing.
+
+How it is found:
+    Inside the backward pass only a re-run forward gets autograd sequence numbers of its own. Ops that
+    have one inside an autograd node, and all they call, are recomputation; where shapes were recorded,
+    the same op with the same shapes must occur in the forward pass, which keeps a double backward out.
+    The time is that of the kernels and copies they launched, or of the ops themselves on a program
+    without an accelerator. The cost is the part of it that no other device work hides. It is an upper
+    bound: keeping everything saves all of it and needs the memory. Whether that memory is free is said
+    where allocator events were recorded. A compiler's own recomputation inside its kernels does not
+    show in a trace.
+
+    Where the op graph of a step was recorded (`perfscope run`) the step is simulated without the
+    checkpoints, and the finding says which of these holds: the peak lies elsewhere, at a moment at which
+    no checkpointed region is alive; the peak would be no higher without; everything would fit; another
+    choice of regions has as low a peak for less time; some regions could be kept. Only the share of the
+    time that need not be spent is the cost. Where the memory is needed there is no finding, and where
+    the size of the device is not known that is said. What each region buys is in the evidence. That holds
+    for both forms of `torch.utils.checkpoint` and for selective checkpointing.
+
+    From the log of torch.compile: nodes that the forward and the backward graph both compute, from the same inputs in
+    the same shape. Elementwise ops are computed again by design, which is cheaper than to save them, and are
+    not flagged; matrix products, convolutions and attention are. The cost is the time of their kernels where
+    the log tells them and a recording has them; else the finding is structural. Where a recording has the memory of
+    such a step, the finding says why it is for nothing, with the results laid onto the measured curve from the forward
+    that makes them to the last op of their name in the backward: the peak lies elsewhere, it is no higher with all of
+    them saved, the device has room for it, or some can be saved. That peak is an upper bound. Where they would not fit
+    there is no finding; where the memory, its times or the size of the device is not known, that is said.
+
+    From a compiled XLA program: matrix products under `rematted_computation`, which is where
+    `jax.checkpoint` runs forward again, times the trip counts of the loops around; and instructions that
+    XLA itself cloned to free memory, told by the name they had before (never by `.remat` in the name),
+    the first of each left out. Products that take less time than writing and reading back their result
+    would (short inner dimension, as in blocked attention) are cheap and not counted; on a CPU those with
+    batch dimensions, as JAX's own policy has it. The cost
+    is the time of the kernels that hold them: measured while nothing else ran, or for a program alone their
+    roofline in one run, on `--device` or an H100 or TPU v5e (assumed); programs for a CPU have measured time only.
+    It is said for each MiB that keeping would take: the dearest are the first to keep. The peak with the results kept
+    is laid beside the program's own: recomputation is too much where the peak is elsewhere and stays as it is, or
+    where the device has room: what the run's allocator may take, else of the device's memory, as recorded or as XLA
+    describes the device, what JAX takes by itself (three quarters on a GPU). Where it would not fit, there
+    is no finding: it is needed. Of XLA's own copies it is said whether they lowered the peak at all. Where several
+    programs of one function are there, one that recomputes more than another and needs as much memory is named: its
+    policy is dominated.
+
+Fix:
+    Save what is expensive to rebuild and recompute only what is cheap (norms, activations, casts)::
+
+        from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+        def policy(ctx, op, *args, **kwargs):
+            costly = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.convolution.default}
+            return CheckpointPolicy.MUST_SAVE if op in costly else CheckpointPolicy.PREFER_RECOMPUTE
+
+        y = checkpoint(block, x, use_reentrant=False,
+                       context_fn=lambda: create_selective_checkpoint_contexts(policy))
+
+    or checkpoint every second block only, or none where the memory is there. In JAX::
+
+        f = jax.checkpoint(block, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from perfscope.analyzers.checkpointing.remat_bargain import Bargain, RegionBargain, remat_bargain, what_to_do, why
+from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import compiled_findings
+from perfscope.analyzers.checkpointing.rules.excess_remat.policies import dominated_policies
+from perfscope.analyzers.checkpointing.rules.excess_remat.program import program_findings
+from perfscope.analyzers.ops.finding_spans import spans_of_regions
+from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import NO_WORK
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ()
+
+AUTOGRAD = ("host_ops", "autograd")
+"""What a PyTorch recording must hold; a compiled XLA program does as well."""
+
+MIN_SHARE = 0.01
+"""Of the steps' time: recomputing less is a good bargain whatever memory it bought."""
+
+MAX_ROWS = 20
+
+MOST_ASKED = 50
+"""Ops of a region that are asked for their line: the first few restore the random state, inside torch."""
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each place in the program whose recomputation costs at least ``MIN_SHARE``."""
+    absent = [key for key in AUTOGRAD if key not in trace.recorded]
+    compiled = trace.compile_log is not None and any(one.direction == "backward" for one in trace.compile_log.graphs)
+    if compiled:
+        yield from compiled_findings(trace, MIN_SHARE)
+    if not absent:
+        yield from _from_autograd(trace)
+    elif "hlo" in trace.recorded:
+        yield from program_findings(trace)
+    elif not compiled:
+        raise AbstainError("not recorded: " + "; ".join(RECORDED[key] for key in absent))
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """One finding for each function with a program whose checkpoint policy another program of it beats."""
+    yield from dominated_policies(traces)
+
+
+def _from_autograd(trace: Trace) -> Iterable[Finding]:
+    whole = whole_ns(trace)
+    regions = trace.fact(recompute_regions)
+    total = sum(region.time.exposed_ns for region in regions)
+    if not regions or total < MIN_SHARE * whole:
+        return
+    bargain = trace.fact(remat_bargain)
+    if bargain is not None and bargain.verdict == "needed":
+        return
+    bought = _by_region(regions, bargain)
+    by_place: dict[Where, list[RecomputeRegion]] = {}
+    for region in regions:
+        by_place.setdefault(_place(trace, region), []).append(region)
+    for place, members in by_place.items():
+        yield _finding(trace, place, members, whole, bargain, bought)
+
+
+def _place(trace: Trace, region: RecomputeRegion) -> Where:
+    """Where the re-run forward is written. Numbered copies of a module (Block_0, Block_1) are one place."""
+    sites = (call_site(trace, op) for op in region.ops[:MOST_ASKED])
+    site = next((site for site in sites if site.file is not None), call_site(trace, region.ops[0]))
+    module = site.module.rstrip("0123456789").rstrip("_") if site.module else None
+    return Where(file=site.file, line=site.line, module=module)
+
+
+def _by_region(regions: Sequence[RecomputeRegion], bargain: Bargain | None) -> dict[int, RegionBargain]:
+    """By autograd node that ran a region again what that region buys; empty where they do not correspond.
+
+    In each step the regions run again in the order of their backward.
+    """
+    if bargain is None or not bargain.regions or len(regions) % len(bargain.regions):
+        return {}
+    begins = {region.name: region.backward[0] for region in bargain.model.regions}
+    order = sorted(bargain.regions, key=lambda one: begins[one.name])
+    nodes = sorted(region.node for region in regions)
+    return {node: order[place % len(order)] for place, node in enumerate(nodes)}
+
+
+def _finding(
+    trace: Trace,
+    place: Where,
+    members: list[RecomputeRegion],
+    whole: int,
+    bargain: Bargain | None,
+    bought: Mapping[int, RegionBargain],
+) -> Finding:
+    time = sum((region.time for region in members), NO_WORK)
+    ops = sum(len(region.ops) for region in members)
+    hidden = time.sum_ns - time.exposed_ns
+    worst = sorted(members, key=lambda region: -region.time.exposed_ns)
+    title = (
+        f"{format_ns(time.sum_ns)} of forward work runs again in the backward pass "
+        f"({format_share(time.exposed_ns, whole)} of the time; {ops:,} ops in {len(members):,} regions)"
+    )
+    if hidden > 0:
+        title += f"; {format_ns(hidden)} of it hidden under other work"
+    cost = time.exposed_ns
+    if bargain is not None:
+        title += f"; {why(bargain)}"
+        cost = round(cost * bargain.avoidable)
+    return Finding(
+        subject="recomputed forward",
+        title=title,
+        severity=severity_of(cost, whole),
+        basis="measured",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        where=place,
+        evidence=tuple(_row(trace, region, bargain, bought) for region in worst[:MAX_ROWS]),
+        spans=spans_of_regions(trace, (region.ops for region in members)),
+        advice=_advice(trace) if bargain is None else what_to_do(bargain) + _room(trace, bargain),
+    )
+
+
+def _room(trace: Trace, bargain: Bargain) -> str:
+    if bargain.room_bytes is not None or bargain.verdict in ("elsewhere", "not lowered"):
+        return ""
+    return "How much memory the device has was not recorded."
+
+
+def _row(
+    trace: Trace, region: RecomputeRegion, bargain: Bargain | None, bought: Mapping[int, RegionBargain]
+) -> dict[str, Cell]:
+    names = trace.rows["slices"]["name"]
+    ops = Counter(trace.text(int(names[row])).rpartition("::")[2] for row in region.ops)
+    row: dict[str, Cell] = {
+        "at": _place(trace, region).label(),
+        "module": _place(trace, region).module,
+        "asked_by": trace.text(int(names[region.node])).removeprefix(EVALUATE).lstrip(": "),
+        "recomputed": ", ".join(f"{name} x{count}" if count > 1 else name for name, count in ops.most_common(5)),
+        "ops": len(region.ops),
+        "kernels": region.time.kernels,
+        "recompute_ns": region.time.sum_ns,
+        "exposed_ns": region.time.exposed_ns,
+    }
+    if bargain is None:
+        return row
+    one = bought.get(region.node)
+    known = ("at", "ops", "recompute_ns", "exposed_ns")
+    return {
+        "region": row["module"] if one is None else one.name,
+        **{key: row[key] for key in known},
+        "form": _form(row["asked_by"], one),
+        "held_bytes": None if one is None else one.held_bytes,
+        "bought_bytes": None if one is None else one.bought_bytes,
+    }
+
+
+def _form(asked_by: Cell, one: RegionBargain | None) -> str | None:
+    """Which form of checkpointing it is."""
+    if "CheckpointFunction" in str(asked_by):
+        return "reentrant"
+    if one is None:
+        return None
+    return "selective" if one.policy == "selective" else "non-reentrant"
+
+
+def _advice(trace: Trace) -> str:
+    advice = (
+        "Recompute only what is cheap: checkpoint(fn, *args, use_reentrant=False, context_fn=lambda: "
+        "create_selective_checkpoint_contexts(policy)) with a policy that saves matmuls, convolutions and "
+        "attention; or checkpoint fewer blocks. Saving activations needs memory: "
+    )
+    return advice + _headroom(trace)
+
+
+def _headroom(trace: Trace) -> str:
+    """What the allocator events say of free memory, in words."""
+    memory, devices = trace.rows["memory"], trace.rows["devices"]
+    held = memory["allocated_bytes"][memory["on_device"]]
+    sizes = devices["memory_bytes"]
+    if not len(held) or not len(sizes) or sizes.min() <= 0:
+        return "how much is free was not recorded (record allocator events to know)."
+    peak, size = int(held.max()), int(sizes.min())
+    return f"{format_bytes(max(0, size - peak))} of {format_bytes(size)} were free at the recorded peak."

@@ -1,0 +1,187 @@
+"""What ``excess_remat`` says of forward work that a compiled backward computes again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from perfscope.analyzers.checkpointing.inductor_remat import (
+    CompiledBargain,
+    GraphRecompute,
+    compiled_bargain,
+    graph_recompute,
+)
+from perfscope.analyzers.ops.finding_spans import spans_of_slices
+from perfscope.analyzers.time.compiled_regions import compiled_rows
+from perfscope.analyzers.time.spans import work_time
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.torch_compile.frames import where_of
+from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes
+from perfscope.model.compile_log import CompiledKernel, GraphNode
+from perfscope.model.finding import Cell, Finding, Where, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_count, format_ns, format_share
+
+MAX_ROWS = 20
+
+_ALL = ("elsewhere", "not lowered", "headroom")
+_SOME = ("dominated", "headroom for some")
+"""Verdicts under which all, and some, can be saved."""
+
+_Member = tuple[GraphRecompute, int]
+"""A graph, and the index of one of its heavy nodes."""
+
+
+def compiled_findings(trace: Trace, min_share: float) -> Iterator[Finding]:
+    """One finding for each line whose products, convolutions or attention the backward computes again.
+
+    Where the time of all of them is known and below ``min_share`` of the steps nothing is said, nor where the memory is
+    needed. Of compilations of one frame the one that recomputes most counts.
+    """
+    bargain = trace.fact(compiled_bargain)
+    if bargain.verdict == "needed":
+        return
+    places: dict[Where, list[_Member]] = defaultdict(list)
+    for graph in _one_a_frame(trace.fact(graph_recompute)):
+        for index, node in enumerate(graph.heavy):
+            places[where_of(node.place) if node.place else Where(op=node.op)].append((graph, index))
+    for where, members in places.items():
+        times = [_time(trace, graph.kernels[index]) for graph, index in members]
+        known = [spent for spent in times if spent is not None]
+        cost = sum(known) if len(known) == len(times) else None
+        if cost is None or cost >= min_share * whole_ns(trace) > 0:
+            yield _finding(trace, where, members, times, cost, bargain)
+
+
+def _one_a_frame(graphs: tuple[GraphRecompute, ...]) -> list[GraphRecompute]:
+    frames: dict[str, GraphRecompute] = {}
+    for graph in graphs:
+        frame = graph.compile_id.rpartition("/")[0]
+        if frame not in frames or len(graph.heavy) > len(frames[frame].heavy):
+            frames[frame] = graph
+    return list(frames.values())
+
+
+def _time(trace: Trace, kernel: CompiledKernel | None) -> int | None:
+    """Exposed device time of a kernel over the trace, or its host time where no device worked; ``None``: not known."""
+    rows = _rows_of(trace, kernel)
+    if not rows:
+        return None
+    spans = np.array(rows, np.int64)
+    if "device_work" in trace.recorded:
+        return work_time(trace, spans).exposed_ns
+    slices = trace.rows["slices"]
+    return int((slices["end_ns"] - slices["start_ns"])[spans].sum())
+
+
+def _rows_of(trace: Trace, kernel: CompiledKernel | None) -> list[int]:
+    """Rows of ``slices`` in which a kernel ran."""
+    log = trace.compile_log
+    if kernel is None or log is None:
+        return []
+    return [row for row, index in trace.fact(compiled_rows).items() if log.kernels[index] == kernel]
+
+
+def _finding(
+    trace: Trace,
+    where: Where,
+    members: list[_Member],
+    times: list[int | None],
+    spent: int | None,
+    bargain: CompiledBargain,
+) -> Finding:
+    nodes = [graph.heavy[index] for graph, index in members]
+    flops = sum(graph.flops[index] or 0 for graph, index in members)
+    kept = sum(node_bytes(node) for node in nodes)
+    ops = ", ".join(sorted({node.op.split(".")[1] for node in nodes}))
+    title = f"the compiled backward computes {len(nodes):,} of the forward's {ops} again"
+    if flops:
+        title += f" ({format_count(flops)}FLOPs a run)"
+    if spent is not None:
+        title += f", {format_ns(spent)} ({format_share(spent, whole_ns(trace))})"
+    if kept:
+        title += f"; saving the results takes {format_bytes(kept)}"
+    title += f"; {_why(bargain, members)}"
+    cost = spent
+    if spent is not None and bargain.verdict in _SOME:  # the others stay
+        chosen = zip(members, times, strict=True)
+        cost = sum(time or 0 for member, time in chosen if _key(member) in bargain.fitting)
+    return Finding(
+        subject="recomputed by the compiled backward",
+        title=title,
+        severity="medium" if cost is None else severity_of(cost, whole_ns(trace)),
+        basis="structural" if cost is None else "measured",
+        cost_ns=cost,
+        cost_ns_per_step=None if cost is None else per_step(trace, cost),
+        where=where,
+        evidence=tuple(
+            _row(graph, graph.heavy[index], graph.flops[index], time, bargain)
+            for (graph, index), time in list(zip(members, times, strict=True))[:MAX_ROWS]
+        ),
+        spans=spans_of_slices(
+            trace, sorted({row for graph, index in members for row in _rows_of(trace, graph.kernels[index])})
+        ),
+        advice=_advice(bargain, members),
+    )
+
+
+def _key(member: _Member) -> tuple[str, str]:
+    graph, index = member
+    return graph.compile_id, graph.heavy[index].name
+
+
+def _why(bargain: CompiledBargain, members: list[_Member]) -> str:
+    """Why it is for nothing, or what it buys: the end of a title. All graphs are judged together."""
+    peak, bound = format_bytes(bargain.peak_bytes), format_bytes(bargain.saved_peak_bytes)
+    room = format_bytes(bargain.room_bytes or 0)
+    some = f"{sum(_key(one) in bargain.fitting for one in members):,} of {len(members):,} can be saved"
+    said = {
+        "elsewhere": f"the peak lies elsewhere, where none of them would be held: {peak} with and without (modelled)",
+        "not lowered": f"it does not lower the peak: {peak} today, {bound} at most with all saved (modelled)",
+        "headroom": f"a peak of {bound} at most with all saved has room, {room} to use (modelled)",
+        "dominated": f"{some} and the peak stays {peak} (modelled)",
+        "headroom for some": f"{some} with {room} to use (modelled)",
+        "may not fit": f"with all saved the peak is {bound} at most (modelled), {room} to use: it may not fit",
+        "capacity unknown": (
+            f"with all saved the peak is {bound} at most, {peak} today (modelled); whether that memory would be free "
+            "is not known"
+        ),
+        "not known": f"what it buys is not known: {bargain.reason}",
+    }
+    return said[bargain.verdict]
+
+
+def _advice(bargain: CompiledBargain, members: list[_Member]) -> str:
+    if bargain.verdict in _SOME:
+        names = [graph.heavy[index].name for graph, index in members if _key((graph, index)) in bargain.fitting]
+        chosen = ", ".join(names[:MAX_ROWS]) or "those of other lines"
+        return (
+            f"Save some of them ({chosen}): with activation checkpointing a policy that saves these products "
+            "(create_selective_checkpoint_contexts), else raise torch._functorch.config.activation_memory_budget "
+            "until the peak rises."
+        )
+    return (
+        "Save them: with activation checkpointing a policy that saves products and attention "
+        "(create_selective_checkpoint_contexts), else torch._functorch.config.activation_memory_budget = 1.0 "
+        "(smaller budgets recompute)" + ("." if bargain.verdict in _ALL else ", if the memory is there.")
+    )
+
+
+def _row(
+    graph: GraphRecompute, node: GraphNode, flops: int | None, spent: int | None, bargain: CompiledBargain
+) -> dict[str, Cell]:
+    judged = bargain.verdict not in ("capacity unknown", "not known")
+    fits = "yes" if (graph.compile_id, node.name) in bargain.fitting else "no"
+    return {
+        "node": node.name,
+        "op": node.op,
+        "compile_id": graph.compile_id,
+        "result_bytes": node_bytes(node),
+        "flops": flops,
+        "time_ns": spent,
+        "can_be_saved": fits if judged else None,
+        "recomputed_in_graph": len(graph.nodes),
+        "recomputed_in_graph_bytes": graph.result_bytes,
+    }

@@ -1,0 +1,231 @@
+"""What ``excess_remat`` says of compiled XLA programs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from perfscope.analyzers.checkpointing.program_remat import (
+    Bought,
+    Cloned,
+    Recomputed,
+    bought_by_checkpoint,
+    bought_by_clones,
+    cloned_instructions,
+    cloned_parts,
+    ns_a_mib,
+    part_ns,
+    recomputed_parts,
+    recomputed_products,
+    storing_part,
+)
+from perfscope.analyzers.hlo.buffers import peak_bytes
+from perfscope.analyzers.hlo.cost.module import ModuleCost
+from perfscope.analyzers.hlo.program import costs, where_of
+from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.programs.saving import Part, Price, price
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns
+
+MIN_FLOPS_SHARE = 0.05
+"""Of a program's arithmetic. Full checkpointing of a network's matrix products adds a third to its forward, about a
+quarter of a step's matrix work at most; below a twentieth there is little to win back."""
+
+MEDIUM_FLOPS_SHARE = 0.1
+"""Where no time is known: nothing is called high then."""
+
+REGION_SHARE = 0.01
+"""Of a program's arithmetic: a checkpointed region with less gets no finding of its own."""
+
+MAX_ROWS = 20
+
+NOT_KNOWN: Mapping[str, Cell] = {
+    "reason": None,
+    "peak_bytes": None,
+    "peak_without_bytes": None,
+    "usable_bytes": None,
+}
+
+ADVICE = (
+    "Save the products and recompute what is cheap: jax.checkpoint(f, "
+    "policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable), or save_only_these_names(...) with "
+    "jax.ad_checkpoint.checkpoint_name around the results of the products themselves: a name on what is computed "
+    "from them saves nothing. jax.ad_checkpoint.print_saved_residuals(f, *args) shows what a policy keeps. "
+)
+
+EVEN = (
+    "By the device's peaks there is no time in it. Products seldom reach theirs, so a run may still gain a little: "
+    "time both before changing anything. "
+)
+
+
+def program_findings(trace: Trace) -> Iterator[Finding]:
+    """Findings on recomputation of all compiled programs."""
+    judged = trace.fact(costs)
+    if not judged:
+        raise AbstainError("no compiled program among the XLA programs: the compiler may still remove recomputation")
+    clones = trace.fact(cloned_instructions)
+    if not clones and not any(row.instruction.op_name for cost in judged for row in cost.rows):
+        raise AbstainError("the programs' instructions carry no paths (op_name): recomputation cannot be told")
+    for cost in judged:
+        yield from _checkpointed(trace, cost)
+        yield from _cloned(trace, [one for one in clones if one.cost is cost], cost)
+
+
+def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
+    members = [one for one in trace.fact(recomputed_products) if one.cost is cost and not one.is_cheap]
+    if not members or sum(one.flops for one in members) < MIN_FLOPS_SHARE * cost.total.flops:
+        return
+    whole = bought_by_checkpoint(trace, cost, members)
+    if whole is not None and whole.is_needed:
+        return  # no bargain, but the program would not fit without it
+    regions: dict[str, list[Recomputed]] = defaultdict(list)
+    for one in members:
+        regions[one.region].append(one)
+    for found in regions.values():
+        found.sort(key=lambda one: -one.flops)
+        where = where_of(found[0].row.instruction)
+        where = Where(file=where.file, line=where.line, module=where.module if where.file is None else None)
+        share = _share(sum(one.flops for one in found), cost)
+        if share < REGION_SHARE:
+            continue
+        kept = sum(one.kept_bytes for one in found)
+        parts, storing = recomputed_parts(trace, found), storing_part(trace, found)
+        spent = price(trace, parts if storing is None else [*parts, storing])
+        lost = _lost(spent, kept) if storing is None else _against(price(trace, parts), storing, spent)
+        even = storing is not None and spent is not None and not spent.run_ns  # nothing is gained, by the model
+        spent = None if even else spent
+        yield Finding(
+            subject="recomputed forward",
+            title=f"jax.checkpoint runs {len(found):,} matrix {'product' if len(found) == 1 else 'products'} again in "
+            f"the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results takes "
+            f"{format_bytes(kept)}{lost}",
+            severity=("low" if even else _severity(share)) if spent is None else spent.severity,
+            basis="structural" if spent is None else spent.basis,
+            cost_ns=None if spent is None else spent.cost_ns,
+            cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
+            cost_bytes=None,
+            where=where,
+            evidence=tuple(_row(trace, one, whole) for one in found[:MAX_ROWS]),
+            spans=spans_of_parts(trace, parts),
+            advice=(EVEN if even else "") + ADVICE + (_headroom(cost) if whole is None else whole.text()),
+        )
+
+
+def _against(again: Price | None, storing: Part, spent: Price | None) -> str:
+    """What keeping the results in a loop's stacks takes, against what computing them again does: the end of a title."""
+    if again is None or spent is None or storing.modelled_ns is None:
+        return ""
+    way = f" and {format_ns(-storing.modelled_ns)} a run for their way through memory"
+    if not spent.run_ns:
+        return f"{way} (modelled), no less than running them again: {format_ns(again.run_ns)}"
+    return f"{way} (modelled) instead of {format_ns(again.run_ns)}: saves {spent.text}"
+
+
+def _lost(spent: Price | None, kept: int) -> str:
+    """What is known of time, as the end of the title."""
+    if spent is None:
+        return ""
+    rate = ns_a_mib(spent.run_ns, kept)
+    return f"; it takes {spent.text}" + ("" if rate is None else f" ({format_ns(rate)} for each MiB kept)")
+
+
+def _row(trace: Trace, one: Recomputed, whole: Bought | None) -> dict[str, Cell]:
+    spent = part_ns(trace, recomputed_parts(trace, [one]))
+    return {
+        "product": one.row.instruction.name,
+        "at": where_of(one.row.instruction).label(),
+        "program": one.cost.module.name,
+        "from": one.row.instruction.op_name[-120:],
+        "result": f"{one.result.dtype}{list(one.result.dims)}",
+        "times": one.row.runs,
+        "gflops": one.flops / 1e9,
+        "flops_share": one.flops / one.cost.total.flops,
+        "kept_bytes": one.kept_bytes,
+        "recompute_ns": spent,
+        "ns_a_kept_mib": ns_a_mib(spent, one.kept_bytes),
+        "gflops_a_kept_mib": one.flops / 1e9 / (one.kept_bytes / (1 << 20)),
+        **(NOT_KNOWN if whole is None else whole.cells()),
+    }
+
+
+def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[Finding]:
+    share = _share(sum(one.flops for one in members), cost)
+    if share < MIN_FLOPS_SHARE:
+        return
+    copies = sum(len(one.rows) for one in members)
+    where = where_of(members[0].rows[0].instruction)
+    spent = price(trace, cloned_parts(trace, members))
+    whole = bought_by_clones(trace, cost, members)
+    for_nothing = whole is not None and not whole.lowers_the_peak
+    yield Finding(
+        subject="rematerialized by XLA",
+        title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again because the program "
+        f"did not fit into memory: {_percent(share, cost)} of its arithmetic, "
+        f"{format_bytes(sum(one.bytes for one in members))} more moved a run"
+        + ("; the peak is no lower for it" if for_nothing else "")
+        + ("" if spent is None else f"; it takes {spent.text}"),
+        severity=_severity(share) if spent is None else spent.severity,
+        basis="structural" if spent is None else spent.basis,
+        cost_ns=None if spent is None else spent.cost_ns,
+        cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
+        cost_bytes=sum(one.bytes for one in members),
+        where=Where(file=where.file, line=where.line, module=where.module if where.file is None else None),
+        evidence=tuple(
+            {
+                "again": one.original,
+                "program": cost.module.name,
+                "copies": len(one.rows),
+                "from": one.rows[0].instruction.op_name[-120:] or None,
+                "gflops": one.flops / 1e9,
+                "flops_share": _share(one.flops, cost),
+                "moved_bytes": one.bytes,
+                "recompute_ns": part_ns(trace, cloned_parts(trace, [one])),
+                **({} if whole is None else _clone_cells(whole)),
+            }
+            for one in members[:MAX_ROWS]
+        ),
+        spans=spans_of_parts(trace, cloned_parts(trace, members)),
+        advice="Choose what to recompute instead of leaving it to the compiler: jax.checkpoint with a policy that "
+        "saves the products; donate arguments that are replaced (jax.jit(..., donate_argnums=...)); a smaller batch "
+        "a device. Look at XLA's warning 'Can't reduce memory use below': the recomputation may not even have helped. "
+        + (_headroom(cost) if whole is None else _paid(whole)),
+    )
+
+
+def _clone_cells(whole: Bought) -> dict[str, Cell]:
+    cells = whole.cells()
+    cells["reason"] = None if whole.lowers_the_peak else "did not lower the peak"
+    return cells
+
+
+def _paid(whole: Bought) -> str:
+    """What the copies bought, as the end of the advice."""
+    known = "assigned" if whole.assigned else "modelled"
+    if not whole.lowers_the_peak:
+        return (
+            f"The peak, {format_bytes(whole.peak)} ({known}), would be {format_bytes(whole.without)} with every value "
+            "computed once: it was recomputed for nothing."
+        )
+    return (
+        f"The peak is {format_bytes(whole.peak)} ({known}); it would be {format_bytes(whole.without)} with every value "
+        "computed once."
+    )
+
+
+def _share(flops: int, cost: ModuleCost) -> float:
+    return flops / cost.total.flops if cost.total.flops else 0.0
+
+
+def _percent(share: float, cost: ModuleCost) -> str:
+    return f"{100 * share:.1f}%" + ("" if cost.total.exact else " or less")
+
+
+def _severity(share: float) -> Severity:
+    return "medium" if share >= MEDIUM_FLOPS_SHARE else "low"
+
+
+def _headroom(cost: ModuleCost) -> str:
+    known = "is assigned" if cost.module.buffer_assignment is not None else "is modelled to need"
+    return f"The program {known} {format_bytes(peak_bytes(cost.module))} at its peak."

@@ -1,0 +1,167 @@
+"""Memory ran out or nearly does, and activations are kept that could be made again.
+
+Why it costs: a step that does not fit dies, or forces a smaller batch on which the device computes less efficiently.
+What the forward keeps for the backward is often most of the peak, and some of it is cheap to make again: a norm or an
+activation function takes a hundredth of the time of the product beside it and holds as many bytes.
+
+How it is found: an allocation failed, or the peak of what the allocator holds leaves a tenth of the device or less
+(as ``oom_near`` has it). Then the recorded step is simulated with one more region checkpointed at a time, each time
+the one that takes most bytes off the peak for a millisecond of work that runs again: from the op graph (which value
+is made where, and whose backward reads it) and the measured time of the ops. The curve of peaks is the evidence.
+It is modelled; where offloading or dividing state is better, ``perfscope advise memory`` says so.
+
+Fix: wrap the first of the regions named::
+
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for index in range(0, 4):
+        model.blocks[index] = checkpoint_wrapper(model.blocks[index])
+
+and see all choices with ``perfscope advise memory RUN --budget 72GiB``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perfscope.analyzers.checkpointing.models import step_models
+from perfscope.analyzers.checkpointing.plans import SAME_PEAK, GreedyStep, greedy
+from perfscope.analyzers.checkpointing.simulate import Simulation, Simulator, todays
+from perfscope.analyzers.checkpointing.step_model import StepModel
+from perfscope.analyzers.memory.holders import SCARCE_SHARE
+from perfscope.analyzers.ops.finding_spans import spans_of_regions
+from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Span, Where
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ()
+
+MAX_ROWS = 20
+
+MINIMUM_SHARE = 0.01
+"""Of the peak: checkpointing everything must take off as much to be worth a word."""
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Nothing of a plan is judged: its ops have no measured times to weigh."""
+    raise AbstainError("a plan has no measured times to weigh: perfscope compile --sweep policy=... plans the choices")
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding a step that is short of memory and has regions to checkpoint."""
+    steps = step_models([trace])
+    if not steps.models:
+        raise AbstainError(steps.unseen[0].removeprefix(f"{trace.source.path}: "))
+    known = [model for model in steps.models if model.capacity_bytes is not None or model.out_of_memory]
+    if not known:
+        host = all(model.on_host for model in steps.models)
+        raise AbstainError(
+            "the program computes in the host's memory: what the machine has left is not judged"
+            if host
+            else "the memory size of the device was not recorded: whether the peak is close to it is not known"
+        )
+    for model in known:
+        yield from _of_step(trace, model)
+
+
+def _of_step(trace: Trace, model: StepModel) -> Iterable[Finding]:
+    simulator = Simulator(model)
+    today = simulator.run(todays(model))
+    held = round((model.measured_peak_bytes or today.peak_bytes) * (1 + (model.reserve_share or 0.0)))
+    scarce = model.capacity_bytes is not None and held >= SCARCE_SHARE * model.capacity_bytes
+    if not scarce and not model.out_of_memory:
+        return
+    steps = greedy(simulator, todays(model))
+    if not steps or today.peak_bytes - steps[-1].simulation.peak_bytes < MINIMUM_SHARE * today.peak_bytes:
+        return
+    chosen = _enough(model, today, steps)
+    severity: Severity = "high" if model.out_of_memory else "medium"
+    saved = today.peak_bytes - chosen.simulation.peak_bytes
+    added = chosen.simulation.recompute_ns - today.recompute_ns
+    yield Finding(
+        subject="activations kept in scarce memory",
+        title=f"{_short(model, held)}: checkpointing {_names(steps, chosen)} takes {format_bytes(saved)} off the peak "
+        f"and runs {format_ns(added)} of a step again{_of_step_share(model, added)}",
+        severity=severity,
+        basis="modelled",
+        cost_bytes=saved,
+        where=Where(module=steps[0].unit),
+        evidence=tuple(_row(order, step) for order, step in enumerate(steps[:MAX_ROWS], 1)),
+        spans=_spans(trace, [step.unit for step in steps[: steps.index(chosen) + 1]]),
+        advice=_advice(model, chosen),
+    )
+
+
+def _spans(trace: Trace, units: Sequence[str]) -> tuple[Span, ...]:
+    """The forward pass of each module that would run again, in each timed step; nothing of compiled programs."""
+    if trace.op_graph is None:
+        return ()
+    names = tuple(dict.fromkeys(units))
+    of_unit: dict[str, list[int]] = {name: [] for name in names}
+    for op in trace.op_graph.ops:
+        if op.phase == "forward":
+            for name in names:
+                if op.module == name or op.module.startswith(f"{name}."):
+                    of_unit[name].append(op.index)
+    held = [rows[ops] for rows in trace.fact(graph_time).spans for ops in of_unit.values()]
+    return spans_of_regions(trace, [rows[rows != MISSING].tolist() for rows in held])
+
+
+def _enough(model: StepModel, today: Simulation, steps: Sequence[GreedyStep]) -> GreedyStep:
+    """The first step after which memory is no longer scarce; the last where none is enough, or the size is unknown."""
+    reserve = 1 + (model.reserve_share or 0.0)
+    limit = SCARCE_SHARE * model.capacity_bytes if model.capacity_bytes is not None else 0.0
+    fits = (
+        step
+        for step in steps
+        if step.simulation.peak_bytes * reserve < limit
+        and step.simulation.peak_bytes < today.peak_bytes * (1 - SAME_PEAK)
+    )
+    return next(fits, steps[-1])
+
+
+def _short(model: StepModel, held: int) -> str:
+    if model.out_of_memory:
+        return f"{model.label} ran out of memory"
+    capacity = model.capacity_bytes or 0
+    return f"{model.label} holds {format_bytes(held)} of {format_bytes(capacity)} ({format_share(held, capacity)})"
+
+
+def _names(steps: Sequence[GreedyStep], chosen: GreedyStep) -> str:
+    until = steps[: steps.index(chosen) + 1]
+    units = list(dict.fromkeys(step.unit.partition(".")[2] or step.unit for step in until))
+    more = f" and {len(units) - 2} more" if len(units) > 2 else ""
+    return ", ".join(units[:2]) + more
+
+
+def _of_step_share(model: StepModel, added: int) -> str:
+    return "" if not model.step_ns else f" ({format_share(added, model.step_ns)} of it)"
+
+
+def _row(order: int, step: GreedyStep) -> dict[str, Cell]:
+    milliseconds = step.added_ns / 1e6
+    return {
+        "order": order,
+        "module": step.unit,
+        "policy": step.policy,
+        "saved_bytes": step.saved_bytes,
+        "recompute_ns": step.added_ns,
+        "saved_bytes_a_ms": round(step.saved_bytes / milliseconds) if milliseconds else None,
+        "peak_bytes": step.simulation.peak_bytes,
+        "all_recompute_ns": step.simulation.recompute_ns,
+    }
+
+
+def _advice(model: StepModel, chosen: GreedyStep) -> str:
+    wrap = (
+        "jax.checkpoint(layer), selective: policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable"
+        if model.framework == "jax"
+        else "checkpoint_wrapper(module) from torch.distributed.algorithms._checkpoint.checkpoint_wrapper; selective: "
+        "context_fn=partial(create_selective_checkpoint_contexts, policy), whose policy saves products and attention"
+    )
+    peak = format_bytes(chosen.simulation.peak_bytes)
+    return (
+        f"Checkpoint the modules of the evidence from the top, down to a peak of {peak}: {wrap}. The code for each, "
+        "offloading and dividing state: perfscope advise memory RUN --budget BYTES."
+    )

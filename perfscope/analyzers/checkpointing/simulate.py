@@ -1,0 +1,373 @@
+"""The memory of a step under another plan: every value gets the lifetime that the plan would give it.
+
+The axis is that of the step's ops, with room before the backward of each region in which the region can run again.
+What is predicted is live bytes, as an allocator counts what it has handed out; what it reserves beyond that is not.
+
+The lifetimes are those of ``torch.utils.checkpoint`` without reentrance, which stops a region as soon as all that its
+backward needs is there again; ``jax.checkpoint`` lets the compiler drop the same rest. Keeping results selectively, it
+keeps all results of the kept ops, also those that nobody needs (``_CachingTorchDispatchMode`` in
+torch/utils/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.checkpointing.step_model import Change, Policy, StepModel, Value
+
+# Lifetimes on the axis of a simulated step, as changes of live bytes.
+
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one region under one policy adds: changes of live bytes along the axis, and its price."""
+
+    at: Int64
+    change: Int64
+    recompute_ns: int = 0
+    recomputed: int = 0
+    offloaded_bytes: int = 0
+    stored_ns: int = 0
+
+
+class Spans:
+    """Collects lifetimes on the axis."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._at: list[int] = []
+        self._change: list[int] = []
+        self.recompute_ns = 0
+        self.recomputed = 0
+        self.offloaded = 0
+        self.stored_ns = 0
+
+    def add(self, start: int, stop: int, size: int) -> None:
+        """``size`` bytes are held from ``start`` up to ``stop``; nothing where that is empty."""
+        if stop > start and size:
+            self._at += (start, stop)
+            self._change += (size, -size)
+
+    def effect(self) -> Effect:
+        """All of them as changes along the axis."""
+        return Effect(
+            np.array(self._at, np.int64),
+            np.array(self._change, np.int64),
+            self.recompute_ns,
+            self.recomputed,
+            self.offloaded,
+            self.stored_ns,
+        )
+
+
+KEPT_KINDS = frozenset({"product", "attention"})
+"""Results that the policy ``selective`` keeps."""
+
+Part = Literal["forward", "recompute", "backward", "between"]
+"""Of a step: a region's forward, its forward run again, its backward; outside of all regions."""
+
+ShardLevel = Literal[0, 1, 2, 3]
+"""ZeRO stage (Rajbhandari et al., SC 2020): what is divided among the devices. 1: optimizer state, 2: gradients too,
+3: parameters too, which are gathered for one region at a time (FSDP)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where parameters, gradients and optimizer state are."""
+
+    devices: int = 1
+    level: ShardLevel = 0
+    optimizer_on_host: bool = False
+
+    def parts(self, level: ShardLevel) -> int:
+        """Into how many parts something is divided that level ``level`` divides."""
+        return self.devices if self.level >= level else 1
+
+
+HERE = Placement()
+"""All of it on the one device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A step under a plan, predicted."""
+
+    peak_bytes: int
+    """Live bytes at the highest moment, with what is held all of the step."""
+    held_bytes: int
+    """Held all of the step: parameters, optimizer state, and whatever else is not of the step."""
+    position: int
+    """Op of the step at, or before, which the peak is."""
+    part: Part
+    region: int | None
+    """Where the peak is; ``None`` between regions."""
+    recompute_ns: int
+    """Time of all that is run again, as `Value.cost_ns` has it."""
+    recomputed: int
+    """Values that are made again."""
+    offloaded_bytes: int
+    """Sent to the host, and as much back."""
+    stored_ns: int = 0
+    """Time that keeping takes more than today, of a compiled program; negative: less."""
+
+    @property
+    def work_ns(self) -> int:
+        """What the policies cost together: of two plans, the difference is what one takes longer."""
+        return self.recompute_ns + self.stored_ns
+
+
+class Simulator:
+    """Predicts many plans of one step. What a region adds under a policy is worked out once."""
+
+    def __init__(self, model: StepModel) -> None:
+        """Lay out the axis and the values that no policy touches."""
+        self.model = model
+        regions = model.regions
+        self._able = [one.backward[1] > one.backward[0] and one.forward[1] > one.forward[0] for one in regions]
+        rooms = sorted((one.backward[0], index) for index, one in enumerate(regions) if self._able[index])
+        self._room_at = [at for at, _ in rooms]
+        lengths = [regions[index].forward[1] - regions[index].forward[0] for _, index in rooms]
+        self._room = [0, *accumulate(lengths)]
+        self._room_starts = {index: at + self._room[order] for order, (at, index) in enumerate(rooms)}
+        self._length = self._stop(model.length) + 1
+        self._own: list[list[Value]] = [[] for _ in regions]
+        plain: list[Value] = []
+        gradients: list[Value] = []
+        for value in model.values:
+            if value.gradient:
+                gradients.append(value)
+            elif value.region is not None and self._able[value.region]:
+                self._own[value.region].append(value)
+            else:
+                plain.append(value)
+        self._base = self._curve_of(self._whole(plain))
+        self._gradients = gradients
+        self._effects: dict[tuple[int, Policy], Effect] = {}
+        self._placed: dict[Placement, Int64] = {}
+
+    @property
+    def size(self) -> int:
+        """What one run costs, about: positions and values."""
+        return self._length + len(self.model.values)
+
+    def run(self, policies: Sequence[Policy], placement: Placement = HERE) -> Simulation:
+        """Predict the step with the policy of each region, in the order of ``StepModel.regions``.
+
+        A region without a backward cannot be checkpointed: its policy does nothing. ``ValueError`` if there are not
+        as many policies as regions.
+        """
+        effects = self._chosen(policies)
+        curve = self._curve(effects, placement)
+        at = int(np.argmax(curve))
+        part, region, position = self._where(at)
+        held = self._held(placement)
+        return Simulation(
+            peak_bytes=held + int(curve[at]),
+            held_bytes=held,
+            position=position,
+            part=part,
+            region=region,
+            recompute_ns=sum(one.recompute_ns for one in effects),
+            recomputed=sum(one.recomputed for one in effects),
+            offloaded_bytes=sum(one.offloaded_bytes for one in effects),
+            stored_ns=sum(one.stored_ns for one in effects),
+        )
+
+    def curve(self, policies: Sequence[Policy], placement: Placement = HERE) -> Int64:
+        """Live bytes along the axis, with the room before each backward: shape (ops and rooms,)."""
+        return self._held(placement) + self._curve(self._chosen(policies), placement)
+
+    def _chosen(self, policies: Sequence[Policy]) -> list[Effect]:
+        if len(policies) != len(self.model.regions):
+            raise ValueError(f"{len(policies)} policies for {len(self.model.regions)} regions")
+        return [self._effect(index, policy) for index, policy in enumerate(policies)]
+
+    def _curve(self, effects: Sequence[Effect], placement: Placement) -> Int64:
+        change = np.zeros(self._length + 1, np.int64)
+        for effect in effects:
+            np.add.at(change, effect.at, effect.change)
+        return self._placement_curve(placement) + np.cumsum(change)[:-1]
+
+    def _held(self, placement: Placement) -> int:
+        model = self.model
+        held = model.other_bytes + -(-model.parameter_bytes // placement.parts(3))
+        if not model.gradients_in_values:
+            held += -(-model.gradient_bytes // placement.parts(2))
+        if not placement.optimizer_on_host:
+            held += -(-model.optimizer_bytes // placement.parts(1))
+        return held
+
+    def _placement_curve(self, placement: Placement) -> Int64:
+        """The values that no policy touches, gradients as placed, and parameters while they are gathered."""
+        if placement not in self._placed:
+            spans = Spans()
+            parts = placement.parts(2)
+            for value in self._gradients:
+                start, stop = self._start(value.birth), self._stop(value.death)
+                reduced = stop if parts == 1 else min(stop, self._reduced(value))
+                spans.add(start, reduced, value.bytes)
+                spans.add(reduced, stop, -(-value.bytes // parts))
+            if placement.parts(3) > 1:
+                self._gather(spans)
+            self._placed[placement] = self._base + self._curve_of(spans.effect())
+        return self._placed[placement]
+
+    def _reduced(self, gradient: Value) -> int:
+        """When a gradient is divided: with those of its region, else when the last region is through."""
+        ends = [one.backward for one in self.model.regions if one.backward[0] <= gradient.birth < one.backward[1]]
+        last = max((one.backward[1] for one in self.model.regions), default=gradient.birth + 1)
+        return self._stop(max(min((end for _, end in ends), default=last), gradient.birth + 1))
+
+    def _gather(self, spans: Spans) -> None:
+        """FSDP holds the parameters of the region that runs and of the next one, and those of no region throughout."""
+        regions = self.model.regions
+        own = sum(one.parameter_bytes for one in regions)
+        spans.add(0, self._length, max(0, self.model.parameter_bytes - own))
+        forward = sorted(range(len(regions)), key=lambda index: regions[index].forward)
+        backward = sorted(
+            (index for index in range(len(regions)) if self._able[index]), key=lambda index: regions[index].backward
+        )
+        for order, phase in ((forward, "forward"), (backward, "backward")):
+            for place, index in enumerate(order):
+                before = order[max(0, place - 1)]
+                start, stop = getattr(regions[before], phase)[0], getattr(regions[index], phase)[1]
+                first = self._room_starts[before] if phase == "backward" else self._start(start)
+                spans.add(first, self._stop(stop), regions[index].parameter_bytes)
+
+    def _effect(self, index: int, policy: Policy) -> Effect:
+        if not self._able[index]:
+            policy = "keep"
+        known = dict(self.model.regions[index].changes)
+        if known and policy not in known:
+            policy = "keep"
+        if (index, policy) not in self._effects and known:
+            self._effects[index, policy] = self._changed(known.get(policy))
+        if (index, policy) not in self._effects:
+            make = {"keep": self._keep, "full": self._again, "selective": self._again, "offload": self._offload}
+            self._effects[index, policy] = make[policy](index, policy)
+        return self._effects[index, policy]
+
+    def _changed(self, change: Change | None) -> Effect:
+        """What a compiled program's policy changes, as its model says."""
+        spans = Spans()
+        if change is not None:
+            spans.recompute_ns, spans.recomputed = change.recompute_ns, change.recomputed
+            spans.stored_ns = change.stored_ns
+            for start, stop, size in change.spans:
+                spans.add(self._start(start), self._stop(stop), size)
+        return spans.effect()
+
+    def _keep(self, index: int, _: Policy) -> Effect:
+        return self._whole(self._own[index])
+
+    def _offload(self, index: int, _: Policy) -> Effect:
+        spans, back = Spans(), self._start(self.model.regions[index].backward[0])
+        for value in self._own[index]:
+            start, stop = self._start(value.birth), self._stop(value.death)
+            left = self._stop(value.last_forward_use + 1)
+            if value.needed_by == {index} and left < back < stop:
+                spans.add(start, left, value.bytes)
+                spans.add(back, stop, value.bytes)
+                spans.offloaded += value.bytes
+            else:
+                spans.add(start, stop, value.bytes)
+        return spans.effect()
+
+    def _again(self, index: int, policy: Policy) -> Effect:
+        region, spans = self.model.regions[index], Spans()
+        kept_kinds = KEPT_KINDS if policy == "selective" else frozenset()
+        limit = max((value.birth for value in self._own[index] if index in value.needed_by), default=-1)
+        gone = self._stop(region.backward[1])
+        if limit >= 0:
+            spans.add(self._stop(region.forward[1]), gone, region.input_bytes)
+        for value in self._own[index]:
+            kept = value.kind in kept_kinds
+            self._life(spans, index, value, kept=kept, limit=limit, gone=gone)
+            if value.birth <= limit and not kept:
+                spans.recompute_ns += value.cost_ns
+                spans.recomputed += 1
+        return spans.effect()
+
+    def _life(self, spans: Spans, index: int, value: Value, *, kept: bool, limit: int, gone: int) -> None:
+        """The lifetimes of a value of a region that runs again up to position ``limit``."""
+        first, last = self.model.regions[index].forward
+        start, stop = self._start(value.birth), self._stop(value.death)
+        room = self._room_starts[index]
+        made_again = room + min(max(value.birth, first), last) - first
+        used_again = room + min(max(value.last_forward_use + 1, value.birth + 1), last) - first
+        again = value.birth <= limit
+        if index not in value.needed_by:
+            if kept and limit >= 0:
+                spans.add(start, max(stop, used_again if again else gone), value.bytes)
+                return
+            spans.add(start, stop, value.bytes)
+            if again:
+                spans.add(made_again, used_again, value.bytes)
+        elif kept or stop <= made_again:
+            spans.add(start, stop, value.bytes)
+        elif value.needed_by == {index}:
+            spans.add(start, self._stop(max(value.last_forward_use, value.birth) + 1), value.bytes)
+            spans.add(made_again, stop, value.bytes)
+        else:  # somebody else keeps the first one
+            spans.add(start, stop, value.bytes)
+            spans.add(made_again, gone, value.bytes)
+
+    def _whole(self, values: Sequence[Value]) -> Effect:
+        """The values with the lifetimes they have."""
+        spans = Spans()
+        for value in values:
+            spans.add(self._start(value.birth), self._stop(value.death), value.bytes)
+        return spans.effect()
+
+    def _start(self, position: int) -> int:
+        """Where an op is on the axis: behind the rooms before it."""
+        return position + self._room[bisect_right(self._room_at, position)]
+
+    def _stop(self, position: int) -> int:
+        """Where what is gone at ``position`` ends on the axis: before the room that precedes that op."""
+        return position + self._room[bisect_left(self._room_at, position)]
+
+    def _curve_of(self, effect: Effect) -> Int64:
+        change = np.zeros(self._length + 1, np.int64)
+        np.add.at(change, effect.at, effect.change)
+        return np.cumsum(change)[:-1]
+
+    def _where(self, at: int) -> tuple[Part, int | None, int]:
+        """Part of the step, region and op at a place of the axis."""
+        for index, start in self._room_starts.items():
+            region = self.model.regions[index]
+            if start <= at < start + region.forward[1] - region.forward[0]:
+                return "recompute", index, region.backward[0]
+        ends = [self._start(position) for position in self._room_at]
+        position = at - self._room[bisect_right(ends, at)]
+        for index, region in enumerate(self.model.regions):
+            if region.forward[0] <= position < region.forward[1]:
+                return "forward", index, position
+            if region.backward[0] <= position < region.backward[1]:
+                return "backward", index, position
+        return "between", None, position
+
+
+def simulate(model: StepModel, policies: Sequence[Policy], placement: Placement = HERE) -> Simulation:
+    """One prediction: `Simulator.run`."""
+    return Simulator(model).run(policies, placement)
+
+
+def todays(model: StepModel) -> tuple[Policy, ...]:
+    """What is done with each region now."""
+    return tuple(region.today for region in model.regions)
+
+
+def keep_all(model: StepModel) -> tuple[Policy, ...]:
+    """Nothing is checkpointed."""
+    return tuple("keep" for _ in model.regions)

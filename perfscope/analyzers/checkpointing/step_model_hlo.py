@@ -1,0 +1,304 @@
+"""The step of a compiled JAX program as values with a lifetime, and what each checkpoint policy makes of its layers.
+
+The blocks are those of XLA's buffer assignment, so today's peak is XLA's own. What a policy changes is worked out from
+the program (``hlo_predict.py``) and not by the general rules of ``simulate.py``: a compiler fuses, and moves what it
+can. How far this is from programs compiled with the policy is in docs/memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from perfscope.analyzers.checkpointing.step_model import Change, Policy, Region, StepModel
+from perfscope.analyzers.checkpointing.xla_model.again import again_of
+from perfscope.analyzers.checkpointing.xla_model.bounds import notes_on, overlaps
+from perfscope.analyzers.checkpointing.xla_model.kept import Stacks, read_again, runs_again
+from perfscope.analyzers.checkpointing.xla_model.layers import Kept, Layer, Layers, backward_body, layer_loops, reached
+from perfscope.analyzers.checkpointing.xla_model.policies import Keeps, nothing, unbatched_products
+from perfscope.analyzers.checkpointing.xla_model.predict import Predictor
+from perfscope.analyzers.checkpointing.xla_model.step import held_bytes, parameter_width, timeline_of, values_of
+from perfscope.analyzers.checkpointing.xla_model.unrolled import single_layers
+from perfscope.analyzers.hlo.buffers import arena_of
+from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
+from perfscope.analyzers.hlo.executions import executions
+from perfscope.analyzers.hlo.flow import VIEWS, Flow
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.hlo.products import fusions_of
+from perfscope.analyzers.hlo.program import program_label
+from perfscope.analyzers.hlo.program_device import device_memory_bytes, program_device
+from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.programs.saving import bytes_ns, once_ns
+from perfscope.model.finding import AbstainError
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import MemoryCategory
+
+
+def hlo_step_models(trace: Trace) -> tuple[StepModel, ...]:
+    """One model for each program with layers, in the order of ``trace.hlo``; ``AbstainError`` where there is none."""
+    found = []
+    for index, module in enumerate(trace.hlo):
+        if not module.is_scheduled or arena_of(module) is None:
+            continue
+        program = _Program(trace, index)
+        if program.layers:
+            found.append(program.model())
+    if not found:
+        raise AbstainError(_why_none(trace))
+    return tuple(found)
+
+
+def _why_none(trace: Trace) -> str:
+    if not trace.hlo:
+        return "no compiled XLA program"
+    if all(arena_of(module) is None for module in trace.hlo):
+        return (
+            "the compiled programs carry no buffer assignment (HLO text has none): record with perfscope run, or dump "
+            "with --xla_dump_hlo_as_proto"
+        )
+    return (
+        "no layers found in the compiled programs: neither a loop over layers whose backward is a loop as well "
+        "(jax.lax.scan), nor numbered scopes (jax.named_scope) with a forward and a backward"
+    )
+
+
+class _Program:
+    """One module of a trace, with what is asked of it more than once."""
+
+    def __init__(self, trace: Trace, index: int) -> None:
+        module = trace.hlo[index]
+        self._trace = trace
+        self._index = index
+        self._module = module
+        self._flow = Flow(module)
+        self._schedule = Schedule(module)
+        self._cost: ModuleCost = trace.fact(hlo_costs)[index]
+        self._times = trace.fact(once_ns)
+        self._fusions = fusions_of(module)
+        self.layers = layers_of(module, self._flow, self._schedule)
+        self._timeline = timeline_of(trace, module)
+        self._predictor = Predictor(module, self._flow, self._schedule, self.layers)
+        self._shifts: dict[str, list[int] | None] = {}
+        """Peaks by policy."""
+
+    def model(self) -> StepModel:
+        """The step as it is, with what each policy would change."""
+        timeline = self._timeline
+        held = held_bytes(timeline)
+        device = self._trace.fact(program_device)
+        regions = tuple(self._region(layers) for layers in self.layers)
+        simply = "keep" in self._shifts and self._shifts["keep"] is None
+        notes = notes_on(
+            regions,
+            timeline.peak()[1],
+            single=bool(self.layers[0].scope),
+            simply=simply,
+            overlapped=overlaps(self._module),
+        )
+        measured = self._index in self._trace.fact(executions)
+        return StepModel(
+            label=program_label(self._module, self._trace),
+            values=values_of(timeline),
+            regions=regions,
+            length=timeline.last + 1,
+            parameter_bytes=held[MemoryCategory.PARAMETER],
+            gradient_bytes=0,
+            optimizer_bytes=held[MemoryCategory.OPTIMIZER_STATE],
+            other_bytes=held[MemoryCategory.UNKNOWN],
+            gradients_in_values=True,
+            step_ns=self._sum_ns(self._cost.launched),
+            basis="measured" if measured else "modelled",
+            capacity_bytes=device_memory_bytes(self._trace),
+            trainable_parameters_dtype_bytes=parameter_width(self._module),
+            notes=notes,
+            framework="jax",
+            device_name=None if device is None else device.device.name,
+            on_host=self._module.platform == "cpu",
+            measured_peak_bytes=timeline.peak()[1],
+            world_size=self._module.num_partitions,
+        )
+
+    def _region(self, layers: Layers) -> Region:
+        today = self._today(layers)
+        changes: list[tuple[Policy, Change]] = []
+        if today == "keep":
+            products = unbatched_products(self._flow)
+            changes = [
+                ("keep", Change(spans=(), recompute_ns=0, recomputed=0)),
+                *self._less("selective", layers, products),
+                *self._less("full", layers, nothing),
+            ]
+        else:
+            changes = [
+                ("keep", self._more(layers)),
+                (today, Change(spans=(), recompute_ns=self._again_ns(layers), recomputed=len(self._again(layers)))),
+            ]
+        return Region(
+            name=layers.name,
+            group=layers.group,
+            forward=layers.forward,
+            backward=layers.backward,
+            input_bytes=0,
+            checkpointed=today != "keep",
+            selective=today == "selective",
+            changes=tuple(changes),
+        )
+
+    def _less(self, policy: Policy, layers: Layers, keeps: Keeps) -> Iterator[tuple[Policy, Change]]:
+        """Less kept, of layers that keep everything today; nothing where it cannot be predicted.
+
+        A plan gives a policy to the first layers: what each adds is what the program with one more of them needs.
+        """
+        if policy not in self._shifts:
+            self._shifts[policy] = self._peaks(keeps)
+        peaks = self._shifts[policy]
+        if peaks is None:
+            return
+        layer = Layer(self._flow, layers)
+        again = again_of(layer, layers.kept, keeps)
+        at = next(at for at, each in enumerate(self.layers) if each is layers)
+        if layers.scope:
+            shift = peaks[at] - (peaks[at - 1] if at else self._timeline.peak()[1])
+        else:
+            weights = [sum(one.bytes for one in each.kept) for each in self.layers]
+            shift = self._share(peaks[-1] - self._timeline.peak()[1], layers, weights)
+        yield (
+            policy,
+            Change(
+                spans=((0, self._timeline.last + 1, shift),),
+                recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
+                recomputed=len(again.launched),
+                stored_ns=0 if layers.scope else round(self._stacks(layer).changed_ns(again, keeps, layers.kept)),
+            ),
+        )
+
+    def _stacks(self, layer: Layer) -> Stacks:
+        return Stacks(
+            layer,
+            self._cost,
+            lambda row: self._sum_ns([row]),
+            lambda size: bytes_ns(self._trace, size) or 0.0,
+        )
+
+    def _peaks(self, keeps: Keeps | None) -> list[int] | None:
+        """Bytes at the peak with a policy for more and more layers; without one, everything kept for all."""
+        today = self._timeline.peak()[1]
+        if not self._predictor.can or (keeps is not None and self._predictor.keeps_in_loops(keeps)):
+            return None
+        try:
+            return [self._predictor.peak_of_all(today)] if keeps is None else self._predictor.peaks(keeps, today)
+        except ValueError:  # a program that nobody has seen: kernels that need each other
+            return None
+
+    def _more(self, layers: Layers) -> Change:
+        """Everything kept, of layers that are checkpointed today; where that cannot be ordered, what they read."""
+        if "keep" not in self._shifts:
+            self._shifts["keep"] = self._peaks(None)
+        peaks = self._shifts["keep"]
+        if peaks is None:
+            size = self._read_again(layers)
+            return Change(
+                spans=((layers.forward[0], layers.backward[1], size),),
+                recompute_ns=0,
+                recomputed=0,
+                stored_ns=self._more_ns(layers),
+            )
+        weights = [max(1, self._read_again(each)) for each in self.layers]
+        share = self._share(peaks[-1] - self._timeline.peak()[1], layers, weights)
+        return Change(
+            spans=((0, self._timeline.last + 1, share),), recompute_ns=0, recomputed=0, stored_ns=self._more_ns(layers)
+        )
+
+    def _more_ns(self, layers: Layers) -> int:
+        """Time that the stacks of what the backward reads again would take."""
+        if layers.scope:
+            return 0
+        return round(self._stacks(Layer(self._flow, layers)).more_ns(self._read_again(layers), layers.kept))
+
+    def _share(self, shift: int, layers: Layers, weights: Sequence[int]) -> int:
+        """That of these layers; what is rounded off goes to the last, so that all together make the whole."""
+        at = next(at for at, each in enumerate(self.layers) if each is layers)
+        before, behind = (shift * sum(weights[:end]) // max(1, sum(weights)) for end in (at, at + 1))
+        return behind - before
+
+    def _read_again(self, layers: Layers) -> int:
+        """Bytes that the backward reads of what it computes again."""
+        values = read_again(self._module, self._flow, backward_body(self._module, self._schedule, layers), layers.scope)
+        size = layers.count * sum(size for _, size in values)
+        if layers.scope:
+            # jax.checkpoint keeps its inputs, parts of stacked weights among them, which need no copy without it
+            return size - sum(one.bytes for one in layers.kept if self._is_slice(one))
+        # the backward needs what is computed from the kept products, and seldom the products themselves
+        products = unbatched_products(self._flow)
+        return size - sum(one.bytes for one in layers.kept if self._is_kept_product(one, products))
+
+    def _today(self, layers: Layers) -> Policy:
+        if not self._again(layers):
+            return "keep"
+        products = unbatched_products(self._flow)
+        return "selective" if any(self._is_kept_product(one, products) for one in layers.kept) else "full"
+
+    def _is_kept_product(self, kept: Kept, products: Keeps) -> bool:
+        """Whether what is kept is the result of a product, behind casts and other layouts."""
+        waiting, seen = [kept.number], set[int]()
+        while waiting:
+            number = waiting.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            value = self._flow.values[number]
+            if products(number):
+                return True
+            if not value.carried and (value.names or value.instruction.opcode in VIEWS | {"reduce-precision", "slice"}):
+                waiting.extend(value.names or value.operands)
+        return False
+
+    def _is_slice(self, kept: Kept) -> bool:
+        """Whether what is kept is a part of a larger array."""
+        (number, *_) = self._flow.back([kept.number])
+        while self._flow.opcode(number) in ("bitcast", "reshape", "copy"):
+            (number, *_) = self._flow.back(self._flow.values[number].operands[:1])
+        return self._flow.opcode(number) in ("slice", "dynamic-slice")
+
+    def _again(self, layers: Layers) -> list[InstructionCost]:
+        """Kernels of the layers' backward that run the layers' forward again."""
+        inside = reached(self._module, backward_body(self._module, self._schedule, layers))
+        return [
+            row
+            for row in self._cost.launched
+            if row.computation in inside
+            and runs_again(row.instruction.op_name, loops=not layers.scope)
+            and scope_of(row.instruction.op_name).path[: len(layers.scope)] == layers.scope
+        ]
+
+    def _again_ns(self, layers: Layers) -> int:
+        return self._sum_ns(self._again(layers)) or 0
+
+    def _kernels(self, numbers: Iterable[int], layers: Layers) -> list[InstructionCost]:
+        """The kernels that compute values, but for those that only keep them."""
+        found: dict[tuple[str, str], InstructionCost] = {}
+        for number in numbers:
+            value = self._flow.values[number]
+            place, name = value.computation.name, value.instruction.name
+            while place in self._fusions:
+                place, holder = self._fusions[place]
+                name = holder.name
+            row = self._cost.by_name.get((place, name))
+            if row is not None and row.place == "launched" and name not in layers.takers:
+                found[place, name] = row
+        return list(found.values())
+
+    def _sum_ns(self, rows: Iterable[InstructionCost]) -> int:
+        total = 0.0
+        for row in rows:
+            total += self._times.get((self._index, row.computation, row.instruction.name), 0.0) * row.runs
+        return round(total)
+
+
+def layers_of(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
+    """Loops over layers, else layers with a scope each; a loop within such a layer (over time, blocks) is none."""
+    loops = layer_loops(module, flow, schedule)
+    single = single_layers(module, flow, schedule)
+    scopes = {one.scope for one in single}
+    outer = tuple(one for one in loops if not any(one.path[: len(scope)] == scope for scope in scopes))
+    return outer or single

@@ -1,0 +1,328 @@
+"""The step of a PyTorch program as values with a lifetime, from the op graph and the times of its ops.
+
+A step that was recorded with checkpointing is taken back to one without: what the backward reads of a value that was
+made again is a need of the value that the forward made, and what ran again is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perfscope.analyzers.checkpointing.op_times import OpTimes, op_times
+from perfscope.analyzers.checkpointing.simulate import KEPT_KINDS
+from perfscope.analyzers.checkpointing.step_model import Region, StepModel, Value, ValueKind
+from perfscope.analyzers.checkpointing.torch_regions import Call, StepJoins, held_of, module_calls, timeline_of
+from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.model.finding import AbstainError
+from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryTimeline
+from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices
+from perfscope.model.trace import MISSING, Trace
+
+# Memory that ops of the op graph allocate inside and free again: scratch of convolutions, products and sorts.
+#
+# The op graph sees what ops return, allocator events all of it. An op's scratch are the blocks that were handed out
+# and
+# free again within its span.
+
+
+def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) -> dict[int, int]:
+    """By op of the graph the most bytes of scratch it held at once; empty where no allocator events tell.
+
+    The allocator may have been watched in another recording of the same program than the times are from
+    (`Trace.detail`): the graph is laid beside that one.
+    """
+    if timeline is None or timeline.axis != "ns":
+        return {}
+    watched = timeline.of(trace)
+    beside = Trace(
+        source=watched.source,
+        strings=watched.strings,
+        rows=watched.rows,
+        recorded=watched.recorded,
+        op_graph=graph,
+    )
+    found: dict[int, int] = defaultdict(int)
+    slices = watched.rows["slices"]
+    for spans in beside.fact(graph_time).spans:
+        placed = np.flatnonzero(spans != MISSING)
+        rows = spans[placed]
+        order = np.argsort(slices["start_ns"][rows], kind="stable")
+        placed, rows = placed[order], rows[order]
+        for op, size in _within(timeline, slices["start_ns"][rows], slices["end_ns"][rows]).items():
+            found[int(placed[op])] = max(found[int(placed[op])], size)
+    return dict(found)
+
+
+def _within(timeline: MemoryTimeline, starts: Int64, ends: Int64) -> dict[int, int]:
+    """By span (its place among the sorted ``starts``) the most bytes of blocks that began and ended within it."""
+    blocks = timeline.blocks
+    chosen = np.flatnonzero(~blocks["before"] & ~blocks["after"])
+    first, last, size = (blocks[name][chosen] for name in ("start", "end", "bytes"))
+    span = np.searchsorted(starts, first, side="right") - 1
+    inside = span >= 0
+    inside[inside] &= last[inside] <= ends[span[inside]]
+    changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for index in np.flatnonzero(inside).tolist():
+        changes[int(span[index])] += [(int(first[index]), int(size[index])), (int(last[index]), -int(size[index]))]
+    return {place: int(np.cumsum([change for _, change in sorted(events)]).max()) for place, events in changes.items()}
+
+
+RANDOM_STATE_BYTES = 5_056
+"""The state of torch's generator on the CPU (a Mersenne twister), which every checkpointed call of a CPU program
+keeps a copy of (``preserve_rng_state``). That of a GPU's generator is 16 bytes, and in host memory."""
+
+HELD_LONGER = 2
+"""Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the
+node that read it; what outlives that is held by the program, and checkpointing would not free it."""
+
+NO_GRAPH = "no op graph: record with perfscope run, which takes one in its structure pass"
+
+_PRODUCT = re.compile(r"aten\.(?:mm|addmm|convolution|_convolution|linear|_scaled_mm|_grouped_mm)\b")
+_ATTENTION = re.compile(
+    r"aten\.(?:_scaled_dot_product\w*_attention\w*|_flash_attention_forward|_efficient_attention\w*)"
+)
+_SHARDED = re.compile(r"all_?gather|reduce_scatter")
+"""Collectives that FSDP runs and plain data parallelism does not."""
+_RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
+
+
+def kind_of(op: GraphOp) -> ValueKind:
+    """What an op makes."""
+    if op.view:
+        return "view"
+    if _PRODUCT.match(op.name):
+        return "product"
+    if _ATTENTION.match(op.name):
+        return "attention"
+    return "random" if _RANDOM.match(op.name) else "other"
+
+
+def torch_step_model(trace: Trace) -> StepModel:
+    """The model of the recorded step. ``AbstainError`` says what was not recorded."""
+    graph = trace.op_graph
+    if graph is None:
+        raise AbstainError(trace.why_no_step or NO_GRAPH)
+    if graph.storages is None:
+        raise AbstainError("the op graph is of an older recording and does not say when memory was freed: record again")
+    if graph.truncated:
+        raise AbstainError("the op graph is cut at its op limit: the backward is not in it")
+    if any(one.born is not None and one.born >= len(graph.ops) for one in graph.storages):
+        raise AbstainError("the op graph is damaged: it names an op that is not in it")
+    if not any(op.phase == "backward" for op in graph.ops):
+        raise AbstainError("the recorded step has no backward pass: nothing is kept for one")
+    times = trace.fact(op_times)
+    step = _Step(graph, _as_handed_out(graph, graph.storages), module_calls(graph))
+    values, gradient_bytes = step.values(times)
+    values += step.scratch(workspaces(trace, graph, timeline_of(trace, graph)))
+    held = held_of(trace, graph, step.gradients)
+    notes = [*held.notes, *([times.note] if times.note else [])]
+    if step.again.unmatched:
+        notes.append(f"{step.again.unmatched:,} ops that run again in the backward repeat no op of a module told apart")
+    return StepModel(
+        label=held.label,
+        values=tuple(values),
+        regions=tuple(step.regions()),
+        length=step.at[len(graph.ops)],
+        parameter_bytes=held.parameter_bytes,
+        gradient_bytes=max(gradient_bytes, held.gradient_bytes),
+        optimizer_bytes=held.optimizer_bytes,
+        other_bytes=held.other_bytes,
+        gradients_in_values=bool(gradient_bytes),
+        step_ns=times.step_ns,
+        basis=times.basis,
+        capacity_bytes=held.capacity_bytes,
+        trainable_parameters_dtype_bytes=held.element_bytes,
+        notes=tuple(notes),
+        framework="torch",
+        device_name=held.device_name,
+        on_host=graph.device == "cpu",
+        measured_peak_bytes=held.measured_peak_bytes,
+        world_size=trace.source.world_size or 1,
+        sharded=any(_SHARDED.search(op.name) for op in graph.ops),
+        reserve_share=held.reserve_share,
+        out_of_memory=held.out_of_memory,
+    )
+
+
+def _as_handed_out(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> tuple[GraphStorage, ...]:
+    """The storages with the bytes that an allocator hands out for them: CUDA's rounds up, the CPU's does not."""
+    if graph.device != "cuda":
+        return storages
+    return tuple(replace(one, bytes=-(-one.bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING) for one in storages)
+
+
+class _Step(StepJoins):
+    """Works out values and regions of one graph."""
+
+    def values(self, times: OpTimes) -> tuple[list[Value], int]:
+        """Values in the order they are made, and the bytes of the gradients among them."""
+        place = storage_devices(self.graph)
+        by_op: dict[int, list[int]] = defaultdict(list)
+        found: list[Value] = []
+        made_again: dict[int, list[int]] = defaultdict(list)
+        for copy, first in self.again.of_storage.items():
+            made_again[first].append(copy)
+        for index, storage in enumerate(self.storages):
+            if place.get(index) != self.graph.device:
+                continue
+            if storage.born is None:
+                if storage.died is not None:  # left over from the step before
+                    found.append(self._plain(index, 0))
+            elif index not in self.again.of_storage and not self._of_repeat(index):
+                by_op[storage.born].append(index)
+        gradient_bytes = sum(self.storages[index].bytes for index in self.gradients)
+        for op in self.graph.ops:
+            if op.recompute:
+                continue
+            cost = round(float(times.ns[op.index]))
+            if not by_op[op.index] and not op.view and op.phase == "forward":
+                found.append(self._without_bytes(op, cost))
+            for index in by_op[op.index]:
+                found.append(self._value(index, op, cost, made_again[index]))
+                cost = 0
+        found.extend(self._reads_of_inputs())
+        return found, gradient_bytes
+
+    def scratch(self, sizes: Mapping[int, int]) -> list[Value]:
+        """What ops hold while they run; a forward op that runs again holds it again."""
+        found = []
+        for index, size in sizes.items():
+            op, at = self.graph.ops[index], self.at[index]
+            if not op.recompute:
+                region = self.call_of_op.get(index) if op.phase == "forward" else None
+                found.append(replace(_marker(at, region, 0, frozenset(), "other"), bytes=size))
+        return found
+
+    def regions(self) -> list[Region]:
+        """The regions, in the order of the calls."""
+        return [self._region(place, call) for place, call in enumerate(self.calls)]
+
+    def _region(self, place: int, call: Call) -> Region:
+        graph = self.graph
+        ops = graph.ops[call.first : call.last]
+        own = {graph.tensors[index].storage for op in ops for index in op.outputs}
+        read = {graph.tensors[index].storage for op in ops for index in op.inputs} - own
+        parameters = read & graph.parameters
+        again = self.again.by_call.get(place, frozenset())
+        limit = max(again, default=-1)
+        costly = [op.index for op in ops if kind_of(op) in KEPT_KINDS and op.index <= limit]
+        random_state = RANDOM_STATE_BYTES if graph.device == "cpu" else 0
+        first, last = self.backward.get(place, (0, 0))
+        return Region(
+            name=call.module,
+            group=call.group,
+            forward=(self.at[call.first], self.at[call.last]),
+            backward=(self.at[first], self.at[last]),
+            input_bytes=random_state + sum(self.storages[one].bytes for one in read - parameters if self._dies(one)),
+            checkpointed=bool(again),
+            selective=bool(again) and any(index not in again for index in costly),
+            parameter_bytes=sum(self.storages[one].bytes for one in parameters),
+        )
+
+    def _dies(self, storage: int) -> bool:
+        """True for an input of a region that nobody else is sure to keep until the region's backward."""
+        one = self.storages[storage]
+        if one.born is None or self.graph.ops[one.born].phase not in ("forward", "other"):
+            return False
+        needed = self._needed_by(storage)
+        return not needed or needed == {self.call_of_op.get(one.born)}
+
+    def _value(self, index: int, op: GraphOp, cost: int, copies: Sequence[int]) -> Value:
+        storage = self.storages[index]
+        if op.phase != "forward" or index in self.gradients:
+            return self._plain(index, cost)
+        needed = self._needed_by(index)
+        readers = self.readers[index]
+        for copy in copies:
+            needed |= self._needed_by(copy)
+        birth = op.index
+        died = len(self.graph.ops) if storage.died is None else storage.died
+        reads = max(readers.last_forward, birth)
+        last_use, death = reads, died
+        ends = [self.node_end[self.readers[one].last_backward] for one in (index, *copies) if self.is_read(one)]
+        if copies and ends:  # what the backward would have kept had a shorter life: what is seen is that of the forward
+            last_use, death = max(reads, died - 1) if died <= ends[0] else reads, max(*ends, died)
+        elif ends:
+            if self.work_between(max(ends), died) > HELD_LONGER:
+                needed = needed | {None}
+        elif readers.last_again >= 0 or self._kept_selectively(op):
+            death = reads + 1  # a checkpoint held it, and the backward does not need it
+        return Value(
+            bytes=storage.bytes,
+            birth=self.at[birth],
+            death=max(self.at[death], self.at[birth] + 1),
+            last_forward_use=self.at[last_use],
+            kind=kind_of(op),
+            region=self.call_of_op.get(op.index),
+            needed_by=frozenset(needed),
+            cost_ns=cost,
+        )
+
+    def _plain(self, index: int, cost: int) -> Value:
+        """A value that no policy touches: of the backward, the optimizer, or outside of both."""
+        storage = self.storages[index]
+        birth = self.at[(storage.born or 0) + (index in self.taken_over)]
+        death = self.at[len(self.graph.ops) if storage.died is None else storage.died]
+        return Value(
+            bytes=storage.bytes,
+            birth=birth,
+            death=max(death, birth),
+            last_forward_use=birth,
+            kind="other",
+            region=None,
+            needed_by=frozenset(),
+            cost_ns=cost,
+            gradient=index in self.gradients,
+        )
+
+    def _without_bytes(self, op: GraphOp, cost: int) -> Value:
+        """An op that writes in place, or whose result lies where something else did: it takes time all the same."""
+        at = self.at[op.index]
+        region = self.call_of_op.get(op.index)
+        return _marker(at, region, cost, frozenset(), kind_of(op))
+
+    def _reads_of_inputs(self) -> list[Value]:
+        """One value of no bytes a region: it must run up to the last op that saves anything, made by it or not."""
+        last: dict[int, int] = {}
+        saving = {op.sequence for op in self.graph.ops if self.reads_saved(op)}
+        for place, call in enumerate(self.calls):
+            for op in self.graph.ops[call.first : call.last]:
+                if not op.view and op.sequence is not None and op.sequence in saving:
+                    last[place] = op.index
+        return [
+            _marker(self.at[op - 1], place, 0, frozenset({place}), "view")
+            for place, op in last.items()
+            if op > self.calls[place].first and place in self.backward
+        ]
+
+    def _needed_by(self, index: int) -> set[int | None]:
+        return set(self.readers[index].regions)
+
+    def _kept_selectively(self, op: GraphOp) -> bool:
+        """True for a costly op that did not run again although its region did."""
+        place = self.call_of_op.get(op.index, -1)
+        again = self.again.by_call.get(place, frozenset())
+        return bool(again) and op.index not in again and kind_of(op) in KEPT_KINDS
+
+    def _of_repeat(self, index: int) -> bool:
+        """True for what repeated ops made besides: it is gone with them."""
+        born = self.storages[index].born
+        return born is not None and self.graph.ops[born].recompute and not self.is_read(index)
+
+
+def _marker(at: int, region: int | None, cost: int, needed: frozenset[int | None], kind: ValueKind) -> Value:
+    return Value(
+        bytes=0,
+        birth=at,
+        death=at + 1,
+        last_forward_use=at,
+        kind=kind,
+        region=region,
+        needed_by=needed,
+        cost_ns=cost,
+    )

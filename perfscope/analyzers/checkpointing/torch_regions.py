@@ -1,0 +1,549 @@
+"""Modules of a PyTorch step that could be checkpointed as a whole: repeated blocks, and single large modules.
+
+A block is a member of a ``ModuleList`` or ``Sequential``: a number in its qualified name. Blocks under one container
+that run the same ops are copies of one layer. Where containers are nested (stages of blocks) the level is taken at
+which checkpointing everything would leave least in memory: the inputs of all blocks, and all of the largest one.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices, taken_over
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
+
+SINGLE_SHARE = 0.05
+"""Of all that the forward makes: a module that is no repeated block is a region if it makes as much. Checkpointing
+smaller ones changes nothing that anyone would see."""
+
+_NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One forward pass of a module."""
+
+    module: str
+    group: str
+    """Of copies of one layer: the container with ``*`` for the number."""
+    first: int
+    last: int
+    """Indices of its first op and behind its last one. Nothing of another module runs between."""
+
+
+def module_calls(graph: OpGraph) -> tuple[Call, ...]:
+    """The calls of the modules that are regions, in the order they run; a module that is called twice is there twice.
+
+    Calls do not overlap. A module whose ops are interleaved with those of others outside of it has a call for each
+    piece.
+    """
+    forward = [op for op in graph.ops if op.phase == "forward" and not op.recompute]
+    made = {op.index: _made_bytes(graph, op) for op in forward}
+    deepest = max((len(_NUMBERED.findall(op.module)) for op in forward), default=0)
+    best: tuple[Call, ...] = ()
+    least: float = float("inf")
+    for level in range(1, deepest + 1):
+        calls = _blocks(forward, level)
+        if not calls:
+            continue
+        needed = _left_over(graph, calls, made)
+        if needed < least:
+            best, least = calls, needed
+    return tuple(sorted((*best, *_singles(forward, best, made)), key=lambda call: call.first))
+
+
+def inside(module: str, region: str) -> bool:
+    """True if a module is another one or a part of it."""
+    return module == region or module.startswith(region + ".")
+
+
+def _made_bytes(graph: OpGraph, op: GraphOp) -> int:
+    if op.view:
+        return 0
+    own = {graph.tensors[index].storage for index in op.inputs}
+    return sum(graph.tensors[index].bytes for index in op.outputs if graph.tensors[index].storage not in own)
+
+
+def _blocks(forward: Sequence[GraphOp], level: int) -> tuple[Call, ...]:
+    """Calls of the modules whose name ends with the ``level``-th number in it, if there are copies among them."""
+    pieces = _pieces(forward, {op.index: _prefix(op.module, level) for op in forward})
+    signatures: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)
+    keys = []
+    for module, ops in pieces:
+        container = module.rpartition(".")[0]
+        key = (container, tuple(op.name for op in ops if not op.view))
+        signatures[key].add(module)
+        keys.append(key)
+    repeated = [key for key, modules in signatures.items() if len(modules) > 1 and key[1]]
+    kinds: dict[str, int] = defaultdict(int)
+    names = {}
+    for key in repeated:
+        kinds[key[0]] += 1
+        order = "" if kinds[key[0]] == 1 else f" (kind {kinds[key[0]]})"
+        names[key] = f"{key[0]}.*{order}"
+    return tuple(
+        Call(module=module, group=names[key], first=ops[0].index, last=ops[-1].index + 1)
+        for (module, ops), key in zip(pieces, keys, strict=True)
+        if key in names
+    )
+
+
+def _pieces(forward: Sequence[GraphOp], region: Mapping[int, str | None]) -> list[tuple[str, list[GraphOp]]]:
+    """Stretches of forward ops of one region, in order."""
+    pieces: list[tuple[str, list[GraphOp]]] = []
+    current: str | None = None
+    for op in forward:
+        name = region[op.index]
+        if name is not None and name == current:
+            pieces[-1][1].append(op)
+        elif name is not None:
+            pieces.append((name, [op]))
+        current = name
+    return pieces
+
+
+def _prefix(module: str, level: int) -> str | None:
+    found = list(_NUMBERED.finditer(module))
+    return module[: found[level - 1].end()] if len(found) >= level else None
+
+
+def _left_over(graph: OpGraph, calls: Sequence[Call], made: Mapping[int, int]) -> int:
+    """Bytes held if all the calls were checkpointed: what others make, the calls' inputs, the largest call."""
+    inputs, largest, within = 0, 0, 0
+    for call in calls:
+        ops = graph.ops[call.first : call.last]
+        own = {graph.tensors[index].storage for op in ops for index in op.outputs}
+        read = {graph.tensors[index].storage: graph.tensors[index].bytes for op in ops for index in op.inputs}
+        inputs += sum(size for storage, size in read.items() if storage not in own and storage not in graph.parameters)
+        size = sum(made.get(op.index, 0) for op in ops)
+        largest, within = max(largest, size), within + size
+    return sum(made.values()) - within + inputs + largest
+
+
+def _singles(forward: Sequence[GraphOp], blocks: Sequence[Call], made: Mapping[int, int]) -> list[Call]:
+    """Outermost modules outside of the blocks that make ``SINGLE_SHARE`` of all by themselves."""
+    taken = {index for call in blocks for index in range(call.first, call.last)}
+    above = {prefix for call in blocks for prefix in _prefixes(call.module)}
+    roots = {op.module.partition(".")[0] for op in forward if op.module}
+    free = [op for op in forward if op.index not in taken]
+    outermost = {
+        op.index: next((prefix for prefix in _prefixes(op.module) if prefix not in above and prefix not in roots), None)
+        for op in free
+    }
+    whole = sum(made.values())
+    return [
+        Call(module=module, group=module, first=ops[0].index, last=ops[-1].index + 1)
+        for module, ops in _pieces(forward, {op.index: outermost.get(op.index) for op in forward})
+        if sum(made[op.index] for op in ops) >= SINGLE_SHARE * whole and sum(not op.view for op in ops) > 1
+    ]
+
+
+def _prefixes(module: str) -> list[str]:
+    """Of a qualified name all its beginnings, the shortest first, itself last."""
+    parts = module.split(".") if module else []
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+# Which ops of a recorded step are run again by checkpointing, and which forward op each of them repeats.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """What checkpointing runs again in the recorded step."""
+
+    of_op: Mapping[int, int]
+    """By repeated op (its index) the forward op that it repeats."""
+    of_storage: Mapping[int, int]
+    """By storage that was made again the one that the forward made."""
+    by_call: Mapping[int, frozenset[int]]
+    """By call (its place among the calls) the forward ops of it that run again, views aside."""
+    unmatched: int
+    """Ops that run again and repeat no op of a region: views and copies of the random state aside."""
+
+
+def repeats(graph: OpGraph, calls: Sequence[Call]) -> Repeats:
+    """Lay the repeated ops beside the forward ops of the calls they belong to.
+
+    A repeated op is the op of the same name, module and shapes whose inputs, made again or not, are the same; where
+    none has the same inputs, the next in order.
+    """
+    of_op: dict[int, int] = {}
+    of_storage: dict[int, int] = {}
+    by_call: dict[int, set[int]] = defaultdict(set)
+    done: set[int] = set()
+    unmatched = 0
+    for stretch in _stretches(graph):
+        place = _call_of(stretch, calls, done)
+        if place is None:
+            unmatched += sum(not op.view for op in stretch)
+            continue
+        done.add(place)
+        waiting: dict[tuple[str, str], list[GraphOp]] = defaultdict(list)
+        for op in graph.ops[calls[place].first : calls[place].last]:
+            if not op.view:
+                waiting[op.name, op.module].append(op)
+        for op in stretch:
+            if op.view:
+                continue
+            candidates = waiting[op.name, op.module]
+            found = _repeated(graph, op, candidates, of_storage)
+            if found is None:
+                unmatched += 1
+                continue
+            candidates.remove(found)
+            of_op[op.index] = found.index
+            by_call[place].add(found.index)
+            for made, first in zip(op.outputs, found.outputs, strict=True):
+                if graph.tensors[made].storage != graph.tensors[first].storage:
+                    of_storage[graph.tensors[made].storage] = graph.tensors[first].storage
+    return Repeats(
+        of_op=of_op,
+        of_storage=of_storage,
+        by_call={place: frozenset(ops) for place, ops in by_call.items()},
+        unmatched=unmatched,
+    )
+
+
+def _stretches(graph: OpGraph) -> list[list[GraphOp]]:
+    """Repeated ops with no other work between them: one run of one checkpoint each, or of several in a row."""
+    found: list[list[GraphOp]] = []
+    going = False
+    for op in graph.ops:
+        if op.recompute:
+            if not going:
+                found.append([])
+            found[-1].append(op)
+            going = True
+        elif not op.view:
+            going = False
+    return found
+
+
+def _call_of(stretch: Sequence[GraphOp], calls: Sequence[Call], done: set[int]) -> int | None:
+    """The last call before the stretch of the module that most of its ops are of, and that was not repeated yet."""
+    count: dict[int, int] = defaultdict(int)
+    for place, call in enumerate(calls):
+        if call.last <= stretch[0].index and place not in done:
+            count[place] = sum(inside(op.module, call.module) for op in stretch)
+    most = max(count.values(), default=0)
+    return max((place for place, ops in count.items() if ops == most), default=None) if most else None
+
+
+def _repeated(graph: OpGraph, op: GraphOp, waiting: Sequence[GraphOp], again: Mapping[int, int]) -> GraphOp | None:
+    """The op of the same shapes and inputs among ``waiting``, else the first of the same shapes."""
+    alike = [one for one in waiting if _shapes(graph, one) == _shapes(graph, op)]
+    read = [again.get(graph.tensors[index].storage, graph.tensors[index].storage) for index in op.inputs]
+    same = (one for one in alike if [graph.tensors[index].storage for index in one.inputs] == read)
+    return next(same, alike[0] if alike else None)
+
+
+def _shapes(graph: OpGraph, op: GraphOp) -> list[tuple[int, ...]]:
+    return [graph.tensors[index].shape for index in op.outputs]
+
+
+# What belongs together in the op graph of a PyTorch step: calls of modules, their backward, readers of storages.
+
+
+@dataclass(slots=True)
+class Readers:
+    """Who reads a storage: regions whose backward does, and the ops."""
+
+    regions: set[int | None] = field(default_factory=set)
+    last_forward: int = -1
+    last_backward: int = -1
+    last_again: int = -1
+    """Last of the forward ops that were run again, by the op they repeat."""
+
+
+class StepJoins:
+    """Joins of one graph, worked out once."""
+
+    def __init__(self, graph: OpGraph, storages: tuple[GraphStorage, ...], calls: Sequence[Call]) -> None:
+        self.graph, self.storages, self.calls = graph, storages, calls
+        self.again: Repeats = repeats(graph, calls)
+        # Positions leave out what ran again.
+        kept = np.array([not op.recompute for op in graph.ops], np.int64)
+        self.at: list[int] = [0, *np.cumsum(kept).tolist()]
+        self.call_of_op = self._calls_of_ops()
+        self.node_end = self._node_ends()
+        self.backward = self._backward_intervals()
+        self.readers = self._all_readers()
+        self.taken_over = taken_over(graph, storages)
+        self.gradients = self._gradients()
+        # Counts ops with work, to tell how long a storage outlives a moment.
+        self.work = np.concatenate(([0], np.cumsum([not op.view and not op.recompute for op in graph.ops])))
+
+    def reads_saved(self, op: GraphOp) -> bool:
+        """True for a backward op that reads what the forward or the program made."""
+        if op.phase != "backward" or op.recompute or op.view:
+            return False
+        return any(self._is_saved(self.graph.tensors[index].storage) for index in op.inputs)
+
+    def is_read(self, index: int) -> bool:
+        """True if the backward reads a storage."""
+        return self.readers[index].last_backward >= 0
+
+    def work_between(self, first: int, last: int) -> int:
+        """Ops with work between two of them."""
+        return int(self.work[max(first, last)] - self.work[first])
+
+    def _is_saved(self, storage: int) -> bool:
+        born = self.storages[storage].born
+        if born is None:
+            return True
+        made = self.graph.ops[born]
+        return made.phase in ("forward", "other") or made.recompute
+
+    def _calls_of_ops(self) -> dict[int, int]:
+        """By op (forward, repeated, backward) the call it belongs to."""
+        found: dict[int, int] = {}
+        by_sequence: dict[int, int] = {}
+        for place, call in enumerate(self.calls):
+            for op in self.graph.ops[call.first : call.last]:
+                if op.phase == "forward":
+                    found[op.index] = place
+                    if op.sequence is not None:
+                        by_sequence[op.sequence] = place
+        for again, first in self.again.of_op.items():
+            if first in found:
+                found[again] = found[first]
+        for op in self.graph.ops:
+            if op.recompute and op.index in found and op.sequence is not None:
+                by_sequence.setdefault(op.sequence, found[op.index])
+        sequences = sorted(by_sequence)
+        for op in self.graph.ops:
+            if op.phase == "backward" and not op.recompute and op.sequence is not None:
+                of_backward = self._call_of_backward(op, by_sequence, sequences)
+                if of_backward is not None:
+                    found[op.index] = of_backward
+        return found
+
+    def _call_of_backward(self, op: GraphOp, by_sequence: dict[int, int], sequences: list[int]) -> int | None:
+        """By its sequence number; a number that no op of the graph has is told by the module and the next number."""
+        number = op.sequence or 0
+        if number in by_sequence:
+            return by_sequence[number]
+        near = bisect_left(sequences, number)
+        for one in sequences[max(0, near - 1) : near + 1]:
+            if inside(op.module, self.calls[by_sequence[one]].module):
+                return by_sequence[one]
+        return None
+
+    def _node_ends(self) -> list[int]:
+        """Of each op: behind the last op of the autograd node that runs it."""
+        ends = list(range(1, len(self.graph.ops) + 1))
+        for index in range(len(self.graph.ops) - 2, -1, -1):
+            here, after = self.graph.ops[index], self.graph.ops[index + 1]
+            if here.phase == after.phase == "backward" and here.sequence == after.sequence is not None:
+                ends[index] = ends[index + 1]
+        return ends
+
+    def _backward_intervals(self) -> dict[int, tuple[int, int]]:
+        """By call: from the first node of its backward that reads what was saved to its last op."""
+        found: dict[int, tuple[int, int]] = {}
+        for op in self.graph.ops:
+            place = self.call_of_op.get(op.index)
+            if place is None or op.phase != "backward" or op.recompute or op.view:
+                continue
+            if place not in found and not self.reads_saved(op):
+                continue
+            found[place] = (found.get(place, (op.index, 0))[0], op.index + 1)
+        return {place: (self._node_start(first), last) for place, (first, last) in found.items()}
+
+    def _node_start(self, index: int) -> int:
+        """The first op of the node that runs op ``index``, as far as nothing else ran between."""
+        sequence = self.graph.ops[index].sequence
+        while index and sequence is not None:
+            before = self.graph.ops[index - 1]
+            if before.phase != "backward" or before.recompute or before.sequence != sequence:
+                break
+            index -= 1
+        return index
+
+    def _all_readers(self) -> dict[int, Readers]:
+        found: dict[int, Readers] = defaultdict(Readers)
+        for op in self.graph.ops:
+            for index in op.inputs:
+                one = found[self.graph.tensors[index].storage]
+                if op.recompute:
+                    if not op.view:
+                        one.last_again = op.index
+                elif op.phase == "backward":
+                    if not op.view:
+                        one.regions.add(self.call_of_op.get(op.index))
+                        one.last_backward = op.index
+                elif op.phase in ("forward", "other"):
+                    one.last_forward = op.index
+        return found
+
+    def _gradients(self) -> frozenset[int]:
+        """Storages made in the backward that the optimizer reads or that outlive the step."""
+        read = {
+            self.graph.tensors[index].storage for op in self.graph.ops if op.phase == "optimizer" for index in op.inputs
+        }
+        return frozenset(
+            index
+            for index, storage in enumerate(self.storages)
+            if storage.born is not None
+            and self.graph.ops[storage.born].phase == "backward"
+            and not self.graph.ops[storage.born].recompute
+            and (index in read or storage.died is None)
+        )
+
+
+# What a PyTorch program holds all of a step besides what the step makes, and what its allocator measured.
+
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes by purpose, and where they are."""
+
+    label: str
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    other_bytes: int
+    element_bytes: int
+    capacity_bytes: int | None
+    device_name: str | None
+    measured_peak_bytes: int | None
+    reserve_share: float | None
+    out_of_memory: int
+    notes: tuple[str, ...]
+
+
+def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> Held:
+    """From the program's own list of tensors where it was recorded, else from what the graph's ops touch."""
+    timeline = timeline_of(trace, graph)
+    notes: list[str] = []
+    listed = _listed(trace, graph)
+    by_name = listed is not None
+    if listed is None:
+        listed = _touched(graph)
+        notes.append(
+            "the program's tensors were not listed: parameters and optimizer state are those that the ops touch"
+        )
+    parameters, gradient, optimizer, kept_gradient = listed
+    other = 0
+    if timeline is not None:
+        others, known = _before(timeline)
+        other = (
+            others + known - parameters - optimizer if by_name else others + known - parameters - gradient - optimizer
+        )
+    devices = trace.rows["devices"]
+    names = [trace.text(int(code)) for code in devices["name"]]
+    sizes = [int(size) for size in devices["memory_bytes"] if size > 0]
+    on_host = graph.device == "cpu"
+    return Held(
+        label=timeline.label if timeline is not None else graph.device,
+        parameter_bytes=parameters,
+        gradient_bytes=kept_gradient,
+        optimizer_bytes=optimizer,
+        other_bytes=max(0, other),
+        element_bytes=_element_bytes(graph),
+        capacity_bytes=None if on_host else (timeline and timeline.capacity_bytes) or min(sizes, default=None),
+        device_name=next((name for name in names if name), None),
+        measured_peak_bytes=None if timeline is None else _peak_of_steps(trace, timeline),
+        reserve_share=None if timeline is None else _reserve_share(timeline),
+        out_of_memory=0 if timeline is None else len(timeline.out_of_memory),
+        notes=tuple(notes),
+    )
+
+
+def _listed(trace: Trace, graph: OpGraph) -> tuple[int, int, int, int] | None:
+    """Bytes of parameters, gradients, optimizer state, and of gradients that are not freed; None if not recorded."""
+    source = next((one for one in (trace.detail, trace) if one is not None and len(one.rows["tensors"])), None)
+    if source is None:
+        return None
+    rows = source.rows["tensors"]
+    here = rows["on_device"] == (graph.device != "cpu")
+    found = {
+        category: int(rows["bytes"][here & (rows["category"] == category)].sum())
+        for category in (MemoryCategory.PARAMETER, MemoryCategory.GRADIENT, MemoryCategory.OPTIMIZER_STATE)
+    }
+    stay = here & (rows["category"] == MemoryCategory.GRADIENT) & (rows["freed_ns"] == MISSING)
+    return (*found.values(), int(rows["bytes"][stay].sum()))  # type: ignore[return-value]
+
+
+def _touched(graph: OpGraph) -> tuple[int, int, int, int]:
+    """The same, of what the ops of the step write in place."""
+    storages, place = graph.storages or (), storage_devices(graph)
+    parameters = {one for one in graph.parameters if place.get(one) == graph.device}
+    written: set[int] = set()
+    summed: set[int] = set()
+    for op in graph.ops:
+        stored = {graph.tensors[index].storage for index in op.mutated}
+        held = {one for one in stored if storages[one].born is None and place.get(one) == graph.device} - parameters
+        if op.phase == "optimizer":
+            written |= held
+        elif op.phase == "backward":
+            summed |= held
+    state = written - summed  # an optimizer that clears gradients writes them too
+    return (
+        sum(storages[one].bytes for one in parameters),
+        sum(storages[one].bytes for one in summed),
+        sum(storages[one].bytes for one in state),
+        sum(storages[one].bytes for one in summed),
+    )
+
+
+def _element_bytes(graph: OpGraph) -> int:
+    sizes = [
+        _BYTES.get(tensor.dtype.removeprefix("torch."), 4)
+        for tensor in graph.tensors
+        if tensor.storage in graph.parameters
+    ]
+    return max(set(sizes), key=sizes.count) if sizes else 4
+
+
+def timeline_of(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
+    """The recorded memory that the graph's program computes in; None where no allocator was watched."""
+    space = "host" if graph.device == "cpu" else "device"
+    found = (one for one in trace.fact(memory_timelines) if one.space == space and not one.of_driver)
+    return next(found, None)
+
+
+def _before(timeline: MemoryTimeline) -> tuple[int, int]:
+    """Bytes held before the recording: of neither gradients nor what is listed, and of parameters and optimizer state.
+
+    As the allocator rounds them: what rounding adds to the latter is held as well.
+    """
+    blocks = timeline.blocks
+    size, category = blocks["bytes"], blocks["category"]
+    listed = blocks["before"] & np.isin(category, (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE))
+    others = blocks["before"] & ~listed & (category != MemoryCategory.GRADIENT)
+    return timeline.unseen_bytes + int(size[others].sum()), int(size[listed].sum())
+
+
+def _peak_of_steps(trace: Trace, timeline: MemoryTimeline) -> int | None:
+    """The highest moment of the recorded steps, as the allocator counts."""
+    steps = timeline.of(trace).rows["steps"]
+    curve = timeline.live()
+    if not len(steps) or timeline.axis != "ns":
+        return int(curve.bytes.max()) if len(curve.bytes) else None
+    first, last = int(steps["start_ns"].min()), int(steps["end_ns"].max())
+    begin = max(0, int(np.searchsorted(curve.positions, first, side="right")) - 1)
+    end = int(np.searchsorted(curve.positions, last, side="left"))
+    return int(curve.bytes[begin:end].max()) if end > begin else None
+
+
+def _reserve_share(timeline: MemoryTimeline) -> float | None:
+    """What the allocator held beyond the peak, as a share of the peak; 0 on the host, which reserves nothing."""
+    if timeline.space == "host":
+        return 0.0
+    if timeline.reserved is None or not len(timeline.reserved.bytes):
+        return None
+    peak = int(timeline.live().bytes.max(initial=0))
+    return max(0.0, int(timeline.reserved.bytes.max()) / peak - 1.0) if peak else None

@@ -1,0 +1,94 @@
+"""Plans of a compiled JAX program held against the program compiled with their policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.checkpointing.plans import Plan
+from perfscope.analyzers.checkpointing.simulate import todays
+from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
+from perfscope.analyzers.checkpointing.wording import predicted_recompute, recomputed_flops
+from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.program import program_label
+from perfscope.model.documents.compile_request import PolicyName
+from perfscope.model.trace import Trace
+
+WORDS: dict[Policy, PolicyName] = {"keep": "none", "full": "full", "selective": "dots"}
+"""A plan's policy -> what ``perfscope compile --checkpoint`` calls it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedPlan:
+    """A plan: what was predicted of it, and what XLA made of it. Bytes of one device, FLOPs of one run."""
+
+    plan: Plan
+    checkpoint: PolicyName | None
+    """None: ``--checkpoint`` cannot set it."""
+    predicted_peak_bytes: int
+    predicted_recompute_flops: int | None
+    compiled_peak_bytes: int | None = None
+    compiled_recompute_flops: int | None = None
+    folder: str = ""
+    """Run folder of the compiled program, relative to that of the run."""
+    kept: bool = False
+    """It had been compiled before."""
+    reason: str = ""
+    """Why it was not compiled."""
+
+    @property
+    def error(self) -> float | None:
+        """Of the predicted peak, as a share of the compiled one."""
+        if self.compiled_peak_bytes is None:
+            return None
+        return self.predicted_peak_bytes / self.compiled_peak_bytes - 1
+
+
+def setting(plan: Plan) -> tuple[PolicyName | None, str]:
+    """The word that sets a plan from outside, or ``None`` and why none does."""
+    placement = plan.placement
+    if placement.level or placement.optimizer_on_host:
+        return None, "it divides or moves state, which no checkpoint policy does"
+    policies = set(plan.policies)
+    if len(policies) != 1:
+        return None, "its layers have more than one policy"
+    (policy,) = policies
+    return (WORDS[policy], "") if policy in WORDS else (None, "offloading to the host cannot be set from outside")
+
+
+def program_of(trace: Trace, label: str) -> int:
+    """Number of the program of a step model; ``ValueError`` where there is none."""
+    return [program_label(module, trace) for module in trace.hlo].index(label)
+
+
+def compiled_step(trace: Trace, name: str) -> tuple[int, int] | None:
+    """(peak in bytes, recomputed FLOPs) of a program by its name, the hungriest of that name; None: it is not there."""
+    found = [
+        (timeline.peak_bytes, recomputed_flops(trace, index))
+        for index, module in enumerate(trace.hlo)
+        if module.name.partition("(")[0] == name and (timeline := memory_timeline(module)) is not None
+    ]
+    return max(found, default=None)
+
+
+def predictions(model: StepModel, trace: Trace, plans: Sequence[Plan]) -> list[VerifiedPlan]:
+    """What is predicted of each plan but today's, not compiled yet. ``trace``: with the program of the model."""
+    index = program_of(trace, model.label)
+    flops: dict[Policy, int | None] = {}
+    found = []
+    for plan in plans:
+        word, reason = setting(plan)
+        if plan.policies == todays(model) and (word is not None or not plan.policies):
+            continue  # the program as it is: its peak is the compiler's own
+        if word is not None and plan.policies[0] not in flops:
+            flops[plan.policies[0]] = predicted_recompute(trace, index, plan.policies[0])
+        found.append(
+            VerifiedPlan(
+                plan=plan,
+                checkpoint=word,
+                predicted_peak_bytes=plan.peak_bytes,
+                predicted_recompute_flops=None if word is None else flops[plan.policies[0]],
+                reason=reason,
+            )
+        )
+    return found

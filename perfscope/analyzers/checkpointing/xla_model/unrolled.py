@@ -1,0 +1,207 @@
+"""The layers of a program that runs them one after another: scopes that differ by a number, forward and backward.
+
+Frameworks give each layer a scope of its own (``block_3``, ``layers[3]``), and JAX marks the backward pass in the path
+of every instruction. What the forward of a layer makes and its backward reads is what is kept for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from perfscope.analyzers.checkpointing.xla_model.kept import runs_again
+from perfscope.analyzers.checkpointing.xla_model.layers import Kept, Layers, Reader, reached
+from perfscope.analyzers.checkpointing.xla_model.outputs import takes_buffers
+from perfscope.analyzers.hlo.flow import Flow
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.hlo.scope import Scope, scope_of
+
+_NUMBERED = re.compile(r"(.*?)[_\-\[.]?(\d+)\]?", re.ASCII)
+"""``block_3``, ``layers[3]``, ``h.3``, ``Block3``."""
+
+MIN_LAYERS = 2
+"""Scopes of one kind: a single numbered scope is a name."""
+
+_BEFORE = 8
+"""Instructions of a layer's backward before the first that reads what was kept: the product with its last weights.
+What stands further in front is put there because it needs nothing (zeros)."""
+
+Part = tuple[str, int | None]
+"""An instruction and which part of its tuple."""
+
+
+def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
+    """Layers of the entry with a scope each, in the order they run. Linear in the entry's instructions."""
+    entry = module.entry_computation()
+    scopes = entry_scopes(entry)
+    kinds: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for scope in scopes.values():
+        path = _numbered(scope.path)
+        if path is not None:
+            kinds[_kind(path)].add(path)
+    chosen = {path: kind for kind, paths in kinds.items() if len(paths) >= MIN_LAYERS for path in paths}
+    readers = dict(readers_of(entry))
+    within, nested = reached(module, module.entry), reached(module, module.entry, loops_only=True)
+    found = []
+    for path, kind in chosen.items():
+        members = {name for name, scope in scopes.items() if scope.path[: len(path)] == path}
+        forward = [schedule.positions[name] for name in members if scopes[name].phase == "forward"]
+        backward = [schedule.positions[name] for name in members if scopes[name].phase != "forward"]
+        if not forward or not backward:
+            continue
+        end = _handed_down(schedule, members, scopes, readers)
+        kept, takers, late = _kept(module, flow, schedule, members, scopes, readers, end)
+        again = any(runs_again(entry.by_name[name].op_name, loops=False) for name in members)
+        if kept or again:  # a checkpointed layer may keep its input alone, which others read as well
+            first = min((reader.first for one in kept for reader in one.readers), default=min(backward))
+            handed_in = [at for at in backward if first - at <= _BEFORE and at <= first]
+            begin = min(handed_in, default=first)
+            found.append(
+                Layers(
+                    name="/".join(path),
+                    group=kind,
+                    count=1,
+                    forward=(min(forward), max([at for at in forward if at < begin], default=min(forward)) + 1),
+                    backward=(begin, end + 1),
+                    kept=kept,
+                    body=entry,
+                    within=within,
+                    nested=nested,
+                    takers=takers,
+                    scope=path,
+                    late=late,
+                )
+            )
+    return tuple(sorted(found, key=lambda one: one.forward))
+
+
+def entry_scopes(entry: Computation) -> dict[str, Scope]:
+    """Where in the user's program instructions come from, as far as they or what they belong to tell it."""
+    found: dict[str, Scope] = {}
+    for one in entry.instructions:
+        if one.op_name:
+            found[one.name] = scope_of(one.op_name)
+        elif one.operands and one.operands[0] in found and one.opcode in ("copy", "bitcast", "get-tuple-element"):
+            found[one.name] = found[one.operands[0]]  # XLA's own copies carry no path
+        if one.opcode == "while" and one.name in found:
+            found.setdefault(one.operands[0], found[one.name])  # what a loop begins with
+    return found
+
+
+def readers_of(body: Computation) -> Iterator[tuple[Part, list[Instruction]]]:
+    """Who reads each value of a computation, behind views and parts of tuples; the root reads what it returns."""
+    views: dict[str, Part] = {}
+    found: dict[Part, list[Instruction]] = defaultdict(list)
+    for one in body.instructions:
+        if one.opcode == "get-tuple-element" and body.by_name[one.operands[0]].opcode != "parameter":
+            views[one.name] = (one.operands[0], int(one.attributes["index"]))
+            continue
+        if one.opcode == "bitcast":
+            views[one.name] = views.get(one.operands[0], (one.operands[0], None))
+            continue
+        for name in dict.fromkeys(one.operands):
+            found[views.get(name, (name, None))].append(one)
+    yield from found.items()
+
+
+def part_number(module: HloModule, flow: Flow, body: Computation, part: Part) -> int | None:
+    """The number in ``Flow`` of a value of a computation; ``None`` of a part that nobody takes out of its tuple."""
+    name, index = part
+    if index is None:
+        return flow.numbers[body.name, name]
+    one = body.by_name[name]
+    if one.opcode != "fusion":
+        return next(
+            (
+                flow.numbers[body.name, element.name]
+                for element in body.instructions
+                if element.opcode == "get-tuple-element"
+                and element.operands == (name,)
+                and element.attributes.get("index") == str(index)
+            ),
+            None,
+        )
+    root = module.computations[one.called[0]].root
+    return flow.numbers[one.called[0], root.operands[index]] if root.opcode == "tuple" else None
+
+
+def _numbered(path: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The path up to its first numbered segment."""
+    for at, segment in enumerate(path):
+        if _NUMBERED.fullmatch(segment):
+            return path[: at + 1]
+    return None
+
+
+def _kind(path: tuple[str, ...]) -> str:
+    match = _NUMBERED.fullmatch(path[-1])
+    return "/".join((*path[:-1], match[1] if match is not None else path[-1]))
+
+
+def _kept(
+    module: HloModule,
+    flow: Flow,
+    schedule: Schedule,
+    members: set[str],
+    scopes: Mapping[str, Scope],
+    readers: Mapping[Part, list[Instruction]],
+    end: int,
+) -> tuple[tuple[Kept, ...], frozenset[str], frozenset[str]]:
+    """What only the backward of the layer reads of its forward, who in the backward does, and who of them late."""
+    entry = module.entry_computation()
+    found, takers = [], set()
+    for (name, index), users in readers.items():
+        if name not in members or scopes[name].phase != "forward":
+            continue
+        late = [one for one in users if _is_backward(one, scopes)]
+        takers |= {one.name for one in late}
+        if not late or not all(one.name in members for one in late):
+            continue
+        number = part_number(module, flow, entry, (name, index))
+        one = entry.by_name[name]
+        if number is None:
+            continue
+        found.append(
+            Kept(
+                number=number,
+                bytes=(one.shape if index is None else one.shape.parts[index]).bytes,
+                makers=frozenset({name if index is None else f"{name}{{{index}}}"}),
+                part=(name, index),
+                copies=frozenset(),
+                readers=tuple(
+                    Reader(
+                        first=min(schedule.begins[user.name], end),
+                        last=min(schedule.positions[user.name], end),
+                        into_product=takes_buffers(module, user),
+                    )
+                    for user in late
+                ),
+            )
+        )
+    behind = {name for name in members if schedule.positions[name] > end and scopes[name].phase != "forward"}
+    return tuple(found), frozenset(takers), frozenset(behind)
+
+
+def _handed_down(
+    schedule: Schedule,
+    members: set[str],
+    scopes: Mapping[str, Scope],
+    readers: Mapping[Part, list[Instruction]],
+) -> int:
+    """Where the layer's backward has made what the backward behind it goes on with; what else it does can wait.
+
+    XLA puts gradients of weights off where their inputs are in memory anyway, and not where they are made again.
+    """
+    own = [name for name in members if scopes[name].phase != "forward"]
+    handed = {
+        part[0]
+        for part, users in readers.items()
+        if part[0] in own and any(_is_backward(one, scopes) and one.name not in members for one in users)
+    }
+    return max(schedule.positions[name] for name in handed or own)
+
+
+def _is_backward(one: Instruction, scopes: Mapping[str, Scope]) -> bool:
+    return one.name in scopes and scopes[one.name].phase != "forward"

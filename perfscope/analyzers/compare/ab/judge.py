@@ -1,0 +1,219 @@
+"""Judges the launches of an A/B: when enough was seen, and what came of it. It looks at launches only, at no clock.
+
+The same launches give the same answer, during the comparison, after an interruption and from the disk later.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfscope.analyzers.compare.ab.environment import environment_of
+from perfscope.analyzers.compare.statistics.drift import drift_of, order_remark
+from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
+from perfscope.analyzers.compare.statistics.exact import compare_exact
+from perfscope.analyzers.compare.statistics.sequential import level_for, looks_for
+from perfscope.analyzers.compare.statistics.series import steady_part
+from perfscope.analyzers.compare.statistics.verdict import MetricResult, confirmed, from_pairs
+from perfscope.model.documents.ab import Arm, Decision, Launch, Pair, Pairs, Phase
+
+STEP_TIME = "step time"
+MOST_REJECTED = 1 / 3
+"""Share of pairs without a steady state from which on the rest stands for nothing."""
+EXACT_UNITS = {
+    "allocated_bytes.all.peak": ("peak memory allocated", "bytes"),
+    "reserved_bytes.all.peak": ("peak memory reserved", "bytes"),
+    "peak_bytes_in_use": ("peak memory in use", "bytes"),
+    "num_ooms": ("allocations that failed", "count"),
+    "torch_compilations": ("compilations by torch.compile", "count"),
+}
+"""Counter of a launch -> name and unit; all are better low."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """One launch in a number. ``ns``: what stands for its steps; ``None``: it has no steady part, or was profiled."""
+
+    arm: Arm
+    phase: Phase
+    pair: int
+    ns: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbResult:
+    """What came of an A/B. ``gating``: what may fail a build; ``beside``: shown, judged by one look, never gating."""
+
+    gating: tuple[MetricResult, ...]
+    beside: tuple[MetricResult, ...]
+    estimator: Chosen
+    pairs: int
+    confirming: int
+    remarks: tuple[str, ...]
+    launches: tuple[LaunchRow, ...] = ()
+    """Of all whole pairs, in the order of the phases."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the launches ran on and with; what differed between them, as all it was."""
+
+    @property
+    def step(self) -> MetricResult:
+        """The verdict on the step time."""
+        return self.gating[0]
+
+
+class AbJudge:
+    """Looks at pairs (`perfscope.profiler.ab.runner.Judge`). ``pairs``: at most; ``least``: relative change that matters."""
+
+    def __init__(self, *, pairs: int, least: float, confirm: bool = True) -> None:
+        """``ValueError`` if so many pairs cannot be compared."""
+        self._looks = looks_for(pairs)
+        self._level = level_for(len(self._looks))
+        self._least = least
+        self._confirm = confirm
+
+    def calibrated(self, pairs: Sequence[Pair]) -> str:
+        """What stands for a launch, and why."""
+        return f"estimator: {_chosen(pairs).reason()}"
+
+    def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
+        """Whether these pairs settle it; only at the looks that were planned."""
+        if len(pairs) not in self._looks:
+            return "go on"
+        verdict = self._step(_chosen(calibration), pairs).verdict
+        if verdict in ("regression", "improvement"):
+            return "confirm" if self._confirm else "stop"
+        return "stop" if verdict == "no change" or len(pairs) == self._looks[-1] else "go on"
+
+    def result(self, found: Pairs) -> AbResult:
+        """What came of all of them."""
+        chosen = _chosen(found.calibration)
+        first = self._step(chosen, found.measured)
+        step = first
+        if found.confirming and first.verdict in ("regression", "improvement"):
+            second = self._step(chosen, found.confirming, level=0.05)
+            step = confirmed(first, second, self._step(chosen, (*found.measured, *found.confirming)))
+        both = (*found.measured, *found.confirming)
+        environment = environment_of(both, step, least=self._least)
+        gating = (environment.apply(step), *_exact(both))
+        return AbResult(
+            gating=gating,
+            beside=tuple(self._beside(both, chosen.name)),
+            estimator=chosen,
+            pairs=len(found.measured),
+            confirming=len(found.confirming),
+            remarks=(*_remarks(found, chosen), *environment.remarks),
+            environment=environment.facts,
+            launches=tuple(_rows(found, chosen.name)),
+        )
+
+    def _step(self, chosen: Chosen, pairs: Sequence[Pair], *, level: float | None = None) -> MetricResult:
+        usable = [pair for pair in pairs if all(_steady(launch) is not None for launch in pair)]
+        sides = [[_located(pair[arm], chosen.name) for pair in usable] for arm in (0, 1)]
+        step = from_pairs(
+            STEP_TIME,
+            [value for value in sides[0] if value is not None],
+            [value for value in sides[1] if value is not None],
+            alpha=self._level if level is None else level,
+            least=self._least,
+            estimator=chosen.name,
+        )
+        lost = len(pairs) - len(usable)
+        if not lost:
+            return step
+        why = next(steady_part(one.times_ns()).problem for pair in pairs for one in pair if _steady(one) is None)
+        remarks = (*step.remarks, f"{lost} of {len(pairs)} pairs are not used: {why}")
+        if lost > MOST_REJECTED * len(pairs):
+            return replace(step, verdict="inconclusive", remarks=remarks)
+        return replace(step, remarks=remarks)
+
+    def _beside(self, pairs: Sequence[Pair], chosen: str) -> list[MetricResult]:
+        """Mean and tails of the steps: what only some steps do, the estimator does not see."""
+        rows = []
+        for name in TAILS:
+            if name == chosen:
+                continue
+            values = [tuple(_located(launch, name) for launch in pair) for pair in pairs]
+            whole = [(base, head) for base, head in values if base is not None and head is not None]
+            if whole:
+                rows.append(
+                    from_pairs(
+                        f"{STEP_TIME}, {name}",
+                        [base for base, _ in whole],
+                        [head for _, head in whole],
+                        least=self._least,
+                        estimator=name,
+                    )
+                )
+        return rows
+
+
+def _chosen(pairs: Sequence[Pair]) -> Chosen:
+    steady = [tuple(_steady(launch) for launch in pair) for pair in pairs]
+    return choose([(first, second) for first, second in steady if first is not None and second is not None])
+
+
+def _steady(launch: Launch) -> tuple[float, ...] | None:
+    times = launch.times_ns()
+    part = steady_part(times)
+    return None if part.problem is not None else times[part.dropped :]
+
+
+def _located(launch: Launch, estimator: str) -> float | None:
+    steady = _steady(launch)
+    return None if steady is None else location(steady, estimator)
+
+
+def _rows(found: Pairs, estimator: str) -> Iterator[LaunchRow]:
+    for pairs in (found.calibration, found.measured, found.confirming, found.profiled):
+        for one in (launch for pair in pairs for launch in sorted(pair, key=lambda launch: launch.slot)):
+            yield LaunchRow(
+                arm=one.arm, phase=one.phase, pair=one.pair, ns=_located(one, estimator), seconds=one.seconds
+            )
+
+
+def _exact(pairs: Sequence[Pair]) -> list[MetricResult]:
+    """Counters that both arms have; where the arms take unequal numbers of steps, none is comparable."""
+    if not pairs or _steps(pairs, 0) != _steps(pairs, 1):
+        return []
+    found = []
+    for counter, (name, unit) in EXACT_UNITS.items():
+        sides = [[pair[arm].exact[counter] for pair in pairs if counter in pair[arm].exact] for arm in (0, 1)]
+        if sides[0] or sides[1]:
+            found.append(compare_exact(name, sides[0], sides[1], unit=unit))
+    return found
+
+
+def _steps(pairs: Sequence[Pair], arm: int) -> set[int]:
+    return {pair[arm].steps_seen for pair in pairs}
+
+
+def _remarks(found: Pairs, chosen: Chosen) -> list[str]:
+    both = (*found.measured, *found.confirming)
+    said: list[str | None] = []
+    if both and _steps(both, 0) != _steps(both, 1):
+        taken = [statistics.median(_steps(both, arm)) for arm in (0, 1)]
+        said.append(f"base takes {taken[0]:g} steps and head {taken[1]:g}: counters of whole launches are not compared")
+    loaded = [launch.changed_loaded for pair in both for launch in pair]
+    if loaded and all(count == 0 for count in loaded):
+        said.append(
+            "no Python file that differs between the commits was imported by either arm: if the program uses them, it "
+            "takes them from an installation of its own, and the same code ran twice"
+        )
+    said += dict.fromkeys(launch.remark for pair in both for launch in pair if launch.remark is not None)
+    ranks = {launch.ranks for pair in both for launch in pair}
+    if ranks - {1}:
+        said.append(f"{' or '.join(map(str, sorted(ranks)))} ranks: each step is as long as that of the slowest")
+    sources = {launch.step_source for pair in both for launch in pair}
+    if len(sources) > 1:
+        said.append(f"steps were found in different ways: {', '.join(sorted(map(str, sources)))}")
+    bases = [launch for pair in found.calibration for launch in pair] + [base for base, _ in both]
+    levels = [_located(launch, chosen.name) for launch in bases]
+    drift = drift_of([value for value in levels if value is not None])
+    said.append(None if drift is None else drift.remark())
+    ordered = [sorted(pair, key=lambda launch: launch.slot) for pair in both]
+    placed = [[_located(launch, chosen.name) for launch in pair] for pair in ordered]
+    whole = [(first, second) for first, second in placed if first is not None and second is not None]
+    said.append(order_remark([first for first, _ in whole], [second for _, second in whole]))
+    return [remark for remark in said if remark is not None]

@@ -1,0 +1,272 @@
+"""What happened to each group of launches: moved out of a fusion, more bytes, another type, a wait that was none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from perfscope.analyzers.compare.programs.keys import CHEAP, NO_LINES, LineMap, OpKey, op_key, shape_text
+from perfscope.analyzers.compare.programs.match import Group
+from perfscope.analyzers.compare.programs.row import (
+    BLOCKING,
+    COLLECTIVE_GONE,
+    LOST,
+    NEW_COLLECTIVE,
+    NO_LONGER,
+    ProgramRow,
+    What,
+)
+from perfscope.analyzers.compare.programs.units import BYTES, FLOPS, RECOMPUTED, WIRE, Unit, Units
+from perfscope.analyzers.hlo.module import Shape
+from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
+from perfscope.model.units import format_bytes
+
+MOST_OPS = 4
+"""Ops that a row names."""
+
+Source = Callable[[Sequence[OpKey]], str]
+"""The line of the program as written that differs beside any of these ops; ``''`` where none does."""
+
+
+def group_rows(groups: Sequence[Group], head: Units, lines: LineMap, source: Source) -> Iterator[ProgramRow]:
+    """A row for every group that is not the same on both sides."""
+    for group in groups:
+        if not group.same:
+            yield _Row(group, head, lines, source).made()
+
+
+class _Row:
+    """A group that changed, being put into words."""
+
+    def __init__(self, group: Group, head: Units, lines: LineMap, source: Source) -> None:
+        self.group = group
+        self.head = head
+        self.keys = (
+            [[op_key(op.instruction, lines) for op in unit.ops] for unit in group.base],
+            [[op_key(op.instruction, NO_LINES) for op in unit.ops] for unit in group.head],
+        )
+        self.own = (
+            [op_key(unit.instruction, lines) for unit in group.base],
+            [op_key(unit.instruction, NO_LINES) for unit in group.head],
+        )
+        every = [
+            key
+            for side in (*self.keys, *self.own)
+            for held in side
+            for key in (held if isinstance(held, list) else [held])
+        ]
+        self.source = source(every)
+        self.edges = self._edges() if len(group.head) > 1 else []
+        self.amounts = {
+            name: (before, after)
+            for name in dict.fromkeys(name for unit in (*group.base, *group.head) for name in unit.amounts)
+            if (before := _sum(group.base, name)) != (after := _sum(group.head, name))
+        }
+
+    def made(self) -> ProgramRow:
+        """The row."""
+        change, said = self._change()
+        first = self._first(change)
+        waits = sum(unit.blocks is not None for unit in self.group.head) - sum(
+            unit.blocks is not None for unit in self.group.base
+        )
+        collectives = [unit for unit in (*self.group.base, *self.group.head) if unit.is_collective]
+        return ProgramRow(
+            change=change,
+            what=self._what(change),
+            place=_place(first),
+            source=self.source,
+            phase=first.phase if first.phase in ("backward", "recompute") else "",
+            amounts=self.amounts,
+            weight=max((unit.amounts.get(WIRE, 0) for unit in collectives), default=0),
+            lost=max(0, len(self.group.head) - len(self.group.base)) if change == LOST and self.delta(BYTES) > 0 else 0,
+            blocking=max(0, waits),
+            base_names=tuple(unit.instruction.name for unit in self.group.base),
+            head_names=tuple(unit.instruction.name for unit in self.group.head),
+            said=tuple(said),
+        )
+
+    @property
+    def _collective(self) -> str | None:
+        """``all-reduce``, where this is one."""
+        for unit in (*self.group.head, *self.group.base):
+            if unit.is_collective:
+                return (unit.ops[0].instruction if unit.ops else unit.instruction).opcode.removesuffix("-start")
+        return None
+
+    def delta(self, name: str) -> int:
+        """Head minus base."""
+        base, head = self.amounts.get(name, (0, 0))
+        return head - base
+
+    def _change(self) -> tuple[What, list[str]]:
+        base, head = self.group.base, self.group.head
+        if not base:
+            return self._alone(head, "new", NEW_COLLECTIVE, "more recompute")
+        if not head:
+            return self._alone(base, "gone", COLLECTIVE_GONE, "less recompute")
+        if len(head) > len(base):
+            return LOST, self._crossing()
+        if len(head) < len(base):
+            return "moved into a fusion", [f"{len(base)} launches are {len(head)} now"]
+        if len(head) > 1:
+            return "fused otherwise", []
+        return self._pair(base[0], head[0])
+
+    def _alone(self, units: Sequence[Unit], plain: What, collective: What, again: What) -> tuple[What, list[str]]:
+        if any(unit.is_collective for unit in units):
+            return collective, [f"the device waits for it: {unit.blocks}" for unit in units if unit.blocks is not None]
+        if _sum(units, RECOMPUTED):
+            return again, []
+        return plain, []
+
+    def _pair(self, base: Unit, head: Unit) -> tuple[What, list[str]]:
+        if head.is_collective and (base.blocks is None) != (head.blocks is None):
+            if head.blocks is None:
+                return NO_LONGER, []
+            return BLOCKING, [f"the device waits for it: {head.blocks}"]
+        said = self._moved()
+        if base.runs != head.runs:
+            return "trip count changed", [f"runs {base.runs:,} → {head.runs:,} times", *said]
+        kinds = _types(base), _types(head)
+        if kinds[0] != kinds[1]:
+            return "type changed", [f"{_named(kinds[0] - kinds[1])} → {_named(kinds[1] - kinds[0])}", *said]
+        words: tuple[tuple[str, What, What], ...] = (
+            (RECOMPUTED, "more recompute", "less recompute"),
+            (BYTES, "more bytes", "fewer bytes"),
+            (FLOPS, "more FLOPs", "fewer FLOPs"),
+        )
+        for name, more, fewer in words:
+            if self.delta(name):
+                return (more if self.delta(name) > 0 else fewer), [*_shapes(base, head), *said]
+        layouts = _layouts(base.instruction.shape), _layouts(head.instruction.shape)
+        if layouts[0] != layouts[1]:
+            return "layout changed", [*said]
+        return "changed", [*_shapes(base, head), *said]
+
+    def _moved(self) -> list[str]:
+        """Ops that a launch gained or lost."""
+        sides = [Counter(_plain(key) for held in side for key in held if key.opcode not in CHEAP) for side in self.keys]
+        said = []
+        for word, found in (("with", sides[1] - sides[0]), ("without", sides[0] - sides[1])):
+            if found:
+                said.append(f"{word} {_some(dict.fromkeys(name for name, _ in found))}")
+        return said
+
+    def _crossing(self) -> list[str]:
+        """Values that pass through memory between the launches that were one."""
+        names = ", ".join(unit.instruction.name for unit in self.group.base[:2])
+        said = [f"{len(self.group.base)} → {len(self.group.head)} launches; was {names}"]
+        for _, shape, source, readers in self.edges[:2]:
+            whose = op_key(source.instruction)
+            at = f" ({_place(whose)})" if _place(whose) else ""
+            said.append(
+                f"{shape_text(shape)} of {source.instruction.name}{at}, {format_bytes(shape.bytes)}, is written and "
+                f"read by {_some(dict.fromkeys(unit.instruction.name for unit in readers))}"
+            )
+        return [*said[:2], *(f"XLA: {reason}" for reason in self._refusals()), *said[2:]]
+
+    def _edges(self) -> list[tuple[int, Shape, Unit, list[Unit]]]:
+        """(bytes, shape, writer, readers) of the values between launches of the head, the largest first."""
+        inside = {(unit.computation, unit.instruction.name): unit for unit in self.group.head}
+        found: dict[tuple[str, str, Shape], tuple[Shape, Unit, list[Unit]]] = {}
+        for name in dict.fromkeys(unit.computation for unit in self.group.head):
+            computation = self.head.module.computations[name]
+            made = self.head.origins[name]
+            for unit in self.group.head:
+                if unit.computation != name:
+                    continue
+                for operand in unit.instruction.operands:
+                    for source in made[operand]:
+                        writer = inside.get((name, source))
+                        if writer is not None:
+                            shape = computation.by_name[operand].shape
+                            found.setdefault((name, source, shape), (shape, writer, []))[2].append(unit)
+        rows = [(shape.bytes, shape, writer, readers) for shape, writer, readers in found.values()]
+        return sorted(rows, key=lambda row: -row[0])
+
+    def _refusals(self) -> list[str]:
+        """XLA's reasons for the values that leave these launches, where its dump tells of them."""
+        reasons = (refusal_of(self.head.module, unit.instruction) for unit in self.group.head)
+        return [reason for reason in dict.fromkeys(reasons) if reason][:2]
+
+    def _first(self, change: What) -> OpKey:
+        """The op that the row is shown at: of what moved out the one whose value crosses, else the largest."""
+        if change == LOST:
+            for _, _, writer, _ in self.edges:
+                key = op_key(writer.instruction)
+                if key.file:
+                    return key
+        own = self.own[1] or self.own[0]
+        inner = [key for held in (self.keys[1] or self.keys[0]) for key in held if key.opcode not in CHEAP]
+        return next((key for key in (*own, *inner) if key.file), own[0])
+
+    def _what(self, change: What) -> str:
+        """Ops that the row is about: of what moved out those that are in launches of their own now."""
+        if len(self.group.base) == len(self.group.head) == 1 or not (self.group.base and self.group.head):
+            held = (self.keys[1] or self.keys[0])[0]
+        else:
+            held = [key for one in (self.keys[1] if change == LOST else self.keys[0]) for key in one]
+        heavy = [key for key in held if key.opcode not in CHEAP] or held
+        if self._collective is not None:
+            said = _some(dict.fromkeys(key.primitive for key in heavy))
+            return (
+                f"{self._collective} of {said}"
+                if said and said != self._collective.replace("-", "_")
+                else self._collective
+            )
+        if change == LOST:
+            heavy = [op_key(writer.instruction) for _, _, writer, _ in self.edges] or heavy
+        names = dict.fromkeys(key.primitive or key.opcode for key in heavy)
+        return _some(names) or (self.group.head or self.group.base)[0].instruction.opcode
+
+
+def _sum(units: Sequence[Unit], name: str) -> int:
+    return sum(unit.amounts.get(name, 0) for unit in units)
+
+
+def _place(key: OpKey) -> str:
+    if key.file:
+        return f"{key.file}:{key.line}" if key.line >= 0 else key.file
+    return "/".join(key.path)
+
+
+def _plain(key: OpKey) -> tuple[str, str]:
+    return key.primitive or key.opcode, f"{key.file}:{key.line}"
+
+
+def _some(names: dict[str, None]) -> str:
+    held = [name for name in names if name]
+    more = f" and {len(held) - MOST_OPS} more" if len(held) > MOST_OPS else ""
+    return ", ".join(held[:MOST_OPS]) + more
+
+
+def _types(unit: Unit) -> frozenset[str]:
+    """Types of its results and of its products, with their precision."""
+    found = {part.dtype for part in _parts(unit.instruction.shape)}
+    for op in unit.ops:
+        if op.instruction.opcode in ("dot", "convolution"):
+            precision = op.instruction.attributes.get("operand_precision", "")
+            algorithm = op.instruction.attributes.get("algorithm", "")
+            found.add(" ".join(filter(None, ("product", op.instruction.shape.dtype, precision, algorithm))))
+    return frozenset(found)
+
+
+def _named(kinds: frozenset[str]) -> str:
+    return ", ".join(sorted(kinds)) or "none"
+
+
+def _parts(shape: Shape) -> Iterator[Shape]:
+    if shape.dtype != "tuple":
+        yield shape
+    for part in shape.parts:
+        yield from _parts(part)
+
+
+def _layouts(shape: Shape) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(part.layout for part in _parts(shape))
+
+
+def _shapes(base: Unit, head: Unit) -> list[str]:
+    before, after = shape_text(base.instruction.shape), shape_text(head.instruction.shape)
+    return [f"writes {before} → {after}"] if before != after else []

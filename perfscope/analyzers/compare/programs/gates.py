@@ -1,0 +1,185 @@
+"""Why a build must fail by what its compiled programs became: exact, one compilation of each side is enough."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.compare.programs.row import NEW_BREAK, ProgramChange, ProgramRow
+from perfscope.analyzers.compare.programs.units import (
+    BYTES,
+    FLOPS,
+    LAUNCHES,
+    PEAK,
+    PLAN_BREAKS,
+    PLAN_BYTES,
+    PLAN_COLLECTIVES,
+    PLAN_LAUNCHES,
+    PLAN_PEAK,
+    PLAN_WIRE,
+    RECOMPUTED,
+    UNITS,
+    WIRE,
+)
+from perfscope.model.errors import UsageError
+from perfscope.model.units import format_bytes, format_count, format_ns
+
+LOST_FUSIONS, BLOCKING, MODELLED = "lost-fusions", "blocking-collectives", "modelled-time"
+BREAKS = "graph-breaks"
+
+LEAST: dict[str, float] = {"hbm-bytes": 0.5, "peak": 0.1, "launches": 1.0, "recompute": 0.1, "collective-bytes": 0.1}
+"""Percent that a gate lets pass, where nothing else is asked for. A step that only moves bytes is 0.5% slower for 0.5%
+more of them, a quarter of what launches can tell; XLA's choices elsewhere move less than that for an edit that means
+nothing to them. A peak has no such noise: what is more than rounding counts, for memory ends at once."""
+
+MODELLED_LEAST = 2.0
+"""Percent, as the least change of a measured step."""
+
+LOST_LEAST = 0.001
+"""Of the program's bytes, for a fusion that was lost: some scalar or mask that is written is no loss."""
+
+_METRICS = {
+    "hbm-bytes": (BYTES, PLAN_BYTES), "peak": (PEAK, PLAN_PEAK),
+    "launches": (LAUNCHES, PLAN_LAUNCHES, PLAN_COLLECTIVES), "recompute": (RECOMPUTED,),
+    "collective-bytes": (WIRE, PLAN_WIRE),
+}  # fmt: skip
+"""Of a compiled program, or of a plan: each that it has is asked."""
+
+DEFAULT = (LOST_FUSIONS, "hbm-bytes", "peak", "collective-bytes", BLOCKING, BREAKS)
+"""What ``programs`` stands for."""
+
+GATES = ("programs", *sorted((LOST_FUSIONS, BLOCKING, BREAKS, MODELLED, *LEAST)))
+
+_GATE = re.compile(r"([a-z-]+?)(?::(\d{1,6}(?:\.\d{1,6})?)%?)?")
+
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramGate:
+    """A gate on compiled programs; ``percent``: growth that it lets pass."""
+
+    name: str
+    percent: float = 0.0
+
+
+def program_gate(text: str) -> tuple[ProgramGate, ...]:
+    """The gates that ``programs``, ``peak`` or ``hbm-bytes:2%`` stand for; none where it is no gate on programs.
+
+    ``AskedWronglyError``: a percentage that this gate does not take.
+    """
+    found = _GATE.fullmatch(text)
+    if found is None or found[1] not in GATES:
+        return ()
+    name, percent = found[1], None if found[2] is None else float(found[2])
+    if name == "programs":
+        if percent is not None:
+            raise UsageError(f"--fail-on {text}: programs takes no percentage; its parts do: {', '.join(LEAST)}")
+        return tuple(gate for one in DEFAULT for gate in program_gate(one))
+    least = MODELLED_LEAST if name == MODELLED else LEAST.get(name)
+    if least is None:
+        if percent is not None:
+            raise UsageError(f"--fail-on {text}: {name} takes no percentage, one is too many")
+        return (ProgramGate(name=name),)
+    return (ProgramGate(name=name, percent=least if percent is None else percent),)
+
+
+def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]) -> Iterator[str]:
+    """A line for each gate that a program does not meet, with the lines of the code that it fails by."""
+    several = len(changes) > 1
+    asked = list(dict.fromkeys(gates))
+    for change in changes if asked else ():
+        if change.failed == "head":
+            lead = f"{change.name}: " if several else ""
+            yield f"{lead}programs: head failed while it was planned, and base did not: nothing of it was judged"
+    for gate in asked:
+        for change in changes:
+            lead = f"{change.name}: " if several else ""
+            if gate.name == LOST_FUSIONS:
+                said = _lost(change)
+            elif gate.name == BLOCKING:
+                said = _blocking(change)
+            elif gate.name == BREAKS:
+                said = _breaks(change)
+            elif gate.name == MODELLED:
+                said = _modelled(change, gate)
+            else:
+                said = "; ".join(filter(None, (_grown(change, gate, name) for name in _METRICS[gate.name])))
+            if said:
+                yield f"{lead}{gate.name}: {said}"
+
+
+def lost_fusions(change: ProgramChange) -> tuple[ProgramRow, ...]:
+    """Rows of what was one launch, is several now, and moves more bytes for it; the most bytes first."""
+    least = LOST_LEAST * change.totals.get(_metric(change, "hbm-bytes"), (0, 0))[0]
+    found = (row for row in change.rows if row.lost and row.moved >= max(least, 1))
+    return tuple(sorted(found, key=lambda row: -row.moved))
+
+
+def _lost(change: ProgramChange) -> str:
+    rows = lost_fusions(change)
+    if not rows:
+        return ""
+    many = sum(row.lost for row in rows)
+    more = sum(row.moved for row in rows)
+    return (
+        f"{many} {'launch was' if many == 1 else 'launches were'} part of a fusion, +{format_bytes(more)} a run: "
+        f"{_places(rows)}"
+    )
+
+
+def _blocking(change: ProgramChange) -> str:
+    rows = [row for row in change.rows if row.blocking]
+    if not rows:
+        return ""
+    many = sum(row.blocking for row in rows)
+    return f"{many} {'collective blocks' if many == 1 else 'collectives block'} and did not: {_places(rows)}"
+
+
+def _breaks(change: ProgramChange) -> str:
+    base, head = change.totals.get(PLAN_BREAKS, (0, 0))
+    rows = [row for row in change.rows if row.change == NEW_BREAK]
+    return f"{base} → {head}: {_places(rows)}" if head > base else ""
+
+
+def _metric(change: ProgramChange, gate: str) -> str:
+    """The metric of a gate that this program has."""
+    names = _METRICS[gate]
+    return next((name for name in names if name in change.totals), names[0])
+
+
+def _grown(change: ProgramChange, gate: ProgramGate, name: str) -> str:
+    base, head = change.totals.get(name, (0, 0))
+    whole = change.totals.get(FLOPS, (0, 0))[0] if name == RECOMPUTED else base
+    if head <= base or (head - base) * 100 <= gate.percent * whole:
+        return ""
+    rows = sorted((row for row in change.rows if row.delta(name) > 0), key=lambda row: -row.delta(name))
+    sides = [_amount(name, held) for held in (base, head)]
+    sides[1] += " collectives" if name == PLAN_COLLECTIVES else ""
+    share = f", +{100 * (head - base) / whole:.3g}%" if whole else ""
+    of = " of all FLOPs" if name == RECOMPUTED and share else ""
+    return f"{sides[0]} → {sides[1]}{share}{of} (more than {gate.percent:g}%): {_places(rows)}"
+
+
+def _modelled(change: ProgramChange, gate: ProgramGate) -> str:
+    """By the geometric middle of the ranges: both sides are modelled alike."""
+    if change.modelled_ns is None:
+        return "it cannot be modelled: a side names no target (`perfscope compile` does)"
+    base, head = (math.sqrt(low) * math.sqrt(high) for low, high in change.modelled_ns)
+    if (head - base) * 100 <= gate.percent * base:
+        return ""
+    return f"{format_ns(base)} → {format_ns(head)} by the model (more than {gate.percent:g}%); nothing was measured"
+
+
+def _amount(name: str, held: int) -> str:
+    if UNITS[name] == "bytes":
+        return format_bytes(held)
+    return format_count(held) if UNITS[name] == "FLOP" else f"{held:,}"
+
+
+def _places(rows: Sequence[ProgramRow]) -> str:
+    names = list(dict.fromkeys(row.where() or row.what for row in rows))
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

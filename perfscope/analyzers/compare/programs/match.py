@@ -1,0 +1,281 @@
+"""Which launches of one program are which of the other: groups of launches that do the same work, most often one each.
+
+First those that compute the same at the same place, by what they read and feed, then in order; then those that share
+most of their ops, whatever they are fused with; then those whose result is the same op. A launch that is left over
+joins the group that most of its ops were in: it was moved out of a fusion, or into one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.compare.programs.keys import CHEAP, CHEAP_WEIGHT, NO_LINES, LineMap, OpKey, op_key
+from perfscope.analyzers.compare.programs.sequence import aligned
+from perfscope.analyzers.compare.programs.units import Unit, Units
+
+MOST_HOLDERS = 64
+"""Launches of a side that hold one op: an op in more of them tells none from another."""
+
+MOST_PAIRS = 2_000_000
+"""Pairs of launches that are weighed, the rarest ops first; a program that is like no other has thousands."""
+
+LEAST_SHARE = 0.25
+"""Of the ops of a launch that must be in a group for it to belong there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """What is matched of a launch, whatever compiler made it."""
+
+    digest: str
+    """Of all that it computes, without names and places."""
+    ops: Counter[OpKey]
+    result: OpKey
+    """The op whose value it writes."""
+    reads: Sequence[int] = ()
+    """Launches of its side whose values it reads."""
+    is_collective: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """Numbers of launches of both sides that do the same work; one side may have none."""
+
+    base: tuple[int, ...]
+    head: tuple[int, ...]
+    same: bool = False
+    """One each, and they compute the same, in all that is known of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Launches of both sides that do the same work; one side may have none."""
+
+    base: tuple[Unit, ...]
+    head: tuple[Unit, ...]
+    same: bool = False
+    """They compute the same, in all that is known of it, as often."""
+
+
+def matched(base: Units, head: Units, lines: LineMap) -> list[Group]:
+    """Every launch of both programs in exactly one group, in the order of the head; about n log n of n ops."""
+    found = []
+    for one in alike(_launches(base, lines), _launches(head, NO_LINES)):
+        mine, theirs = tuple(base.units[at] for at in one.base), tuple(head.units[at] for at in one.head)
+        same = one.same and (mine[0].amounts, mine[0].blocks) == (theirs[0].amounts, theirs[0].blocks)
+        found.append(Group(mine, theirs, same=same))
+    return found
+
+
+def _launches(held: Units, lines: LineMap) -> list[Launch]:
+    made: dict[int, OpKey] = {}
+    found = []
+    for unit in held.units:
+        counts: Counter[OpKey] = Counter()
+        for op in unit.ops:
+            key = made.get(id(op))
+            if key is None:
+                key = made[id(op)] = op_key(op.instruction, lines)
+            counts[key] += 1
+        found.append(Launch(unit.digest, counts, op_key(unit.instruction, lines), unit.reads, unit.is_collective))
+    return found
+
+
+def alike(base: Sequence[Launch], head: Sequence[Launch]) -> list[Alike]:
+    """Every launch of both sides in exactly one group, in the order of the head. Keys count lines as the head does."""
+    left, right = _Side(base), _Side(head)
+    pairs: list[tuple[int, int]] = []
+    for keys in (left.contexts, right.contexts), (left.exact, right.exact):
+        pairs += _alike(left, right, *keys)
+    pairs += _in_sequence(left, right)
+    same = set(pairs)
+    for strip in (None, OpKey.without_shape, OpKey.without_line):
+        pairs += _by_ops(left, right, strip)
+    pairs += _by_result(left, right)
+    return [
+        Alike(
+            tuple(sorted(mine)),
+            tuple(sorted(theirs)),
+            same=len(mine) == len(theirs) == 1 and (mine[0], theirs[0]) in same,
+        )
+        for mine, theirs in _joined(left, right, pairs)
+    ]
+
+
+class _Side:
+    """A program's launches with their keys; ``left``: those without a partner so far."""
+
+    def __init__(self, held: Sequence[Launch]) -> None:
+        self.left = dict.fromkeys(range(len(held)))
+        self.ops = [one.ops for one in held]
+        self.results = [one.result for one in held]
+        self.collective = [one.is_collective for one in held]
+        self.exact: list[Hashable] = [(one.digest, one.result) for one in held]
+        plain = [hash(one) for one in self.exact]
+        read_by: list[list[int]] = [[] for _ in held]
+        for number, one in enumerate(held):
+            for source in one.reads:
+                read_by[source].append(plain[number])
+        self.contexts: list[Hashable] = [
+            (key, tuple(plain[source] for source in one.reads), tuple(sorted(read_by[number])))
+            for number, (key, one) in enumerate(zip(self.exact, held, strict=True))
+        ]
+
+
+def _take(left: _Side, right: _Side, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    for one, other in pairs:
+        del left.left[one]
+        del right.left[other]
+    return pairs
+
+
+def _alike(left: _Side, right: _Side, mine: Sequence[Hashable], theirs: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Launches of one key, in order, where both sides have as many of it."""
+    buckets = _buckets(left.left, mine.__getitem__), _buckets(right.left, theirs.__getitem__)
+    pairs = []
+    for key, held in buckets[0].items():
+        others = buckets[1].get(key, ())
+        if len(others) == len(held):
+            pairs += list(zip(held, others, strict=True))
+    return _take(left, right, pairs)
+
+
+def _buckets(rows: Iterable[int], key: Callable[[int], Hashable]) -> dict[Hashable, list[int]]:
+    found: dict[Hashable, list[int]] = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return found
+
+
+def _in_sequence(left: _Side, right: _Side) -> list[tuple[int, int]]:
+    """Of equal launches of which there are more on one side, those that stand between the same others."""
+    rows = list(left.left), list(right.left)
+    found = aligned([left.exact[row] for row in rows[0]], [right.exact[row] for row in rows[1]])
+    pairs = _take(left, right, [(rows[0][one], rows[1][other]) for one, other in found])
+    buckets = _buckets(left.left, left.exact.__getitem__), _buckets(right.left, right.exact.__getitem__)
+    rest = [pair for key, held in buckets[0].items() for pair in zip(held, buckets[1].get(key, ()), strict=False)]
+    return pairs + _take(left, right, rest)
+
+
+def weight(key: OpKey) -> float:
+    """How much an op says of the launch that holds it."""
+    return CHEAP_WEIGHT if key.opcode in CHEAP else 1.0
+
+
+_Strip = Callable[[OpKey], OpKey] | None
+
+
+def _counts(side: _Side, row: int, strip: _Strip) -> Counter[OpKey]:
+    if strip is None:
+        return side.ops[row]
+    found: Counter[OpKey] = Counter()
+    for key, count in side.ops[row].items():
+        found[strip(key)] += count
+    return found
+
+
+def _shared(
+    mine: Sequence[tuple[int, Counter[OpKey]]], theirs: Sequence[tuple[int, Counter[OpKey]]]
+) -> dict[tuple[int, int], float]:
+    """Weight of the ops that two launches share; ops that very many hold aside."""
+    holders: tuple[dict[OpKey, list[int]], dict[OpKey, list[int]]] = (defaultdict(list), defaultdict(list))
+    for side, held in zip(holders, (mine, theirs), strict=True):
+        for at, (_, counts) in enumerate(held):
+            for key in counts:
+                side[key].append(at)
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    shared = ((key, rows, holders[1].get(key, [])) for key, rows in holders[0].items())
+    told = (one for one in shared if one[2] and max(len(one[1]), len(one[2])) <= MOST_HOLDERS)
+    room = MOST_PAIRS
+    for key, rows, others in sorted(told, key=lambda one: len(one[1]) * len(one[2])):
+        room -= len(rows) * len(others)
+        if room < 0:
+            break
+        for one in rows:
+            for other in others:
+                found[one, other] += weight(key) * min(mine[one][1][key], theirs[other][1][key])
+    return found
+
+
+def _size(counts: Counter[OpKey]) -> float:
+    return sum(weight(key) * count for key, count in counts.items()) or 1.0
+
+
+def _by_ops(left: _Side, right: _Side, strip: _Strip) -> list[tuple[int, int]]:
+    """One against one: those that share the largest part of what they hold first."""
+    mine = [(row, _counts(left, row, strip)) for row in left.left]
+    theirs = [(row, _counts(right, row, strip)) for row in right.left]
+    sizes = [_size(counts) for _, counts in mine], [_size(counts) for _, counts in theirs]
+    rated = []
+    for (one, other), amount in _shared(mine, theirs).items():
+        share = amount / (sizes[0][one] + sizes[1][other] - amount)
+        least, most = sorted((sizes[0][one], sizes[1][other]))
+        if amount >= LEAST_SHARE * least and (amount >= 1 or amount >= most / 2):
+            rated.append((-share, -amount, abs(one - other), one, other))
+    pairs, used = [], (set[int](), set[int]())
+    for _, _, _, one, other in sorted(rated):
+        if (
+            one not in used[0]
+            and other not in used[1]
+            and left.collective[mine[one][0]] == right.collective[theirs[other][0]]
+        ):
+            used[0].add(one)
+            used[1].add(other)
+            pairs.append((mine[one][0], theirs[other][0]))
+    return _take(left, right, pairs)
+
+
+def _by_result(left: _Side, right: _Side) -> list[tuple[int, int]]:
+    """Launches of which no op is known from the other side: the same op at the same line, else the next of its kind."""
+    pairs: list[tuple[int, int]] = []
+    strips: tuple[Callable[[OpKey], Hashable], ...] = (
+        lambda key: (key.path, key.phase, key.primitive, key.opcode, key.file, key.line),
+        lambda key: (key.path, key.phase, key.primitive, key.opcode, key.shape),
+    )
+    for strip in strips:
+        rows = [[row for row in side.left if side.results[row].primitive] for side in (left, right)]
+        keys = [[strip(side.results[row]) for row in held] for side, held in zip((left, right), rows, strict=True)]
+        found = aligned(*keys)
+        pairs += _take(left, right, [(rows[0][one], rows[1][other]) for one, other in found])
+    return pairs
+
+
+def _joined(left: _Side, right: _Side, pairs: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
+    """Groups from pairs, and from what is left of each side: with the group that most of its ops are in, else alone."""
+    groups: list[tuple[list[int], list[int]]] = [([one], [other]) for one, other in pairs]
+    changed = [(at, one, other) for at, (one, other) in enumerate(pairs) if left.exact[one] != right.exact[other]]
+    alone: list[tuple[list[int], list[int]]] = []
+    for side, other_side, which in ((right, left, 1), (left, right, 0)):
+        rows = list(side.left)
+        homes = [(pair[1 - which], pair[which]) for _, *pair in changed]
+        for row, home in zip(rows, _homes(side, rows, other_side, homes), strict=True):
+            if home is not None:
+                groups[changed[home][0]][which].append(row)
+            else:
+                alone.append(([], [row]) if which else ([row], []))
+    return sorted([*groups, *alone], key=lambda one: (min(one[1], default=1 << 60), min(one[0], default=0)))
+
+
+def _homes(side: _Side, rows: Sequence[int], other: _Side, homes: Sequence[tuple[int, int]]) -> list[int | None]:
+    """For each launch without a partner the changed one of the other side that holds most of its ops.
+
+    ``homes``: (the changed one, its partner on this side). Of several that hold as much, the one whose partner is next
+    to it in the program.
+    """
+    found: list[int | None] = [None] * len(rows)
+    for strip in (None, OpKey.without_line):
+        left = [at for at, home in enumerate(found) if home is None]
+        mine = [(at, _counts(side, rows[at], strip)) for at in left]
+        theirs = [(row, _counts(other, row, strip)) for row, _ in homes]
+        best: dict[int, tuple[float, int, int]] = {}
+        for (one, home), amount in _shared(mine, theirs).items():
+            row = rows[mine[one][0]]
+            if side.collective[row] == other.collective[homes[home][0]]:
+                rated = (-amount, abs(homes[home][1] - row), home)
+                best[one] = min(best.get(one, rated), rated)
+        for one, (amount, _, home) in best.items():
+            if -amount >= LEAST_SHARE * _size(mine[one][1]):
+                found[mine[one][0]] = home
+    return found

@@ -1,0 +1,98 @@
+"""What lies in memory when a compiled program needs most of it, by the line that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap, OpKey, op_key
+from perfscope.analyzers.compare.programs.row import LESS_LIVE, MORE_LIVE, ProgramRow
+from perfscope.analyzers.compare.programs.units import PEAK, PLAN_PEAK
+from perfscope.analyzers.hlo.buffers import MemoryTimeline, memory_timeline
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.model.torch_plan import StepMemory, TorchPlan, category_label, memory_as_run
+
+LASTING = "arguments, results and constants"
+"""What is there all the time: it has no line of its own."""
+
+_Place = tuple[str, str, str]
+
+
+def peak_rows(
+    base: HloModule, head: HloModule, lines: LineMap
+) -> tuple[tuple[int, int] | None, tuple[ProgramRow, ...]]:
+    """((base, head) bytes at the peak, rows that sum to the difference); ``None`` where a side does not say."""
+    sides = memory_timeline(base), memory_timeline(head)
+    if sides[0] is None or sides[1] is None:
+        return None, ()
+    held = _by_place(base, sides[0], lines), _by_place(head, sides[1], NO_LINES)
+    rows = []
+    for place in dict.fromkeys((*held[1], *held[0])):
+        before, after = held[0].get(place, 0), held[1].get(place, 0)
+        if before != after:
+            at, what, phase = place
+            change = MORE_LIVE if after > before else LESS_LIVE
+            rows.append(
+                ProgramRow(change=change, what=what, place=at, phase=phase, amounts={PEAK: (before, after)})
+            )  # fmt: skip
+    return (sides[0].peak_bytes, sides[1].peak_bytes), tuple(rows)
+
+
+def plan_peak_rows(base: TorchPlan, head: TorchPlan, lines: LineMap) -> tuple[ProgramRow, ...]:
+    """Rows that sum to how the peak of the step changed, as the programs run it; none where a side does not say it.
+
+    What has no line of its own is told by its category.
+    """
+    sides = memory_as_run(base), memory_as_run(head)
+    if sides[0] is None or sides[1] is None:
+        return ()
+    held = _by_line(sides[0], lines), _by_line(sides[1], NO_LINES)
+    rows = []
+    for key in dict.fromkeys((*held[1], *held[0])):
+        before, after = held[0].get(key, 0), held[1].get(key, 0)
+        if before != after:
+            at, what = key
+            change = MORE_LIVE if after > before else LESS_LIVE
+            rows.append(ProgramRow(change=change, what=what, place=at, amounts={PLAN_PEAK: (before, after)}))
+    return tuple(rows)
+
+
+def _by_line(step: StepMemory, lines: LineMap) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {("", "many small blocks"): step.left_bytes}
+    for one in step.holders:
+        at = ""
+        if one.file is not None and one.line is not None:
+            at = f"{lines.file(one.file)}:{lines.line(one.file, one.line)}"
+        key = (at, category_label(one.category))
+        found[key] = found.get(key, 0) + one.bytes
+    return found
+
+
+def _by_place(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> dict[_Place, int]:
+    found: dict[_Place, int] = {("", LASTING, ""): memory.whole_run_bytes}
+    for place, size in _live(module, memory, lines):
+        found[place] = found.get(place, 0) + size
+    return found
+
+
+def _live(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> Iterator[tuple[_Place, int]]:
+    wanted = {buffer.instruction for buffer in memory.live_at_peak}
+    keys = {one.name: _key(module, one, lines) for _, one in module.instructions() if one.name in wanted}
+    for buffer in memory.live_at_peak:
+        key = keys.get(buffer.instruction)
+        if key is None:
+            yield ("", "values without a line", ""), buffer.size
+            continue
+        phase = key.phase if key.phase in ("backward", "recompute") else ""
+        if key.file:
+            at = f"{key.file}:{key.line}" if key.line >= 0 else key.file
+            yield (at, key.primitive, phase), buffer.size
+        else:
+            yield ("/".join(key.path), key.primitive or key.opcode, phase), buffer.size
+
+
+def _key(module: HloModule, one: Instruction, lines: LineMap) -> OpKey:
+    """Of what makes a value; of a fusion that says no line, the first op in it that does."""
+    if one.file is None and one.opcode == "fusion" and one.called:
+        inner = module.computations[one.called[0]].instructions
+        one = next((op for op in inner if op.file is not None), one)
+    return op_key(one, lines)

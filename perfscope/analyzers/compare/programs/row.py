@@ -1,0 +1,188 @@
+"""What changed from one compiled program to the other, as rows whose amounts sum to the change of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap
+from perfscope.analyzers.compare.programs.units import (
+    BYTES,
+    FLOPS,
+    PEAK,
+    PLAN_BLOCKED,
+    PLAN_BLOCKED_WIRE,
+    PLAN_BREAKS,
+    PLAN_BYTES,
+    PLAN_FLOPS,
+    PLAN_PEAK,
+    PLAN_WIRE,
+    RECOMPUTED,
+    UNITS,
+    WIRE,
+)
+
+What = Literal[
+    "collective became blocking", "moved out of a fusion", "new collective", "more recompute", "trip count changed",
+    "type changed", "layout changed", "new", "more bytes", "more FLOPs", "fused otherwise", "moved into a fusion",
+    "fewer bytes", "fewer FLOPs", "less recompute", "collective gone", "gone", "collective no longer blocks",
+    "more live at the peak", "less live at the peak", "new graph break", "graph break gone",
+    "exchanged in more parts", "exchanged in fewer parts", "changed",
+]  # fmt: skip
+
+MORE_LIVE: What = "more live at the peak"
+LESS_LIVE: What = "less live at the peak"
+BLOCKING: What = "collective became blocking"
+NEW_COLLECTIVE: What = "new collective"
+COLLECTIVE_GONE: What = "collective gone"
+NO_LONGER: What = "collective no longer blocks"
+LOST: What = "moved out of a fusion"
+
+MOST_SAID = 6
+"""Sentences of a row, and names of launches on a side."""
+
+NEW_BREAK: What = "new graph break"
+
+_JUDGED = (
+    BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_BREAKS, PLAN_PEAK, PLAN_WIRE, PLAN_BLOCKED,
+    PLAN_BLOCKED_WIRE,
+)  # fmt: skip
+"""Metrics of which more is worse; launches follow from bytes, and so does the number of collectives."""
+
+Amounts = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRow:
+    """One change, at one line. Rows that say the same of one line are one row."""
+
+    change: What
+    what: str
+    """The ops it is about: ``exp, tanh``."""
+    place: str
+    """``model.py:17`` as the head counts lines, else a scope; ``''`` where neither is known."""
+    source: str = ""
+    """The line of the program as written that changed, where that is known: what caused it."""
+    phase: str = ""
+    count: int = 1
+    """Times that this happened."""
+    amounts: Amounts = field(default_factory=dict)
+    """Metric -> (base, head), those that differ."""
+    weight: int = 0
+    """Bytes that a collective sends, where whether it blocks is the change."""
+    lost: int = 0
+    """Launches that were part of a fusion."""
+    blocking: int = 0
+    """Collectives that the device waits for now, and did not."""
+    base_names: tuple[str, ...] = ()
+    head_names: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    """What moved, in sentences."""
+
+    @property
+    def is_worse(self) -> bool:
+        """More of anything that costs, or a wait that was none."""
+        return self.blocking > 0 or any(name in _JUDGED and head > base for name, (base, head) in self.amounts.items())
+
+    def delta(self, name: str) -> int:
+        """Head minus base of a metric."""
+        base, head = self.amounts.get(name, (0, 0))
+        return head - base
+
+    @property
+    def moved(self) -> int:
+        """Bytes through memory more than before, of a compiled program or a plan."""
+        return self.delta(BYTES) + self.delta(PLAN_BYTES)
+
+    def where(self) -> str:
+        """The line to look at first: the one that changed, else the one that it shows at."""
+        return self.source or self.place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What differs at a line of the program before the compiler optimized it."""
+
+    place: str
+    change: Literal["new", "gone", "other shape"]
+    what: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramChange:
+    """One program on both sides."""
+
+    name: str
+    base_fingerprint: str
+    head_fingerprint: str
+    totals: Amounts
+    rows: tuple[ProgramRow, ...] = ()
+    """What to look at first stands first."""
+    written: tuple[Written, ...] | None = None
+    """``None``: the program before optimization is not there on both sides."""
+    modelled_ns: tuple[tuple[int, int], tuple[int, int]] | None = None
+    """Time of a run of both sides by the model, (low, high) each; ``None``: they name no target, or different ones."""
+    notes: tuple[str, ...] = ()
+    lines: LineMap = field(default=NO_LINES, repr=False)
+    """Where the base's lines are in the head."""
+    failed: Literal["", "base", "head"] = ""
+    """The one side that failed while it was planned: what was seen of it is a part, and nothing is compared."""
+
+    @property
+    def identical(self) -> bool:
+        """Both sides compute the same in the same order, whatever its parts are called."""
+        return self.base_fingerprint == self.head_fingerprint and not self.rows and not self.failed
+
+    def check(self) -> None:
+        """``ValueError`` unless the rows of each metric sum to its change."""
+        for name, (base, head) in self.totals.items():
+            parts = sum(row.delta(name) for row in self.rows)
+            if parts != head - base:
+                raise ValueError(f"{name}: rows sum to {parts}, not to {head - base}")
+
+
+def merged(rows: Iterable[ProgramRow], totals: Amounts) -> tuple[ProgramRow, ...]:
+    """Rows of one change at one line as one; what is worse and where the program was changed first."""
+    held: dict[tuple[str, str, str, str, str], list[ProgramRow]] = {}
+    for row in rows:
+        held.setdefault((row.change, row.what, row.where(), row.place, row.phase), []).append(row)
+    return tuple(sorted((_one(same) for same in held.values()), key=lambda row: _first(row, totals)))
+
+
+def _one(rows: Sequence[ProgramRow]) -> ProgramRow:
+    first = max(rows, key=lambda row: max((abs(row.delta(name)) for name in row.amounts), default=0))
+    names = dict.fromkeys(name for row in rows for name in row.amounts)
+    sums = {name: tuple(sum(row.amounts.get(name, (0, 0))[at] for row in rows) for at in (0, 1)) for name in names}
+    return replace(
+        first,
+        count=len(rows),
+        amounts={name: (base, head) for name, (base, head) in sums.items() if base != head},
+        weight=sum(row.weight for row in rows),
+        lost=sum(row.lost for row in rows),
+        blocking=sum(row.blocking for row in rows),
+        base_names=tuple(name for row in rows for name in row.base_names)[:MOST_SAID],
+        head_names=tuple(name for row in rows for name in row.head_names)[:MOST_SAID],
+        said=first.said[:MOST_SAID],
+    )
+
+
+def share(row: ProgramRow, totals: Amounts) -> float:
+    """The largest part of a whole metric that the row is."""
+    known = [name for name in row.amounts if name in totals and max(totals[name]) > 0]
+    names = [name for name in known if name in _JUDGED] or known  # launches follow from what they move
+    found = [abs(row.delta(name)) / max(totals[name]) for name in names]
+    wire = max(totals.get(WIRE, (0, 0)))
+    if row.weight and wire:
+        found.append(row.weight / wire)
+    return max(found, default=0.0)
+
+
+def _first(row: ProgramRow, totals: Amounts) -> tuple[bool, bool, float, str, str]:
+    return (not row.is_worse, not (row.source and row.is_worse), -share(row, totals), row.where(), row.what)
+
+
+def unit_of(name: str) -> str:
+    """``bytes``, ``FLOP`` or ``count``."""
+    return UNITS[name]

@@ -1,0 +1,218 @@
+"""Where the time of a trace's steps went, part by part: the parts sum to the whole, exactly, in integer ns.
+
+On a device a moment belongs to compute, else to communication, else to a copy, else to the gap it lies in; of several
+kernels at once to the one that began first. Without a device it belongs to the compiled instruction or the op that
+runs; else to the innermost Python function or range of the thread that runs the steps; else to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.compare.runs.claims import claim_first, claim_innermost
+from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
+from perfscope.analyzers.compare.runs.part import Part, summed
+from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside
+from perfscope.analyzers.time.device_time import device_busy
+from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.model.intervals import Int64, Intervals, covered
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+# Idle time of a device in the compared window by cause; what no gap explains lies before or behind its work.
+
+
+EDGE = "idle: before the first or behind the last work"
+INPUT = "idle: waits for input"
+LOOKUP = "idle: lookup of compiled code"
+ALLOCATOR = "idle: device memory calls"
+CAUSES: dict[GapCause, str] = {
+    GapCause.UNKNOWN: "idle: cause not recorded",
+    GapCause.DEPENDENCY: "idle: work was queued, waited for other work",
+    GapCause.HOST_SYNC: "idle: the host waited for the device",
+    GapCause.LAUNCH: "idle: the host launched late",
+}
+
+
+def idle_parts(trace: Trace, window: Window, naming: Naming, device: int, free: Intervals) -> list[Part]:
+    """Parts of ``free``, the time in which the device did nothing; they sum to it. ``device``: row of ``devices``.
+
+    A gap that the window cuts keeps each of its causes in proportion, rounded down; its main one has the rest.
+    """
+    found = trace.fact(gaps)
+    rows = np.flatnonzero(found.device == device)
+    inside = covered(free, found.start_ns[rows], found.end_ns[rows])
+    rows, inside = rows[inside > 0], inside[inside > 0]
+    parts: list[Part] = []
+    keys = naming.of_gaps(found, rows, CAUSES)
+    amounts = zip(rows.tolist(), inside.tolist(), (found.end_ns - found.start_ns)[rows].tolist(), keys, strict=True)
+    for row, ns, length, (key, example) in amounts:
+        left = ns
+        for why, minor in ((INPUT, found.input_ns), (LOOKUP, found.compile_lookup_ns), (ALLOCATOR, found.allocator_ns)):
+            share = int(minor[row]) * ns // length
+            if share:
+                parts.append(Part(key=Key(kind="idle", work=why), own_ns=share, calls=0, busy_ns=0, example=example))
+                left -= share
+        if left:
+            calls = int(found.cause[row] == GapCause.HOST_SYNC)
+            parts.append(Part(key=key, own_ns=left, calls=calls, busy_ns=left, example=example))
+    edge = free.total() - int(inside.sum())
+    if edge:
+        parts.append(Part(key=Key(kind="idle", work=EDGE), own_ns=edge, calls=0, busy_ns=0, example=MISSING))
+    return parts
+
+
+NOTHING_RECORDED = Key(kind="host", work="outside every recorded span")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The time of one device (or of the host) in the compared window of one trace."""
+
+    rank: int | None
+    device: str
+    """Name of the device; ``host`` where the trace has none."""
+    ordinal: int | None
+    total_ns: int
+    steps: int
+    per: str
+    """``step`` or ``trace``: what ``steps`` counts."""
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """``ValueError`` unless the parts sum to the whole."""
+        held = sum(part.own_ns for part in self.parts)
+        if held != self.total_ns:
+            raise ValueError(f"parts sum to {held} ns, not to {self.total_ns}")
+
+
+def accounts(trace: Trace) -> tuple[Account, ...]:
+    """One for each device that worked in the window, else one for the host; empty where the trace has no time."""
+    window = trace.fact(compared_window)
+    if not window.total_ns or trace.source.events_only:
+        return ()
+    naming = Naming(trace, window)
+    worked = [row for row, busy in sorted(trace.fact(device_busy).items()) if len(busy.starts)]
+    found = [_of_device(trace, window, naming, row) for row in worked] or [_of_host(trace, window, naming)]
+    for one in found:
+        one.check()
+    return tuple(found)
+
+
+def _of_device(trace: Trace, window: Window, naming: Naming, device: int) -> Account:
+    kernels, copies, devices = trace.rows["kernels"], trace.rows["copies"], trace.rows["devices"]
+    here = kernels["device"] == device
+    talks = kernels["communication"]
+    free = window.spans
+    parts: list[Part] = []
+    for table, rows in (
+        ("kernels", np.flatnonzero(here & ~talks)),
+        ("kernels", np.flatnonzero(here & talks)),
+        ("copies", np.flatnonzero(copies["device"] == device)),
+    ):
+        work = trace.rows[table]
+        own, free = claim_first(free, work["start_ns"][rows], work["end_ns"][rows])
+        parts += _work_parts(trace, window, naming, table, rows, own)
+    parts += idle_parts(trace, window, naming, device, free)
+    return Account(
+        rank=trace.source.rank,
+        device=trace.text(int(devices["name"][device])) or "device",
+        ordinal=int(devices["ordinal"][device]),
+        total_ns=window.total_ns,
+        steps=window.steps,
+        per=window.per,
+        parts=summed(parts),
+        notes=naming.notes,
+    )
+
+
+def _work_parts(trace: Trace, window: Window, naming: Naming, table: str, rows: Int64, own: Int64) -> Iterable[Part]:
+    """A part for each key of device work; work outside the window that is none of its steps' is left out."""
+    work, calls = trace.rows[table], trace.rows["calls"]
+    launch = work["call"][rows]
+    known = launch != MISSING
+    counted = inside(window.spans, work["start_ns"][rows])
+    if window.per == "step" and known.any():
+        counted[known] = window.began_inside(calls["start_ns"][launch[known]])
+    kept = counted | (own > 0)
+    rows, own, counted = rows[kept], own[kept], counted[kept]
+    durations = work["end_ns"][rows] - work["start_ns"][rows]
+    return _parts(naming.of_work(table, rows), own, counted, durations, work["op"][rows])
+
+
+def _parts(
+    keys: Sequence[Key], own: Int64, counted: npt.NDArray[np.bool_], durations: Int64, examples: Int64
+) -> Iterable[Part]:
+    for key, ns, count, duration, row in zip(
+        keys, own.tolist(), counted.tolist(), durations.tolist(), examples.tolist(), strict=True
+    ):
+        yield Part(key=key, own_ns=ns, calls=int(count), busy_ns=duration if count else 0, example=row)
+
+
+def _of_host(trace: Trace, window: Window, naming: Naming) -> Account:
+    slices, ops = trace.rows["slices"], trace.rows["hlo_ops"]
+    free = window.spans
+    parts: list[Part] = []
+    if len(ops):
+        rows = np.flatnonzero(~ops["encloses"])
+        own, free = claim_first(free, ops["start_ns"][rows], ops["end_ns"][rows])
+        counted = inside(window.spans, ops["start_ns"][rows])
+        kept = counted | (own > 0)
+        keys = instruction_keys(trace, rows[kept])
+        durations = (ops["end_ns"] - ops["start_ns"])[rows[kept]]
+        parts += _parts(keys, own[kept], counted[kept], durations, np.full(int(kept.sum()), MISSING))
+    xla = np.zeros(len(slices), bool)
+    linked = ops["slice"][ops["slice"] != MISSING] if len(ops) else np.empty(0, np.int64)
+    xla[linked] = True
+    is_op = (slices["kind"] == SliceKind.OP) & ~xla
+    threads = _threads(trace, window, xla)
+    for thread in threads:
+        found, free = _spans(trace, window, naming, free, thread, is_op)
+        parts += found
+    if threads:
+        found, free = _spans(trace, window, naming, free, threads[0], ~is_op & ~xla)
+        parts += found
+    parts.append(Part(key=NOTHING_RECORDED, own_ns=free.total(), calls=0, busy_ns=0))
+    return Account(
+        rank=trace.source.rank,
+        device="host",
+        ordinal=None,
+        total_ns=window.total_ns,
+        steps=window.steps,
+        per=window.per,
+        parts=summed(parts),
+        notes=naming.notes,
+    )
+
+
+def _threads(trace: Trace, window: Window, left_out: npt.NDArray[np.bool_]) -> list[int]:
+    """Threads with spans in the window, the one whose spans cover most of it first: it runs the steps."""
+    slices = trace.rows["slices"]
+    amounts = []
+    for thread in np.unique(slices["thread"]).tolist():
+        mine = (slices["thread"] == thread) & ~left_out
+        _, left = claim_first(window.spans, slices["start_ns"][mine], slices["end_ns"][mine])
+        amounts.append((left.total(), -int(mine.sum()), thread))
+    return [thread for left, _, thread in sorted(amounts) if left < window.total_ns]
+
+
+def _spans(
+    trace: Trace, window: Window, naming: Naming, free: Intervals, thread: int, wanted: npt.NDArray[np.bool_]
+) -> tuple[list[Part], Intervals]:
+    """Parts of one thread's spans by their self time. An op counts as called where it began in the steps."""
+    slices = trace.rows["slices"]
+    rows, own, left = claim_innermost(trace, free, thread, wanted)
+    began = np.flatnonzero((slices["thread"] == thread) & wanted)
+    began = began[window.began_inside(slices["start_ns"][began])]
+    self_ns = dict(zip(rows.tolist(), own.tolist(), strict=True))
+    counted = set(began.tolist())
+    every = np.array(sorted(counted | self_ns.keys()), np.int64)
+    keys = [span_key(naming, row) for row in every.tolist()]
+    durations = slices["end_ns"][every] - slices["start_ns"][every]
+    mine = np.array([self_ns.get(row, 0) for row in every.tolist()], np.int64)
+    called = np.array([row in counted for row in every.tolist()], bool)
+    return list(_parts(keys, mine, called, durations, every)), left

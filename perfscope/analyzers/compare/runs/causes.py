@@ -1,0 +1,220 @@
+"""What changed in the program, by source line: the counts that moved, before any time that may be chance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from perfscope.analyzers.compare.runs.change import PartChange, StepChange
+from perfscope.analyzers.compare.runs.findings import FindingChange, cost_of
+from perfscope.analyzers.compare.runs.structure import Structure
+
+MOVED = ("new", "worse", "fixed", "better")
+"""Changes of a finding that need a cause."""
+
+LEAST_SHARE = 0.005
+"""Of the step: parts that moved by less do not explain a change of 2%, the least that counts."""
+
+
+NAMED_BY = {
+    "functions traced again": "recompilation",
+    "graph breaks": "graph_break",
+    "host syncs": "host_sync",
+    "reads by the host": "host_sync",
+    "recompilations": "recompilation",
+    "recomputed": "excess_remat",
+}
+"""What a metric counts (its name begins so) -> the rule whose findings are of that and of nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricAt:
+    """A place's part of an exact metric."""
+
+    name: str
+    unit: str
+    base: float
+    head: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What happened at one place. ``exact``: counts say so; otherwise it is a difference of two measured times."""
+
+    place: str
+    """``file:line``, else module or op; ``''`` where nothing is known."""
+    delta_ns: int
+    """Change of the parts at this place, ns a step."""
+    exact: bool
+    parts: tuple[PartChange, ...] = ()
+    """The largest change first."""
+    metrics: tuple[MetricAt, ...] = ()
+    """Exact metrics that changed at this place."""
+    findings: tuple[FindingChange, ...] = field(default=())
+    """Findings that are new, worse, fixed or better at this place."""
+    weight: float = 0.0
+    """How much of the change it may be: the largest share that anything of it has, of the step or of a metric."""
+
+
+def causes(change: StepChange | None, structure: Structure, findings: Sequence[FindingChange]) -> tuple[Cause, ...]:
+    """Places where something changed: first those where counts did, then the others; the weightiest of each first.
+
+    Among the first, a place with a finding of what a metric counts that is better or worse (``NAMED_BY``) stands before
+    one with another finding that came or went, for that may have crossed its threshold because the same work is done
+    more often; then those without, and of them a place with such a metric before those where only calls differ.
+    """
+    held: dict[str, _Place] = {}
+    shares = _Shares(change, structure)
+    for part in change.parts if change is not None else ():
+        if part.counts_differ or (change is not None and abs(part.each_ns) >= LEAST_SHARE * change.base_ns):
+            held.setdefault(_place(part), _Place()).parts.append(part)
+    for metric in structure.metrics:
+        for at in metric.places if metric.result.verdict != "no change" else ():
+            found_at = MetricAt(name=metric.result.name, unit=metric.result.unit, base=at.base, head=at.head)
+            held.setdefault(at.place, _Place()).metrics.append(found_at)
+    for one in findings:
+        where = one.shown.where
+        if one.change in MOVED and where.file is not None:
+            held.setdefault(where.label(), _Place()).findings.append(one)
+    found = [place.cause(at, shares) for at, place in _one_file_one_name(held).items()]
+    naming = {rule for name in shares.judged for begin, rule in NAMED_BY.items() if name.startswith(begin)}
+    return tuple(sorted(found, key=lambda cause: _first(cause, shares.judged, naming)))
+
+
+def _one_file_one_name(held: dict[str, _Place]) -> dict[str, _Place]:
+    """A line under the shortest of its file's names: compiled programs hold whole paths, recordings the end of one."""
+    found: dict[str, _Place] = {}
+    by_end: dict[str, list[str]] = {}
+    for at in held:
+        by_end.setdefault(at.rpartition("/")[2], []).append(at)
+    for at, place in held.items():
+        alike = by_end[at.rpartition("/")[2]]
+        name = min((other for other in alike if at == other or at.endswith(f"/{other}")), key=len)
+        known = found.setdefault(name, _Place())
+        known.parts += place.parts
+        known.metrics += place.metrics
+        known.findings += place.findings
+    return found
+
+
+def corroborated(
+    findings: Sequence[FindingChange], change: StepChange | None, structure: Structure
+) -> tuple[FindingChange, ...]:
+    """The findings, with ``by_time`` where only a measured time tells that they came, went, grew or shrank.
+
+    A structural finding follows from the program. Another is believed where a count changed on its line, in its op or
+    kernel, and in its own direction: what came or grew where there is more, what went or shrank where there is less.
+    With no times on a side (compiled programs, snapshots) there is no chance in it.
+    """
+    if change is None:
+        return tuple(findings)
+    more, less = _counted(change, structure, 1), _counted(change, structure, -1)
+    evidence = {"new": more, "worse": more, "fixed": less, "better": less}
+    return tuple(
+        replace(one, by_time=one.change in MOVED and not _follows(one, *evidence[one.change])) for one in findings
+    )
+
+
+def _counted(change: StepChange, structure: Structure, sign: int) -> tuple[set[str], set[str]]:
+    """(places, names of ops and kernels) at which calls, all together, or a metric grew (``sign`` 1) or shrank (-1).
+
+    Calls of which there are as many, but other ones, count as both.
+    """
+    places: defaultdict[str, Fraction] = defaultdict(Fraction)
+    names: defaultdict[str, Fraction] = defaultdict(Fraction)
+    for part in change.parts:
+        if part.counts_differ:
+            calls = (part.head.calls - part.base.calls) * sign
+            places[_place(part)] += calls
+            for name in {one for side in (part.base, part.head) for key in side.keys for one in (key.op, key.work)}:
+                names[name] += calls
+    changed = (at for one in structure.metrics if one.result.verdict != "no change" for at in one.places)
+    moved = {at.place for at in changed if (at.head - at.base) * sign > 0}
+    return moved | _not_fewer(places), _not_fewer(names) - {""}
+
+
+def _not_fewer(calls: Mapping[str, Fraction]) -> set[str]:
+    return {name for name, more in calls.items() if more >= 0}
+
+
+def _follows(one: FindingChange, places: Collection[str], names: Collection[str]) -> bool:
+    where = one.shown.where
+    if one.shown.basis == "structural" and one.change in ("new", "fixed"):
+        return True
+    label = where.label()
+    if where.file is not None:
+        return any(at == label or at.endswith(f"/{label}") or label.endswith(f"/{at}") for at in places)
+    return where.op in names or where.kernel in names or where.module in places
+
+
+class _Place:
+    """What is gathered of one place."""
+
+    def __init__(self) -> None:
+        self.parts: list[PartChange] = []
+        self.metrics: list[MetricAt] = []
+        self.findings: list[FindingChange] = []
+
+    def cause(self, at: str, shares: _Shares) -> Cause:
+        return Cause(
+            place=at,
+            delta_ns=sum(part.delta_ns for part in self.parts),
+            exact=bool(self.metrics)
+            or any(not one.by_time for one in self.findings)
+            or any(part.counts_differ for part in self.parts),
+            parts=tuple(sorted(self.parts, key=lambda part: (not part.counts_differ, -abs(part.delta_ns)))),
+            metrics=tuple(self.metrics),
+            findings=tuple(self.findings),
+            weight=shares.largest(self.parts, self.metrics, self.findings),
+        )
+
+
+class _Shares:
+    """What share of the step, or of a metric, something is."""
+
+    def __init__(self, change: StepChange | None, structure: Structure) -> None:
+        self.step_ns = 0 if change is None else max(change.base_ns, change.head_ns)
+        results = [one.result for one in structure.metrics]
+        self.judged = {one.name for one in results if one.verdict in ("regression", "improvement")}
+        self.metrics = {
+            one.name: max(abs(one.base), abs(one.head))
+            for one in results
+            if isinstance(one.base, float) and isinstance(one.head, float)
+        }
+
+    def largest(
+        self, parts: Iterable[PartChange], metrics: Iterable[MetricAt], findings: Iterable[FindingChange]
+    ) -> float:
+        """The largest of a place's shares; 0 where nothing is known of it."""
+        found = [abs(at.head - at.base) / whole for at in metrics if (whole := self.metrics.get(at.name))]
+        if self.step_ns:
+            found.append(_moved(parts) / self.step_ns)
+            costs = [abs((cost_of(one.head) or 0) - (cost_of(one.base) or 0)) for one in findings]
+            found += [cost / self.step_ns for cost in costs]
+        return max(found, default=0.0)
+
+
+def _place(part: PartChange) -> str:
+    key = part.key()
+    return key.place() or key.name()
+
+
+def _first(cause: Cause, judged: Collection[str], naming: Collection[str]) -> tuple[bool, bool, bool, bool, float, str]:
+    rules = {one.rule for one in cause.findings if not one.by_time}
+    return (
+        not cause.exact,
+        not rules & set(naming),
+        not rules,
+        not any(one.name in judged for one in cause.metrics),
+        -cause.weight,
+        cause.place,
+    )
+
+
+def _moved(parts: Iterable[PartChange]) -> int:
+    """Time of the parts whose counts changed; where none did, of all."""
+    held = list(parts)
+    counted = [part for part in held if part.counts_differ]
+    return sum(abs(part.delta_ns) for part in counted or held)

@@ -1,0 +1,196 @@
+"""The change of a step, split into parts that sum to it exactly; each part says what of it is count and what is time.
+
+A part's time per step is an integer of ns. Dividing by the number of steps leaves a remainder of less than one ns a
+part, and it is given to the largest remainders, so that the parts sum to the rounded whole of each side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.compare.runs.account import Account
+from perfscope.analyzers.compare.runs.align import Match, align
+from perfscope.analyzers.compare.runs.claims import by_largest_remainder
+from perfscope.analyzers.compare.runs.keys import Key, Level, PartKind
+from perfscope.analyzers.compare.runs.part import Part
+
+FUSED_FROM = 2
+"""Kernels against one, on the same line or of the same op, that are called a fusion; fewer are a count that changed."""
+
+Status = Literal["new", "gone", "more calls", "fewer calls", "fused", "split", "slower", "faster", "same"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of a part. Times in ns per step."""
+
+    keys: tuple[Key, ...]
+    ns: int
+    """Time that is this part's alone; all parts sum to the step."""
+    calls: Fraction
+    """Per step."""
+    example: int
+    """Row of ``slices`` of the side's trace."""
+
+    def where(self) -> Key | None:
+        """The key that says best where it is: one with a line, else the first; None where there is none."""
+        return next((key for key in self.keys if key.file), self.keys[0] if self.keys else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartChange:
+    """What a part was and is. ``delta_ns`` of all parts sum to that of the step."""
+
+    kind: PartKind
+    base: Side
+    head: Side
+    level: Level | None
+    """How the two were matched; None for what only one side has."""
+    countable: bool
+    """The number of calls follows from the program, and a change of it is no chance."""
+
+    @property
+    def delta_ns(self) -> int:
+        """ns a step more than before."""
+        return self.head.ns - self.base.ns
+
+    @property
+    def count_ns(self) -> int:
+        """Of ``delta_ns``, what more or fewer calls at the old time of a call make; the rest is time per call."""
+        if not self.countable:
+            return 0
+        if not self.base.calls or not self.head.calls:
+            return self.delta_ns
+        return round((self.head.calls - self.base.calls) * self.base.ns / self.base.calls)
+
+    @property
+    def each_ns(self) -> int:
+        """Of ``delta_ns``, what the time of each call makes."""
+        return self.delta_ns - self.count_ns
+
+    @property
+    def counts_differ(self) -> bool:
+        """It is called more or less often, is new or gone; by the program, not by chance."""
+        return self.countable and self.base.calls != self.head.calls
+
+    @property
+    def status(self) -> Status:
+        """In one or two words."""
+        if self.counts_differ:
+            if not self.base.calls:
+                return "new"
+            if not self.head.calls:
+                return "gone"
+            more = self.head.calls > self.base.calls
+            fewer, many = sorted((self.base.calls, self.head.calls))
+            if self.level in (Level.OTHER_KERNEL, Level.FUSED) and many >= FUSED_FROM * fewer:
+                return "split" if more else "fused"
+            return "more calls" if more else "fewer calls"
+        if not self.countable and not (self.base.keys and self.head.keys):
+            return "new" if self.head.keys else "gone"
+        return "same" if not self.delta_ns else "slower" if self.delta_ns > 0 else "faster"
+
+    def key(self) -> Key:
+        """The key it is shown by: the head's, else the base's."""
+        found = self.head.where() or self.base.where()
+        if found is None:
+            raise ValueError("a part without a key")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChange:
+    """The change of one rank's step. Times in ns per ``per``."""
+
+    rank: int | None
+    device: str
+    per: str
+    base_ns: int
+    head_ns: int
+    base_steps: int
+    head_steps: int
+    parts: tuple[PartChange, ...]
+    """The largest changes first; their changes sum to that of the step."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def delta_ns(self) -> int:
+        """ns a step more than before."""
+        return self.head_ns - self.base_ns
+
+    @property
+    def share(self) -> float:
+        """Change relative to the base; 0 where that is 0."""
+        return self.delta_ns / self.base_ns if self.base_ns else 0.0
+
+    def by_kind(self) -> dict[PartKind, tuple[int, int]]:
+        """(base, head) in ns by kind of part; the values sum to the step on both sides."""
+        found: dict[PartKind, list[int]] = {}
+        for part in self.parts:
+            held = found.setdefault(part.kind, [0, 0])
+            held[0] += part.base.ns
+            held[1] += part.head.ns
+        return {kind: (base, head) for kind, (base, head) in found.items()}
+
+    def check(self) -> None:
+        """``ValueError`` unless the parts of both sides, and the changes, sum to the whole."""
+        base, head = sum(part.base.ns for part in self.parts), sum(part.head.ns for part in self.parts)
+        if (base, head) != (self.base_ns, self.head_ns):
+            raise ValueError(f"parts sum to {base} and {head} ns, not to {self.base_ns} and {self.head_ns}")
+
+
+def step_change(base: Account, head: Account) -> StepChange:
+    """The change from one account to another, every part of both in it."""
+    left, right = _sides(base), _sides(head)
+    matches = align(left, right)
+    parts = [_part(match, left, right, base.steps, head.steps) for match in matches]
+    change = StepChange(
+        rank=head.rank,
+        device=head.device,
+        per="step" if base.per == head.per == "step" else "trace",
+        base_ns=sum(ns for _, ns in left.values()),
+        head_ns=sum(ns for _, ns in right.values()),
+        base_steps=base.steps,
+        head_steps=head.steps,
+        parts=tuple(sorted(parts, key=lambda part: (-abs(part.delta_ns), -part.head.ns, part.key().name()))),
+        notes=tuple(dict.fromkeys((*base.notes, *head.notes))),
+    )
+    change.check()
+    return change
+
+
+_Held = tuple[Part, int]
+
+
+def _sides(account: Account) -> dict[Key, _Held]:
+    """By key: the part, and its ns a step."""
+    each = by_largest_remainder(np.array([part.own_ns for part in account.parts], np.int64), account.steps)
+    return {part.key: (part, ns) for part, ns in zip(account.parts, each.tolist(), strict=True)}
+
+
+def _part(
+    match: Match, left: dict[Key, _Held], right: dict[Key, _Held], base_steps: int, head_steps: int
+) -> PartChange:
+    mine, theirs = [left[key] for key in match.base], [right[key] for key in match.head]
+    return PartChange(
+        kind=(match.head or match.base)[0].kind,
+        base=_side(mine, base_steps),
+        head=_side(theirs, head_steps),
+        level=match.level,
+        countable=all(part.countable for part, _ in (*mine, *theirs)),
+    )
+
+
+def _side(held: Sequence[_Held], steps: int) -> Side:
+    ordered = sorted(held, key=lambda one: -one[1])
+    return Side(
+        keys=tuple(part.key for part, _ in ordered),
+        ns=sum(ns for _, ns in ordered),
+        calls=Fraction(sum(part.calls for part, _ in ordered), steps),
+        example=ordered[0][0].example if ordered else -1,
+    )

@@ -1,0 +1,405 @@
+"""What makes two pieces of work of two traces the same: the key, and how much of it a level of matching asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.compare.statistics.window import Window
+from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.ops.recompute import autograd_nodes, recomputed_ops
+from perfscope.analyzers.time.gaps import GapCause, Gaps
+from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
+from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.model.frames import Owner, parse_frame
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
+
+# Names of device work without what changes from build to build, and the class of work they stand for.
+#
+# A kernel keeps its job and changes its name: inductor numbers its kernels, Triton and XLA add counters, libraries
+# pick
+# another tile, template arguments move. Each level gives up one of these.
+
+
+_HASH = re.compile(r"(?<![0-9a-zA-Z])(?:(?=[0-9a-f]*\d)[0-9a-f]{8,}|(?=[a-z2-7]*\d)[a-z2-7]{40,})(?![0-9a-zA-Z])")
+"""Hexadecimal, or the base 32 of inductor's cache, with at least one digit: a content hash. Words have no digit."""
+_COUNTER = re.compile(r"(?:[._]\d+|\.clone|\.remat\d*)+$")
+"""``triton_poi_fused_add_7``, ``loop_fusion.3``, ``dot.4.remat2``."""
+_TILE = re.compile(r"\d+x\d+(?:x\d+)*|(?:MT|MI|WG|SK|LBSPP[A-Z]|stages?|warps?|nt|align|splitK)_?\d+", re.IGNORECASE)
+
+_CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("collective", re.compile(r"nccl|rccl|oneShot|twoShot|allreduce|all-?reduce|all-?gather|reduce-?scatter", re.I)),
+    ("attention", re.compile(r"flash|fmha|attention|sdpa|attn_fwd|attn_bwd|mha_", re.I)),
+    ("convolution", re.compile(r"conv|dgrad|wgrad|fprop|winograd|miopenSp3|im2col", re.I)),
+    ("matrix product", re.compile(r"gemm|gemv|^Cijk_|cutlass|xmma|nvjet|matmul|wgmma|^dot|addmm|splitKreduce", re.I)),
+    ("embedding", re.compile(r"embedding|index_select|indexSelect|gather|scatter|index_", re.I)),
+    ("normalisation", re.compile(r"norm|bn_fw|bn_bw|welford", re.I)),
+    ("softmax", re.compile(r"softmax", re.I)),
+    ("optimizer", re.compile(r"multi_tensor|adam|sgd|lamb|optimizer", re.I)),
+    ("sort or scan", re.compile(r"sort|scan|radix|topk|cumsum", re.I)),
+    ("fused", re.compile(r"fused|fusion|triton_", re.I)),
+    ("reduction", re.compile(r"reduc|sum_|argmax", re.I)),
+    ("copy", re.compile(r"copy|memcpy|memset|fill|transpose|CatArray", re.I)),
+    ("elementwise", re.compile(r"elementwise|vectorized|pointwise|unrolled|add|mul|relu|gelu|silu|tanh|exp", re.I)),
+)
+"""In this order: ``fused_softmax_reduce`` is named by what it is for, not by how it runs."""
+
+OTHER = "other"
+
+
+@lru_cache(maxsize=65536)
+def without_numbers(name: str) -> str:
+    """A kernel's name without template arguments, hashes and counters: ``triton_poi_fused_add_relu``."""
+    return without_counters(_without_arguments(name))
+
+
+@lru_cache(maxsize=65536)
+def without_counters(name: str) -> str:
+    """A name without hashes and without the counter at its end; arguments are kept."""
+    plain = _HASH.sub("#", name).strip()
+    return _COUNTER.sub("", plain) or plain
+
+
+@lru_cache(maxsize=65536)
+def without_tiles(name: str) -> str:
+    """As ``without_numbers``, also without tile sizes and stages that a library or an autotuner chooses."""
+    return _TILE.sub("#", without_numbers(name))
+
+
+@lru_cache(maxsize=65536)
+def work_class(name: str) -> str:
+    """What kind of work a kernel's name stands for: ``matrix product``, ``attention`` ...; ``other`` if none."""
+    plain = _without_arguments(name)
+    for kind, pattern in _CLASSES:
+        if pattern.search(plain):
+            return kind
+    return next((kind for kind, pattern in _CLASSES if pattern.search(name)), OTHER)
+
+
+def _without_arguments(name: str) -> str:
+    """Without what stands in angle brackets and in the parentheses of a signature, and without ``void``."""
+    kept: list[str] = []
+    depth = 0
+    for char in name.removeprefix("void "):
+        if char in "<(" and kept:
+            depth += 1
+        elif char in ">)" and depth:
+            depth -= 1
+        elif not depth:
+            kept.append(char)
+    return "".join(kept) or name
+
+
+PartKind = Literal["compute", "communication", "copy", "idle", "host"]
+"""What a part of the step is: the device computes, only communicates, only copies, or waits; or the host works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Where and what some work is. All texts as recorded; ``''`` where it is not known."""
+
+    kind: PartKind
+    phase: str = ""
+    """``backward``, ``recompute``, or ``''``: forward, optimizer, or not known."""
+    module: str = ""
+    """Module (torch) or scope (JAX) that asked for it."""
+    op: str = ""
+    """Host op that launched it, or the primitive of a compiled instruction."""
+    shapes: str = ""
+    file: str = ""
+    line: int = -1
+    """-1: not known."""
+    function: str = ""
+    work: str = ""
+    """Kernel, direction of a copy, operation of a collective, or why the device is idle."""
+
+    def place(self) -> str:
+        """``train.py:88``, else the module; ``''`` where neither is known."""
+        if self.file:
+            return f"{self.file}:{self.line}" if self.line >= 0 else self.file
+        return self.module
+
+    def name(self) -> str:
+        """What it is, short: the op, and the work where it says more."""
+        if self.kind in ("idle", "copy"):
+            return f"{self.work} ({self.op})" if self.op else self.work
+        if self.kind == "host":  # a range's arguments tell it from others: PjitFunction(step)
+            return without_counters(self.op or self.work)
+        return without_counters(self.op) or without_numbers(self.work) or self.kind
+
+
+class Level(IntEnum):
+    """How alike two keys are that were matched; the first level that finds a partner decides."""
+
+    SAME = 0
+    RENAMED = 1
+    MOVED = 2
+    OTHER_KERNEL = 3
+    OTHER_SHAPES = 4
+    SAME_OP = 5
+    FUSED = 6
+    SAME_CLASS = 7
+
+
+LEVEL_WORDS: dict[Level, str] = {
+    Level.SAME: "same place, op, shapes and kernel",
+    Level.RENAMED: "kernel renamed (numbers, hashes, template arguments)",
+    Level.MOVED: "its line moved in the same function",
+    Level.OTHER_KERNEL: "same place, op and shapes, other kernels",
+    Level.OTHER_SHAPES: "same place and op, other shapes",
+    Level.SAME_OP: "same op elsewhere",
+    Level.FUSED: "same line or module, other ops: fused or taken apart",
+    Level.SAME_CLASS: "same class of work elsewhere",
+}
+
+Signature = tuple[str | int, ...]
+
+
+def signature(key: Key, level: Level) -> Signature | None:
+    """What two keys must share to be matched at a level; ``None``: this key cannot be matched there."""
+    kind, phase, op = key.kind, key.phase, without_counters(key.op)
+    if level is Level.SAME:
+        return (kind, phase, key.module, key.op, key.shapes, key.file, key.line, key.function, key.work)
+    if level is Level.RENAMED:
+        return (kind, phase, key.module, op, key.shapes, key.file, key.line, key.function, _renamed(key))
+    if level is Level.MOVED:
+        return (kind, phase, key.module, op, key.shapes, key.file, key.function, _renamed(key))
+    if kind == "idle":  # a wait for another reason, or in another op, is another wait
+        return None
+    if level is Level.OTHER_KERNEL:
+        if not key.op:  # no host op known: the kernel is all there is
+            return (kind, phase, key.module, without_tiles(key.work))
+        return (kind, phase, key.module, op, key.shapes, key.file, key.function)
+    if level is Level.OTHER_SHAPES:
+        return (kind, phase, key.module, op, key.file, key.function) if op else None
+    if level is Level.SAME_OP:
+        return (kind, phase, op, work_class(key.work)) if op else None
+    if level is Level.FUSED:
+        place = key.file or key.module
+        return (kind, phase, place, key.line) if place and kind == "compute" else None
+    found = work_class(key.work)
+    return (kind, phase, found) if kind in ("compute", "communication") and found != "other" else None
+
+
+def _renamed(key: Key) -> str:
+    """The work without what changes from build to build; of ranges on the host their arguments stay."""
+    return without_counters(key.work) if key.kind == "host" else without_numbers(key.work)
+
+
+# Keys of the rows of a trace: which op asked for them, in which module and on which line of the user's.
+
+
+MOST_SITES = 500_000
+"""Ops whose line is looked up, 30 to 80 us each and some 200 bytes: about as long as reading the trace took, up to half
+a minute. Beyond it only the rows that are shown have one."""
+
+_NAMING_COUNTER = re.compile(r"(\.\d+|\.clone|\.remat\d*)+$")
+
+_COPIES: dict[int, str] = {
+    CopyKind.HOST_TO_DEVICE: "copy host to device",
+    CopyKind.DEVICE_TO_HOST: "copy device to host",
+    CopyKind.DEVICE_TO_DEVICE: "copy on the device",
+    CopyKind.PEER_TO_PEER: "copy to another device",
+    CopyKind.HOST_TO_HOST: "copy on the host",
+    CopyKind.MEMSET: "memset",
+    CopyKind.UNKNOWN: "copy",
+}
+
+
+class Naming:
+    """Makes keys for rows of one trace; call sites are looked up once each."""
+
+    def __init__(self, trace: Trace, window: Window) -> None:
+        self.trace = trace
+        self._slices = trace.rows["slices"]
+        self._sites: dict[int, CallSite] = {}
+        self._texts: dict[int, str] = {}
+        self._told = _tells_sites(trace)
+        self.with_lines = self._few_spans(window)
+        self.notes = () if self.with_lines else (_TOO_MANY,)
+        self._phase = _phases(trace)
+        self._is_op = self._slices["kind"] == SliceKind.OP
+        self._instructions = _instruction_of_work(trace)
+
+    def site(self, row: int) -> CallSite:
+        """The call site of a row of ``slices``."""
+        if not self._told:
+            return UNKNOWN_SITE
+        if row not in self._sites:
+            self._sites[row] = call_site(self.trace, row)
+        return self._sites[row]
+
+    def of_work(self, table: str, rows: Int64) -> list[Key]:
+        """Keys of rows of ``kernels`` or ``copies``."""
+        compiled = self._instructions.get(table, {})
+        work = self.trace.rows[table]
+        ops = nearest_ancestor(self.trace, work["op"][rows].astype(np.int64), self._is_op)
+        found = []
+        for row, op in zip(rows.tolist(), ops.tolist(), strict=True):
+            kind, name = self._work(table, row)
+            if row in compiled:
+                found.append(_of_instruction(self.trace, compiled[row], kind, name))
+            else:
+                found.append(self.of_op(kind, op, name))
+        return found
+
+    def of_op(self, kind: PartKind, op: int, work: str) -> Key:
+        """The key of some work that an op (row of ``slices``, or ``MISSING``) asked for."""
+        if op == MISSING:
+            return Key(kind=kind, work=work)
+        site = self.site(op) if self.with_lines else UNKNOWN_SITE
+        return Key(
+            kind=kind,
+            phase=self._phase.get(op, "") if self._phase else "",
+            module=site.module or "",
+            op=self._plain(int(self._slices["name"][op])),
+            shapes=self.trace.text(int(self._slices["shapes"][op])),
+            file=site.file or "",
+            line=site.line if site.line is not None else -1,
+            function=site.function or "",
+            work=work,
+        )
+
+    def of_gaps(self, found: Gaps, rows: Int64, words: Mapping[GapCause, str]) -> list[tuple[Key, int]]:
+        """Per gap its key, and the row of ``slices`` it is charged to."""
+        calls = self.trace.rows["calls"]
+        keys = []
+        for row in rows.tolist():
+            cause = GapCause(int(found.cause[row]))
+            call = {GapCause.HOST_SYNC: found.sync, GapCause.LAUNCH: found.launch}.get(cause)
+            at = MISSING if call is None else int(calls["parent"][call[row]])
+            op = int(nearest_ancestor(self.trace, [at], self._is_op)[0])
+            keys.append((self.of_op("idle", op if op != MISSING else at, words[cause]), at))
+        return keys
+
+    def _work(self, table: str, row: int) -> tuple[PartKind, str]:
+        work = self.trace.rows[table]
+        if table == "copies":
+            return "copy", _COPIES[int(work["kind"][row])]
+        return "communication" if work["communication"][row] else "compute", self.trace.text(int(work["name"][row]))
+
+    def _plain(self, code: int) -> str:
+        if code not in self._texts:
+            self._texts[code] = plain_span(self.trace.text(code))
+        return self._texts[code]
+
+    def _few_spans(self, window: Window) -> bool:
+        asked = [self.trace.rows[table]["op"] for table in ("kernels", "copies")]
+        ops = (
+            np.unique(np.concatenate(asked))
+            if any(map(len, asked))
+            else np.flatnonzero(window.began_inside(self._slices["start_ns"]))
+        )
+        return len(ops) <= MOST_SITES
+
+
+def _tells_sites(trace: Trace) -> bool:
+    """Whether anything of the trace could say from where an op was called: without it nothing is looked up."""
+    if trace.detail is not None or trace.op_graph is not None or trace.compile_log is not None:
+        return True
+    return bool((trace.rows["slices"]["kind"] == SliceKind.PYTHON).any())
+
+
+_TOO_MANY = f"more than {MOST_SITES:,} ops asked for work: they are matched and shown without their lines"
+
+
+def span_key(naming: Naming, row: int) -> Key:
+    """The key of a host span by itself: an op, a Python function, or a range."""
+    slices = naming.trace.rows["slices"]
+    kind = int(slices["kind"][row])
+    if kind == SliceKind.OP:
+        return naming.of_op("host", row, "")
+    name = naming.trace.text(int(slices["name"][row]))
+    frame = parse_frame(name) if kind == SliceKind.PYTHON else None
+    if frame is None:
+        return Key(kind="host", work=plain_span(name))
+    if frame.owner is Owner.USER:
+        return Key(kind="host", work=f"Python in {frame.function}", file=frame.file, line=frame.line)
+    return Key(kind="host", work=f"Python: {frame.file}: {frame.function}")
+
+
+@lru_cache(maxsize=65536)
+def plain_span(name: str) -> str:
+    """A span's name without what counts calls and steps: ``ProfilerStep#12`` is ``ProfilerStep#``."""
+    return name if "::" in name and "#" not in name else re.sub(r"#\d+", "#", name)
+
+
+def instruction_keys(trace: Trace, rows: Int64) -> list[Key]:
+    """Keys of rows of ``hlo_ops``."""
+    return [_of_instruction(trace, row, "host", "") for row in rows.tolist()]
+
+
+def _of_instruction(trace: Trace, row: int, kind: PartKind, work: str) -> Key:
+    keys = trace.fact(_keys_of_instructions)
+    ops = trace.rows["hlo_ops"]
+    made: Key = keys[int(ops["module"][row]), int(ops["program_id"][row]), int(ops["name"][row])]
+    name = work if kind in ("communication", "copy") else made.work
+    return Key(
+        kind=kind, phase=made.phase, module=made.module, op=made.op, file=made.file, line=made.line, work=name,
+        shapes=made.shapes,
+    )  # fmt: skip
+
+
+def _keys_of_instructions(trace: Trace) -> dict[tuple[int, int, int], Key]:
+    """By (module, program, name) as coded in ``hlo_ops``: the key of the instruction, of kind ``host``."""
+    ops = trace.rows["hlo_ops"]
+    places = {(one.module, one.program_id, one.instruction): one for one in trace.fact(hlo_time).instructions}
+    triples = np.unique(
+        np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["name"].astype(np.int64)], 1), axis=0
+    )
+    found = {}
+    for module, program, name in triples.tolist():
+        known = None if program == MISSING else program
+        text = trace.text(name)
+        place = places[trace.text(module), known, text]
+        plain = _NAMING_COUNTER.sub("", text)
+        if place.module_index is None or place.computation is None:
+            found[module, program, name] = Key(kind="host", module=trace.text(module), op=plain, work=text)
+            continue
+        one = trace.hlo[place.module_index].computations[place.computation].by_name[text]
+        scope = scope_of(one.op_name) if one.op_name else None
+        found[module, program, name] = Key(
+            kind="host",
+            phase="" if scope is None or scope.phase in (None, "forward") else scope.phase,
+            module="" if scope is None else scope.label,
+            op=one.opcode if one.opcode != "fusion" else plain,
+            shapes=f"{one.shape.dtype}{list(one.shape.dims)}" if one.shape.dtype != "tuple" else "",
+            file=one.file or "",
+            line=one.line if one.line is not None else -1,
+            work=text,
+        )
+    return found
+
+
+def _instruction_of_work(trace: Trace) -> dict[str, dict[int, int]]:
+    """By table: row of ``kernels`` or ``copies`` -> row of ``hlo_ops``."""
+    ops = trace.rows["hlo_ops"]
+    found: dict[str, dict[int, int]] = {}
+    for table, column in (("kernels", "kernel"), ("copies", "copy")):
+        linked = np.flatnonzero(ops[column] != MISSING) if len(ops) else np.empty(0, np.int64)
+        found[table] = dict(zip(ops[column][linked].tolist(), linked.tolist(), strict=True))
+    return found
+
+
+def _phases(trace: Trace) -> dict[int, str]:
+    """Row of ``slices`` of an op -> ``backward`` or ``recompute``; ops of neither are left out."""
+    nodes = trace.fact(autograd_nodes)
+    if not nodes.any():
+        return {}
+    slices = trace.rows["slices"]
+    ops = np.flatnonzero(slices["kind"] == SliceKind.OP)
+    again = np.zeros(len(slices), bool)
+    again[trace.fact(recomputed_ops)] = True
+    owner = nearest_ancestor(trace, ops, nodes | again)
+    backward = owner != MISSING
+    found = dict.fromkeys(ops[backward].tolist(), "backward")
+    found.update(dict.fromkeys(ops[backward & again[owner]].tolist(), "recompute"))
+    return found

@@ -1,0 +1,278 @@
+"""What a recording or program says of itself without a clock: counts and bytes, and the places that they are of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfscope.analyzers.compare.runs.keys import instruction_keys
+from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside
+from perfscope.analyzers.memory.trace_memories import trace_memories
+from perfscope.analyzers.plans.graph_cost import step_bytes
+from perfscope.analyzers.time.blocking_calls import blocking_calls
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.analyzers.torch_compile.summary import compile_summary
+from perfscope.model.compile_log import CodeLine
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
+
+MOST_PLACES_LOOKED_UP = 2_000
+"""Syncs whose line is looked up: a program with more of them has the same few lines in each step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One number that does not depend on chance."""
+
+    name: str
+    """With what it is per: ``host syncs a step``."""
+    unit: str
+    """``count``, ``bytes`` or ``FLOP``."""
+    value: float
+    places: Mapping[str, float] = field(default_factory=dict)
+    """``file:line`` or op -> its part, where that is known; they need not sum to the value."""
+    remarks: tuple[str, ...] = ()
+    neutral: bool = False
+    """More of it is neither better nor worse: a program that is compiled has more compiled graphs."""
+    least: float = 0.0
+    """Relative change below which it says nothing, beside what is asked of its unit."""
+    per_trace: bool = False
+    """It grows with the length of the recording, for no step is known."""
+
+
+_ALONE = frozenset({"torch_plan", "hlo", "memory_state", "compile_log", "flight_record", "op_graph", "memory"})
+"""What may be all that a source holds, without being a recording of a program that ran."""
+
+LEAST_OF_PROGRAM = 0.01
+"""Of the instructions and FLOPs of compiled programs: XLA computes what changed elsewhere in a few more or fewer, and
+no step is 2% slower for 1% of either. A fusion that was lost moves bytes, which are compared to 0.1%."""
+
+COMPILED_GRAPHS = "compiled graphs"
+COMPILED_KERNELS = "kernels of compiled graphs"
+"""By line: how many of them compute something of it. What was one kernel and is three is there three times."""
+COMPILED_LIBRARY_CALLS = "library calls of compiled graphs"
+
+GRAPH_NEEDS = "no op graph (structure pass of `perfscope run`)"
+LOG_NEEDS = "no log of torch.compile"
+JAX_NEEDS = "no log of jax (`perfscope run`)"
+DEVICE_NEEDS = "no device work recorded"
+CALLS_NEEDS = "runtime calls not recorded"
+WAITS_NEEDS = "the profiler recorded launches, no waits"
+MEMORY_NEEDS = "no memory recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All measures of a trace by name, and why others are not there."""
+
+    found: Mapping[str, Measure]
+    blind: Mapping[str, str]
+    """Name -> what was not recorded."""
+
+
+def measures(trace: Trace) -> Measured:
+    """Counts and bytes of one trace, per step where it shows steps."""
+    found: list[Measure] = []
+    blind: dict[str, str] = {}
+    window = trace.fact(compared_window)
+    framework = (_jax,) if _is_jax(trace) else (_graph, _compile)
+    parts = (_device_work, *framework, _memory)
+    if not trace.recorded - _ALONE:  # a program, a snapshot or a log, and no recording
+        parts = (_graph,) * ("op_graph" in trace.recorded and not trace.torch_plans) + (_compile,) * (
+            "compile_log" in trace.recorded
+        )
+        parts += (_memory,) * (not {"hlo", "torch_plan"} & trace.recorded)
+    for part in parts:
+        for one in part(trace, window):
+            if isinstance(one, Measure):
+                found.append(one)
+            else:
+                blind[one[0]] = one[1]
+    return Measured(found={one.name: one for one in found}, blind=blind)
+
+
+def _is_jax(trace: Trace) -> bool:
+    """Whether torch's own logs could not be there."""
+    return bool({"hlo", "compile_events", "host_reads"} & trace.recorded) or len(trace.rows["hlo_ops"]) > 0
+
+
+_Yielded = Iterator[Measure | tuple[str, str]]
+
+
+def _device_work(trace: Trace, window: Window) -> _Yielded:
+    per, whole = f"a {window.per}", window.per == "trace"
+    names = (f"kernels {per}", f"copies {per}", f"launches {per}", f"host syncs {per}")
+    if "device_work" not in trace.recorded:
+        yield from ((name, DEVICE_NEEDS) for name in names)
+        return
+    calls = trace.rows["calls"]
+    for name, table in zip(names[:2], ("kernels", "copies"), strict=True):
+        work = trace.rows[table]
+        launch = work["call"]
+        known = launch != MISSING
+        begin = work["start_ns"].copy()
+        begin[known] = calls["start_ns"][launch[known]]
+        counted = window.began_inside(begin)
+        yield Measure(name=name, unit="count", value=int(counted.sum()) / window.steps, per_trace=whole)
+    if "runtime_calls" not in trace.recorded:
+        yield from ((name, CALLS_NEEDS) for name in names[2:])
+        return
+    launching = np.isin(calls["kind"], [CallKind.KERNEL, CallKind.GRAPH])
+    began = window.began_inside(calls["start_ns"])
+    yield Measure(name=names[2], unit="count", value=int((launching & began).sum()) / window.steps, per_trace=whole)
+    if "waiting_calls" not in trace.recorded:
+        yield names[3], WAITS_NEEDS
+        return
+    rows = trace.fact(blocking_calls)
+    rows = rows[began[rows]]
+    places = Counter(_place_of_call(trace, int(row)) for row in rows[:MOST_PLACES_LOOKED_UP])
+    shares = {place: count / window.steps for place, count in places.items()}
+    yield Measure(name=names[3], unit="count", value=len(rows) / window.steps, places=shares, per_trace=whole)
+
+
+def _place_of_call(trace: Trace, row: int) -> str:
+    calls, slices = trace.rows["calls"], trace.rows["slices"]
+    at = int(calls["parent"][row])
+    site = call_site(trace, at)
+    if site.file is not None:
+        return site.where().label()
+    op = int(nearest_ancestor(trace, [at], slices["kind"] == SliceKind.OP)[0])
+    return trace.text(int(slices["name"][op])) if op != MISSING else trace.text(int(calls["name"][row]))
+
+
+def _graph(trace: Trace, _: Window) -> _Yielded:
+    names = ("reads by the host a step (structure)", "recomputed ops a step", "FLOPs a step", "bytes of ops a step")
+    graph = trace.op_graph
+    if graph is None:
+        yield from ((name, GRAPH_NEEDS) for name in (*names, "ops a step"))
+        return
+    cut = ("the graph is cut at its op limit",) if graph.truncated else ()
+    yield _of_ops(names[0], [op for op in graph.ops if op.host_read is not None], cut)
+    yield _of_ops(names[1], [op for op in graph.ops if op.recompute], cut)
+    yield _flops(graph, names[2], cut)
+    yield Measure(name=names[3], unit="bytes", value=trace.fact(step_bytes), remarks=cut)
+    yield _of_ops("ops a step", [op for op in graph.ops if not op.view], cut)
+
+
+def _of_ops(name: str, ops: list[GraphOp], remarks: tuple[str, ...]) -> Measure:
+    places = Counter(f"{op.file}:{op.line}" for op in ops if op.file is not None)
+    return Measure(name=name, unit="count", value=len(ops), places=dict(places), remarks=remarks)
+
+
+def _flops(graph: OpGraph, name: str, remarks: tuple[str, ...]) -> Measure:
+    places: dict[str, float] = {}
+    for op in graph.ops:
+        if op.flops and op.file is not None:
+            place = f"{op.file}:{op.line}"
+            places[place] = places.get(place, 0) + op.flops
+    total = sum(op.flops or 0 for op in graph.ops)
+    return Measure(name=name, unit="FLOP", value=total, places=places, remarks=remarks)
+
+
+def _compile(trace: Trace, _: Window) -> _Yielded:
+    names = (
+        "graph breaks", "recompilations (torch.compile)", COMPILED_GRAPHS, COMPILED_KERNELS, COMPILED_LIBRARY_CALLS,
+    )  # fmt: skip
+    if "compile_log" not in trace.recorded:
+        yield from ((name, LOG_NEEDS) for name in names)
+        return
+    said = trace.fact(compile_summary)
+    if said is None or trace.compile_log is None:
+        yield from (Measure(name=name, unit="count", value=0, neutral=name in names[2:]) for name in names)
+        return
+    log = trace.compile_log
+    again = Counter(_line(one.guard_place or one.place) for one in log.recompiles)
+    # A break at the head of a frame that was compiled anew is its limit: what made it compile anew is the cause.
+    guards = {_line(one.place): _line(one.guard_place) for one in log.recompiles if one.guard_place is not None}
+    breaks = Counter(guards.get(_line(one.place), _line(one.place)) for one in log.breaks)
+    yield Measure(name=names[0], unit="count", value=len(log.breaks), places=_known(breaks))
+    yield Measure(name=names[1], unit="count", value=len(log.recompiles), places=_known(again))
+    yield Measure(name=names[2], unit="count", value=said.graphs, neutral=True)
+    generated, library = (
+        [one for one in log.kernels if (one.backend == "extern") is is_one] for is_one in (False, True)
+    )
+    if generated or log.has_provenance:
+        for name, kernels in ((names[3], generated), (names[4], library)):
+            at = Counter(line for one in kernels for line in {_line(place) for place in one.places})
+            calls = sum(one.calls for one in kernels)
+            yield Measure(name=name, unit="count", value=calls, places=_known(at), neutral=True)
+    else:
+        yield from ((name, "the log does not say what inductor's kernels compute") for name in names[3:])
+
+
+def _line(place: CodeLine | None) -> str:
+    return "" if place is None else f"{place.file}:{place.line}"
+
+
+def _known(places: Counter[str]) -> dict[str, float]:
+    return {place: count for place, count in places.items() if place}
+
+
+def _jax(trace: Trace, window: Window) -> _Yielded:
+    names = ("functions traced again a step (jax)", "reads by the host a step (jax)")
+    wanted = (("compile_events", names[0]), ("host_reads", names[1]))
+    for key, name in wanted:
+        if key not in trace.recorded:
+            yield name, JAX_NEEDS
+    yield from _instructions(trace, window)
+    steps = max(len(trace.step_times_ns), trace.window_steps) + trace.fact(compared_window).steps
+    if "compile_events" in trace.recorded:
+        again = [event for event in trace.compile_events if event.kind == "retrace" and event.step is not None]
+        places = Counter(f"{event.file}:{event.line}" for event in again if event.file is not None)
+        yield _over_steps(names[0], [event.step for event in again], places, steps)
+    if "host_reads" in trace.recorded:
+        reads = [read for read in trace.host_reads if read.main_thread and read.step is not None]
+        places = Counter(f"{read.file}:{read.line}" for read in reads if read.file is not None)
+        yield _over_steps(names[1], [read.step for read in reads], places, steps)
+
+
+def _instructions(trace: Trace, window: Window) -> _Yielded:
+    """Of all programs together, where the host runs them: kernels of a device are counted by themselves."""
+    name = f"instructions run a {window.per}"
+    ops = trace.rows["hlo_ops"]
+    if "device_work" in trace.recorded:
+        return
+    if not len(ops):
+        yield name, "no compiled instructions in the recording"
+        return
+    rows = np.flatnonzero(inside(window.spans, ops["start_ns"]) & ~ops["encloses"])
+    places = Counter(key.place() for key in instruction_keys(trace, rows) if key.file)
+    yield Measure(
+        name=name,
+        unit="count",
+        value=len(rows) / window.steps,
+        places={place: count / window.steps for place, count in places.items()},
+        least=LEAST_OF_PROGRAM,
+        per_trace=window.per == "trace",
+    )
+
+
+def _over_steps(name: str, steps: list[int | None], places: Counter[str], most: int) -> Measure:
+    """Per step: over those from the first to the last that show any, at least as many as were timed."""
+    seen = [step for step in steps if step is not None]
+    over = max(max(seen) - min(seen) + 1, most) if seen else 1
+    return Measure(
+        name=name, unit="count", value=len(steps) / over, places={at: count / over for at, count in places.items()}
+    )
+
+
+def _memory(trace: Trace, _: Window) -> _Yielded:
+    held = trace.fact(trace_memories).memories
+    if not held:
+        yield "peak memory", MEMORY_NEEDS
+    for one in held:
+        if one.space == "program":  # programs are compared as programs
+            continue
+        name = f"peak memory ({one.label}{', as the driver saw it' if one.of_driver else ''})"
+        places: dict[str, float] = {}
+        for row in one.by_line.rows:
+            if row.line is not None:
+                at = f"{row.line.file}:{row.line.line}"
+                places[at] = places.get(at, 0.0) + row.bytes
+        yield Measure(name=name, unit="bytes", value=one.peak_bytes, places=places)
+        if one.reserved is not None:
+            yield Measure(name=name.replace("peak", "reserved"), unit="bytes", value=one.reserved.peak_bytes)

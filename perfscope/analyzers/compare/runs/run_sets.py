@@ -1,0 +1,237 @@
+"""Several runs of one program as one side of a comparison: which folders are such a set, and what each run says.
+
+A set is a folder in which two or more runs of ``perfscope run`` lie, each a folder with its manifest. Nothing else is:
+trace files in a folder, also those of several hosts in folders of their own, are the ranks of one job, and the ranks of
+a run lie inside of it. So ranks and launches cannot be taken for each other.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from perfscope.analyzers.compare.runs.account import Account, accounts
+from perfscope.analyzers.compare.runs.comparison import SideSummary, side_summary
+from perfscope.analyzers.compare.runs.keys import Key
+from perfscope.analyzers.compare.runs.ranks import busiest, middle_trace
+from perfscope.analyzers.compare.runs.structure import Said, said_by
+from perfscope.analyzers.compare.statistics.estimators import location
+from perfscope.analyzers.compare.statistics.series import steady_part
+from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.readers.load import load_path, reader_of
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import Run
+from perfscope.model.errors import DataError, UsageError
+from perfscope.model.finding import Outcome
+from perfscope.model.trace import Trace
+
+MOST_RUNS = 200
+"""Runs of a side: three times the pairs that an A/B takes at most. Each is read and judged, about a second for 5 MB."""
+
+MACHINE = ("system", "machine", "cpu", "gpu", "driver")
+"""What of a run's manifest says where it ran: times of two of them are no pair."""
+SOFTWARE = ("python", "torch", "jax", "jaxlib", "triton")
+"""Versions that may change a time by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One run in numbers: what is left when its traces are gone. Times in ns per step."""
+
+    run: Path
+    created_utc: str
+    command: tuple[str, ...]
+    commit: str | None
+    """With ``, changed`` where the checkout was not clean."""
+    environment: Mapping[str, str]
+    """By the names of ``MACHINE`` and ``SOFTWARE``, those that are known."""
+    summary: SideSummary
+    said: Said
+    outcomes: tuple[Outcome, ...]
+    times: Mapping[str, float]
+    """What stands for its step, by how it was timed: ``window``, ``untraced``, ``traced``; of several ranks the slowest
+    one's, for the others wait for it."""
+    unsteady: str | None
+    """Why its times say nothing, or ``None``."""
+    total_ns: float | None
+    """The step as profiled; ``None`` where it has no times."""
+    parts: Mapping[Key, float]
+    """The median time of a call, times the calls a step: one that was interrupted does not count for the others."""
+    calls: Mapping[Key, Fraction]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSet:
+    """The runs of a side, oldest first, and what was left out."""
+
+    path: str
+    launches: tuple[Launch, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def runs_in(path: str | Path) -> tuple[Path, ...] | None:
+    """The runs of a folder that is a set, oldest first; ``None`` for anything else: a run, files, a folder of ranks.
+
+    ``DataError``: traces lie beside the runs, which of them are meant nobody can tell; or there are too many.
+    """
+    folder = Path(path)
+    try:
+        if not folder.is_dir() or run_folders.is_run(folder):
+            return None
+        runs = run_folders.directories(folder)
+        if len(runs) < 2:
+            return None
+        if len(runs) > MOST_RUNS:
+            raise DataError(f"{path}: {len(runs)} runs, at most {MOST_RUNS} are compared as a set")
+        for file in sorted(folder.iterdir()):
+            if file.is_file() and not file.name.startswith(".") and reader_of(file) is not None:
+                raise DataError(
+                    f"{path}: holds {len(runs)} runs and a trace beside them ({file.name}): a set of launches is runs "
+                    "alone, a job's ranks are traces alone"
+                )
+    except OSError as error:
+        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+    return tuple(reversed(runs))
+
+
+def read_set(path: str, runs: Sequence[Path]) -> RunSet:
+    """Read the runs of a set one after the other; of their traces only numbers stay.
+
+    A run that captured nothing, or still runs, is left out and named. ``DataError``: none is left;
+    ``AskedWronglyError``: they are not of one program, or not of one kind.
+    """
+    manifests: dict[Path, Run] = {}
+    launches: list[Launch] = []
+    lost = []
+    for run in runs:
+        try:
+            manifests[run] = _manifest(run)
+        except DataError as error:
+            lost.append(f"{run.name} was left out: {_reason(error, run)}")
+    _check_one_program(path, manifests.values())
+    for run, manifest in manifests.items():
+        try:
+            launches.append(launch_of(run, manifest, load_path(run).traces))
+        except DataError as error:
+            lost.append(f"{run.name} was left out: {_reason(error, run)}")
+    if not launches:
+        raise DataError(f"{path}: none of its {len(runs)} runs can be read: {lost[0]}")
+    launches.sort(key=lambda one: (one.created_utc, one.run.name))
+    kinds = list(dict.fromkeys((one.summary.kind, one.summary.ranks) for one in launches))
+    if len(kinds) > 1:
+        said = ", ".join(f"{kind} of {ranks} rank{'s' * (ranks > 1)}" for kind, ranks in kinds)
+        raise UsageError(f"{path}: holds runs of different kinds ({said}): a set is launches of one program")
+    return RunSet(path=path, launches=tuple(launches), remarks=tuple(lost))
+
+
+def read_one(path: str) -> RunSet:
+    """A single run as a set of one. ``AskedWronglyError`` where it is no run: without a manifest nobody knows when."""
+    place = Path(path).resolve() if Path(path).exists() else run_folders.find(path)
+    if place.is_dir() and not run_folders.is_run(place):
+        place = next(iter(run_folders.directories(place)), place)
+    if not place.is_dir() or not run_folders.is_run(place):
+        raise UsageError(f"{path}: is no run; a set of runs is compared with a run or another set")
+    return read_set(path, (place,))
+
+
+def _reason(error: DataError, run: Path) -> str:
+    return str(error).removeprefix(f"{run}: ").removeprefix(f"{run}/")
+
+
+def _manifest(run: Path) -> Run:
+    manifest = run_folders.read(run)
+    if manifest.state == "running":
+        raise DataError(f"{run}: it is still running")
+    return manifest
+
+
+def _check_one_program(path: str, manifests: Iterable[Run]) -> None:
+    commands = list(dict.fromkeys(one.command for one in manifests))
+    if len(commands) > 1:
+        shown = ", ".join(f"`{' '.join(command)}`" for command in commands[:2])
+        raise UsageError(
+            f"{path}: holds runs of {len(commands)} programs ({shown}{' ...' if len(commands) > 2 else ''}): a set is "
+            "launches of one"
+        )
+
+
+def launch_of(run: Path, manifest: Run, traces: Sequence[Trace]) -> Launch:
+    """A run in numbers, from what it recorded."""
+    analysis = analyze(traces)
+    times, unsteady = _times(analysis)
+    account = _account(traces)
+    steps = 1 if account is None else account.steps
+    git = manifest.git or {}
+    commit = git.get("commit")
+    return Launch(
+        run=run,
+        created_utc=manifest.created_utc,
+        command=manifest.command,
+        commit=f"{commit}{', changed' if git.get('dirty') is True else ''}" if isinstance(commit, str) else None,
+        environment=_environment(manifest),
+        summary=side_summary(traces),
+        said=said_by(traces),
+        outcomes=analysis.outcomes,
+        times=times,
+        unsteady=unsteady,
+        total_ns=None if account is None else account.total_ns / steps,
+        parts={} if account is None else {part.key: part.typical_ns / steps for part in account.parts},
+        calls={} if account is None else {part.key: Fraction(part.calls, steps) for part in account.parts},
+    )
+
+
+def _account(traces: Sequence[Trace]) -> Account | None:
+    trace = middle_trace(traces)
+    held = () if trace is None else accounts(trace)
+    return busiest(held) if held else None
+
+
+def _times(analysis: Analysis) -> tuple[dict[str, float], str | None]:
+    """Of each way to time a step the slowest rank's typical one, and why the steps are not steady."""
+    found: dict[str, float] = {}
+    windows = [one.duration_ns / one.steps for one in analysis.windows if one.steps]
+    if windows:
+        found["window"] = max(windows)
+    unsteady = None
+    for name, traced in (("untraced", False), ("traced", True)):
+        medians = []
+        for rank in dict.fromkeys(step.rank for step in analysis.steps if step.traced is traced):
+            steps = [step.duration_ns for step in analysis.steps if step.traced is traced and step.rank == rank]
+            steady = steady_part(steps)
+            typical = location(steps[steady.dropped :], "median") if all(ns > 0 for ns in steps) else None
+            if typical is not None:
+                medians.append(typical)
+            if not traced:
+                unsteady = unsteady or steady.problem
+        if medians:
+            found[name] = max(medians)
+    return found, unsteady
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """What of the manifest says where and with what it ran, by allow-list."""
+    names = [str(device["name"]) for device in run.devices if "name" in device]
+    names = names or [str(one["name"]) for process in run.processes for one in process.devices if "name" in one]
+    seen = dict(run.packages)
+    for process in run.processes:
+        seen |= process.packages
+    known = {
+        **{name: run.platform.get(name, "") for name in ("system", "machine", "cpu")},
+        "gpu": ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)),
+        "driver": run.driver or "",
+        "python": run.python,
+        **{name: seen.get(name, "") for name in SOFTWARE[1:]},
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def middle_of(launches: Sequence[Launch]) -> int:
+    """Which launch stands for its side: the one in the middle by its step as profiled, else the first."""
+    timed = [(one.total_ns, place) for place, one in enumerate(launches) if one.total_ns is not None]
+    if not timed:
+        return 0
+    typical = statistics.median_low(ns for ns, _ in timed)
+    return next(place for ns, place in timed if ns == typical)

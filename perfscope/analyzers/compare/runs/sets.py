@@ -1,0 +1,466 @@
+"""Two sets of launches: each launch is read by itself, and only what their sides have in common is compared.
+
+Counts and bytes take the values of all launches, findings are those of most of them, kernels and ops have a probability
+(Benjamini-Hochberg), and the step is judged by ``sets_time``. Its parts are those of the two launches in the middle of
+their sides. A number of calls that differs between launches of one side is not the program's, and is called none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from perfscope.analyzers.compare.runs.causes import Cause, causes, corroborated
+from perfscope.analyzers.compare.runs.change import PartChange, StepChange
+from perfscope.analyzers.compare.runs.comparison import STEP_TIME, Comparison, check_alike, differences
+from perfscope.analyzers.compare.runs.findings import cost_of, findings_change
+from perfscope.analyzers.compare.runs.keys import Key
+from perfscope.analyzers.compare.runs.many import LEAST_PAIRS, KernelChange, judge_many
+from perfscope.analyzers.compare.runs.ranks import TimeChange, time_change
+from perfscope.analyzers.compare.runs.run_sets import MACHINE, SOFTWARE, Launch, RunSet, middle_of
+from perfscope.analyzers.compare.runs.structure import SIDES, structure_of
+from perfscope.analyzers.compare.statistics import estimators
+from perfscope.analyzers.compare.statistics.sequential import LEAST_CONFIRMING, Verdict
+from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricResult, from_pairs
+from perfscope.analyzers.readers.load import load
+from perfscope.model.finding import Finding, Outcome
+from perfscope.model.trace import Trace
+
+# What most launches of a program say of it: a finding that one launch in three has is chance, or a rare event.
+
+
+def of_most(launches: Sequence[Sequence[Outcome]]) -> tuple[Outcome, ...]:
+    """One outcome a rule from those of all launches: findings that more than half of them have.
+
+    The same finding has the same subject at the same place; of its costs the one in the middle is given. A rule that
+    abstained in half of the launches or more, and of which no finding is left, has abstained.
+    """
+    by_rule: dict[str, list[Outcome]] = {}
+    for outcomes in launches:
+        for outcome in outcomes:
+            by_rule.setdefault(outcome.rule, []).append(outcome)
+    return tuple(_of_rule(rule, held, len(launches)) for rule, held in by_rule.items())
+
+
+def _of_rule(rule: str, outcomes: Sequence[Outcome], launches: int) -> Outcome:
+    held: dict[tuple[object, ...], list[Finding]] = {}
+    for outcome in outcomes:
+        once = {(one.subject, one.where): one for one in reversed(outcome.findings)}  # of several the costliest
+        for signature, finding in once.items():
+            held.setdefault(signature, []).append(finding)
+    kept = [_typical(same) for same in held.values() if 2 * len(same) > launches]
+    blind = [one for one in outcomes if one.status == "abstained" or one.reason is not None]
+    reason = blind[0].reason if 2 * len(blind) >= launches else None
+    if kept:
+        return Outcome(
+            rule=rule,
+            status="flagged",
+            reason=reason,
+            findings=tuple(sorted(kept, key=lambda one: -(cost_of(one) or 0))),
+        )
+    return Outcome(rule=rule, status="clean" if reason is None else "abstained", reason=reason)
+
+
+def _typical(same: Sequence[Finding]) -> Finding:
+    return sorted(same, key=lambda one: cost_of(one) or 0)[(len(same) - 1) // 2]
+
+
+# The step time of two sets of launches: pairs where they ran in turns, else Welch's test, which fails no build.
+#
+# Launches of one arm after those of the other cannot be told from a machine that became slower meanwhile: simulated
+# with
+# a drift of 2%, two sets of ten "differ" in 41 of 100 comparisons of a program with itself. Launches in turns take
+# the
+# drift out, as in ``compare --ab``; so do sets whose times of recording show that they ran in turns.
+
+
+LEAST_GATING = LEAST_CONFIRMING
+"""Pairs from which on a verdict may fail a build: with five, no arrangement of signs has a probability below 5%."""
+MOST_ALONE = 0.2
+"""Share of launches without a partner up to which the sets ran in turns: one that failed, or was one too many."""
+LEAST_EACH_FIRST = 0.25
+"""Share of pairs in which each arm must have run first: a second launch may be slower for being the second."""
+ALPHA = 0.05
+ESTIMATOR = "median of the steady steps of a launch (not calibrated)"
+
+NOT_IN_TURNS = (
+    "base and head did not run in turns: a machine that became slower meanwhile looks the same, so it fails no build"
+)
+SAME_ORDER = (
+    "one side ran first in nearly all pairs: what running second costs is taken for the change, so it fails no build; "
+    "let each go first in half of them"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """Which launches are pairs: places in the lists of base and head, in the order they ran."""
+
+    pairs: tuple[tuple[int, int], ...]
+    alone: int
+    """Launches without a partner."""
+    base_first: int
+    """Pairs in which base ran first."""
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the two sets ran in turns."""
+        return bool(self.pairs) and self.alone <= MOST_ALONE * (2 * len(self.pairs) + self.alone)
+
+    @property
+    def either_first(self) -> bool:
+        """Whether each side ran first often enough."""
+        least = min(self.base_first, len(self.pairs) - self.base_first)
+        return least >= LEAST_EACH_FIRST * len(self.pairs)
+
+
+def turns_of(base: Sequence[str], head: Sequence[str]) -> Turns:
+    """Neighbours in time, one of each side, as pairs. ``base`` and ``head``: when each launch began, as sorting texts.
+
+    From the first launch on: two neighbours of different sides are a pair, and a launch whose next neighbour is of its
+    own side has no partner.
+    """
+    ordered = sorted([(when, 0, place) for place, when in enumerate(base)] + [(w, 1, p) for p, w in enumerate(head)])
+    pairs: list[tuple[int, int]] = []
+    at = alone = base_first = 0
+    while at < len(ordered):
+        following = ordered[at + 1] if at + 1 < len(ordered) else None
+        if following is None or following[1] == ordered[at][1]:
+            alone += 1
+            at += 1
+            continue
+        sides = {side: place for _, side, place in (ordered[at], following)}
+        pairs.append((sides[0], sides[1]))
+        base_first += ordered[at][1] == 0
+        at += 2
+    return Turns(pairs=tuple(pairs), alone=alone, base_first=base_first)
+
+
+def judge_time(
+    name: str, base: Sequence[float], head: Sequence[float], turns: Turns, *, no_gate: str | None = None
+) -> MetricResult:
+    """The step time from one number a launch, ns. ``no_gate``: why it must not fail a build, whatever the pairs say.
+
+    ``ValueError`` where a number is not positive.
+    """
+    if not turns.interleaved:
+        return _unpaired(name, base, head, no_gate)
+    found = from_pairs(
+        name,
+        [base[mine] for mine, _ in turns.pairs],
+        [head[theirs] for _, theirs in turns.pairs],
+        alpha=ALPHA,
+        estimator=ESTIMATOR,
+    )
+    said = [no_gate] if no_gate is not None else []
+    if found.verdict in ("regression", "improvement") and (found.p_sign_flip is None or found.p_sign_flip >= ALPHA):
+        found = replace(found, verdict="inconclusive")
+        said.append("the pairs do not agree well enough on a direction, and no second batch can confirm it")
+    if len(turns.pairs) < LEAST_GATING:
+        said.append(f"{len(turns.pairs)} pairs of launches: it fails no build below {LEAST_GATING}")
+    elif not turns.either_first:
+        said.append(SAME_ORDER)
+    if turns.alone:
+        said.append(f"{turns.alone} launches without a neighbour of the other side are not in the pairs")
+    gating = no_gate is None and len(turns.pairs) >= LEAST_GATING and turns.either_first
+    return replace(found, known="paired launches" if gating else "sets of runs", remarks=(*said, *found.remarks))
+
+
+def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: str | None) -> MetricResult:
+    """Welch's t on the logarithms (Biometrika 34, 1947), with his degrees of freedom; of low confidence."""
+    times = [np.asarray(side, float) for side in (base, head)]
+    if not all(np.all(np.isfinite(side) & (side > 0)) for side in times):
+        raise ValueError(f"{name}: a time is not a positive number")
+    sides = [np.log(side) for side in times]
+    typical = [float(np.exp(np.median(side))) if side.size else None for side in sides]
+    remarks = [NOT_IN_TURNS, *([no_gate] if no_gate is not None else [])]
+    result = MetricResult(
+        name=name,
+        unit="ns",
+        better="lower",
+        verdict="inconclusive",
+        known="sets of runs",
+        base=typical[0],
+        head=typical[1],
+        pairs=min(side.size for side in sides),
+        estimator=ESTIMATOR,
+        least=STEP_LEAST,
+        remarks=tuple(remarks),
+    )
+    if min(side.size for side in sides) < 1:
+        return result
+    change = float(sides[1].mean() - sides[0].mean())
+    result = replace(result, effect=math.expm1(change))
+    if min(side.size for side in sides) < 2:
+        return replace(result, remarks=(*remarks, "one launch on a side says nothing of how launches differ"))
+    errors = [float(side.var(ddof=1)) / side.size for side in sides]
+    error = math.sqrt(sum(errors))
+    if not error:
+        return replace(result, remarks=(*remarks, "all launches took exactly the same: no spread to judge by"))
+    freedom = sum(errors) ** 2 / sum(one**2 / (side.size - 1) for one, side in zip(errors, sides, strict=True))
+    whole = max(1, math.floor(freedom))
+    p = estimators.two_sided_p(change / error, whole)
+    low, high = (change + sign * estimators.quantile(1 - ALPHA / 2, whole) * error for sign in (-1, 1))
+    narrow = estimators.quantile(1 - ALPHA, whole) * error
+    bound = math.log1p(STEP_LEAST)
+    verdict: Verdict = "inconclusive"
+    if p < ALPHA and abs(change) >= bound:
+        verdict = "regression" if change > 0 else "improvement"
+    elif -bound < change - narrow and change + narrow < bound:
+        verdict = "no change"
+    return replace(
+        result,
+        verdict=verdict,
+        low=math.expm1(low),
+        high=math.expm1(high),
+        level=1 - ALPHA,
+        p=p,
+        remarks=tuple(remarks),
+    )
+
+
+TIMED = (("untraced", STEP_TIME), ("window", f"{STEP_TIME} (mean of a window)"), ("traced", f"{STEP_TIME} (profiled)"))
+"""How steps were timed, the one that says most first; the first that all launches have is taken."""
+
+MOST_UNSTEADY = 1 / 3
+"""Share of launches that never reached a steady state from which on the rest stands for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchTime:
+    """One launch in a number; ``pair``: its place among the pairs, ``None`` where it has no partner."""
+
+    side: str
+    run: str
+    pair: int | None
+    ns: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetsComparison:
+    """What came of two sets."""
+
+    comparison: Comparison
+    kernels: tuple[KernelChange, ...]
+    """Those that changed first; empty with fewer than four launches a side."""
+    turns: Turns
+    launches: tuple[LaunchTime, ...]
+    """In the order they ran."""
+    environment: Mapping[str, str]
+    commits: tuple[str | None, str | None]
+    """Of base and head; ``None`` where their launches are of several, or it is not known."""
+    command: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[Trace]] = load) -> SetsComparison:
+    """Compare the launches of two sides; ``read`` gives the traces of a run. ``AskedWronglyError``: of two kinds."""
+    sides = base.launches, head.launches
+    middle = middle_of(sides[0]), middle_of(sides[1])
+    chosen = sides[0][middle[0]], sides[1][middle[1]]
+    check_alike(chosen[0].summary, chosen[1].summary)
+    traces = read(chosen[0].run), read(chosen[1].run)
+    time = time_change(*traces)
+    if time is not None:
+        varying = [_varying(side) for side in sides]
+        time = replace(time, median=_steadied(time.median, varying[0], varying[1]))
+    turns = _turns(*sides)
+    environment, no_gate = _environment(sides), _no_gate(sides)
+    step, times = _step(sides, turns, no_gate)
+    kernels = _kernels(sides, turns, None if time is None else time.median)
+    built = structure_of([one.said for one in sides[0]], [one.said for one in sides[1]], middle=middle)
+    median = None if time is None else time.median
+    step_ns = None if median is None or median.per != "step" else float(median.head_ns)
+    outcomes = [of_most([one.outcomes for one in side]) for side in sides]
+    findings = corroborated(findings_change(outcomes[0], outcomes[1], step_ns=step_ns), median, built)
+    found = Comparison(
+        base=replace(chosen[0].summary, paths=(base.path,)),
+        head=replace(chosen[1].summary, paths=(head.path,)),
+        step_time=step,
+        exact=built.metrics,
+        time=time,
+        causes=_judged_first(causes(median, built, findings), kernels),
+        findings=findings,
+        not_looked=built.not_looked,
+        notes=tuple(dict.fromkeys((*differences(chosen[0].summary, chosen[1].summary), *_notes(time, built.notes)))),
+    )
+    return SetsComparison(
+        comparison=found,
+        kernels=kernels,
+        turns=turns,
+        launches=tuple(_rows(sides, turns, times)),
+        environment=environment,
+        commits=(_commit(sides[0]), _commit(sides[1])),
+        command=sides[1][0].command,
+        remarks=tuple(_remarks(base, head, turns, chosen)),
+    )
+
+
+def _turns(base: Sequence[Launch], head: Sequence[Launch]) -> Turns:
+    when = [[f"{one.created_utc} {one.run.name}" for one in side] for side in (base, head)]
+    return turns_of(when[0], when[1])
+
+
+def _varying(side: Sequence[Launch]) -> set[Key]:
+    """Keys that are not called as often in each launch."""
+    every = {key for one in side for key in one.calls}
+    return {key for key in every if len({one.calls.get(key, 0) for one in side}) > 1}
+
+
+def _steadied(change: StepChange, base: set[Key], head: set[Key]) -> StepChange:
+    """Without numbers of calls that differ among launches of one side."""
+    parts = tuple(
+        replace(part, countable=False)
+        if base.intersection(part.base.keys) or head.intersection(part.head.keys)
+        else part
+        for part in change.parts
+    )
+    return replace(change, parts=parts)
+
+
+def _step(
+    sides: tuple[Sequence[Launch], Sequence[Launch]], turns: Turns, no_gate: str | None
+) -> tuple[MetricResult | None, tuple[list[float | None], list[float | None]]]:
+    """The verdict on the step, and what stands for each launch."""
+    every = [*sides[0], *sides[1]]
+    for way, name in TIMED:
+        if not all(way in one.times for one in every):
+            continue
+        times = tuple(
+            [None if one.unsteady and way == "untraced" else one.times[way] for one in side] for side in sides
+        )
+        base, head = times
+        unsteady = sum(ns is None for side in times for ns in side)
+        if unsteady > MOST_UNSTEADY * len(every):
+            no_gate = no_gate or f"{unsteady} of {len(every)} launches never reached a steady state"
+        kept = _among(turns, base, head)
+        result = judge_time(name, [ns for ns in base if ns], [ns for ns in head if ns], kept, no_gate=no_gate)
+        if unsteady:
+            lost = f"{unsteady} of {len(every)} launches are left out of the time: their steps still became faster"
+            result = replace(result, remarks=(*result.remarks, lost))
+        return result, (base, head)
+    return None, ([None] * len(sides[0]), [None] * len(sides[1]))
+
+
+def _among(turns: Turns, base: Sequence[float | None], head: Sequence[float | None]) -> Turns:
+    """The pairs of which both launches have a time, by their places among those that do."""
+    if all(base) and all(head):
+        return turns
+    places = [[sum(one is not None for one in side[:place]) for place in range(len(side))] for side in (base, head)]
+    kept = [(one, other) for one, other in turns.pairs if base[one] is not None and head[other] is not None]
+    pairs = tuple((places[0][one], places[1][other]) for one, other in kept)
+    lost = len(turns.pairs) - len(pairs)
+    return replace(turns, pairs=pairs, base_first=max(0, turns.base_first - lost))
+
+
+def _kernels(
+    sides: tuple[Sequence[Launch], Sequence[Launch]], turns: Turns, change: StepChange | None
+) -> tuple[KernelChange, ...]:
+    """Work that both middle launches have in common, or that is new or gone, over all launches."""
+    pairs = turns.pairs if turns.interleaved else tuple((at, at) for at in range(min(map(len, sides))))
+    if change is None or len(pairs) < LEAST_PAIRS:
+        return ()
+    arms = [sides[0][one] for one, _ in pairs], [sides[1][other] for _, other in pairs]
+    times: dict[str, tuple[list[float], list[float]]] = {}
+    for part in change.parts:
+        if part.kind == "idle":
+            continue
+        held = times.setdefault(name_of(part), ([0.0] * len(pairs), [0.0] * len(pairs)))
+        for row, arm, keys in zip(held, arms, (part.base.keys, part.head.keys), strict=True):
+            for place, launch in enumerate(arm):
+                row[place] += sum(launch.parts.get(key, 0.0) for key in keys)
+    totals = [[sum(one.parts.values()) for one in arm] for arm in arms]
+    return tuple(sorted(judge_many(times, (totals[0], totals[1])), key=lambda one: not _changed(one)))
+
+
+def _changed(one: KernelChange) -> bool:
+    return one.verdict in ("regression", "improvement")
+
+
+def name_of(part: PartChange) -> str:
+    """What a part is called among the kernels: its op or kernel, its phase and its place."""
+    key = part.key()
+    phase = f" ({key.phase})" if key.phase else ""
+    place = key.place()
+    return f"{key.name()}{phase} at {place}" if place else f"{key.name()}{phase}"
+
+
+def _judged_first(found: Sequence[Cause], kernels: Sequence[KernelChange]) -> tuple[Cause, ...]:
+    """Of the causes that only times tell of, those with work that changed in all launches first, by how much it did."""
+    changed = {one.name: abs(one.change) for one in kernels if _changed(one)}
+
+    def order(cause: Cause) -> tuple[bool, float]:
+        if cause.exact:
+            return False, 0.0
+        return True, -max((changed.get(name_of(part), 0.0) for part in cause.parts), default=0.0)
+
+    return tuple(sorted(found, key=order))
+
+
+def _environment(sides: tuple[Sequence[Launch], Sequence[Launch]]) -> dict[str, str]:
+    said = {}
+    for name in (*MACHINE, *SOFTWARE):
+        values = [", ".join(_values(side, name)) or "-" for side in sides]
+        if values != ["-", "-"]:
+            said[name] = values[0] if values[0] == values[1] else f"base {values[0]}, head {values[1]}"
+    return said
+
+
+def _values(side: Sequence[Launch], name: str) -> list[str]:
+    return list(dict.fromkeys(one.environment[name] for one in side if name in one.environment))
+
+
+def _no_gate(sides: tuple[Sequence[Launch], Sequence[Launch]]) -> str | None:
+    """Why times of these launches must fail no build, or ``None``."""
+    for name in MACHINE:
+        every = list(dict.fromkeys(one.environment.get(name, "-") for side in sides for one in side))
+        if len(every) > 1:
+            return f"launches ran on different machines ({name}: {', '.join(every)}): it fails no build"
+    for which, side in zip(SIDES, sides, strict=True):
+        commits = list(dict.fromkeys(one.commit for one in side))
+        if len(commits) > 1:
+            return f"launches of {which} are of {len(commits)} commits: it fails no build"
+        for name in SOFTWARE:
+            if len(_values(side, name)) > 1:
+                return f"launches of {which} ran with several versions of {name}: it fails no build"
+    return None
+
+
+def _commit(side: Sequence[Launch]) -> str | None:
+    commits = {one.commit for one in side}
+    return commits.pop() if len(commits) == 1 else None
+
+
+def _notes(time: TimeChange | None, more: Sequence[str]) -> Iterator[str]:
+    yield from () if time is None else time.notes
+    yield from more
+
+
+def _remarks(base: RunSet, head: RunSet, turns: Turns, chosen: tuple[Launch, Launch]) -> Iterator[str]:
+    for which, side in zip(SIDES, (base, head), strict=True):
+        yield from (f"{which}: {remark}" for remark in side.remarks)
+    how = f"in turns, {len(turns.pairs)} pairs" if turns.interleaved else "not in turns"
+    yield f"{len(base.launches)} launches of base and {len(head.launches)} of head, {how}"
+    yield f"parts of the step: {chosen[0].run.name} and {chosen[1].run.name}, each in the middle of its side"
+    if min(len(base.launches), len(head.launches)) < LEAST_PAIRS:
+        yield f"kernels have no probability with fewer than {LEAST_PAIRS} launches a side"
+
+
+def _rows(
+    sides: tuple[Sequence[Launch], Sequence[Launch]],
+    turns: Turns,
+    times: tuple[Sequence[float | None], Sequence[float | None]],
+) -> Iterator[LaunchTime]:
+    pair_of = [{pair[side]: number for number, pair in enumerate(turns.pairs)} for side in (0, 1)]
+    every = [
+        (one.created_utc, one.run.name, side, place)
+        for side, held in enumerate(sides)
+        for place, one in enumerate(held)
+    ]
+    for _, name, side, place in sorted(every):
+        pair = pair_of[side].get(place) if turns.interleaved else None
+        yield LaunchTime(side=SIDES[side], run=name, pair=pair, ns=times[side][place])

@@ -1,0 +1,336 @@
+"""Metrics that do not depend on chance, side by side: what both recorded is compared exactly, the rest is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perfscope.analyzers.compare.programs.keys import LineMap
+from perfscope.analyzers.compare.programs.side import MOST_PROGRAMS, ProgramSide, paired_programs, program_sides
+from perfscope.analyzers.compare.programs.units import EXCHANGED
+from perfscope.analyzers.compare.runs.align import same_files
+from perfscope.analyzers.compare.runs.measures import (
+    COMPILED_GRAPHS,
+    COMPILED_KERNELS,
+    COMPILED_LIBRARY_CALLS,
+    Measure,
+    Measured,
+    measures,
+)
+from perfscope.analyzers.compare.statistics.exact import compare_exact, compare_text
+from perfscope.analyzers.compare.statistics.verdict import MetricResult
+from perfscope.model.trace import Trace
+
+NEUTRAL = "it differs: whether for better or worse, the other metrics say"
+NO_STEPS = "no steps: a longer recording has more of it"
+
+SIDES = ("base", "head")
+
+MOST_PLACES = 20
+"""Places of a metric that changed: as many as a finding has rows of evidence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceChange:
+    """A line (or an op) whose part of a metric differs."""
+
+    place: str
+    base: float
+    head: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactMetric:
+    """A metric with its verdict, and where it changed, the largest change first."""
+
+    result: MetricResult
+    places: tuple[PlaceChange, ...] = ()
+    neutral: bool = False
+    """More of it is neither better nor worse; where it differs the verdict is inconclusive."""
+    launches: tuple[Sequence[float], Sequence[float]] = ((), ())
+    """Its value in each launch of both sides."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the two sides differ at all."""
+        return self.result.base != self.result.head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotLooked:
+    """A metric that one side or both did not record."""
+
+    name: str
+    reason: str
+    sides: tuple[str, ...]
+    """``base``, ``head`` or both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """All exact metrics, and what could not be looked at."""
+
+    metrics: tuple[ExactMetric, ...]
+    not_looked: tuple[NotLooked, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What one run says of itself without a clock; of several ranks, what the one with most of a metric says."""
+
+    found: Mapping[str, Measure]
+    blind: Mapping[str, str]
+    """Name -> why it is not known."""
+    programs: tuple[ProgramSide, ...] | None
+    """Compiled programs; ``None`` where none was recorded."""
+
+
+def said_by(traces: Sequence[Trace]) -> Said:
+    """What the traces of a run say."""
+    ranks = [trace.fact(measures) for trace in traces]
+    found, blind = {}, {}
+    for name in dict.fromkeys(name for one in ranks for name in (*one.found, *one.blind)):
+        most = _most(ranks, name)
+        if most is not None:
+            found[name] = most
+        else:
+            blind[name] = next((one.blind[name] for one in ranks if name in one.blind), "not recorded by all ranks")
+    return Said(found=found, blind=blind, programs=_programs_of(traces))
+
+
+def structure(base: Sequence[Trace], head: Sequence[Trace], lines: Mapping[str, LineMap] | None = None) -> Structure:
+    """Compare what the traces of two runs say of themselves.
+
+    ``lines``: by fingerprint of a program of the base, where its lines are in the head.
+    """
+    return structure_of((said_by(base),), (said_by(head),), lines=lines)
+
+
+def structure_of(
+    base: Sequence[Said],
+    head: Sequence[Said],
+    *,
+    middle: tuple[int, int] = (0, 0),
+    lines: Mapping[str, LineMap] | None = None,
+) -> Structure:
+    """Compare what launches of two programs say: their ranges. Places are those of the two launches in the ``middle``.
+
+    ``IndexError`` where one of them is not there.
+    """
+    found, lost = _of_traces(base, head, middle)
+    notes: tuple[str, ...] = ()
+    if any(one.programs is not None for one in (*base, *head)):
+        metrics, blind, notes = _of_programs(base, head, middle, lines or {})
+        found += metrics
+        lost += blind
+    return Structure(metrics=tuple(found), not_looked=tuple(lost), notes=notes)
+
+
+def _of_traces(
+    base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int]
+) -> tuple[list[ExactMetric], list[NotLooked]]:
+    names = dict.fromkeys(name for one in (*base, *head) for name in (*one.found, *one.blind))
+    found: dict[str, ExactMetric] = {}
+    lost = []
+    for name in names:
+        sides = [[one.found[name] for one in side if name in one.found] for side in (base, head)]
+        absent = tuple(
+            which for which, side, held in zip(SIDES, (base, head), sides, strict=True) if len(held) < len(side)
+        )
+        if not absent:
+            found[name] = exact_metric(
+                name,
+                base[middle[0]].found[name],
+                head[middle[1]].found[name],
+                launches=([one.value for one in sides[0]], [one.value for one in sides[1]]),
+            )
+            continue
+        reason = next((one.blind[name] for one in (*base, *head) if name in one.blind), "not recorded there")
+        lost.append(NotLooked(name=name, reason=reason, sides=absent))
+    return [_of_as_many_graphs(one, found) for one in found.values()], lost
+
+
+def _of_as_many_graphs(one: ExactMetric, found: Mapping[str, ExactMetric]) -> ExactMetric:
+    """Kernels of as many graphs are judged: more of them is a fusion lost, unless library calls became kernels."""
+    graphs, library = found.get(COMPILED_GRAPHS), found.get(COMPILED_LIBRARY_CALLS)
+    if one.result.name != COMPILED_KERNELS or graphs is None or library is None:
+        return one
+    if graphs.changed or graphs.result.remarks or not graphs.result.base or not one.changed:
+        return one
+    more, taken = (_difference(metric) for metric in (one, library))
+    if more * taken < 0:
+        return one
+    held = one.result
+    return replace(one, result=compare_exact(held.name, *one.launches, unit=held.unit), neutral=False)
+
+
+def _difference(one: ExactMetric) -> float:
+    base, head = one.result.base, one.result.head
+    return head - base if isinstance(base, float) and isinstance(head, float) else 0.0
+
+
+def _most(side: Sequence[Measured], name: str) -> Measure | None:
+    """The measure of the rank that has most of it; ``None`` unless every rank has it."""
+    held = [one.found[name] for one in side if name in one.found]
+    return max(held, key=lambda one: one.value) if held and len(held) == len(side) else None
+
+
+def exact_metric(
+    name: str, base: Measure, head: Measure, *, launches: tuple[Sequence[float], Sequence[float]] | None = None
+) -> ExactMetric:
+    """One metric with its verdict and the places where it differs. ``launches``: its values where there are several."""
+    values = ([base.value], [head.value]) if launches is None else launches
+    result = compare_exact(name, *values, unit=base.unit)
+    said = dict.fromkeys((*result.remarks, *base.remarks, *head.remarks))
+    if result.effect is not None and abs(result.effect) < base.least and result.verdict != "no change":
+        result = replace(result, verdict="no change")
+        said[f"it differs, by less than the {base.least:.0%} that matters"] = None
+    if base.per_trace and result.verdict != "no change":
+        result = replace(result, verdict="inconclusive")
+        said[NO_STEPS] = None
+    neutral = base.neutral and head.neutral
+    if neutral and result.verdict != "no change":
+        result = replace(result, verdict="inconclusive")
+        said[NEUTRAL] = None
+    return ExactMetric(
+        result=replace(result, remarks=tuple(said)),
+        places=_places(base.places, head.places),
+        neutral=neutral,
+        launches=values,
+    )
+
+
+def _places(base: Mapping[str, float], head: Mapping[str, float]) -> tuple[PlaceChange, ...]:
+    files = same_files({_file(place) for place in base}, {_file(place) for place in head})
+    mine: dict[str, float] = {}
+    for place, amount in base.items():
+        file = _file(place)
+        mine[files.get(file, file) + place[len(file) :]] = amount
+    changed = [
+        PlaceChange(place=place, base=mine.get(place, 0.0), head=head.get(place, 0.0))
+        for place in dict.fromkeys((*mine, *head))
+        if mine.get(place, 0.0) != head.get(place, 0.0)
+    ]
+    changed = _without_moved(changed)
+    return tuple(sorted(changed, key=lambda one: (-abs(one.head - one.base), one.place))[:MOST_PLACES])
+
+
+def _without_moved(changed: list[PlaceChange]) -> list[PlaceChange]:
+    """Without lines whose whole amount stands at another line of the file now: the code moved."""
+    gone: dict[tuple[str, float], list[PlaceChange]] = {}
+    for one in sorted(changed, key=_line_of):
+        if not one.head:
+            gone.setdefault((_file(one.place), one.base), []).append(one)
+    moved: set[str] = set()
+    for one in sorted(changed, key=_line_of):
+        before = gone.get((_file(one.place), one.head)) if not one.base else None
+        if before:
+            moved |= {before.pop(0).place, one.place}
+    return [one for one in changed if one.place not in moved]
+
+
+def _file(place: str) -> str:
+    """The file of ``file:line``; of an op, itself."""
+    file, colon, line = place.rpartition(":")
+    return file if colon and line.isdigit() else place
+
+
+def _line_of(change: PlaceChange) -> int:
+    line = change.place.rpartition(":")[2]
+    return int(line) if line.isdigit() else 0
+
+
+def _of_programs(
+    base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int], lines: Mapping[str, LineMap]
+) -> tuple[list[ExactMetric], list[NotLooked], tuple[str, ...]]:
+    left, right = base[middle[0]].programs, head[middle[1]].programs
+    if not left or not right:
+        absent = tuple(name for name, side in zip(SIDES, (left, right), strict=True) if not side)
+        return [], [NotLooked(name="compiled programs", reason="no compiled program recorded", sides=absent)], ()
+    pairs = paired_programs(left, right)
+    mine_of, theirs_of = _of_launches(left, base), _of_launches(right, head)
+    found: list[ExactMetric] = []
+    lost: list[NotLooked] = []
+    for mine, theirs in pairs:
+        ahead = f"{theirs.label}: " if len(pairs) > 1 else ""
+        every = mine_of[id(mine)], theirs_of[id(theirs)]
+        if mine.failed != theirs.failed:
+            sides = ("base",) if mine.failed else ("head",)
+            reason = "the program failed while it was planned"
+            names = dict.fromkeys((*mine.measures, *theirs.measures))
+            lost += (NotLooked(name=f"{ahead}{name}", reason=reason, sides=sides) for name in names)
+            continue
+        found.append(ExactMetric(result=_fingerprints(f"{ahead}program", *every), neutral=True))
+        other_jobs = mine.processes != theirs.processes
+        if other_jobs:
+            reason = f"planned as {mine.processes or 'no'} processes and as {theirs.processes or 'no'}"
+            lost.append(NotLooked(name=f"{ahead}planned collectives", reason=reason, sides=SIDES))
+        for name in dict.fromkeys((*mine.measures, *theirs.measures)):
+            if other_jobs and name in EXCHANGED:
+                continue
+            values = [[one.measures[name].value for one in side if name in one.measures] for side in every]
+            if all(len(held) == len(side) for held, side in zip(values, (base, head), strict=True)):
+                measured = _moved(mine.measures[name], lines.get(mine.fingerprint)), theirs.measures[name]
+                if mine.way != theirs.way:
+                    measured = _of_no_side(measured[0]), _of_no_side(measured[1])
+                found.append(exact_metric(f"{ahead}{name}", *measured, launches=(values[0], values[1])))
+            else:
+                absent = ("head",) if name in mine.measures else ("base",)
+                lost.append(NotLooked(name=f"{ahead}{name}", reason="the program does not say it", sides=absent))
+    return found, lost, tuple(_alone(left, right, pairs))
+
+
+def _of_no_side(measure: Measure) -> Measure:
+    """Of plans that were made in different ways: where it differs, nobody knows which of the two is why."""
+    return replace(measure, neutral=True, remarks=(*measure.remarks, "planned in different ways"))
+
+
+def _moved(measure: Measure, lines: LineMap | None) -> Measure:
+    """With its places at the lines where they are in the head."""
+    if lines is None:
+        return measure
+    places: dict[str, float] = {}
+    for place, amount in measure.places.items():
+        file = _file(place)
+        line = place[len(file) + 1 :]
+        at = f"{lines.file(file)}:{lines.line(file, int(line))}" if line else place
+        places[at] = places.get(at, 0) + amount
+    return replace(measure, places=places)
+
+
+def _of_launches(programs: Sequence[ProgramSide], launches: Sequence[Said]) -> dict[int, list[ProgramSide]]:
+    """By ``id`` of a program: the same one of every launch that has it."""
+    found: dict[int, list[ProgramSide]] = {id(one): [] for one in programs}
+    for launch in launches:
+        for one, other in paired_programs(programs, launch.programs or ()):
+            found[id(one)].append(other)
+    return found
+
+
+def _fingerprints(name: str, base: Sequence[ProgramSide], head: Sequence[ProgramSide]) -> MetricResult:
+    result = compare_text(name, base[0].fingerprint, head[0].fingerprint)
+    said = tuple(
+        f"differs between launches of {which}"
+        for which, side in zip(SIDES, (base, head), strict=True)
+        if len({one.fingerprint for one in side}) > 1
+    )
+    return replace(result, verdict="inconclusive", remarks=(*result.remarks, *said)) if said else result
+
+
+def _programs_of(traces: Sequence[Trace]) -> tuple[ProgramSide, ...] | None:
+    """Programs of the first trace that has any: ranks of a job run the same ones."""
+    return next((trace.fact(program_sides) for trace in traces if trace.hlo or trace.torch_plans), None)
+
+
+def _alone(
+    base: Sequence[ProgramSide], head: Sequence[ProgramSide], pairs: Iterable[tuple[ProgramSide, ProgramSide]]
+) -> list[str]:
+    matched = {id(one) for pair in pairs for one in pair}
+    said = []
+    for side, programs in (("base", base), ("head", head)):
+        labels = [one.label for one in programs if id(one) not in matched]
+        if labels:
+            more = "" if len(labels) <= MOST_PROGRAMS else " ..."
+            said.append(f"programs of {side} without a partner: {', '.join(labels[:MOST_PROGRAMS])}{more}")
+    return said

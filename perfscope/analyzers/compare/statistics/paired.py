@@ -1,0 +1,156 @@
+"""The effect of a change from pairs of launches: log ratios, their mean, interval and probability.
+
+The unit is a launch: steps of one launch share its memory layout, its clocks and its neighbours, so a test on steps
+takes their number for evidence that they are not (docs/compare.md has the false alarms).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.compare.statistics import estimators
+
+MOST_EXACT = 16
+"""Pairs up to which all sign flips are gone through (65,536 sums)."""
+RANDOM_FLIPS = 20_000
+"""Above: random ones, with a fixed seed."""
+LEAST_FOR_MODES = 8
+TWO_MODES = ((8, 7.0), (10, 6.1), (15, 5.0), (20, 4.5), (30, 3.9))
+"""Pairs, and the distance of the means of two groups in their pooled spread at which they are two: the best split of
+as many normal values stays below it in 99 of 100 samples (simulated; heavier tails, t with 3 degrees: 97)."""
+LEAST_IN_MODE = 2
+LEAST_APART = 0.005
+"""In log ratio: nearer groups concern nobody, and values that differ in their last digits are no groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Head against base over ``pairs`` pairs. Ratios are given less one: 0.03 is 3% more than the base.
+
+    ``low``/``high``: the interval of level 1 - ``alpha``; ``None`` with fewer than two pairs, as are the
+    probabilities, against which ``effect`` alone says nothing.
+    """
+
+    pairs: int
+    alpha: float
+    effect: float
+    """exp(mean of log ratios) - 1."""
+    spread: float | None
+    """Standard deviation of the log ratios."""
+    low: float | None
+    high: float | None
+    p: float | None
+    """Two-sided, by Student's t on the log ratios; by sign flips where all ratios are equal."""
+    p_sign_flip: float | None
+    """The same without assuming a distribution: share of sign flips of the log ratios whose mean is as far from 0."""
+    robust: float
+    """Hodges-Lehmann: exp(median of the means of all two) - 1."""
+    two_groups: tuple[float, float] | None
+    """Effects of the two groups that the pairs fall into, or ``None``."""
+
+    def interval(self, alpha: float) -> tuple[float, float] | None:
+        """The interval of level 1 - ``alpha``, or ``None`` with fewer than two pairs."""
+        if self.spread is None:
+            return None
+        half = estimators.quantile(1 - alpha / 2, self.pairs - 1) * self.spread / math.sqrt(self.pairs)
+        centre = math.log1p(self.effect)
+        return math.expm1(centre - half), math.expm1(centre + half)
+
+
+def log_ratios(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
+    """ln(head / base) pair by pair. ``ValueError`` if they are not pairs, or not positive finite numbers."""
+    before, after = np.asarray(base, float), np.asarray(head, float)
+    if before.shape != after.shape or before.ndim != 1:
+        raise ValueError(f"pairs are needed, not {before.size} and {after.size} launches")
+    for values in (before, after):
+        if not np.all(np.isfinite(values)) or np.any(values <= 0):
+            raise ValueError("a launch's time is not a positive number")
+    return np.asarray(np.log(after / before))
+
+
+def paired_effect(base: Sequence[float], head: Sequence[float], *, alpha: float = 0.05) -> Effect:
+    """The effect from one number a launch, ``base[i]`` and ``head[i]`` being a pair. ``ValueError`` as `log_ratios`."""
+    return effect_of(log_ratios(base, head), alpha=alpha)
+
+
+def effect_of(ratios: np.ndarray, *, alpha: float = 0.05) -> Effect:
+    """The effect from log ratios, at least one of them."""
+    count = ratios.size
+    if not count:
+        raise ValueError("there is no pair")
+    mean = float(ratios.mean())
+    spread = low = high = p = flipped = None
+    if count > 1:
+        spread = float(ratios.std(ddof=1))
+        flipped = sign_flip_p(ratios)
+        # Equal to the last digit: there is no spread to divide by, and certainty would be too much.
+        p = estimators.two_sided_p(mean / (spread / math.sqrt(count)), count - 1) if spread > 0 else flipped
+        half = estimators.quantile(1 - alpha / 2, count - 1) * spread / math.sqrt(count)
+        low, high = math.expm1(mean - half), math.expm1(mean + half)
+    return Effect(
+        pairs=count,
+        alpha=alpha,
+        effect=math.expm1(mean),
+        spread=spread,
+        low=low,
+        high=high,
+        p=p,
+        p_sign_flip=flipped,
+        robust=math.expm1(hodges_lehmann(ratios)),
+        two_groups=two_groups(ratios),
+    )
+
+
+def sign_flip_p(ratios: np.ndarray) -> float:
+    """Two-sided probability under the hypothesis that each ratio could as well have the other sign; exact if few."""
+    count = ratios.size
+    if count <= MOST_EXACT:
+        sums = np.zeros(1)
+        for value in ratios:
+            sums = np.concatenate((sums + value, sums - value))
+        extra = 0
+    else:
+        sums = _signs(count) @ ratios
+        extra = 1  # the flip that was observed is one of those that could be
+    observed = abs(float(ratios.sum()))
+    tolerance = 1e-12 * float(np.abs(ratios).sum())
+    return float((np.count_nonzero(np.abs(sums) >= observed - tolerance) + extra) / (sums.size + extra))
+
+
+@functools.cache
+def _signs(count: int) -> np.ndarray:
+    return np.where(np.random.default_rng(count).random((RANDOM_FLIPS, count)) < 0.5, -1.0, 1.0)
+
+
+def hodges_lehmann(ratios: np.ndarray) -> float:
+    """Median of the means of all two, each with itself too (Walsh averages): one odd pair moves it little."""
+    row, column = np.triu_indices(ratios.size)
+    return float(np.median((ratios[row] + ratios[column]) / 2))
+
+
+def two_groups(ratios: np.ndarray) -> tuple[float, float] | None:
+    """The effects of two groups of pairs that lie far apart, lower first: another algorithm was picked, perhaps.
+
+    The split into two with the least squares within; they are two if their means are farther apart than in `TWO_MODES`.
+    """
+    if ratios.size < LEAST_FOR_MODES:
+        return None
+    ordered = np.sort(ratios)
+    best: tuple[float, int] | None = None
+    for cut in range(LEAST_IN_MODE, ordered.size - LEAST_IN_MODE + 1):
+        within = float(ordered[:cut].var() * cut + ordered[cut:].var() * (ordered.size - cut))
+        if best is None or within < best[0]:
+            best = within, cut
+    assert best is not None
+    within, cut = best
+    below, above = float(ordered[:cut].mean()), float(ordered[cut:].mean())
+    spread = math.sqrt(within / (ordered.size - 2))
+    least = float(np.interp(ratios.size, [count for count, _ in TWO_MODES], [apart for _, apart in TWO_MODES]))
+    if above - below <= max(least * spread, LEAST_APART):
+        return None
+    return math.expm1(below), math.expm1(above)

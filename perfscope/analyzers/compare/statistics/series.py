@@ -1,0 +1,288 @@
+"""A metric over runs that were kept: one series a machine, where its level changed, and between which commits.
+
+Times need statistics (`history`); what does not depend on chance changed where it differs. Nothing here gates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.compare.history.history import FenceResult, change_points, fence
+from perfscope.analyzers.compare.statistics.exact import LEAST, Least
+from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST
+from perfscope.model.documents.stored_run import StoredMetric, StoredRun
+
+ANY = Least(relative=0.0, absolute=0.0)
+
+UNSTEADY = 0.5
+"""Share of neighbours that differ, above which a count is no property of the commit: threads, or a cache."""
+LEAST_UNSTEADY = 6
+"""Points below which that share says nothing."""
+
+Ordered = Literal["commits", "time"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run in a series."""
+
+    run: str
+    """Its id."""
+    created_utc: str
+    branch: str | None
+    commit: str | None
+    dirty: bool
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The level changed between two neighbours of a series: ``index`` is the first point of the new level."""
+
+    index: int
+    before: Point
+    after: Point
+    old: float
+    """Level before: the median of times, the value of what is exact."""
+    new: float
+    change: float | None
+    """Relative; ``None`` from zero."""
+    p: float | None
+    """Of chance alone; ``None`` for what is exact."""
+    software: tuple[str, ...]
+    """Versions that changed at the same point: ``torch 2.12.0 -> 2.13.0``."""
+
+    @property
+    def same_commit(self) -> bool:
+        """Whether both neighbours ran the same code: then it was not the code."""
+        alike = self.before.commit is not None and self.before.commit == self.after.commit
+        return alike and not self.before.dirty and not self.after.dirty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One metric of one program on one kind of machine. Other arguments are another program."""
+
+    metric: str
+    unit: str
+    known: str
+    name: str
+    """Of the runs."""
+    command: tuple[str, ...]
+    machine: str
+    """Key of the hardware."""
+    hardware: Mapping[str, str]
+    points: tuple[Point, ...]
+    changes: tuple[Change, ...]
+    newest: FenceResult | None
+    """The last point against how neighbours differ; ``None``: too short, or exact."""
+    ordered: Ordered
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All series that were asked for, and what is not in them."""
+
+    series: tuple[Series, ...]
+    runs: int
+    left_out: tuple[str, ...]
+    """Why runs are no points, one sentence a reason."""
+    notes: tuple[str, ...]
+
+
+def history(
+    runs: Iterable[StoredRun], *, metrics: Collection[str] | None = None, order: Mapping[str, int] | None = None
+) -> History:
+    """Series over ``runs``; of the ``metrics`` of these names, or of all.
+
+    ``order``: commits and how far each stands behind the newest. Runs are ordered by it where it knows all commits
+    of a series, else by time.
+    """
+    held = sorted(runs, key=lambda run: (run.created_utc, run.id))
+    usable = [run for run in held if run.finished]
+    left_out = []
+    failed = len(held) - len(usable)
+    if failed:
+        left_out.append(f"{failed} run{'s' * (failed != 1)} that did not finish, or whose program failed")
+    groups: dict[tuple[str, tuple[str, ...], str, str, str], list[tuple[StoredRun, StoredMetric]]] = {}
+    for run in usable:
+        for one in run.metrics:
+            if one.value is not None and (metrics is None or one.name in metrics):
+                groups.setdefault((run.name, run.command, one.name, one.unit, run.machine), []).append((run, one))
+    made = [_series(members, order or {}) for members in groups.values()]
+    counted = sorted({run.perfscope for run in usable if run.perfscope})
+    notes = [f"counted by perfscope {', '.join(counted)}: how something is counted may differ"][: len(counted) > 1]
+    machines = Counter((series.name, series.command, series.metric) for series in made)
+    if any(count > 1 for count in machines.values()):
+        notes.append("runs of several machines are several series: their times are not compared")
+    return History(series=tuple(made), runs=len(usable), left_out=tuple(left_out), notes=tuple(notes))
+
+
+def _series(members: list[tuple[StoredRun, StoredMetric]], order: Mapping[str, int]) -> Series:
+    known = all(run.commit in order for run, _ in members)
+    if known:
+        members = sorted(members, key=lambda pair: (-order[pair[0].commit or ""], pair[0].dirty, pair[0].created_utc))
+    runs = [run for run, _ in members]
+    first_run, first = members[0]
+    points = tuple(
+        Point(
+            run=run.id,
+            created_utc=run.created_utc,
+            branch=run.branch,
+            commit=run.commit,
+            dirty=run.dirty,
+            value=one.value or 0.0,
+        )
+        for run, one in members
+    )
+    exact = first.known == "exact"
+    found, remarks = _exact(points, runs, first.unit) if exact else _timed(points, runs)
+    values = [point.value for point in points]
+    return Series(
+        metric=first.name,
+        unit=first.unit,
+        known=first.known,
+        name=first_run.name,
+        command=first_run.command,
+        machine=first_run.machine,
+        hardware=first_run.hardware,
+        points=points,
+        changes=found,
+        newest=None if exact or min(values) <= 0 else fence(values),
+        ordered="commits" if known else "time",
+        remarks=remarks,
+    )
+
+
+def _timed(points: Sequence[Point], runs: Sequence[StoredRun]) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+    """By the statistic; between two changes the level is the median."""
+    values = [point.value for point in points]
+    if min(values) <= 0:
+        return (), ("a time that is not positive: no changes are looked for",)
+    found = change_points(values, least=STEP_LEAST)
+    edges = [0, *(one.index for one in found), len(values)]
+    levels = [_median(values[start:end]) for start, end in itertools.pairwise(edges)]
+    return tuple(
+        _change(points, runs, one.index, old=levels[place], new=levels[place + 1], p=one.p)
+        for place, one in enumerate(found)
+    ), ()
+
+
+def _exact(points: Sequence[Point], runs: Sequence[StoredRun], unit: str) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+    """Where neighbours differ by what counts; nowhere if it differs from run to run all the time."""
+    least = LEAST.get(unit, ANY)  # a later perfscope may have more units
+    values = [point.value for point in points]
+    cuts = []
+    for index, (old, new) in enumerate(itertools.pairwise(values), start=1):
+        if new != old and abs(new - old) >= max(least.absolute, least.relative * abs(old)):
+            cuts.append(index)
+    if len(values) >= LEAST_UNSTEADY and len(cuts) > UNSTEADY * (len(values) - 1):
+        return (), (f"it differs between {len(cuts)} of {len(values) - 1} neighbours: no property of a commit here",)
+    return tuple(_change(points, runs, one, old=values[one - 1], new=values[one], p=None) for one in cuts), ()
+
+
+def _change(
+    points: Sequence[Point], runs: Sequence[StoredRun], index: int, *, old: float, new: float, p: float | None
+) -> Change:
+    before, after = runs[index - 1].software, runs[index].software
+    moved = tuple(
+        f"{name} {before[name]} -> {after[name]}"
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name]
+    )
+    return Change(
+        index=index,
+        before=points[index - 1],
+        after=points[index],
+        old=old,
+        new=new,
+        change=new / old - 1 if old else None,
+        p=p,
+        software=moved,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+# Where the warm-up of a launch ends: MSER-5, and launches that never reach a steady state.
+#
+# White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69 (1997): of all
+# truncations the one after which the standard error of the mean of batches of five is least.
+
+
+BATCH = 5
+"""Steps of a batch, as in MSER-5: a single odd step decides nothing."""
+LEAST_BATCHES = 4
+"""Below twenty values nothing can be said of where a warm-up ends; only the floor is dropped."""
+FLOOR = 3
+"""Values dropped always: allocator pools and caches fill in the first steps, whatever the times say."""
+WARMUP_UNSTEADY = 0.10
+"""Fall of the level within what is kept at which a launch is still warming up. Halves of thirty steps that resemble
+their neighbours differ by 5% by themselves; compilation or an autotuner makes of the first steps a multiple."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steady:
+    """The steady part of a launch: ``times[dropped:]``. ``problem``: why there is none, or ``None``."""
+
+    dropped: int
+    kept: int
+    problem: str | None = None
+
+
+def steady_part(times: Sequence[float], *, floor: int = FLOOR) -> Steady:
+    """Where the steady part of a launch begins.
+
+    ``times``: per step, in order, any unit. ``floor``: values dropped whatever they are (less where there are few:
+    never more than a quarter). A launch is rejected if the best truncation is the last one allowed, half of the
+    values, and the times still fall behind it.
+    """
+    values = np.asarray(times, float)
+    if not values.size:
+        return Steady(dropped=0, kept=0, problem="no step was timed")
+    if not np.all(np.isfinite(values)) or np.any(values <= 0):
+        return Steady(dropped=0, kept=0, problem="a step's time is not a positive number")
+    least = min(floor, values.size // 4)
+    batches = values.size // BATCH
+    if batches < LEAST_BATCHES:
+        return Steady(dropped=least, kept=values.size - least)
+    cut = truncation(values[: batches * BATCH].reshape(batches, BATCH).mean(axis=1))
+    dropped = max(least, cut * BATCH)
+    if cut == batches // 2 and (fall := _fall(values[dropped:])) > WARMUP_UNSTEADY:
+        return Steady(
+            dropped=dropped,
+            kept=0,
+            problem=f"no steady state in {values.size} timed steps: the last quarter is still {fall:.0%} "
+            "faster than the one before; give it more steps",
+        )
+    return Steady(dropped=dropped, kept=values.size - dropped)
+
+
+def truncation(batches: np.ndarray) -> int:
+    """How many of the batch means to drop: argmin over d <= n/2 of sum_{i>d} (z_i - mean)^2 / (n - d)^2."""
+    count = batches.size
+    centred = batches - batches.mean()  # sums of squares of large numbers would lose what is looked for
+    sums = np.cumsum(centred[::-1])[::-1]
+    squares = np.cumsum((centred * centred)[::-1])[::-1]
+    candidates = np.arange(count // 2 + 1)
+    kept = count - candidates
+    spread = np.maximum(squares[candidates] - sums[candidates] ** 2 / kept, 0.0)
+    return int(np.argmin(spread / kept**2))
+
+
+def _fall(values: np.ndarray) -> float:
+    """By what part of it the level of the first half lies above that of the second."""
+    middle = values.size // 2
+    first, second = float(np.median(values[:middle])), float(np.median(values[middle:]))
+    return 1 - second / first

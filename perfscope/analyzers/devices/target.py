@@ -1,0 +1,170 @@
+"""What a program is compiled for on a machine that has none of it: devices, how many, and how they are joined."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import msgspec
+
+from perfscope.analyzers.devices import DEVICES, Device
+from perfscope.analyzers.devices.topology import Network
+from perfscope.model.errors import DataError
+
+Platform = Literal["gpu", "tpu"]
+
+GENERATIONS = {
+    "TPU v4": "v4", "TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e", "TPU7x (one of two)": "TPU7x",
+}  # fmt: skip
+"""What libtpu takes in front of the colon (0.0.42.1: ``v7x`` and ``v5litepod`` are no names)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Devices to compile for. What nobody said and was assumed is in ``assumptions``, a sentence each."""
+
+    asked: str
+    """As the user wrote it."""
+    device: Device
+    count: int
+    """Devices as a program sees them: a chip of TPU7x is two."""
+    topology: tuple[int, ...]
+    """GPUs: (nodes, devices of a node). TPUs: chips along each axis, (2, 4) for ``v5e:2x4``."""
+    platform: Platform
+    memory_bytes: int | None
+    """Of one device; None where nobody knows."""
+    network: Network | None = None
+    """Between nodes; None where there is one node, or nobody knows what joins them."""
+    host_shape: tuple[int, ...] | None = None
+    """TPUs: chips of one host along x, y and z: (2, 4, 1) of ``v5e:2x4``. None where nobody said (and of GPUs)."""
+    source: str = ""
+    """Where the numbers are from: the tables' sources, or the user's file."""
+    assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def nodes(self) -> int:
+        """Groups of devices that fast links join: nodes of GPUs, racks of NVL72; one for a slice of TPUs."""
+        return self.topology[0] if self.platform == "gpu" else 1
+
+    @property
+    def node_devices(self) -> int:
+        """Devices in each of them."""
+        return self.count // self.nodes
+
+    @property
+    def chips(self) -> int:
+        """Chips of a TPU slice; for GPUs the devices."""
+        return prod(self.topology)
+
+    @property
+    def hosts(self) -> int | None:
+        """Hosts of a TPU slice, each a process of the program; None where nobody said, and of GPUs."""
+        return None if self.host_shape is None else self.chips // prod(self.host_shape)
+
+    @property
+    def shown(self) -> str:
+        """``H100 SXM``, ``8 H100 SXM``, ``16 H100 SXM in 2 nodes``, ``8 TPU v5e (2x4)``."""
+        if self.count == 1:
+            return self.device.name
+        several = f"{self.count} {self.device.name}"
+        if self.platform == "tpu":
+            return f"{several} ({'x'.join(map(str, self.topology))})"
+        return several if self.nodes == 1 else f"{several} in {self.nodes} nodes"
+
+    @property
+    def layout(self) -> str:
+        """``1x8``, ``2x4``: how artifacts write ``topology``."""
+        return "x".join(map(str, self.topology))
+
+    @property
+    def compiler_topology(self) -> str:
+        """What XLA is told: ``partitions x hosts x devices`` of GPUs (``1x1x8``), chips of a TPU slice (``2x4``).
+
+        A partition is what fast links join; a rack of NVL72 is one of many hosts.
+        """
+        if self.platform == "tpu":
+            return self.layout
+        node = self.device.node
+        host = self.node_devices if node is None else min(self.node_devices, node.host_devices)
+        if self.node_devices % host:
+            host = 1
+        return f"{self.nodes}x{self.node_devices // host}x{host}"
+
+    @property
+    def generation(self) -> str | None:
+        """What libtpu calls the chip: ``v5e``; None for GPUs."""
+        return GENERATIONS.get(self.device.name)
+
+    def description(self) -> dict[str, object]:
+        """Every number of it as plain data for JSON: ``described_target`` makes the same target of it again."""
+        device = {**asdict(self.device), "peak_flops": dict(self.device.peak_flops)}
+        del device["match"]
+        return {
+            "asked": self.asked,
+            "device": device,
+            "count": self.count,
+            "topology": list(self.topology),
+            "platform": self.platform,
+            "memory_bytes": self.memory_bytes,
+            "network": None if self.network is None else asdict(self.network),
+            "host_shape": None if self.host_shape is None else list(self.host_shape),
+            "source": self.source,
+            "assumptions": list(self.assumptions),
+        }
+
+
+# A target from the plain data that an artifact carries: a report needs no table, and reads strangers' files.
+
+
+def described_target(description: object) -> Target:
+    """The target that ``Target.description()`` told. ``DataError`` in one line for whatever else.
+
+    The pattern of its device (``match``) is our table's, or matches nothing but the device's name: a stranger's
+    pattern is not run.
+    """
+    try:
+        found: Target = msgspec.convert(_with_pattern(description), Target, strict=True)
+    except msgspec.ValidationError as error:
+        raise DataError(f"description of the target: {error}") from None
+    fault = _fault(found)
+    if fault is not None:
+        raise DataError(f"description of the target: {fault}")
+    return found
+
+
+def _with_pattern(description: object) -> object:
+    device = description.get("device") if isinstance(description, dict) else None
+    name = device.get("name") if isinstance(device, dict) else None
+    if not isinstance(description, dict) or not isinstance(device, dict) or not isinstance(name, str):
+        return description
+    known = next((one for one in DEVICES if one.name == name), None)
+    pattern = f"^{re.escape(name)}$" if known is None else known.match
+    return {**description, "device": {**device, "match": pattern}}
+
+
+def _fault(target: Target) -> str | None:
+    """What makes no sense in it."""
+    device: Device = target.device
+    numbers: list[tuple[str, Any]] = [
+        ("count", target.count),
+        ("memory_bytes", target.memory_bytes),
+        ("device.memory_bandwidth", device.memory_bandwidth),
+        ("device.link_bandwidth", device.link_bandwidth),
+        ("device.memory_bytes", device.memory_bytes),
+        ("device.cores", device.cores),
+        ("device.clock_hz", device.clock_hz),
+        ("device.l2_bytes", device.l2_bytes),
+        *((f"device.peak_flops.{name}", peak) for name, peak in device.peak_flops.items()),
+        *(("topology", axis) for axis in target.topology),
+        *(("host_shape", axis) for axis in target.host_shape or ()),
+    ]
+    wrong = next((name for name, value in numbers if value is not None and not 0 < value < 1 << 63), None)
+    if wrong is not None:
+        return f"{wrong} is no size"
+    if not target.topology or target.count % target.chips:
+        return "count and topology do not agree"
+    if target.host_shape is not None and target.chips % prod(target.host_shape):
+        return "topology and host_shape do not agree"
+    return None

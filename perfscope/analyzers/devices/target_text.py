@@ -1,0 +1,259 @@
+"""A target as people type it: ``h100``, ``h100x8``, ``h100x16`` (two nodes), ``gb200x72``, ``v5e:2x4@2hosts``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from difflib import get_close_matches
+from math import prod
+
+from perfscope.analyzers.devices import DEVICES, Device, find_device
+from perfscope.analyzers.devices.sizes import read_bytes_text
+from perfscope.analyzers.devices.target import Platform, Target
+from perfscope.analyzers.devices.topology import Network, closes, default_shape, host_shape, named_link, slice_shape
+from perfscope.model.errors import UsageError
+
+MOST_DEVICES = 1 << 16
+LONGEST = 200
+"""Characters: what is longer is no name."""
+
+NAMES: dict[str, str] = {
+    "a10": "A10", "a100": "A100 SXM 80GB", "a10040gb": "A100 40GB", "a10080gb": "A100 SXM 80GB",
+    "a100pcie": "A100 PCIe 80GB", "a100sxm": "A100 SXM 80GB", "a30": "A30", "a40": "A40", "b200": "B200",
+    "gb200": "GB200", "h100": "H100 SXM", "h100nvl": "H100 NVL", "h100pcie": "H100 PCIe", "h200": "H200",
+    "h200nvl": "H200 NVL", "l4": "L4", "l40s": "L40S", "mi210": "MI210", "mi250": "MI250X (one GCD)",
+    "mi250x": "MI250X (one GCD)", "mi300": "MI300X", "mi300a": "MI300A", "mi300x": "MI300X", "mi325": "MI325X",
+    "mi325x": "MI325X", "mi350": "MI350X", "mi350x": "MI350X", "mi355": "MI355X", "mi355x": "MI355X",
+    "rtx2080ti": "RTX 2080 Ti", "rtx3090": "RTX 3090", "rtx4090": "RTX 4090", "t4": "T4", "v100": "V100 SXM2",
+    "v100pcie": "V100 PCIe", "v100s": "V100S PCIe", "v100sxm": "V100 SXM2",
+}  # fmt: skip
+"""Of GPUs; an edition that nobody names is the one that most clusters have."""
+
+CHIPS: dict[str, str] = {
+    "7x": "TPU7x (one of two)", "ironwood": "TPU7x (one of two)", "trillium": "TPU v6e", "tpu7x": "TPU7x (one of two)",
+    "v4": "TPU v4", "v5e": "TPU v5e", "v5lite": "TPU v5e", "v5litepod": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e",
+    "v6lite": "TPU v6e", "v7x": "TPU7x (one of two)",
+}  # fmt: skip
+_BY_CORES = ("v4", "v5p")
+"""``v5p-8``, an accelerator type of the cloud, counts TensorCores: four chips."""
+
+
+def parse_target(text: str, memory: str | None = None) -> Target:
+    """What ``--target`` (and ``--memory``) name: in any case and spacing, or the path of a TOML file of one's own.
+
+    ``AskedWronglyError`` in one line for whatever is no target, with the names that come close.
+    """
+    asked = text.strip()
+    if asked.lower().endswith(".toml"):
+        from perfscope.analyzers.devices.target_file import read_target
+
+        found = read_target(asked)
+    else:
+        found = named_target(asked)
+    return found if memory is None else with_memory(found, memory)
+
+
+def named_target(asked: str) -> Target:
+    """The target of a name, with a number of devices or a topology behind it."""
+    if not asked or len(asked) > LONGEST or not asked.isprintable():
+        raise UsageError("--target: give the name of a device, e.g. h100, h100x8 or v5e:2x4")
+    tight = re.sub(r"\s+", "", asked.lower())
+    found = _tpu(asked, tight)
+    if found is None and "@" in asked:
+        raise UsageError(f"--target {asked}: hosts are told of TPU slices alone; of GPUs: nodes x devices")
+    return found or _gpu(asked) or _refuse(asked)
+
+
+def with_memory(target: Target, memory: str) -> Target:
+    """The same devices with another amount of memory: a smaller edition, or what is left beside others."""
+    said = f"each device has {memory.strip()} of memory, as --memory says"
+    if target.platform == "tpu":
+        said += "; the compiler is not told: it plans for what the chip has"
+    return replace(target, memory_bytes=read_bytes_text(memory, "--memory"), assumptions=(*target.assumptions, said))
+
+
+def gpus(asked: str, device: Device, nodes: int, each: int, said: tuple[str, ...] = ()) -> Target:
+    """GPUs of nodes that are alike."""
+    count = nodes * each
+    if not 1 <= count <= MOST_DEVICES:
+        raise UsageError(f"--target {asked}: {count} devices; it may be 1 to {MOST_DEVICES:,}")
+    network, assumed = _network(device, nodes, each)
+    return Target(
+        asked=asked, device=device, count=count, topology=(nodes, each), platform="gpu",
+        memory_bytes=device.memory_bytes, network=network, source=_source(device), assumptions=(*said, *assumed),
+    )  # fmt: skip
+
+
+def chips(
+    asked: str, device: Device, shape: tuple[int, ...], said: tuple[str, ...] = (), *, hosts: int | None = None
+) -> Target:
+    """A slice of TPUs. ``hosts``: how many it is of, where somebody said."""
+    platform: Platform = "tpu"
+    each = devices_of_a_chip(device)
+    count = prod(shape) * each
+    if not 1 <= count <= MOST_DEVICES:
+        raise UsageError(f"--target {asked}: {count} devices; it may be 1 to {MOST_DEVICES:,}")
+    node = device.node
+    if node is not None and count > node.devices:
+        raise UsageError(
+            f"--target {asked}: {count} devices of {device.name}; a slice has {node.devices:,} at most, "
+            "and several slices are not modelled"
+        )
+    host = host_shape(asked, device, shape, hosts)
+    if prod(shape) > 1 and hosts is None:
+        said = (*said, _hosts_said(shape, host))
+    open_axes = [str(axis) for axis in shape if axis > 2 and not closes(device, axis)]
+    if open_axes and prod(shape) > 1:
+        said = (*said, f"the slice does not close to a ring along its axes of {' and '.join(open_axes)} chips")
+    return Target(
+        asked=asked, device=device, count=count, topology=shape, platform=platform, host_shape=host,
+        memory_bytes=device.memory_bytes, source=_source(device), assumptions=said,
+    )  # fmt: skip
+
+
+def _hosts_said(shape: tuple[int, ...], host: tuple[int, ...]) -> str:
+    each, number = prod(host), prod(shape) // prod(host)
+    if number > 1:
+        return f"{number} hosts of {each} chips: the program is that many processes"
+    other = f"; {'x'.join(map(str, shape))}@2hosts are two of 4 chips" if each == 8 else ""
+    return f"one host has all {each} chips{other}"
+
+
+def devices_of_a_chip(device: Device) -> int:
+    """Two of TPU7x; the TensorCores of other chips are one device."""
+    return 2 if device.name == CHIPS["7x"] else 1
+
+
+def known_names() -> tuple[str, ...]:
+    """What ``--target`` takes in front of a number, for messages and help: GPUs, then TPUs."""
+    return (*NAMES, *CHIPS)
+
+
+def _tpu(asked: str, tight: str) -> Target | None:
+    tight, _, behind = tight.partition("@")
+    said_hosts = re.fullmatch(r"(\d{1,5})(?:hosts?)?", behind)
+    found = re.fullmatch(r"(?:tpu[-_:]?)?([a-z0-9]+?)(?:([:=_-])(\d+(?:x\d+)*))?", tight)
+    name = None if found is None else CHIPS.get(found[1]) or CHIPS.get("tpu" + found[1])
+    if found is None or name is None:
+        return None
+    if "@" in asked and said_hosts is None:
+        raise UsageError(f"--target {asked}: behind @ stands a number of hosts, e.g. v5e:2x4@2hosts")
+    hosts = None if said_hosts is None else int(said_hosts[1])
+    device = next(one for one in DEVICES if one.name == name)
+    if found[3] is None:
+        return chips(asked, device, default_shape(device, 1), hosts=hosts)
+    sides = tuple(int(side) for side in found[3].split("x"))
+    if len(sides) > 1:
+        return chips(asked, device, slice_shape(asked, device, sides), hosts=hosts)
+    number, said = sides[0], tuple[str, ...]()
+    if found[2] == "-" and found[1] in _BY_CORES:
+        if number % 2:
+            raise UsageError(
+                f"--target {asked}: it counts TensorCores, two a chip; for chips write {found[1]}:{number}"
+            )
+        number, said = number // 2, (f"{found[1]}-{sides[0]} counts TensorCores: {number // 2} chips",)
+    shape = default_shape(device, number, asked)
+    said = (*said, f"{number} chips are a slice of {'x'.join(map(str, shape))}") if number > 1 else said
+    return chips(asked, device, shape, said, hosts=hosts)
+
+
+def _gpu(asked: str) -> Target | None:
+    spelled = asked.lower()
+    name, numbers = spelled, list[int]()
+    front = re.fullmatch(r"(\d{1,7})\s*[x*]\s*([a-z].*)", spelled)
+    if front is not None:
+        name, numbers = front[2], [int(front[1])]
+    device = _device(name)
+    while device is None and len(numbers) < 2:
+        found = re.fullmatch(r"(.*[^\s_:-])[\s_:-]*[x*:]\s*(\d{1,7})", name)
+        if found is None:
+            return None
+        name, numbers = found[1], [int(found[2]), *numbers]
+        device = _device(name)
+    if device is None:
+        return None
+    said = _edition(name, device)
+    if len(numbers) == 2:
+        if device.node is not None and numbers[1] > device.node.devices:
+            raise UsageError(
+                f"--target {asked}: {numbers[1]} devices a node; {device.name} comes in nodes of {device.node.devices}"
+            )
+        return gpus(asked, device, numbers[0], numbers[1], said)
+    count = numbers[0] if numbers else 1
+    device, joined = _in_a_node(device) if count > 1 else (device, ())
+    most = device.node.devices if device.node is not None else 8
+    if count > most and count % most:
+        raise UsageError(
+            f"--target {asked}: {count} devices do not fill nodes of {most}; "
+            f"write nodes x devices, e.g. {name}x{-(-count // most)}x{most}"
+        )
+    nodes = max(1, count // most)
+    return gpus(asked, device, nodes, count // nodes, (*said, *joined))
+
+
+def _device(name: str) -> Device | None:
+    plain = _plain(name)
+    table = NAMES.get(plain)
+    if table is None and re.search(r"[x*:]\s*\d+$", name):
+        return None  # a number of devices: "h100 pcie x8" is no name, though a driver's pattern finds one in it
+    wanted = plain if table is None else _plain(table)
+    found = next((one for one in DEVICES if _plain(one.name) == wanted), None) or find_device(name)
+    return None if found is None or found.vendor == "Google" else found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia").removeprefix("amd").removeprefix("instinct")
+
+
+def _in_a_node(device: Device) -> tuple[Device, tuple[str, ...]]:
+    """The edition of it that comes in nodes, where the table's line stands for several."""
+    if device.name != "A100 40GB":
+        return device, ()
+    sold = next(one for one in DEVICES if one.name == "A100 SXM 80GB")
+    joined = replace(device, link=sold.link, link_bandwidth=sold.link_bandwidth, node=sold.node)
+    return joined, (f"several {device.name} are taken for the SXM module, joined by {sold.link}",)
+
+
+def _edition(name: str, device: Device) -> tuple[str, ...]:
+    """What was taken where a name stands for several products."""
+    plain = _plain(name)
+    if plain in ("a100", "h100", "v100", "mi250", "mi300") and plain != _plain(device.name):
+        return (f"{plain} is taken for {device.name}",)
+    return ()
+
+
+def _network(device: Device, nodes: int, each: int) -> tuple[Network | None, tuple[str, ...]]:
+    said: tuple[str, ...] = ()
+    if each > 1 and device.node is None:
+        said = (f"nobody said what joins {device.name} in a node: collectives are not timed",)
+    if nodes == 1:
+        return None, said
+    usual = device.network
+    link = None if usual is None else named_link(usual.link)
+    if usual is None or link is None:
+        return None, (*said, "nobody said what joins the nodes: collectives between them are not timed")
+    cards = max(1, usual.cards * each // (device.node.devices if device.node is not None else each))
+    network = Network(link=link.name, cards=cards, card_bandwidth=float(link.bandwidth), source=usual.source)
+    gigabits = link.bandwidth * 8 // 10**9
+    return network, (
+        *said,
+        f"nodes are joined by {cards} cards of {link.name} ({gigabits} Gb/s) each, as usual for {device.name}; "
+        "a target file says otherwise",
+    )
+
+
+def _source(device: Device) -> str:
+    parts = [device.source, device.chip_source, None if device.node is None else device.node.source]
+    return "; ".join(dict.fromkeys(part for part in parts if part))
+
+
+def _refuse(asked: str) -> Target:
+    tight = re.sub(r"[^a-z0-9]", "", asked.lower())
+    bare = re.sub(r"x\d+$", "", tight) or tight
+    names = known_names()
+    holding = [name for name in names if len(bare) > 1 and bare in name]
+    close = list(dict.fromkeys([*holding, *get_close_matches(bare, names, n=4, cutoff=0.5)]))[:6]
+    hint = (
+        f"did you mean {', '.join(close)}?" if close else "known: h100, h200, b200, gb200, a100, l4, mi300x, v5e, ..."
+    )
+    raise UsageError(f"--target {asked[:60]}: no such device; {hint}")

@@ -1,0 +1,339 @@
+"""What a person says of the links of their machines: which ranks share a node, what joins them, and the network. TOML.
+
+::
+
+    [node]
+    ranks = 8                      # ranks that these links join: 0-7, 8-15, ...
+    members = [[0, 2], [1, 3]]     # or, in place of ``ranks``: the ranks of each node
+    link = "NVLink 4"              # the next three together, or none of them
+    bandwidth_GB_per_s = 450       # what one device can send over them, one direction
+    source = "data sheet of ..."
+
+    [network]                      # what joins the nodes; may be left out
+    link = "InfiniBand NDR"        # names in the table of links need neither of the last two
+    cards = 8                      # network cards of a node that carry collectives
+    rails = 8                      # networks apart that the cards are spread over; may be left out
+    bandwidth_GB_per_s = 50        # what one card can send, one direction
+    source = "data sheet of ..."
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from perfscope.analyzers.devices.device import GIGA, Device
+from perfscope.model.errors import UsageError
+
+# What links carry at most, by generation: one direction, in GB/s (10^9 bytes/s), each with its source.
+#
+# Vendors print both directions added, or bits: here it is always bytes one way. Each was looked up when it was
+# entered, in the source or in a page that quotes it, but for RoCE, whose rate is its name.
+
+
+_NVLINK = "nvidia.com/data-center/nvlink, specifications (both directions: "
+_PCIE = "PCI-SIG base specification: "
+_ETHERNET = "IEEE 802.3, rate in the name; RoCE v2 headers are in it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One generation of a link."""
+
+    name: str
+    bandwidth: int
+    """Bytes/s in one direction of one link, port or card."""
+    links: int | None
+    """Links of a device at most; None where machines differ (network cards, slots)."""
+    source: str
+
+    @property
+    def device_bandwidth(self) -> int | None:
+        """Bytes/s a device sends over all of them; None where their number differs by machine."""
+        return None if self.links is None else self.bandwidth * self.links
+
+
+def _link(name: str, gigabytes: float, source: str, *, links: int | None = None) -> Link:
+    return Link(name=name, bandwidth=round(gigabytes * GIGA), links=links, source=source)
+
+
+LINKS: tuple[Link, ...] = (
+    _link("NVLink 1", 20, "NVIDIA Tesla P100 white paper WP-08019; microway.com: 80 GB/s one way", links=4),
+    _link("NVLink 2", 25, _NVLINK + "300 GB/s over 6)", links=6),
+    _link("NVLink 3", 25, _NVLINK + "600 GB/s over 12)", links=12),
+    _link("NVLink 4", 25, _NVLINK + "900 GB/s over 18)", links=18),
+    _link("NVLink 5", 50, _NVLINK + "1,800 GB/s over 18; NVL72: 130 TB/s of 72 GPUs)", links=18),
+    _link("NVLink-C2C", 450, "NVIDIA on Grace Hopper: 900 GB/s both directions, GPU to its CPU", links=1),
+    _link("PCIe 3 x16", 15.75, _PCIE + "8 GT/s, 128b/130b"),
+    _link("PCIe 4 x16", 31.5, _PCIE + "16 GT/s, 128b/130b"),
+    _link("PCIe 5 x16", 63, _PCIE + "32 GT/s, 128b/130b"),
+    _link("PCIe 6 x16", 121, _PCIE + "64 GT/s, flits of 256 bytes that carry 242"),
+    _link("InfiniBand EDR", 12.5, "InfiniBand Trade Association roadmap: 4 lanes, 100 Gb/s"),
+    _link("InfiniBand HDR", 25, "InfiniBand Trade Association roadmap: 4 lanes, 200 Gb/s"),
+    _link("InfiniBand NDR", 50, "InfiniBand Trade Association roadmap: 4 lanes, 400 Gb/s"),
+    _link("InfiniBand XDR", 100, "InfiniBand Trade Association roadmap: 4 lanes, 800 Gb/s"),
+    _link("RoCE 100GbE", 12.5, _ETHERNET),
+    _link("RoCE 200GbE", 25, _ETHERNET),
+    _link("RoCE 400GbE", 50, _ETHERNET),
+    _link("RoCE 800GbE", 100, _ETHERNET),
+    _link("EFA P5", 12.5, "Amazon EC2 user guide: P5 (8 H100) has 32 network cards, 3,200 Gb/s together"),
+    _link("Infinity Fabric CDNA 2", 50, "ROCm documentation, MI250 microarchitecture: 25 GT/s, 16 wide", links=8),
+    _link("Infinity Fabric CDNA 3", 64, "AMD Instinct MI300X data sheet: 128 GB/s both ways a link", links=7),
+    _link("Infinity Fabric CDNA 4", 76.8, "AMD Instinct MI355X data sheet: 153.6 GB/s both ways a link", links=7),
+    _link("ICI v4", 50, "Jouppi et al., ISCA 2023: 50 GB/s each way a link, 3D torus", links=6),
+    _link("ICI v5e", 50, "Google Cloud documentation, TPU v5e: 400 GB/s both ways, 4 ports", links=4),
+    _link("ICI v5p", 100, "Google Cloud documentation, TPU v5p: 1,200 GB/s both ways, 3D torus", links=6),
+    _link("ICI v6e", 100, "Google Cloud documentation, TPU7x, column v6e: 800 GB/s both ways, 2D torus", links=4),
+    _link("ICI 7x", 100, "Google Cloud documentation, TPU7x: 1,200 GB/s both ways, 3D torus", links=6),
+)
+"""A node of EC2 P5 has four cards of ``EFA P5`` a GPU. Between two MI250X GCDs lie one, two or four links."""
+
+
+def named_link(name: str) -> Link | None:
+    """The link a person calls ``name``, in any case and spacing; None if it is not in the table."""
+    spelled = _plain(name)
+    return next((link for link in LINKS if _plain(link.name) == spelled), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+KEYS = ("ranks", "members", "link", "bandwidth_GB_per_s", "source")
+NETWORK_KEYS = ("link", "cards", "rails", "bandwidth_GB_per_s", "source")
+_TOGETHER = ("link", "bandwidth_GB_per_s", "source")
+
+MOST_RANKS = 1 << 20
+"""A million: a number of ranks or cards above it is a slip of the keyboard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What joins the nodes of a job."""
+
+    link: str
+    cards: int
+    """Of a node."""
+    card_bandwidth: float
+    """Bytes/s that one card sends, one direction."""
+    source: str
+    rails: int | None = None
+    """Networks apart, over which the cards and the ranks of a node are spread evenly; None: not told."""
+
+    def bandwidth(self, ranks: int, of: int) -> float:
+        """Bytes/s that ``ranks`` of the ``of`` ranks of a node send to other nodes, over the cards next to them.
+
+        A rank uses the cards of its rail, or its share of the cards; one card at least.
+        """
+        if self.rails is not None:
+            return self.card_bandwidth * self.cards * min(ranks, self.rails) / self.rails
+        return self.card_bandwidth * max(1.0, self.cards * ranks / of)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The nodes of a job, as the user names them."""
+
+    ranks: int
+    """Of a node: ranks 0 to ``ranks - 1`` are the first one. With ``members``: of the largest."""
+    members: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each node; empty where they follow from ``ranks``."""
+    link: str | None = None
+    """What joins them; None: what the tables of hardware know of the devices."""
+    link_bandwidth: float | None = None
+    """Bytes/s that one device sends over its links, one direction."""
+    source: str | None = None
+    """Where that number is from."""
+    network: Network | None = None
+
+    def node_of(self, rank: int) -> int | None:
+        """Number of the node of a rank; None for a rank that ``members`` leave out."""
+        if not self.members:
+            return rank // self.ranks
+        return next((node for node, ranks in enumerate(self.members) if rank in ranks), None)
+
+
+def read_topology(path: str | Path) -> Topology:
+    """The topology that a file tells. ``AskedWronglyError`` in one line for whatever is wrong with it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        found: dict[str, Any] = tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"--topology {path}: cannot be read: {(error.strerror or 'error').lower()}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--topology {path}: no TOML: {error}") from error
+    where = f"--topology {path}"
+    _refuse(where, found, ("node", "network"), "")
+    node = found.get("node")
+    if not isinstance(node, dict):
+        raise UsageError(f"--topology {path}: has no [node]")
+    _refuse(where, node, KEYS, "node.")
+    ranks, members = _ranks(where, node)
+    network = None if "network" not in found else read_network(where, found["network"])
+    given = [key for key in _TOGETHER if key in node]
+    if not given:
+        return Topology(ranks=ranks, members=members, network=network)
+    absent = next((key for key in _TOGETHER if key not in node), None)
+    if absent is not None:
+        raise UsageError(f"--topology {path}: node.{absent} is missing: it belongs to node.{given[0]}")
+    return Topology(
+        ranks=ranks,
+        members=members,
+        link=_text(where, node, "node", "link"),
+        link_bandwidth=_bandwidth(where, node, "node"),
+        source=_text(where, node, "node", "source"),
+        network=network,
+    )
+
+
+def _ranks(where: str, node: dict[str, Any]) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """Ranks of a node, and the ranks of each where the file names them."""
+    if "members" not in node:
+        return _count(where, node, "node", "ranks", "ranks"), ()
+    if "ranks" in node:
+        raise UsageError(f"{where}: node.ranks and node.members say the same: give one of them")
+    members = node["members"]
+    nodes = members if isinstance(members, list) else []
+    sound = [isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks)
+             for ranks in nodes]  # fmt: skip
+    if not nodes or not all(sound):
+        raise UsageError(f"{where}: node.members is no list of the ranks of each node")
+    named = [rank for ranks in nodes for rank in ranks]
+    twice = next((rank for rank in named if named.count(rank) > 1), None) if len(set(named)) < len(named) else None
+    if twice is not None:
+        raise UsageError(f"{where}: node.members names rank {twice} twice")
+    return max(map(len, nodes)), tuple(tuple(sorted(ranks)) for ranks in nodes)
+
+
+def read_network(where: str, told: Any) -> Network:
+    """The network that a table of a file tells. ``where`` stands in front of errors: the option and the path."""
+    if not isinstance(told, dict):
+        raise UsageError(f"{where}: network is no table")
+    _refuse(where, told, NETWORK_KEYS, "network.")
+    link = _text(where, told, "network", "link")
+    cards = _count(where, told, "network", "cards", "network cards")
+    rails = _count(where, told, "network", "rails", "rails") if "rails" in told else None
+    if rails is not None and cards % rails:
+        raise UsageError(f"{where}: network.cards is no multiple of network.rails")
+    known = named_link(link)
+    if "bandwidth_GB_per_s" in told:
+        speed, source = _bandwidth(where, told, "network"), _text(where, told, "network", "source")
+    elif known is None:
+        names = ", ".join(one.name for one in LINKS if one.links is None)
+        raise UsageError(
+            f"{where}: network.link: {link}: not in the table of links ({names}): "
+            "give network.bandwidth_GB_per_s and network.source"
+        )
+    else:
+        link, speed, source = known.name, float(known.bandwidth), known.source
+    return Network(link=link, cards=cards, card_bandwidth=speed, source=source, rails=rails)
+
+
+def _count(where: str, told: dict[str, Any], table: str, key: str, what: str) -> int:
+    value = told.get(key)
+    if type(value) is not int or not 1 <= value <= MOST_RANKS:
+        raise UsageError(f"{where}: {table}.{key} is not a number of {what}")
+    return value
+
+
+def _text(where: str, told: dict[str, Any], table: str, key: str) -> str:
+    value = told.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{where}: {table}.{key} is no text")
+    return value
+
+
+def _bandwidth(where: str, told: dict[str, Any], table: str) -> float:
+    value: Any = told.get("bandwidth_GB_per_s")
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        raise UsageError(f"{where}: {table}.bandwidth_GB_per_s is no bandwidth")
+    return float(value) * 1e9
+
+
+def _refuse(where: str, found: dict[str, Any], known: tuple[str, ...], table: str) -> None:
+    for key in found:
+        if key not in known:
+            names = ", ".join(table + one for one in known)
+            raise UsageError(f"{where}: {table}{key}: no such key; known: {names}")
+
+
+# Shapes of TPU slices: the one that a number of chips has, along which axes links close to a ring, and its hosts.
+#
+# Google Cloud documentation (v5e, v6e, v5p: configurations; looked up): slices of the 2D kinds are 1x1, 2x2, 2x4,
+# 4x4,
+# 4x8, 8x8, 8x16, 16x16; of the 3D kinds 2x2x1, 2x2x2, 2x2x4, 2x4x4, 4x4x4, then cubes of 4x4x4 side by side.
+# Google Kubernetes Engine documentation (plan TPUs: machine types; looked up): machines have 1, 4 (2x2) or 8 chips.
+# Those
+# of 8 (ct5lp-hightpu-8t, ct6e-standard-8t) are v5e's and v6e's 2x4 in one host; larger slices are made of those of 4.
+
+
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_DEEP = (
+    (1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16),
+    (8, 16, 16), (16, 16, 16), (16, 16, 24),
+)  # fmt: skip
+
+
+_HOST = 4
+"""Chips of a host of every kind, where it is not one of eight."""
+
+
+def axes_of(device: Device) -> int:
+    """2 or 3."""
+    return 3 if device.node is not None and device.node.axes == 3 else 2
+
+
+def default_shape(device: Device, number: int, asked: str = "") -> tuple[int, ...]:
+    """The shape of a slice of ``number`` chips as it is usually had; an ``AskedWronglyError`` if there is none."""
+    shapes = _DEEP if axes_of(device) == 3 else _FLAT
+    found = next((shape for shape in shapes if prod(shape) == number), None)
+    if found is None:
+        sizes = ", ".join(str(prod(shape)) for shape in shapes[:8])
+        raise UsageError(f"--target {asked}: no slice has {number} chips ({sizes}, ...); or give its shape")
+    return found
+
+
+def slice_shape(asked: str, device: Device, sides: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that was written, with as many axes as the chip has; hosts are 2 x 2 chips, or there is one chip."""
+    axes = axes_of(device)
+    if len(sides) > axes:
+        raise UsageError(f"--target {asked}: {device.name} is a torus of {axes} axes, e.g. {_example(axes)}")
+    shape = (*sides, *[1] * (axes - len(sides)))
+    if any(side < 1 or side > 1 << 16 for side in shape):
+        raise UsageError(f"--target {asked}: sides of a slice are 1 and more")
+    if prod(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
+        raise UsageError(
+            f"--target {asked}: a slice is made of 2x2 chips: its first two sides are even, e.g. {_example(axes)}"
+        )
+    return shape
+
+
+def host_shape(asked: str, device: Device, shape: tuple[int, ...], hosts: int | None) -> tuple[int, ...]:
+    """Chips of one host along x, y and z; ``hosts``: how many somebody asked for, ``None`` for the usual machine."""
+    whole, chips = (*shape, *[1] * (3 - len(shape))), prod(shape)
+    sizes = {1: whole} if chips <= _HOST else {chips // _HOST: (2, 2, 1)}
+    if axes_of(device) == 2 and whole[1] % 4 == 0:
+        sizes[chips // 8] = (2, 4, 1)
+    if hosts is None:
+        return sizes.get(1, (2, 2, 1))
+    if hosts not in sizes:
+        known = " or ".join(str(number) for number in sorted(sizes))
+        raise UsageError(f"--target {asked}: {'x'.join(map(str, shape))} is of {known} hosts, not of {hosts}")
+    return sizes[hosts]
+
+
+def closes(device: Device, side: int) -> bool:
+    """Whether the links along an axis of ``side`` chips close to a ring: 16 of the 2D kinds, multiples of 4 in 3D.
+
+    Google Cloud documentation, TPU architecture: cubes of 4x4x4 are joined by optical switches.
+    """
+    return side == 16 if axes_of(device) == 2 else side % 4 == 0
+
+
+def _example(axes: int) -> str:
+    return "2x4" if axes == 2 else "2x2x1"

@@ -1,0 +1,320 @@
+"""Peak memory of a scheduled XLA program, from its schedule and shapes alone.
+
+XLA's own buffer assignment says it exactly and is used where a file carries it. Text does not: then every
+value is alive from its instruction to its last reader, views share the buffer of what they view, loops and
+updates in place that of their operand. Against XLA's own figures for ten programs compiled for an H100
+this was within 15% (it cannot know where XLA reuses a buffer for a value of the same size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from perfscope.analyzers.hlo.module import (
+    BufferAllocation,
+    BufferAssignment,
+    Computation,
+    HeapEvent,
+    HloModule,
+    Instruction,
+    LogicalBuffer,
+)
+from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.model.trace import Trace
+
+_Buffer = tuple[str, int]
+"""Instruction and part of its tuple."""
+_Held = tuple[frozenset[_Buffer], ...]
+"""Buffers a value lies in, by part of a tuple."""
+
+_ALIASES = frozenset({"bitcast", "while", "optimization-barrier", "opt-barrier", "add-dependency"})
+_IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveValue:
+    """A buffer from the instruction that makes it to its last reader, in positions of ``Schedule``, half open."""
+
+    instruction: str
+    part: int
+    """Part of the instruction's tuple; 0 of an array."""
+    start: int
+    end: int
+    bytes: int
+    outputs: tuple[int, ...] = ()
+    """Places among the program's results that it is returned at."""
+
+
+def peak_bytes(module: HloModule) -> int:
+    """Bytes alive at the worst moment of one run, arguments and results included."""
+    if module.buffer_assignment is not None:
+        return sum(one.size for one in module.buffer_assignment.allocations if not one.is_thread_local)
+    return live_peak_bytes(live_values(module, Schedule(module)))
+
+
+def live_peak_bytes(values: Iterable[LiveValue]) -> int:
+    """Most bytes of the values that are alive at one position."""
+    change: dict[int, int] = {}
+    for one in values:
+        change[one.start] = change.get(one.start, 0) + one.bytes
+        change[one.end] = change.get(one.end, 0) - one.bytes
+    return max(accumulate(change[position] for position in sorted(change)), default=0)
+
+
+def live_values(module: HloModule, schedule: Schedule) -> tuple[LiveValue, ...]:
+    """Every buffer of one run that is not a view of another; arguments are alive throughout, constants are not listed.
+
+    A result that took a donated argument's memory is not listed beside it. Inside a loop arguments and results are
+    the caller's. Linear in the module's instructions and tuple parts.
+    """
+    found: list[LiveValue] = []
+    for name, computation in schedule.computations.items():
+        found += _values(module, computation, schedule, whole=name == module.entry)
+    return tuple(found)
+
+
+def _values(module: HloModule, computation: Computation, schedule: Schedule, *, whole: bool) -> Iterator[LiveValue]:
+    """``whole``: the entry, whose parameters count."""
+    held: dict[str, _Held] = {}
+    born: dict[_Buffer, tuple[int, int]] = {}
+    """Start and bytes."""
+    last: dict[_Buffer, int] = {}
+    for one in computation.instructions:
+        own: list[_Buffer] = []
+        held[one.name] = _buffers(module, computation, one, held) or _new(one, own)
+        position = schedule.positions[one.name]
+        if one.opcode == "parameter" and whole:
+            yield LiveValue(instruction=one.name, part=0, start=0, end=len(schedule), bytes=one.shape.bytes)
+        if one.opcode not in ("parameter", "constant"):
+            born.update({buffer: (schedule.begins[one.name], _part_bytes(one, buffer)) for buffer in own})
+        last.update(dict.fromkeys(own, position))
+        if one.opcode not in ("tuple", "get-tuple-element", "bitcast"):
+            last.update({buffer: position for operand in one.operands for part in held[operand] for buffer in part})
+    returned: dict[_Buffer, tuple[int, ...]] = {}
+    for place, part in enumerate(held[computation.root.name]):
+        for buffer in part:
+            returned[buffer] = (*returned.get(buffer, ()), place)
+    end = schedule.positions[computation.instructions[-1].name]
+    last.update(dict.fromkeys(returned, len(schedule) - 1 if whole else end))
+    donated = _donated(module, held[computation.root.name]) if whole else frozenset()
+    for buffer, (start, size) in born.items():
+        if buffer in donated:
+            continue
+        yield LiveValue(
+            instruction=buffer[0],
+            part=buffer[1],
+            start=start,
+            end=last[buffer] + 1,
+            bytes=size,
+            outputs=returned.get(buffer, ()) if whole else (),
+        )
+
+
+def _donated(module: HloModule, results: _Held) -> frozenset[_Buffer]:
+    """Buffers of results that lie in the memory of arguments."""
+    places = (one.output[0] if one.output else 0 for one in module.aliases if len(one.output) < 2)
+    return frozenset(buffer for place in places if place < len(results) for buffer in results[place])
+
+
+def _new(one: Instruction, own: list[_Buffer]) -> _Held:
+    """Buffers of its own: one for an array, one for each part of a tuple."""
+    own.extend((one.name, part) for part in range(max(1, len(one.shape.parts))))
+    return tuple(frozenset({buffer}) for buffer in own)
+
+
+def _part_bytes(one: Instruction, buffer: _Buffer) -> int:
+    return one.shape.parts[buffer[1]].bytes if one.shape.parts else one.shape.bytes
+
+
+def _buffers(module: HloModule, computation: Computation, one: Instruction, held: Mapping[str, _Held]) -> _Held | None:
+    """The buffers of what an instruction is a view of; None: it has its own."""
+    if one.opcode == "tuple":
+        return tuple(frozenset().union(*held[operand]) for operand in one.operands)
+    if one.opcode == "get-tuple-element":
+        parts, text = held[one.operands[0]], one.attributes.get("index", "")
+        index = int(text) if text.isdecimal() else 0
+        return (parts[index],) if index < len(parts) else (frozenset().union(*parts),)
+    if one.opcode in _ALIASES or one.opcode.endswith("-done"):
+        found = tuple(part for operand in one.operands for part in held[operand])
+        return found if len(found) == max(1, len(one.shape.parts)) else (frozenset().union(*found),)
+    slot = _updated_slot(module, one)
+    return None if slot is None else held[one.operands[slot]]
+
+
+def _updated_slot(module: HloModule, one: Instruction) -> int | None:
+    """The operand an instruction updates in place, if it does."""
+    if one.opcode in _IN_PLACE:
+        return 0
+    if one.opcode != "fusion" or not one.called:
+        return None
+    body = module.computations[one.called[0]]
+    root = _behind(body, body.root)
+    if root.opcode not in _IN_PLACE:
+        return None
+    target = _behind(body, body.by_name[root.operands[0]])
+    return target.parameter_number
+
+
+def _behind(body: Computation, one: Instruction) -> Instruction:
+    while one.opcode in ("bitcast", "copy", "convert") and one.operands:
+        one = body.by_name[one.operands[0]]
+    return one
+
+
+# Device memory a compiled program needs, instruction by instruction: XLA's heap simulation, replayed.
+#
+# Bytes at a moment = allocations that live for the whole run (parameters, constants, outputs that are not
+# in the arena) + buffers of the arena that are live, in the order of the schedule. Thread-local
+# allocations (stack of a CPU kernel) are not device memory. The rules of the replay are those of xprof's
+# memory viewer (``hlo_proto_to_memory_visualization_utils.cc``), with which the peak agrees to the byte:
+#
+# - a buffer that shares another's memory counts for nothing itself, it keeps the other's alive;
+# - XLA writes FREE of the last owner before SHARE_WITH of the next: the memory is then counted again;
+# - the arena is the allocation that the trace's buffers are assigned to; the index in the trace is stale.
+#
+# Inside ``while`` and fusions a body's buffers appear once: the peak is right, the repetition is not drawn.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTimeline:
+    """Memory of one module in HBM (the host's memory on CPU). Sizes are bytes, as XLA assigned them."""
+
+    module: str
+    whole_run_bytes: int
+    """Allocations that live from start to end: parameters, constants, outputs outside the arena."""
+    arena_bytes: int
+    """Size of the arena that holds temporaries: ``peak_arena_bytes`` and what fragmentation adds."""
+    peak_arena_bytes: int
+    """Most bytes of the arena live at once."""
+    peak_instruction: str
+    """The instruction whose buffer made it so; ``''`` where nothing lies in the arena."""
+    live_at_peak: tuple[LogicalBuffer, ...]
+    """Buffers of the arena that are live then, largest first."""
+    instructions: tuple[str, ...]
+    """Instruction of every event of the replay, in schedule order."""
+    live_bytes: tuple[int, ...]
+    """Bytes in use after each of them, with ``whole_run_bytes``."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes in use at once: what xprof's memory viewer shows."""
+        return self.whole_run_bytes + self.peak_arena_bytes
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """Bytes of the arena that no buffer uses even at the peak."""
+        return self.arena_bytes - self.peak_arena_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """The heap trace that counts, and the allocations that its buffers lie in."""
+
+    events: tuple[HeapEvent, ...]
+    allocations: frozenset[int]
+    """Their indices; empty where a program has no temporaries."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replay:
+    """A heap trace played from its first event to its last."""
+
+    live: int = 0
+    peak: int = 0
+    peak_event: int = -1
+    after: list[int] = field(default_factory=list)
+    owners: dict[int, int] = field(default_factory=dict)
+    """Block of memory -> the live buffers in it; a block is the buffer that came first."""
+
+
+def hlo_memory(trace: Trace) -> tuple[MemoryTimeline, ...]:
+    """The timeline of every module whose buffer assignment is known, in the order of ``trace.hlo``."""
+    found = (memory_timeline(module) for module in trace.hlo)
+    return tuple(one for one in found if one is not None)
+
+
+def memory_timeline(module: HloModule) -> MemoryTimeline | None:
+    """The timeline of a module; ``None`` where its temporaries cannot be replayed.
+
+    HLO text carries no buffer assignment, and some protos carry one without a heap trace.
+    """
+    arena = arena_of(module)
+    if arena is None:
+        return None
+    assignment = module.buffer_assignment
+    assert assignment is not None
+    events, arenas = arena.events, arena.allocations
+    replay = _replayed(assignment, events)
+    whole_run = sum(one.size for one in assignment.allocations if in_device_memory(one) and one.index not in arenas)
+    at_peak = _replayed(assignment, events[: replay.peak_event + 1]).owners
+    live = [assignment.buffers[block] for block, count in at_peak.items() if count]
+    return MemoryTimeline(
+        module=module.name,
+        whole_run_bytes=whole_run,
+        arena_bytes=sum(one.size for one in assignment.allocations if one.index in arenas),
+        peak_arena_bytes=replay.peak,
+        peak_instruction=events[replay.peak_event].instruction if replay.peak_event >= 0 else "",
+        live_at_peak=tuple(sorted(live, key=lambda buffer: -buffer.size)),
+        instructions=tuple(event.instruction for event in events),
+        live_bytes=tuple(whole_run + live for live in replay.after),
+    )
+
+
+def arena_of(module: HloModule) -> Arena | None:
+    """The heap trace of a module's device memory; ``None`` where its temporaries cannot be replayed."""
+    assignment = module.buffer_assignment
+    if assignment is None or not assignment.allocations:
+        return None
+    traces = [(events, _arenas(assignment, events)) for events in assignment.heap_traces]
+    traces = [(events, arenas) for events, arenas in traces if arenas]
+    if not traces:
+        if any(_is_temporary(one) for one in assignment.allocations) and not any(assignment.heap_traces):
+            return None
+        # a TPU program whose temporaries lie on the chip: what it has in memory (tuples) is traced nowhere, and lasts
+        return Arena(events=(), allocations=frozenset())
+    # one trace a memory space, or (older XLA) one a computation: the largest is the one that counts
+    events, arenas = max(traces, key=lambda one: _replayed(assignment, one[0]).peak)
+    return Arena(events=events, allocations=arenas)
+
+
+def in_device_memory(allocation: BufferAllocation) -> bool:
+    """Whether an allocation counts: not a kernel's stack, not another memory space."""
+    return not allocation.is_thread_local and not allocation.memory_space
+
+
+def _is_temporary(allocation: BufferAllocation) -> bool:
+    lasting = allocation.is_parameter or allocation.is_constant or allocation.maybe_live_out
+    return in_device_memory(allocation) and not lasting
+
+
+def _arenas(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> frozenset[int]:
+    """Allocations in device memory that a trace's buffers are assigned to."""
+    in_memory = {one.index for one in assignment.allocations if in_device_memory(one)}
+    buffers = (assignment.buffers.get(event.buffer) for event in events)
+    return frozenset(
+        one.allocation
+        for one in buffers
+        if one is not None and one.allocation is not None and one.allocation in in_memory
+    )
+
+
+def _replayed(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> _Replay:
+    replay = _Replay()
+    block_of: dict[int, int] = {}
+    for index, event in enumerate(events):
+        if event.kind == "share_with" and event.share_with is not None:
+            # what shares with a sharer shares its block
+            block_of[event.buffer] = block_of.get(event.share_with, event.share_with)
+        block = block_of.get(event.buffer, event.buffer)
+        buffer = assignment.buffers.get(block)
+        if buffer is not None:
+            before = replay.owners.get(block, 0)
+            now = max(before - 1, 0) if event.kind == "free" else before + 1
+            replay.owners[block] = now
+            replay.live += buffer.size * ((now > 0) - (before > 0))
+        replay.after.append(replay.live)
+        if replay.live > replay.peak:
+            replay.peak, replay.peak_event = replay.live, index
+    return replay

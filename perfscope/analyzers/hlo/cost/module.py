@@ -1,0 +1,359 @@
+"""Cost of an HLO program, instruction by instruction, as often as each runs.
+
+Modelled from the program alone: arithmetic by documented formulas, memory traffic as if nothing stayed in a cache
+between two instructions and each instruction read what it needs once. Loops count as often as they run, which
+XLA's own cost analysis does not do. What has no formula is unknown, never 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES, group_size, wire_bytes
+from perfscope.analyzers.hlo.cost.fusion import BodyTraffic, body_traffic
+from perfscope.analyzers.hlo.cost.ops import MOVES, NO_WORK, custom_call_work, op_work, without_scratch
+from perfscope.analyzers.hlo.cost.phase import Phase, phase_of
+from perfscope.analyzers.hlo.cost.traffic import copy_traffic, fusion_traffic, op_traffic
+from perfscope.analyzers.hlo.cost.types import NO_PRODUCTS, NOTHING, Cost, Traffic, Work, cost_of
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
+
+# Cost of running each computation and instruction of a module once, callees before callers.
+
+
+CONTROL = frozenset({"while", "conditional", "call"})
+ASYNC = frozenset({"async-start", "call-start", "custom-call-start", "fusion-start"})
+"""Starts of what another computation describes."""
+CONTAINERS = CONTROL | ASYNC | {"fusion"}
+"""Opcodes whose arithmetic is that of the instructions in the computations they call."""
+
+FREE = Cost()
+
+_VIEWS = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
+"""Most instructions of a module: answered before anything is looked up."""
+
+
+class OnceCosts:
+    """Costs of running each computation and instruction once; callees are counted before callers."""
+
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+        self.sums: dict[str, Cost] = {}
+        self.costs: dict[str, list[Cost]] = {}
+        self.branches: dict[tuple[str, str], tuple[Cost, ...]] = {}
+        self._bodies: dict[str, BodyTraffic] = {}
+        fusions = (one for _, one in module.instructions() if one.opcode in ("fusion", "fusion-start"))
+        self._fused = {called for one in fusions for called in one.called}
+        self._started = _started_channels(module)
+
+    def count(self, computation: Computation) -> None:
+        """Count a computation whose callees are counted."""
+        inside = computation.name in self._fused
+        costs = []
+        total = FREE
+        for instruction in computation.instructions:
+            cost = self._cost(computation, instruction, inside=inside)
+            costs.append(cost)
+            if cost is not FREE:
+                total = total + cost
+        self.costs[computation.name] = costs
+        self.sums[computation.name] = total
+        if inside:
+            self._bodies[computation.name] = body_traffic(computation, self._bodies)
+
+    def _cost(self, computation: Computation, instruction: Instruction, *, inside: bool) -> Cost:
+        opcode = instruction.opcode
+        if opcode in CONTROL:
+            return self._control(computation, instruction)
+        if opcode.endswith(("-done", "-update")) or opcode in _VIEWS:
+            return FREE  # a start has the cost of what it starts
+        operands = [computation.by_name[name].shape for name in instruction.operands]
+        if opcode in ASYNC and instruction.called and opcode != "fusion-start":
+            return self.sums[instruction.called[0]]
+        if opcode.endswith("-start"):
+            instruction = _blocking(instruction)
+        cost = cost_of(self._work(instruction, operands), NOTHING)
+        if instruction.opcode == "fusion" and instruction.called:
+            cost = self.sums[instruction.called[0]]
+        traffic = self._traffic(computation, instruction, operands, inside=inside)
+        return _with_traffic(cost, traffic)
+
+    def _control(self, computation: Computation, instruction: Instruction) -> Cost:
+        called = [self.sums[name] for name in instruction.called]
+        if instruction.opcode == "conditional":
+            self.branches[computation.name, instruction.name] = tuple(called)
+            return max(called, key=dearness, default=FREE)
+        total = sum(called, start=FREE)
+        if instruction.opcode == "while":
+            return total.times(trips(instruction), exact=instruction.trip_count is not None)
+        return total
+
+    def _work(self, instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+        if instruction.opcode == "fusion":
+            return Work()
+        if instruction.opcode == "custom-call":
+            return custom_call_work(instruction, operands)
+        return op_work(instruction, operands, lambda number: self._operator(instruction, number))
+
+    def _operator(self, instruction: Instruction, number: int) -> Work | None:
+        """Work of applying an instruction's operator once."""
+        if number >= len(instruction.called):
+            return None
+        cost = self.sums[instruction.called[number]]
+        return None if cost.unknown else Work(flops=cost.flops, transcendentals=cost.transcendentals, exact=cost.exact)
+
+    def _traffic(
+        self, computation: Computation, instruction: Instruction, operands: Sequence[Shape], *, inside: bool
+    ) -> Traffic:
+        opcode, platform = instruction.opcode, self.module.platform
+        wire = self._wire(computation, instruction, operands, inside=inside) if opcode in COLLECTIVES else 0
+        if inside:
+            return Traffic(wire=wire)
+        if opcode == "fusion" and instruction.called:
+            return fusion_traffic(instruction, operands, self._bodies[instruction.called[0]], platform)
+        if opcode == "copy-start":
+            return copy_traffic(instruction, operands, platform)
+        if opcode == "custom-call":
+            target = instruction.custom_call_target or ""
+            if target in NO_WORK:
+                return NOTHING
+            if target not in MOVES:
+                instruction = dataclasses.replace(instruction, shape=without_scratch(instruction))
+        moved = op_traffic(instruction, operands, platform)
+        return dataclasses.replace(moved, wire=wire) if wire else moved
+
+    def _wire(
+        self, computation: Computation, instruction: Instruction, operands: Sequence[Shape], *, inside: bool
+    ) -> int:
+        # the TPU compiler repeats a collective in each fusion that works beside it: the one that starts it counts
+        start = self._started.get(instruction.channel_id)
+        if inside and start is not None and start != computation.name:
+            return 0
+        return wire_bytes(instruction.opcode, operands, instruction.shape, group_size(self.module, instruction))
+
+
+def _with_traffic(cost: Cost, traffic: Traffic) -> Cost:
+    if traffic is NOTHING:
+        return cost
+    return dataclasses.replace(
+        cost,
+        bytes_read=traffic.read,
+        bytes_written=traffic.written,
+        wire_bytes=cost.wire_bytes + traffic.wire,
+        host_bytes=traffic.host,
+    )
+
+
+def _blocking(instruction: Instruction) -> Instruction:
+    """The op that an asynchronous start begins, with the shape of what it yields in the end.
+
+    A start's shape is (operands, results, ...), except for ``all-reduce-start``, whose is the result alone,
+    and copies, which have a rule of their own.
+    """
+    opcode = instruction.opcode
+    shape = instruction.shape
+    if opcode != "copy-start":
+        if opcode != "all-reduce-start" and len(shape.parts) > 1:
+            shape = shape.parts[1]
+        opcode = opcode.removesuffix("-start")
+    return dataclasses.replace(instruction, opcode=opcode, shape=shape)
+
+
+def _started_channels(module: HloModule) -> dict[int | None, str]:
+    """Computation in which the TPU compiler starts an asynchronous collective, by channel."""
+    found: dict[int | None, str] = {}
+    for computation in module.computations.values():
+        for one in computation.instructions:
+            if one.custom_call_target == "AsyncCollectiveStart":
+                for name in one.operands:
+                    channel = computation.by_name[name].channel_id
+                    if channel is not None:
+                        found.setdefault(channel, computation.name)
+    return found
+
+
+def dearness(cost: Cost) -> tuple[int, int]:
+    """Order of branches: by arithmetic, then by bytes."""
+    return cost.flops + cost.transcendentals, cost.bytes
+
+
+def trips(instruction: Instruction) -> int:
+    """Turns of a loop; 1 where they are not known."""
+    return 1 if instruction.trip_count is None else instruction.trip_count
+
+
+def callees_first(module: HloModule) -> list[str]:
+    """Computations that the entry reaches, each after those it calls; walked with a stack of our own."""
+    finished: dict[str, bool] = {}
+    waiting = [(module.entry, False)]
+    order = []
+    while waiting:
+        name, left = waiting.pop()
+        if left:
+            finished[name] = True
+            order.append(name)
+            continue
+        if name in finished:
+            if not finished[name]:
+                raise ValueError(f"computation {name[:80]!r} calls itself")
+            continue
+        finished[name] = False
+        waiting.append((name, True))
+        called = {one for instruction in module.computations[name].instructions for one in instruction.called}
+        waiting.extend((one, False) for one in sorted(called) if not finished.get(one, False))
+    return order
+
+
+MAX_AMOUNT = 1 << 128
+"""Operations, bytes or runs in a module: 10^38, a million exaFLOP/s machines for a million years; floats hold it."""
+
+Place = Literal["launched", "control", "inside"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionCost:
+    """What one instruction costs each time it runs, and how often it runs in one run of the module."""
+
+    computation: str
+    instruction: Instruction
+    place: Place
+    """``launched``: runs by itself, all traffic is here. ``control``: a loop, branch or call, with the cost of what
+    it runs. ``inside``: part of a fusion or of an asynchronous op, which has its traffic."""
+    once: Cost
+    runs: int
+    """In totals only the dearest branch of a conditional runs; instructions of the others have 0 here."""
+    runs_exact: bool
+    """False: around it is a loop whose trip count is not known; counted once."""
+    branches: tuple[Cost, ...] = ()
+    """Of a conditional: every branch, in written order."""
+
+    @property
+    def flops(self) -> int | None:
+        """FLOPs each time; ``None`` if nothing in it can be counted. At least this many unless ``once.exact``."""
+        return None if self.once.unknown and not self.once.flops else self.once.flops
+
+    @property
+    def total(self) -> Cost:
+        """The cost of all its runs."""
+        return self.once.times(self.runs, exact=self.runs_exact)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCost:
+    """Cost of one run of a module on one device."""
+
+    module: HloModule
+    total: Cost
+    rows: tuple[InstructionCost, ...]
+    """Every instruction that runs, operators of reductions aside; callers first."""
+    by_name: Mapping[tuple[str, str], InstructionCost] = field(repr=False)
+    """By computation and instruction."""
+
+    @cached_property
+    def launched(self) -> tuple[InstructionCost, ...]:
+        """Instructions that run by themselves and do or move anything: their costs add up to the total."""
+        return tuple(row for row in self.rows if row.place == "launched" and row.once != FREE)
+
+    @cached_property
+    def phases(self) -> Mapping[Phase, Cost]:
+        """The total by phase: arithmetic by what each op inside a fusion is for, traffic by the fusion's own name."""
+        found: dict[Phase, Cost] = {}
+        for row in self.rows:
+            if row.place == "control" or not row.runs:
+                continue
+            part = row.total
+            if row.instruction.called and row.instruction.opcode in CONTAINERS:
+                part = dataclasses.replace(part, flops=0, transcendentals=0, products=NO_PRODUCTS, unknown=0)
+            if part != FREE:
+                phase = phase_of(row.instruction.op_name)
+                found[phase] = found[phase] + part if phase in found else part
+        return found
+
+    @property
+    def unknown_bytes_share(self) -> float:
+        """Share of the bytes that move for instructions whose arithmetic is unknown; 0 if nothing moves."""
+        moved = sum(row.total.bytes for row in self.launched if row.flops is None)
+        return moved / self.total.bytes if self.total.bytes else 0.0
+
+    def recompute_share(self) -> float:
+        """Share of the FLOPs that compute again what forward computed; 0 if there are none."""
+        again = self.phases.get("recompute")
+        return again.flops / self.total.flops if again is not None and self.total.flops else 0.0
+
+
+def module_cost(module: HloModule) -> ModuleCost:
+    """The cost of a module. Time and memory are linear in its instructions.
+
+    ``DataError``, one line, for sizes and trip counts that no machine could run; ``ValueError`` if computations
+    call one another in a circle, which readers refuse.
+    """
+    order = callees_first(module)
+    model = OnceCosts(module)
+    for name in order:
+        model.count(module.computations[name])
+    rows = _placed(module, model, order)
+    total = model.sums[module.entry]
+    if max(total.flops, total.transcendentals, total.bytes, total.wire_bytes, *(row.runs for row in rows)) > MAX_AMOUNT:
+        raise DataError(f"{module.source}: a program that would never end: sizes or trip counts are not real")
+    return ModuleCost(
+        module=module,
+        total=total,
+        rows=rows,
+        by_name={(row.computation, row.instruction.name): row for row in rows},
+    )
+
+
+def _arithmetic(cost: Cost) -> Cost:
+    """A cost without its traffic."""
+    if not (cost.bytes or cost.wire_bytes or cost.host_bytes):
+        return cost
+    return dataclasses.replace(cost, bytes_read=0, bytes_written=0, wire_bytes=0, host_bytes=0)
+
+
+def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[InstructionCost, ...]:
+    """Rows of all computations that run, callers first, with how often they run."""
+    runs: dict[str, tuple[int, bool]] = {module.entry: (1, True)}
+    inside: set[str] = set()
+    rows = []
+    for name in reversed(order):
+        if name not in runs:
+            continue  # an operator of a reduction, or a computation only operators call
+        times, exact = runs[name]
+        for instruction, once in zip(module.computations[name].instructions, model.costs[name], strict=True):
+            control = instruction.opcode in CONTROL
+            branches = model.branches.get((name, instruction.name), ())
+            rows.append(
+                InstructionCost(
+                    computation=name,
+                    instruction=instruction,
+                    place="inside" if name in inside else "control" if control else "launched",
+                    once=_arithmetic(once) if name in inside else once,
+                    runs=times,
+                    runs_exact=exact,
+                    branches=branches,
+                )
+            )
+            if instruction.opcode not in CONTAINERS:
+                continue  # what it calls is an operator that it applies to elements
+            dearest = max(range(len(branches)), key=lambda at: dearness(branches[at])) if branches else None
+            loop = instruction.opcode == "while"
+            for at, called in enumerate(instruction.called if control else instruction.called[:1]):
+                more = times * (trips(instruction) if loop else 1) if dearest in (None, at) else 0
+                before, known = runs.get(called, (0, True))
+                runs[called] = (before + more, known and exact and not (loop and instruction.trip_count is None))
+                if name in inside or not control:
+                    inside.add(called)
+    return tuple(rows)
+
+
+# Cost of the compiled programs of a trace, each counted once.
+
+
+def hlo_costs(trace: Trace) -> tuple[ModuleCost, ...]:
+    """Cost of one run of each program in ``trace.hlo``, in the same order; modelled, nothing is measured."""
+    return tuple(module_cost(module) for module in trace.hlo)

@@ -1,0 +1,357 @@
+"""Arithmetic of every opcode that is neither a library call nor runs other computations as a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from perfscope.analyzers.hlo.cost.products import (
+    convolution_flops,
+    convolution_work,
+    dims_of,
+    dot_flops,
+    dot_work,
+    ragged_dot_work,
+    valid_positions,
+    wider,
+    window_dims,
+)
+from perfscope.analyzers.hlo.cost.types import Work, product_work
+from perfscope.analyzers.hlo.module import Instruction, Shape
+
+ARITHMETIC = frozenset(
+    {
+        "abs", "add", "and", "ceil", "clamp", "compare", "convert", "count-leading-zeros", "divide", "floor", "imag",
+        "is-finite", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt", "real", "reduce-precision",
+        "remainder", "round-nearest-afz", "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
+        "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "complex",
+    }
+)  # fmt: skip
+"""One operation an element of the result."""
+
+TRANSCENDENTAL = frozenset(
+    {
+        "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosine", "cosh", "erf", "exponential",
+        "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "rsqrt", "sine", "sinh", "sqrt", "tan",
+        "tanh",
+    }
+)  # fmt: skip
+"""One transcendental an element of the result."""
+
+NO_ARITHMETIC = frozenset(
+    {
+        "add-dependency", "after-all", "bitcast", "bitcast-convert", "broadcast", "concatenate", "constant", "copy",
+        "copy-done", "copy-start", "domain", "dynamic-reshape", "dynamic-slice", "dynamic-update-slice", "gather",
+        "get-dimension-size", "get-tuple-element", "infeed", "iota", "opt-barrier", "optimization-barrier", "outfeed",
+        "pad", "parameter", "partition-id", "replica-id", "reshape", "reverse", "set-dimension-size", "slice",
+        "transpose", "tuple", "recv", "recv-done", "send", "send-done", "collective-permute", "all-gather",
+        "all-to-all", "ragged-all-to-all", "collective-broadcast",
+    }
+)  # fmt: skip
+"""They name, place or move values."""
+
+Applied = Callable[[int], "Work | None"]
+"""Work of running the instruction's n-th called computation once."""
+
+
+def op_work(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """Arithmetic of an instruction whose operands have the shapes given; ``None`` if there is no formula for it."""
+    opcode = instruction.opcode
+    if opcode in NO_ARITHMETIC:
+        return _NONE
+    if opcode in ARITHMETIC:
+        return Work(flops=instruction.shape.elements)
+    if opcode in TRANSCENDENTAL:
+        return Work(transcendentals=instruction.shape.elements)
+    formula = FORMULAS.get(opcode)
+    return None if formula is None else formula(instruction, operands, applied)
+
+
+def _reduce(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """Elements that go in less those that come out, times the operator."""
+    work = applied(0)
+    if work is None or len(operands) < 2:
+        return None
+    inputs, result = operands[0], _first(instruction.shape)
+    return work.times(max(0, inputs.elements - result.elements))
+
+
+def _reduce_window(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """Window positions on the input less one an output, times the operator: a naive cumulative sum is O(n^2)."""
+    work, window = applied(0), window_dims(instruction.attributes.get("window", ""))
+    result = _first(instruction.shape)
+    if work is None or window is None or not operands or len(window) != len(result.dims):
+        return None
+    if len(operands[0].dims) != len(window):
+        return None
+    positions = 1
+    for dim, inputs, outputs in zip(window, operands[0].dims, result.dims, strict=True):
+        found = valid_positions(dim, inputs, outputs)
+        if found is None:
+            return None
+        positions *= found
+    return work.times(max(0, positions - result.elements))
+
+
+def _select_and_scatter(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """A comparison for each further element of every window, one update for each window."""
+    compare, update = applied(0), applied(1)
+    window = window_dims(instruction.attributes.get("window", ""))
+    if compare is None or update is None or window is None or len(operands) < 2:
+        return None
+    sources = operands[1].elements
+    inside = math.prod(dim.size for dim in window)
+    compares, updates = compare.times(sources * max(0, inside - 1)), update.times(sources)
+    return Work(
+        flops=compares.flops + updates.flops, transcendentals=compares.transcendentals + updates.transcendentals
+    )
+
+
+def _scatter(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """The operator once an element of the updates."""
+    work = applied(0)
+    sets = len(operands) // 2  # n operands, the indices, n updates
+    if work is None or len(operands) < 3:
+        return None
+    return work.times(operands[sets + 1].elements)
+
+
+def _map(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    work = applied(0)
+    return None if work is None else work.times(instruction.shape.elements)
+
+
+def _sort(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """``rows * n * ceil(log2 n)`` comparisons along the sorted dimension, as a merge sort makes at most."""
+    work = applied(0)
+    axes = dims_of(instruction.attributes.get("dimensions", ""))
+    if work is None or not operands or len(axes) != 1 or axes[0] >= len(operands[0].dims):
+        return None
+    length = operands[0].dims[axes[0]]
+    return work.times(operands[0].elements * max(0, (length - 1).bit_length()))
+
+
+def _top_k(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """One comparison an element at the very least: a lower bound."""
+    return Work(flops=operands[0].elements, exact=False) if operands else None
+
+
+def _fft(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """``5 N log2 N`` complex, ``2.5 N log2 N`` with real input or output, as FFTW's benchmarks count."""
+    lengths = dims_of(instruction.attributes.get("fft_length", ""))
+    kind = instruction.attributes.get("fft_type", "")
+    if not operands or not lengths or 0 in lengths or kind not in ("FFT", "IFFT", "RFFT", "IRFFT"):
+        return None
+    points = math.prod(lengths)
+    # the real side of a real transform has as many elements as points; its complex side about half
+    side = instruction.shape if kind == "IRFFT" else operands[0]
+    transforms = side.elements // points
+    return Work(flops=round((5.0 if kind in ("FFT", "IFFT") else 2.5) * points * math.log2(points)) * transforms)
+
+
+def _triangular_solve(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """``n`` for each element of the right-hand sides, n the order of the matrix (LAPACK's ``trsm``: n^2 m)."""
+    if len(operands) < 2 or not operands[0].dims:
+        return None
+    return Work(flops=operands[0].dims[-1] * operands[1].elements)
+
+
+def _cholesky(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """``n^3 / 3`` a matrix (LAPACK's ``potrf``, leading term)."""
+    if not operands or not operands[0].dims:
+        return None
+    return Work(flops=operands[0].elements * operands[0].dims[-1] // 3)
+
+
+def _all_reduce(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
+    """The operator once an element that comes out: what one device of a ring applies, to within ``1/n``."""
+    work = applied(0)
+    return None if work is None else work.times(instruction.shape.elements)
+
+
+def _first(shape: Shape) -> Shape:
+    return shape.parts[0] if shape.parts else shape
+
+
+_NONE = Work()
+
+Formula = Callable[[Instruction, Sequence[Shape], Applied], "Work | None"]
+
+FORMULAS: Mapping[str, Formula] = {
+    "all-reduce": _all_reduce,
+    "cholesky": _cholesky,
+    "convolution": lambda instruction, operands, _: convolution_work(instruction, operands),
+    "dot": lambda instruction, operands, _: dot_work(instruction, operands),
+    "fft": _fft,
+    "map": _map,
+    "ragged-dot": lambda instruction, operands, _: ragged_dot_work(instruction, operands),
+    "reduce": _reduce,
+    "reduce-scatter": _all_reduce,
+    "reduce-window": _reduce_window,
+    "scaled-dot": lambda instruction, operands, _: dot_work(instruction, operands),
+    "scatter": _scatter,
+    "select-and-scatter": _select_and_scatter,
+    "sort": _sort,
+    "topk": _top_k,
+    "triangular-solve": _triangular_solve,
+}
+"""Opcodes whose arithmetic is more than one operation an element. What is in none of the four tables is unknown
+(``batch-norm-*``, ``rng*`` and opcodes yet to come)."""
+
+
+# Arithmetic of the library calls that are known. A custom call that is in no table here is unknown.
+
+
+NO_WORK = frozenset(
+    {
+        "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
+        "LayoutConstraint", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "annotate_device_placement",
+    }
+)  # fmt: skip
+"""Marks for the compiler and views: they neither compute nor move anything."""
+
+MOVES = frozenset({"MoveToDevice", "MoveToHost"})
+"""Copies between host and device."""
+
+BACKWARD_PRODUCTS = 5
+"""Products in the backward pass of fused attention: scores again, and the gradients of scores' weights, of values,
+queries and keys. Forward has two."""
+
+
+def custom_call_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """Arithmetic of a custom call, from its target, configuration and shapes; ``None`` if that does not tell."""
+    target = instruction.custom_call_target or ""
+    if target in NO_WORK or target in MOVES:
+        return Work()
+    formula = next((formula for pattern, formula in _TABLE if pattern.fullmatch(target)), None)
+    return None if formula is None else formula(instruction, operands)
+
+
+def result_of(instruction: Instruction) -> Shape:
+    """The first array a call yields: libraries append scratch memory and flags to it."""
+    shape = instruction.shape
+    while shape.parts:
+        shape = shape.parts[0]
+    return shape
+
+
+def without_scratch(instruction: Instruction) -> Shape:
+    """The shape of a library call's results without the bytes it asks for as scratch memory, its last part."""
+    shape, target = instruction.shape, instruction.custom_call_target or ""
+    last = shape.parts[-1] if shape.parts else shape
+    if len(shape.parts) > 1 and target.startswith("__cu") and last.dtype in ("s8", "u8") and len(last.dims) == 1:
+        return dataclasses.replace(shape, parts=shape.parts[:-1])
+    return shape
+
+
+def _gemm(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """cuBLAS and cuBLASLt, FP8 included; scales, bias and activation of an epilogue are not counted."""
+    config = instruction.backend_config.get("gemm_backend_config", instruction.backend_config)
+    numbers = _mapping(config, "dot_dimension_numbers")
+    if len(operands) < 2 or not numbers:
+        return None
+    contracting = _ints(numbers, "lhs_contracting_dimensions")
+    dtype = wider(operands[0], operands[1])
+    flops = None if contracting is None else dot_flops(result_of(instruction), operands[0], contracting, dtype)
+    return None if flops is None else product_work(flops, dtype, _precision(config))
+
+
+def _convolution(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """cuDNN. The labels and the window are those of the forward convolution in all three directions."""
+    if len(operands) < 2:
+        return None
+    first, second, result = operands[0], operands[1], result_of(instruction)
+    target = instruction.custom_call_target or ""
+    roles = (first, second, result)  # input, kernel, output
+    if target == "__cudnn$convBackwardInput":
+        roles = (result, second, first)
+    elif target == "__cudnn$convBackwardFilter":
+        roles = (first, result, second)
+    flops = convolution_flops(instruction, *roles)
+    return None if flops is None else product_work(flops, wider(first, second))
+
+
+def _attention(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """cuDNN's fused attention: two products forward, five backward, each ``2 * scores * head size``.
+
+    Scores masked by causality or a sliding window are not counted where queries and keys are as many; masks whose
+    values only the run knows (padding) count in full.
+    """
+    config = _mapping(instruction.backend_config, "cudnn_fmha_backend_config")
+    scores = _ints(_mapping(config, "intermediate_tensor_shape"), "dimensions")
+    contracting = _ints(_mapping(config, "bmm1_dot_dimension_numbers"), "lhs_contracting_dimensions")
+    if scores is None or len(scores) != 4 or len(operands) < 3:
+        return None
+    query = operands[0]
+    backward = "Backward" in (instruction.custom_call_target or "")
+    if contracting is None or len(contracting) != 1 or contracting[0] >= len(query.dims):
+        # backward is configured by the products of the gradients; the head size is queries' last dimension
+        contracting = (len(query.dims) - 1,)
+    batch, heads, queries, keys = scores
+    pairs = queries * keys
+    if "CAUSAL" in str(config.get("mask_type", "")) and queries == keys:
+        # query i sees i keys and itself, of them at most the window's
+        window = min(_number(config.get("sliding_window_length")) or keys, keys)
+        pairs = window * (window + 1) // 2 + (queries - window) * window
+    each = 2 * batch * heads * pairs * query.dims[contracting[0]]
+    return product_work(each * (BACKWARD_PRODUCTS if backward else 2), query.dtype)
+
+
+def _top_k_cost_custom_calls(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """One comparison an element at the very least: a lower bound."""
+    return Work(flops=operands[0].elements, exact=False) if operands else None
+
+
+def _stated(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """A Pallas kernel for TPU: the author's own ``pl.CostEstimate``, where there is one."""
+    estimate = _mapping(_mapping(instruction.backend_config, "custom_call_config"), "cost_estimate")
+    flops, transcendentals = _number(estimate.get("flops")), _number(estimate.get("transcendentals"))
+    if flops is None:
+        return None
+    return Work(flops=flops, transcendentals=transcendentals or 0)
+
+
+_TABLE: tuple[tuple[re.Pattern[str], Callable[[Instruction, Sequence[Shape]], Work | None]], ...] = (
+    (re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)"), _gemm),
+    (
+        re.compile(r"__cudnn\$conv(Forward|BackwardInput|BackwardFilter|BiasActivationForward)"),
+        _convolution,
+    ),
+    (re.compile(r"__cudnn\$fmha\w*"), _attention),
+    (re.compile(r"(__gpu\$)?TopK"), _top_k_cost_custom_calls),
+    (re.compile(r"tpu_custom_call"), _stated),
+)
+
+
+def _precision(config: Mapping[str, Any]) -> str:
+    precision = _mapping(config, "precision_config")
+    algorithm = str(precision.get("algorithm", "ALG_UNSET")).lower()
+    if algorithm != "alg_unset":
+        return algorithm.removeprefix("alg_")
+    asked = precision.get("operand_precision", ())
+    words = [str(word).lower() for word in asked] if isinstance(asked, list) else []
+    order = ("default", "high", "highest")
+    return max((word for word in words if word in order), key=order.index, default="default")
+
+
+def _mapping(config: object, key: str) -> Mapping[str, Any]:
+    found = config.get(key) if isinstance(config, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _ints(config: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
+    """A list of sizes (JSON of protos writes 64-bit numbers as strings); ``None`` if it is none."""
+    found = config.get(key)
+    if not isinstance(found, list):
+        return None
+    numbers = [_number(item) for item in found]
+    return None if None in numbers else tuple(number for number in numbers if number is not None)
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

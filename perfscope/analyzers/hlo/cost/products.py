@@ -1,0 +1,201 @@
+"""FLOPs of matrix products and convolutions: two for each multiply-add, eight for complex numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from perfscope.analyzers.hlo.cost.types import Work, product_work
+from perfscope.analyzers.hlo.module import ITEM_BITS, Instruction, Shape
+
+# Windows of convolutions and window reductions: which positions fall on the input at all.
+
+
+MAX_WINDOW_STEPS = 1 << 16
+"""Window positions that are gone through one by one. Kernels have tens; a batch dimension that the TPU
+compiler writes as a window has thousands."""
+
+_FIELD = re.compile(r"(size|stride|pad|lhs_dilate|rhs_dilate)=([-\dx_]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowDim:
+    """One dimension of a window, as XLA defines it."""
+
+    size: int
+    stride: int = 1
+    pad_low: int = 0
+    lhs_dilate: int = 1
+    """Input elements lie this far apart (holes between them are zero)."""
+    rhs_dilate: int = 1
+    """Window elements lie this far apart."""
+
+
+def window_dims(text: str) -> tuple[WindowDim, ...] | None:
+    """Dimensions of ``{size=3x3 stride=2x2 pad=1_1x1_1}``; none for blank text, ``None`` if it cannot be read."""
+    fields = {key: value.split("x") for key, value in _FIELD.findall(text)}
+    sizes = fields.get("size", [])
+    try:
+        return tuple(
+            WindowDim(
+                size=int(size),
+                stride=int(fields["stride"][at]) if "stride" in fields else 1,
+                pad_low=int(fields["pad"][at].partition("_")[0]) if "pad" in fields else 0,
+                lhs_dilate=int(fields["lhs_dilate"][at]) if "lhs_dilate" in fields else 1,
+                rhs_dilate=int(fields["rhs_dilate"][at]) if "rhs_dilate" in fields else 1,
+            )
+            for at, size in enumerate(sizes)
+        )
+    except (ValueError, IndexError):
+        return None
+
+
+@lru_cache(maxsize=4096)
+def valid_positions(window: WindowDim, inputs: int, outputs: int) -> int | None:
+    """Pairs of (output, window element) that fall on an input element, not on padding or between two of them.
+
+    Output ``o`` and window element ``k`` meet input position ``o*stride + k*rhs_dilate - pad_low`` of the
+    dilated input. ``None`` if there are too many window elements to go through.
+    """
+    if window.size > MAX_WINDOW_STEPS and outputs <= MAX_WINDOW_STEPS:
+        # the same pairs, counted the other way round
+        swapped = WindowDim(
+            size=outputs,
+            stride=window.rhs_dilate,
+            pad_low=window.pad_low,
+            lhs_dilate=window.lhs_dilate,
+            rhs_dilate=window.stride,
+        )
+        return valid_positions(swapped, inputs, window.size)
+    if window.size > MAX_WINDOW_STEPS or min(window.stride, window.lhs_dilate, window.rhs_dilate) < 1:
+        return None
+    last = (inputs - 1) * window.lhs_dilate
+    step = window.lhs_dilate // math.gcd(window.stride, window.lhs_dilate)
+    found = 0
+    for element in range(window.size):
+        offset = element * window.rhs_dilate - window.pad_low
+        first = _first_on_input(window.stride, window.lhs_dilate, offset)
+        if first is None or inputs < 1:
+            continue
+        low = max(0, -(offset // window.stride))  # o*stride + offset >= 0, rounded up
+        high = min(outputs - 1, (last - offset) // window.stride)
+        begin = low + (first - low) % step
+        if begin <= high:
+            found += (high - begin) // step + 1
+    return found
+
+
+def _first_on_input(stride: int, dilate: int, offset: int) -> int | None:
+    """Smallest ``o >= 0`` with ``(o*stride + offset) % dilate == 0``; ``None`` if no ``o`` does it."""
+    shared = math.gcd(stride, dilate)
+    if offset % shared:
+        return None
+    step = dilate // shared
+    if step == 1:
+        return 0
+    return (-offset // shared) * pow(stride // shared, -1, step) % step
+
+
+_ORDER = ("default", "high", "highest")
+
+
+def dims_of(text: str) -> tuple[int, ...]:
+    """``{0,2}`` -> ``(0, 2)``; none for text that holds no numbers."""
+    return tuple(int(number) for number in re.findall(r"\d{1,18}", text))
+
+
+def precision_of(instruction: Instruction) -> str:
+    """The precision a product was asked for: its algorithm, else the higher one of its two operands'."""
+    algorithm = instruction.attributes.get("algorithm", "")
+    if algorithm:
+        return algorithm.lower()
+    asked = instruction.attributes.get("operand_precision", "").strip("{}").lower().split(",")
+    return max((word for word in asked if word in _ORDER), key=_ORDER.index, default="default")
+
+
+def wider(lhs: Shape, rhs: Shape) -> str:
+    """The element type of the two operands that takes more bits."""
+    return lhs.dtype if ITEM_BITS.get(lhs.dtype, 0) >= ITEM_BITS.get(rhs.dtype, 0) else rhs.dtype
+
+
+def _multiply_add(dtype: str) -> int:
+    return 8 if dtype in ("c64", "c128") else 2
+
+
+def dot_flops(result: Shape, lhs: Shape, contracting: Sequence[int], dtype: str) -> int | None:
+    """``2 * elements of the result * product of the contracted sizes``; batch dimensions are in the result."""
+    if dtype == "tuple" or any(axis >= len(lhs.dims) for axis in contracting):
+        return None
+    return _multiply_add(dtype) * result.elements * math.prod(lhs.dims[axis] for axis in contracting)
+
+
+def dot_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """A ``dot`` (or ``scaled-dot``, whose scales are not counted)."""
+    if len(operands) < 2 or instruction.shape.dtype == "tuple":
+        return None
+    dtype = wider(operands[0], operands[1])
+    contracting = dims_of(instruction.attributes.get("lhs_contracting_dims", ""))
+    flops = dot_flops(instruction.shape, operands[0], contracting, dtype)
+    return None if flops is None else product_work(flops, dtype, precision_of(instruction))
+
+
+def ragged_dot_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """A ``ragged-dot``: every row meets the matrix of its own group only.
+
+    Ragged rows ``[m,k] x [g,k,n]`` and ragged batches: as a dot of the result's size. Ragged contraction
+    ``[m,k] x [k,n] -> [g,m,n]``: the groups share ``k``, so a dot of one group's result.
+    """
+    if len(operands) < 3 or instruction.shape.dtype == "tuple":
+        return None
+    lhs = operands[0]
+    contracting = dims_of(instruction.attributes.get("lhs_contracting_dims", ""))
+    ragged = dims_of(instruction.attributes.get("lhs_ragged_dims", ""))
+    dtype = wider(lhs, operands[1])
+    flops = dot_flops(instruction.shape, lhs, contracting, dtype)
+    groups = operands[2].elements
+    if flops is None or not ragged:
+        return None
+    if ragged[0] in contracting:
+        flops = flops // groups if groups else 0
+    return product_work(flops, dtype, precision_of(instruction))
+
+
+def convolution_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
+    """A ``convolution``; on TPU also what was a dot, with batch dimensions written as window dimensions."""
+    if len(operands) < 2 or instruction.shape.dtype == "tuple":
+        return None
+    flops = convolution_flops(instruction, operands[0], operands[1], instruction.shape)
+    dtype = wider(operands[0], operands[1])
+    return None if flops is None else product_work(flops, dtype, precision_of(instruction))
+
+
+def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
+    """``2 * batch * output features * input features of the kernel * valid positions`` of a forward convolution.
+
+    The kernel's input features are those of one group already, and the result's batch is the input's
+    divided by ``batch_group_count``. Window positions that fall on padding or into the holes of a
+    dilated input are not counted. ``None`` if the labels or the window cannot be read.
+    """
+    labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", "").replace("?", "z"))
+    window = window_dims(instruction.attributes.get("window", ""))
+    if labels is None or window is None:
+        return None
+    sides = ((labels[1], lhs), (labels[2], rhs), (labels[3], result))
+    if any(len(text) != len(shape.dims) for text, shape in sides):
+        return None
+    sizes = [dict(zip(text, shape.dims, strict=True)) for text, shape in sides]
+    if not ({"b", "f"} <= sizes[0].keys() and {"i", "o"} <= sizes[1].keys() and {"b", "f"} <= sizes[2].keys()):
+        return None
+    found: int = _multiply_add(wider(lhs, rhs)) * sizes[2]["b"] * sizes[2]["f"] * sizes[1]["i"]
+    for axis, dim in enumerate(window):
+        label = str(axis)
+        if label not in sizes[0] or label not in sizes[2]:
+            return None
+        positions = valid_positions(dim, sizes[0][label], sizes[2][label])
+        if positions is None:
+            return None
+        found *= positions
+    return found

@@ -1,0 +1,190 @@
+"""How often compiled programs ran in a recording, and what their instructions took.
+
+Joined by ``hlo_time``; every time here is of the trace. *Exposed* time is what a device would not have spent without
+some instructions: while one of them ran and nothing else did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.roofline import agreed_executions
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.model.intervals import Int64, union
+from perfscope.model.trace import MISSING, Rows, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executions:
+    """How often a program ran in the recording."""
+
+    count: float
+    """On all devices together. A fraction where the recording begins or ends inside one."""
+    devices: int
+
+    @property
+    def rounds(self) -> float:
+        """Runs on each device: what a saving in one run is multiplied with, devices run side by side."""
+        return self.count / self.devices
+
+
+def executions(trace: Trace) -> Mapping[int, Executions]:
+    """How often each program ran, by index in ``trace.hlo``; those that did not, or not known how often, are left out.
+
+    By the executions' own numbers where every row has one, else by what most instructions agree on.
+    """
+    found = {}
+    times, ops, costs = trace.fact(hlo_time), trace.rows["hlo_ops"], trace.fact(hlo_costs)
+    for index, rows in trace.fact(_rows_of).modules.items():
+        devices = len(np.unique(ops["ordinal"][rows]))
+        runs = ops["run_id"][rows]
+        count: float | None
+        if (runs != MISSING).all():
+            count = float(len(_split(np.stack([ops["ordinal"][rows], runs]))))
+        else:
+            agreed = agreed_executions(times, index, costs[index])
+            count = None if agreed is None else float(agreed)
+        if count:
+            found[index] = Executions(count=count, devices=devices)
+    return found
+
+
+def executions_of(trace: Trace, module: HloModule) -> Executions | None:
+    """How often a program ran in the recording; None: it did not, or nothing says how often."""
+    return trace.fact(executions).get(module_index(trace, module))
+
+
+def module_index(trace: Trace, module: HloModule) -> int:
+    """Index of a module in ``trace.hlo``; ``KeyError`` if it is of another trace."""
+    return trace.fact(_indices)[id(module)]
+
+
+def measured_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
+    """Summed durations of instructions over the trace and all its devices; None if none of them was measured."""
+    times, index = trace.fact(hlo_time).by_key, module_index(trace, module)
+    found = [times[index, name].total_ns for name in dict.fromkeys(instructions) if (index, name) in times]
+    return sum(found) if found else None
+
+
+def rows_of(trace: Trace, module: HloModule, instructions: Iterable[str]) -> Int64:
+    """Rows of ``hlo_ops`` of instructions, on all devices, in no order; those that enclose others as well."""
+    table, index = trace.fact(_rows_of).instructions, module_index(trace, module)
+    found = [table[index, name] for name in dict.fromkeys(instructions) if (index, name) in table]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def exposed_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
+    """Time over the trace and all its devices while only these instructions ran; None if none was measured.
+
+    What their device would not have spent without them. Instructions around others are left out, of both sides.
+    """
+    ops, table = trace.rows["hlo_ops"], trace.fact(_rows_of)
+    mine = rows_of(trace, module, instructions)
+    mine = mine[~ops["encloses"][mine]]
+    if not len(mine):
+        return None
+    # only what overlaps them can hide them: with little of it, a look costs no pass over the trace
+    groups = np.unique(table.group[mine])
+    start, end = table.bounds[groups], table.bounds[groups + 1]
+    skipped = np.concatenate(([0], np.cumsum(end - start)[:-1]))
+    near = table.ordered[np.repeat(start - skipped, end - start) + np.arange(int((end - start).sum()))]
+    rest = near[~np.isin(near, mine)]
+    return _length(ops, near, table.shift) - _length(ops, rest, table.shift)
+
+
+def _length(ops: Rows, rows: Int64, shift: Int64) -> int:
+    """Time in which any of the rows ran, device by device: ``shift`` lays devices behind each other."""
+    moved = shift[rows]
+    return union(ops["start_ns"][rows] + moved, ops["end_ns"][rows] + moved).total()
+
+
+def measured_run_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> float | None:
+    """``exposed_ns`` of one run of the program on one device; None if not measured, or not known how often it ran."""
+    ran = executions_of(trace, module)
+    spent = None if ran is None else exposed_ns(trace, module, instructions)
+    return None if ran is None or spent is None else spent / ran.count
+
+
+def _indices(trace: Trace) -> Mapping[int, int]:
+    return {id(module): index for index, module in enumerate(trace.hlo)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Rows of ``hlo_ops`` by module and by instruction, and which of them overlap.
+
+    Rows that overlap one another on a device, directly or through others, are a group.
+    """
+
+    modules: Mapping[int, Int64]
+    instructions: Mapping[tuple[int, str], Int64]
+    group: Int64
+    """Of each row; -1 for those that enclose others."""
+    ordered: Int64
+    """Rows by group, those that enclose others left out."""
+    bounds: Int64
+    """Where each group begins in ``ordered``, and its end."""
+    shift: Int64
+    """Of each row, what puts its device behind all devices before it on one axis of time."""
+
+
+def _rows_of(trace: Trace) -> _Rows:
+    ops = trace.rows["hlo_ops"]
+    known = {
+        (row.module, row.program_id, row.instruction): row.module_index for row in trace.fact(hlo_time).instructions
+    }
+    keys = np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["name"].astype(np.int64)])
+    instructions: dict[tuple[int, str], Int64] = {}
+    modules: dict[int, list[Int64]] = {}
+    for key, rows in _split(keys):
+        program = None if key[1] == MISSING else key[1]
+        name = trace.text(key[2])
+        index = known[trace.text(key[0]), program, name]
+        if index is not None:
+            modules.setdefault(index, []).append(rows)
+            instructions[index, name] = rows
+    return _Rows(
+        modules={index: np.concatenate(rows) for index, rows in modules.items()},
+        instructions=instructions,
+        **_groups(ops),
+    )
+
+
+def _groups(ops: Rows) -> dict[str, Int64]:
+    if not len(ops):
+        nothing = np.empty(0, np.int64)
+        return {"group": nothing, "ordered": nothing, "bounds": np.zeros(1, np.int64), "shift": nothing}
+    low, high = int(ops["start_ns"].min()), int(ops["end_ns"].max())
+    device = np.unique(ops["ordinal"], return_inverse=True)[1].reshape(-1).astype(np.int64)
+    shift = device * (high - low + 1)
+    inner = np.flatnonzero(~ops["encloses"])
+    begin, finish = ops["start_ns"][inner] + shift[inner], ops["end_ns"][inner] + shift[inner]
+    order = np.lexsort((finish, begin))
+    reach = np.maximum.accumulate(finish[order])
+    opens = np.concatenate((np.ones(min(1, len(order)), bool), begin[order][1:] >= reach[:-1]))
+    group = np.full(len(ops), -1, np.int64)
+    group[inner[order]] = np.cumsum(opens) - 1
+    return {
+        "group": group,
+        "ordered": inner[order],
+        "bounds": np.concatenate((np.flatnonzero(opens), [len(order)])),
+        "shift": shift,
+    }
+
+
+def _split(keys: Int64) -> list[tuple[tuple[int, ...], Int64]]:
+    """Rows of every distinct key; ``keys`` is (parts of the key, rows)."""
+    if not keys.shape[1]:
+        return []
+    code = np.zeros(keys.shape[1], np.int64)
+    for part in keys:  # one number a key sorts far faster than rows of several
+        distinct, index = np.unique(part, return_inverse=True)
+        code = code * len(distinct) + index.reshape(-1)
+    order = np.argsort(code, kind="stable")
+    bounds = np.flatnonzero(np.diff(code[order])) + 1
+    return [(tuple(int(part) for part in keys[:, rows[0]]), rows) for rows in np.split(order, bounds)]

@@ -1,0 +1,270 @@
+"""Where the values of a compiled XLA program go: across fusions, calls, branches and loops.
+
+A value has many names: the root of a fusion's body is what the fusion yields, a parameter of that body is an operand
+of the fusion, an element of a loop's state is what went in and what the body returns. The flow joins these names, so
+that what computes a value is found wherever XLA put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.hlo.cost.ops import result_of
+from perfscope.analyzers.hlo.cost.products import dims_of
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.structure import callees_first
+
+VIEWS = frozenset({"bitcast", "reshape", "transpose", "copy", "convert", "bitcast-convert", "reverse", "broadcast"})
+"""Every element of the result is an element of the operand, in another order or type."""
+
+POINTWISE = VIEWS | {
+    "abs", "add", "and", "clamp", "compare", "divide", "erf", "exponential", "exponential-minus-one", "log",
+    "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "reduce-precision",
+    "select", "sign", "sqrt", "rsqrt", "subtract", "tanh", "xor",
+}  # fmt: skip
+
+_RUNS = frozenset({"fusion", "call", "while", "conditional", "async-start"})
+"""Opcodes that run what they call; others apply it to elements."""
+
+_HANDED_ON = frozenset({"copy-start", "copy-done", "opt-barrier", "optimization-barrier"})
+"""Their result is their operand, also where it is a tuple of other things as well."""
+
+_FIRST = frozenset({"custom-call", "copy-start"})
+"""Opcodes whose first result is the value; scratch memory, the source and flags stand behind it."""
+
+_MOST_NAMES = 64
+"""Loops around loops that hand on a whole state as one tuple; deeper than programs are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A value under one of its names."""
+
+    computation: Computation
+    instruction: Instruction
+    size: int
+    """Elements; of a library call, or a copy that is begun, those of its first result."""
+    names: tuple[int, ...]
+    """Values that this one is another name of; none: the instruction computes it."""
+    carried: bool
+    """It is an element of a loop's state that changes from one iteration to the next."""
+    operands: tuple[int, ...]
+
+
+class Flow:
+    """All values of a module by number. Linear in the module's instructions."""
+
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+        order = [module.computations[name] for name in reversed(callees_first(module, lambda one: one.opcode in _RUNS))]
+        self.numbers: dict[tuple[str, str], int] = {}
+        """By computation and instruction."""
+        self._found: list[tuple[Computation, Instruction]] = []
+        self._callers: dict[str, list[tuple[Computation, Instruction]]] = {}
+        for computation in order:
+            for one in computation.instructions:
+                self.numbers[computation.name, one.name] = len(self._found)
+                self._found.append((computation, one))
+                for called in one.called if one.opcode in _RUNS else ():
+                    self._callers.setdefault(called, []).append((computation, one))
+        self.values = tuple(self._value(computation, one) for computation, one in self._found)
+        self.users: tuple[list[int], ...] = tuple([] for _ in self.values)
+        """By value: those that are another name of it, or are computed from it."""
+        for number, value in enumerate(self.values):
+            for source in dict.fromkeys(value.names or value.operands):
+                self.users[source].append(number)
+
+    def opcode(self, number: int) -> str:
+        """Of the instruction that has the value's name."""
+        return self.values[number].instruction.opcode
+
+    def back(self, numbers: Iterable[int]) -> Iterator[int]:
+        """Values behind the names of these, up to what computes them or a changing state: each once."""
+        waiting, seen = list(numbers), set[int]()
+        while waiting:
+            number = waiting.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            value = self.values[number]
+            if value.names and not value.carried:
+                waiting.extend(value.names)
+            else:
+                yield number
+
+    def reduces_with(self, number: int, opcode: str) -> bool:
+        """Whether the value is a reduction by ``maximum``, ``add`` ... (XLA for CPU takes a first round by windows)."""
+        one = self.values[number].instruction
+        if one.opcode not in ("reduce", "reduce-window") or not one.called:
+            return False
+        return self.module.computations[one.called[0]].root.opcode == opcode
+
+    def _value(self, computation: Computation, one: Instruction) -> Value:
+        names, carried = self._names(computation, one)
+        return Value(
+            computation=computation,
+            instruction=one,
+            size=result_of(one).elements if one.opcode in _FIRST else one.shape.elements,
+            names=() if self.numbers[computation.name, one.name] in names else names,
+            carried=carried,
+            operands=tuple(self.numbers[computation.name, name] for name in one.operands),
+        )
+
+    def _names(self, computation: Computation, one: Instruction) -> tuple[tuple[int, ...], bool]:
+        if one.opcode == "get-tuple-element":
+            index = one.attributes.get("index", "")
+            source = computation.by_name[one.operands[0]]
+            return self._element(computation, source, int(index) if index.isdecimal() else 0)
+        if one.shape.dtype == "tuple" and one.opcode not in _HANDED_ON:
+            return (), False
+        if one.opcode in _HANDED_ON and one.operands:
+            return (self.numbers[computation.name, one.operands[0]],), False
+        if one.opcode in ("fusion", "call", "conditional"):
+            bodies = [self.module.computations[name] for name in one.called]
+            return tuple(self.numbers[body.name, body.root.name] for body in bodies), False
+        if one.opcode == "parameter":
+            return tuple(
+                self.numbers[where.name, operand] for where, operand, _ in self._arguments(computation, one)
+            ), any(loop for _, _, loop in self._arguments(computation, one))
+        return (), False
+
+    def _arguments(self, computation: Computation, one: Instruction) -> Iterator[tuple[Computation, str, bool]]:
+        """What a parameter is: its computation's callers' operands; True if it is the state of a loop."""
+        for where, caller in self._callers.get(computation.name, ()):
+            slot = one.parameter_number or 0
+            if caller.opcode == "conditional":  # the first operand chooses the branch
+                slot = 1 + caller.called.index(computation.name)
+            if slot < len(caller.operands):
+                yield where, caller.operands[slot], caller.opcode == "while"
+
+    def _element(
+        self, computation: Computation, one: Instruction, index: int, depth: int = 0
+    ) -> tuple[tuple[int, ...], bool]:
+        """The names of one element of a tuple, and whether it is a state that changes."""
+        found: list[int] = []
+        carried = False
+        holders: list[tuple[Computation, Instruction]] = []
+        if depth > _MOST_NAMES:
+            return (), True  # unknown, so nothing is concluded from it
+        if one.opcode == "tuple" and index < len(one.operands):
+            return (self.numbers[computation.name, one.operands[index]],), False
+        if one.opcode in ("fusion", "call", "conditional"):
+            bodies = [self.module.computations[name] for name in one.called]
+            holders = [(body, body.root) for body in bodies]
+        elif one.opcode == "while":
+            return self._state(computation, one, index, depth, inside=False)
+        elif one.opcode in _HANDED_ON:
+            holders = [(computation, computation.by_name[one.operands[0]])]
+        elif one.opcode == "parameter":
+            for where, caller in self._callers.get(computation.name, ()):
+                if caller.opcode == "while":
+                    return self._state(where, caller, index, depth, inside=True)
+            holders = [(where, where.by_name[operand]) for where, operand, _ in self._arguments(computation, one)]
+        if not holders:
+            return (self.numbers[computation.name, one.name],), False
+        for where, holder in holders:
+            names, changes = self._element(where, holder, index, depth + 1)
+            found += names
+            carried = carried or changes
+        return tuple(found), carried
+
+    def _state(
+        self, computation: Computation, loop: Instruction, index: int, depth: int, *, inside: bool
+    ) -> tuple[tuple[int, ...], bool]:
+        """An element of a loop's state: what goes in, and what the body returns unless that is the same."""
+        first, carried = self._element(computation, computation.by_name[loop.operands[0]], index, depth + 1)
+        if len(loop.called) != 2:
+            return first, True
+        body = self.module.computations[loop.called[1]]
+        root = body.root
+        if root.opcode != "tuple" or index >= len(root.operands):
+            return first, True
+        last = body.by_name[root.operands[index]]
+        if last.opcode == "get-tuple-element" and last.attributes.get("index") == str(index):
+            source = body.by_name[last.operands[0]]
+            if source.opcode == "parameter":
+                return first, carried
+        return (*first, self.numbers[body.name, last.name]), inside
+
+
+# Whether an instruction's operands, axes and result belong together: a file may say anything.
+
+
+_POINTWISE = {
+    "abs": 1, "convert": 1, "copy": 1, "negate": 1, "reduce-precision": 1, "sign": 1, "sqrt": 1, "tanh": 1,
+    "add": 2, "subtract": 2, "maximum": 2, "minimum": 2, "or": 2, "xor": 2, "and": 2, "multiply": 2, "divide": 2,
+    "compare": 2,
+}  # fmt: skip
+"""Operands of ops that take element for element."""
+
+_SAME_RANK = {"slice": 1, "dynamic-slice": 1, "pad": 1, "dynamic-update-slice": 2}
+"""Operands that have as many axes as the result."""
+
+
+def fits(one: Instruction, shapes: Sequence[Shape]) -> bool:
+    """Whether the operands of an instruction are as many, and as large, as its kind and its result ask for.
+
+    ``shapes``: those of the operands. True for kinds that nothing is concluded from.
+    """
+    opcode, dims = one.opcode, one.shape.dims
+    ranks = [len(shape.dims) for shape in shapes]
+    axes = dims_of(one.attributes.get("dimensions", ""))
+    if opcode in _POINTWISE:
+        return len(shapes) == _POINTWISE[opcode] and all(shape.dims == dims for shape in shapes)
+    if opcode in _SAME_RANK:
+        count = max(2, _SAME_RANK[opcode]) if opcode == "pad" else _SAME_RANK[opcode]
+        return len(shapes) >= count and all(rank == len(dims) for rank in ranks[: _SAME_RANK[opcode]])
+    if opcode == "iota":
+        return all(axis < len(dims) for axis in dims_of(one.attributes.get("iota_dimension", "0")))
+    if opcode == "select":
+        return len(shapes) == 3 and shapes[0].dims in ((), dims) and shapes[1].dims == shapes[2].dims == dims
+    if opcode in ("bitcast", "reshape"):
+        return len(shapes) == 1 and not shapes[0].parts
+    if opcode == "broadcast":
+        return (
+            ranks == [len(axes)]
+            and _are_axes(axes, dims)
+            and all(dims[axis] == size for axis, size in zip(axes, shapes[0].dims, strict=True))
+        )
+    if opcode == "transpose":
+        if ranks != [len(axes)] or not _are_axes(axes, shapes[0].dims):
+            return False
+        return dims == tuple(shapes[0].dims[axis] for axis in axes)
+    if opcode == "reduce":
+        kept = len(shapes) == 2 and [size for axis, size in enumerate(shapes[0].dims) if axis not in axes]
+        return bool(one.called) and _are_axes(axes, shapes[0].dims if shapes else ()) and kept == list(dims)
+    if opcode == "concatenate":
+        return len(axes) == 1 and axes[0] < len(dims) and bool(ranks) and all(rank == len(dims) for rank in ranks)
+    return opcode != "dot" or _is_product(one, shapes)
+
+
+def in_memory(shape: Shape) -> tuple[int, ...] | None:
+    """Axes of an array as they lie in memory, major first; ``None`` for a layout that is none of the array's."""
+    if shape.layout is None:
+        return tuple(range(len(shape.dims)))
+    if len(shape.layout) != len(shape.dims) or not _are_axes(shape.layout, shape.dims):
+        return None
+    return tuple(reversed(shape.layout))
+
+
+def _are_axes(axes: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(set(axes)) == len(axes) and all(0 <= axis < len(dims) for axis in axes)
+
+
+def _is_product(one: Instruction, shapes: Sequence[Shape]) -> bool:
+    if len(shapes) != 2:
+        return False
+    left, right = shapes[0].dims, shapes[1].dims
+    batch, other_batch, summed, other_summed = (
+        dims_of(one.attributes.get(key, ""))
+        for key in ("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims")
+    )
+    mine, theirs = (*batch, *summed), (*other_batch, *other_summed)
+    if len(batch) != len(other_batch) or not _are_axes(mine, left) or not _are_axes(theirs, right):
+        return False
+    if [left[axis] for axis in mine] != [right[axis] for axis in theirs]:
+        return False
+    free = [size for axis, size in enumerate(left) if axis not in mine]
+    free += [size for axis, size in enumerate(right) if axis not in theirs]
+    return [left[axis] for axis in batch] + free == list(one.shape.dims)

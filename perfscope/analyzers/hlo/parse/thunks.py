@@ -1,0 +1,183 @@
+"""What XLA's GPU runtime launches, in its order: ``*.thunk_sequence.txt`` of a dump.
+
+```
+006: kWhile        [prev=005 (1) | next=026 (1)]
+condition:
+    007: kCustomKernel [source | sink] loop_compare_fusion grid: [1, 1, 1] threads: [1, 1, 1]  shared_memory: 0 bytes
+  body:
+    012: kAsyncStart         [prev=009 (1) | next=017 (3)] stream=communication_stream[0], async_id=12
+        011: kAllGather [source | sink] kAllGather
+    015: kAsyncDone          [source       | sink        ] async_id=12
+```
+
+A kernel is called as its instruction, with ``_`` for ``.`` and ``-``; instructions that compile to one kernel share its
+name. ``[source | next=029 (9)]`` are the edges that data make.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+
+MAX_THUNKS = 1 << 20
+"""More than any program launches; a file that claims more is not read to its end."""
+
+_LINE = re.compile(
+    r"^(?P<indent> *)(?P<id>\d{1,9}): k(?P<kind>[A-Za-z]{1,40}) *\[(?P<before>[^\]|]{0,80})\|(?P<after>[^\]]{0,80})\]"
+    r" ?(?P<rest>.{0,2000})$"
+)
+_EDGE = re.compile(r"(\d{1,9}) \(\d{1,9}\)")
+_GRID = re.compile(r"^(?P<name>\S{1,400}) grid: \[(?P<grid>[\d, ]{1,40})\] threads: \[(?P<threads>[\d, ]{1,40})\]")
+_STREAM = re.compile(r"stream=([\w\[\]]{1,80})")
+_ASYNC = re.compile(r"async_id=(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thunk:
+    """One launch, or what is around some."""
+
+    id: int
+    kind: str
+    """``CustomKernel``, ``Copy``, ``While``, ``AsyncStart``, ``AllGather``, ``Gemm`` ..., without the ``k``."""
+    depth: int
+    """How many thunks it stands in."""
+    name: str = ""
+    """Of a kernel."""
+    blocks: int | None = None
+    """Of its grid; None where it is no kernel."""
+    threads: int | None = None
+    """Of a block."""
+    stream: str | None = None
+    """``communication_stream[0]``; None: the stream of kernels."""
+    async_id: int | None = None
+    before: int | None = None
+    """The last thunk of its sequence that it needs; None: none of it."""
+    after: int | None = None
+    """The first thunk of its sequence that needs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thunks:
+    """All of a program, as they are written: what a loop runs stands behind it, one deeper."""
+
+    thunks: tuple[Thunk, ...]
+
+    @property
+    def has_command_buffers(self) -> bool:
+        """Some of it is launched as a recorded graph."""
+        return any(one.kind == "CommandBuffer" for one in self.thunks)
+
+    def blocks(self) -> Mapping[str, int]:
+        """Blocks of each kernel's grid, by its name; of two that share a name the smaller."""
+        found: dict[str, int] = {}
+        for one in self.thunks:
+            if one.name and one.blocks is not None:
+                found[one.name] = min(found.get(one.name, one.blocks), one.blocks)
+        return found
+
+    def streams_of(self, module: HloModule) -> Mapping[str, str]:
+        """The stream of each asynchronous collective, by its start's name; empty where they cannot be told apart.
+
+        Starts are in both in the order they run; that they are as many on both sides is checked.
+        """
+        named = [one.stream for one in self.thunks if one.kind == "AsyncStart"]
+        starts = [one.name for one in _starts(module, module.entry)]
+        if len(named) != len(starts):
+            return {}
+        return {name: stream for name, stream in zip(starts, named, strict=True) if stream is not None}
+
+
+def _starts(module: HloModule, name: str) -> Iterable[Instruction]:
+    """Asynchronous collectives in the order in which they run, loops and calls laid out where they stand."""
+    for one in module.computations[name].instructions:
+        if one.opcode in ("while", "conditional", "call"):
+            for called in one.called:
+                yield from _starts(module, called)
+        elif one.opcode.endswith("-start") and not one.opcode.startswith(("copy", "send", "recv")):
+            config = one.backend_config.get("collective_backend_config")
+            if not (isinstance(config, dict) and config.get("is_sync") is True):
+                yield one
+
+
+def read_thunks(lines: Iterable[str]) -> Thunks:
+    """The thunks of a file's lines; lines that are none (``body:``) are left out."""
+    found: list[Thunk] = []
+    indents: list[int] = []
+    for line in lines:
+        match = _LINE.match(line.rstrip("\r\n"))
+        if match is None:
+            continue
+        if len(found) >= MAX_THUNKS:
+            break
+        indent = len(match["indent"])
+        while indents and indents[-1] >= indent:
+            indents.pop()
+        found.append(_thunk(match, len(indents)))
+        indents.append(indent)
+    return Thunks(thunks=tuple(found))
+
+
+def _thunk(match: re.Match[str], depth: int) -> Thunk:
+    rest = match["rest"]
+    kernel, stream, pair = _GRID.match(rest), _STREAM.search(rest), _ASYNC.search(rest)
+    before, after = _EDGE.search(match["before"]), _EDGE.search(match["after"])
+    return Thunk(
+        id=int(match["id"]),
+        kind=match["kind"],
+        depth=depth,
+        name="" if kernel is None else kernel["name"],
+        blocks=None if kernel is None else _product(kernel["grid"]),
+        threads=None if kernel is None else _product(kernel["threads"]),
+        stream=None if stream is None else stream[1],
+        async_id=None if pair is None else int(pair[1]),
+        before=None if before is None else int(before[1]),
+        after=None if after is None else int(after[1]),
+    )
+
+
+def _product(text: str) -> int:
+    return math.prod(int(part) for part in text.replace(" ", "").split(",") if part)
+
+
+# The order in which one run of a program goes through its instructions, loops and branches laid out flat.
+#
+# As in XLA's live ranges: what a loop, a branch or a call runs stands before the instruction that runs it, once.
+
+
+RUNS = frozenset({"while", "conditional", "call"})
+"""Opcodes that run the computations they call, one instruction after another."""
+
+
+class Schedule:
+    """Positions of the instructions that run. What fusions and reductions hold has none."""
+
+    def __init__(self, module: HloModule) -> None:
+        """Linear in the module; readers refuse calls that go in a circle or too deep."""
+        self.computations: dict[str, Computation] = {}
+        """Those that run, each once, callees first."""
+        self.positions: dict[str, int] = {}
+        self.begins: dict[str, int] = {}
+        """Where what an instruction runs begins: its own position where it runs nothing."""
+        self.instructions: dict[str, Instruction] = {}
+        self._lay(module, module.entry)
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def _lay(self, module: HloModule, name: str) -> None:
+        computation = module.computations[name]
+        for one in computation.instructions:
+            begin = len(self.instructions)
+            for called in one.called if one.opcode in RUNS else ():
+                if called not in self.computations:
+                    self._lay(module, called)
+            self.begins.setdefault(one.name, begin)
+            self.positions.setdefault(one.name, len(self.instructions))
+            self.instructions.setdefault(one.name, one)
+            if one.wraps:  # buffers are named after the operation that a start runs
+                self.positions.setdefault(one.wraps, self.positions[one.name])
+        self.computations[name] = computation

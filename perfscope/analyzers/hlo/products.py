@@ -1,0 +1,195 @@
+"""Matrix products of a program: the kernels that hold one, and which casts its factors came through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.cost.products import WindowDim, dims_of, window_dims
+from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
+
+VIEWS = frozenset({"bitcast", "copy", "transpose", "reshape"})
+"""Opcodes that give the same numbers in another order."""
+
+_MOST_STEPS = 100
+"""From a factor to what makes it; two fusions that share a body could lead in a circle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The instructions of a program that hold others: fusions and asynchronous ops, by what they call."""
+
+    callers: Mapping[str, tuple[InstructionCost, ...]]
+
+    def around(self, row: InstructionCost) -> list[InstructionCost]:
+        """What runs by itself and holds an instruction: the instruction, or the kernels whose body it is in."""
+        found, waiting, seen = [], [row], {row.computation}
+        while waiting:
+            one = waiting.pop()
+            if one.place == "launched":
+                found.append(one)
+                continue
+            for caller in self.callers.get(one.computation, ()):
+                if caller.place == "launched" or caller.computation not in seen:
+                    seen.add(caller.computation)
+                    waiting.append(caller)
+        return found
+
+
+def kernels_of(cost: ModuleCost) -> Kernels:
+    """The kernels of a program."""
+    found: dict[str, list[InstructionCost]] = {}
+    for row in cost.rows:
+        if row.place != "control":
+            for name in row.instruction.called:
+                found.setdefault(name, []).append(row)
+    return Kernels(callers={name: tuple(rows) for name, rows in found.items()})
+
+
+def fusions_of(module: HloModule) -> Mapping[str, tuple[str, Instruction]]:
+    """A fusion of every fused computation, with the computation it stands in; of several the last."""
+    return {
+        called: (holder.name, one)
+        for holder, one in module.instructions()
+        if one.opcode == "fusion"
+        for called in one.called
+    }
+
+
+def casts(
+    module: HloModule, callers: Mapping[str, tuple[str, Instruction]], computation: str, name: str
+) -> Iterator[tuple[Instruction, Instruction]]:
+    """Conversions behind a value, each with what it converts: through views and the borders of fusions.
+
+    ``callers`` as of ``fusions_of``.
+    """
+    inside = module.computations[computation]
+    one = inside.by_name[name]
+    for _ in range(_MOST_STEPS):
+        if one.opcode == "convert" and one.operands:
+            source = inside.by_name[one.operands[0]]
+            yield one, source
+            one = source
+        elif one.opcode in VIEWS and one.operands:
+            one = inside.by_name[one.operands[0]]
+        elif one.parameter_number is not None and inside.name in callers:
+            holder_name, caller = callers[inside.name]
+            if one.parameter_number >= len(caller.operands):
+                return
+            inside = module.computations[holder_name]
+            one = inside.by_name[caller.operands[one.parameter_number]]
+        elif one.opcode == "fusion" and one.called and not one.shape.parts:
+            inside = module.computations[one.called[0]]
+            one = inside.root
+        else:
+            return
+
+
+# Which axes of two factors and their product belong together: of dots, and of convolutions that were dots.
+#
+# XLA for TPU writes every matrix product as a convolution. An axis that both factors have and the product too (a
+# batch),
+# that is summed, or that one factor alone has, becomes a spatial one with a window that no other position falls into:
+# ``size=4 stride=3 lhs_dilate=4`` over four is position by position. Which of these it is, is seen from the positions
+# that meet (``hlo/cost_window.py`` has XLA's definition of a window).
+
+
+_MOST_MEETINGS = 1 << 20
+"""Pairs of an output and a window element that are looked at for one axis; of 1,024 positions as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductAxes:
+    """A name for every axis; axes of one name run together, and a name that the result lacks is summed over."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    result: tuple[int, ...]
+
+
+def dot_axes(one: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
+    """Of a ``dot`` whose axes fit (``hlo_selection_shapes.fits``)."""
+    rest = one.attributes
+    batch, sums = dims_of(rest.get("lhs_batch_dims", "")), dims_of(rest.get("lhs_contracting_dims", ""))
+    their_batch, their_sums = dims_of(rest.get("rhs_batch_dims", "")), dims_of(rest.get("rhs_contracting_dims", ""))
+    left = tuple(range(len(shapes[0].dims)))
+    shared = dict(zip((*their_batch, *their_sums), (*batch, *sums), strict=True))
+    right = tuple(shared.get(axis, len(left) + axis) for axis in range(len(shapes[1].dims)))
+    rows = [axis for axis in left if axis not in (*batch, *sums)]
+    columns = [name for axis, name in enumerate(right) if axis not in shared]
+    return ProductAxes(left=left, right=right, result=(*batch, *rows, *columns))
+
+
+def convolution_axes(one: Instruction, shapes: Sequence[Shape]) -> ProductAxes | None:
+    """Of a ``convolution`` that is a matrix product; ``None`` for one that is none, or whose attributes do not fit."""
+    labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", one.attributes.get("dim_labels", ""))
+    windows = window_dims(one.attributes.get("window", ""))
+    if labels is None or windows is None or len(shapes) != 2 or one.shape.parts:
+        return None
+    if any(one.attributes.get(key, "1") != "1" for key in ("feature_group_count", "batch_group_count")):
+        return None
+    texts = (labels[1], labels[2], labels[3])
+    spatial = "".join(map(str, range(len(windows))))
+    if [sorted(text) for text in texts] != [sorted(spatial + more) for more in ("bf", "io", "bf")]:
+        return None
+    every = [shape.dims for shape in (*shapes, one.shape)]
+    if len(windows) > 9 or any(len(text) != len(dims) for text, dims in zip(texts, every, strict=True)):
+        return None
+    names: list[dict[str, int]] = [{"b": 0, "f": 1}, {"i": 1, "o": 2}, {"b": 0, "f": 2}]
+    flips = _flips(one, len(windows))
+    for at, (window, flipped) in enumerate(zip(windows, flips, strict=True)):
+        label = str(at)
+        sizes = [dims[text.index(label)] for text, dims in zip(texts, every, strict=True)]
+        told = _axis(window, flipped, sizes)
+        if told is None:
+            return None
+        for side, name in zip(names, told, strict=True):
+            side[label] = 3 + 3 * at + name
+    ids = [tuple(side[label] for label in text) for side, text in zip(names, texts, strict=True)]
+    lengths: dict[int, int] = {}
+    for numbers, dims in zip(ids, every, strict=True):
+        for name, length in zip(numbers, dims, strict=True):
+            if lengths.setdefault(name, length) != length:
+                return None
+    return ProductAxes(left=ids[0], right=ids[1], result=ids[2])
+
+
+def _flips(one: Instruction, count: int) -> list[bool]:
+    """Whether the window runs backwards along each axis."""
+    found = re.search(r"rhs_reversal=([01x]+)", one.attributes.get("window", ""))
+    told = found[1].split("x") if found is not None else []
+    return [text == "1" for text in told] if len(told) == count else [False] * count
+
+
+def _axis(window: WindowDim, flipped: bool, sizes: Sequence[int]) -> tuple[int, int, int] | None:
+    """Names of a spatial axis in both factors and the result, equal for those that run together; ``None``: no product.
+
+    Axes of one element are nobody's.
+    """
+    left, right, result = sizes
+    if (left, right, result) == (1, 1, 1):
+        return 0, 1, 2
+    if window.size != right or min(window.stride, window.lhs_dilate, window.rhs_dilate) < 1:
+        return None
+    if min(sizes) < 1 or right * result > _MOST_MEETINGS:
+        return None
+    outputs, elements = np.arange(result)[:, None], np.arange(right)[None, :]
+    place = outputs * window.stride + elements * window.rhs_dilate - window.pad_low
+    meets = (place % window.lhs_dilate == 0) & (place >= 0) & (place <= (left - 1) * window.lhs_dilate)
+    at_output, at_element = np.nonzero(meets)
+    at_left = place[meets] // window.lhs_dilate
+    if flipped:
+        at_element = right - 1 - at_element
+    longest = max(sizes)
+    if len(at_left) != longest:
+        return None
+    # each axis longer than one must count along with the others, in step
+    order = np.argsort(at_output if result == longest else at_left)
+    for length, places in ((left, at_left), (right, at_element), (result, at_output)):
+        if length not in (1, longest) or (length > 1 and not np.array_equal(places[order], np.arange(longest))):
+            return None
+    return 0 if left > 1 else 1, 0 if right > 1 else 1, 0 if result > 1 else 2

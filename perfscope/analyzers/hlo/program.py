@@ -1,0 +1,206 @@
+"""What of an XLA program runs, how often, and how its ops are named.
+
+XLA keeps a fusion's body, a reduction's operator and a loop's body all as computations. Only the entry,
+what loops, branches and calls run, and nothing inside a fusion is a sequence of launches: these are the
+control computations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from perfscope.analyzers.hlo.cost.module import ModuleCost, hlo_costs
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.structure import callees_first
+from perfscope.model.finding import Where
+from perfscope.model.trace import Trace
+
+CONTROL = frozenset({"while", "conditional", "call", "async-start"})
+"""Opcodes that run the computations they call, one instruction after another."""
+
+VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "opt-barrier", "add-dependency"})
+"""Opcodes that launch nothing: they name values that are there."""
+
+NO_WORK = VIEWS | {"parameter", "constant", "after-all", "partition-id", "replica-id"}
+"""Opcodes that neither compute nor move anything."""
+
+_PLUMBING = frozenset(
+    {"", "main", "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "remat"}
+)
+"""Parts of an op's path that JAX's transformations put there."""
+
+_WRAPPER = re.compile(r"^(jvp|transpose|vmap|pmap|custom_jvp_call|custom_vjp_call|shard_map|remat)\((.*)\)$")
+_BRANCH = re.compile(r"^branch_\d+_fun$")
+_PROGRAM_OF_PLANE = re.compile(r": [^/]*\(\d+\)$")
+_FILE_ENDS = re.compile(r"(\.compiled)?(\.hlo|\.xplane)?(\.(txt|pb))?(\.(gz|xz))?$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """How often a control computation runs in one run of the module."""
+
+    times: int
+    exact: bool
+    """False: a loop around it has an unknown trip count and was counted once, a lower bound."""
+
+
+def control_runs(module: HloModule) -> Mapping[str, Runs]:
+    """Control computations by name, callers first, with how often one run of the module runs them.
+
+    A loop's condition counts as often as its body; all branches of a conditional count, as if each were
+    taken (an upper bound).
+    """
+    found = {
+        name: Runs(times=0, exact=True) for name in reversed(callees_first(module, lambda one: one.opcode in CONTROL))
+    }
+    found[module.entry] = Runs(times=1, exact=True)
+    for name in tuple(found):
+        runs = found[name]
+        for instruction in module.computations[name].instructions:
+            if instruction.opcode not in CONTROL:
+                continue
+            loop = instruction.opcode == "while"
+            times = runs.times * (instruction.trip_count or 1 if loop else 1)
+            exact = runs.exact and not (loop and instruction.trip_count is None)
+            for called in instruction.called:
+                before = found[called]
+                found[called] = Runs(times=before.times + times, exact=before.exact and exact)
+    return found
+
+
+def launched(module: HloModule) -> Iterator[tuple[Computation, Instruction, Runs]]:
+    """Instructions of control computations that are launched: each is a kernel, a library call or a collective."""
+    for name, runs in control_runs(module).items():
+        computation = module.computations[name]
+        for instruction in computation.instructions:
+            if instruction.opcode not in NO_WORK and instruction.opcode not in CONTROL - {"async-start"}:
+                yield computation, instruction, runs
+
+
+def fused(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:
+    """The instruction itself, or what a fusion holds, fusions inside it included."""
+    if instruction.opcode != "fusion":
+        yield instruction
+        return
+    for name in instruction.called:
+        body = module.computations.get(name)
+        for inner in body.instructions if body is not None else ():
+            yield from fused(module, inner)
+
+
+def primitive(op_name: str) -> str:
+    """The JAX primitive at the end of an op's path: ``dot_general``; ``''`` if there is no path."""
+    return op_name.rpartition("/")[2].strip("()")
+
+
+def scope(op_name: str) -> str:
+    """The user's own part of an op's path: named scopes and modules, without JAX's transformations.
+
+    ``jit(step)/transpose(jvp(mlp))/while/body/checkpoint/dot_general`` -> ``mlp``.
+    """
+    kept = []
+    for part in _parts(op_name)[:-1]:
+        while (wrapped := _WRAPPER.match(part)) is not None:
+            part = wrapped[2]
+        if part not in _PLUMBING and not part.startswith("jit(") and not _BRANCH.match(part):
+            kept.append(part)
+    return "/".join(kept)
+
+
+def _parts(op_name: str) -> list[str]:
+    """Split at the slashes outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(op_name):
+        depth += (char == "(") - (char == ")")
+        if char == "/" and depth <= 0:
+            parts.append(op_name[start:index])
+            start = index + 1
+    parts.append(op_name[start:])
+    return parts
+
+
+def where_of(instruction: Instruction) -> Where:
+    """The user's line of an instruction, with its primitive and scope."""
+    return Where(
+        op=primitive(instruction.op_name) or None,
+        module=scope(instruction.op_name) or None,
+        file=instruction.file,
+        line=instruction.line,
+    )
+
+
+def costs(trace: Trace) -> tuple[ModuleCost, ...]:
+    """Cost of one run of every compiled program, in the order of ``trace.hlo``; those not scheduled are left out."""
+    return tuple(cost for cost in trace.fact(hlo_costs) if cost.module.is_scheduled)
+
+
+def programs_apart(trace: Trace) -> tuple[Trace, ...]:
+    """Each program as a trace of its own where nothing but several programs was handed in; else the trace alone."""
+    if len(trace.hlo) < 2 or trace.recorded != {"hlo"} or trace.source.programs is None:
+        return (trace,)
+    return tuple(_alone(module, trace) for module in trace.hlo)
+
+
+def _alone(module: HloModule, trace: Trace) -> Trace:
+    source = replace(trace.source, path=module.source or trace.source.path, programs=1)
+    alone = Trace(source=source, strings=[], rows={}, recorded=trace.recorded, hlo=(module,))
+    alone.judged_device, alone.target = trace.judged_device, trace.target
+    return alone
+
+
+def program_label(module: HloModule, trace: Trace) -> str:
+    """The shortest name that tells a program of the trace from the others; see ``program_labels``."""
+    labels = trace.fact(_labels)
+    return labels.get(id(module), module.name)
+
+
+def _labels(trace: Trace) -> dict[int, str]:
+    return {id(module): label for module, label in zip(trace.hlo, program_labels(trace.hlo), strict=True)}
+
+
+def program_labels(modules: Sequence[HloModule]) -> tuple[str, ...]:
+    """A label for each program, all different.
+
+    Its name, else its file (from as few folders up as it takes), else its number in its process, else a count.
+    """
+    labels = [module.name.partition("(")[0] or "program" for module in modules]
+    files: dict[str, set[str]] = {}
+    for module, label in zip(modules, labels, strict=True):
+        files.setdefault(label, set()).add(_file(module))
+    for index in _shared_at(labels):
+        if len(files[labels[index]]) > 1 and (file := _file(modules[index])):
+            labels[index] = _tail(file, files[labels[index]])
+    for index in _shared_at(labels):
+        if modules[index].program_id is not None:
+            labels[index] = f"{labels[index]} (program {modules[index].program_id})"
+    seen: Counter[str] = Counter()
+    for index in _shared_at(labels):
+        label = labels[index]
+        seen[label] += 1
+        labels[index] = f"{label} #{seen[label]}"
+    return tuple(labels)
+
+
+def _shared_at(labels: Sequence[str]) -> list[int]:
+    counts = Counter(labels)
+    return [index for index, label in enumerate(labels) if counts[label] > 1]
+
+
+def _file(module: HloModule) -> str:
+    """The file a program came from, without endings that only say how it is written."""
+    return _FILE_ENDS.sub("", _PROGRAM_OF_PLANE.sub("", module.source))
+
+
+def _tail(file: str, files: Iterable[str]) -> str:
+    """The last parts of a path, as few as tell it from the other ``files``; those in between only where needed."""
+    parts = PurePath(file).parts
+    others = [PurePath(other).parts for other in files if other != file]
+    depth = next((n for n in range(1, len(parts)) if all(one[-n:] != parts[-n:] for one in others)), len(parts))
+    tail = parts[-depth:]
+    if depth > 2 and all(one[-depth:][:1] + one[-1:] != (tail[0], tail[-1]) for one in others):
+        return f"{tail[0]}/…/{tail[-1]}"
+    return str(PurePath(*tail))

@@ -1,0 +1,297 @@
+"""Timelines of the memories that allocator events and snapshots tell of: one for each device, one for the host.
+
+What the source records of the allocator's own totals is used to check the blocks and to find what they do not show:
+``unseen_bytes`` was held before the recording began, and nobody knows by whom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.memory.totals import mapped_blocks, unseen_bytes
+from perfscope.model.memory import BLOCKS, Axis, Curve, Int64, KnownBy, MemoryTimeline, pair_events, strictly_increasing
+from perfscope.model.trace import MISSING, Rows, Trace
+from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
+
+_ALLOCATOR = (MemoryAction.ALLOCATE, MemoryAction.FREE, MemoryAction.HELD_BEFORE)
+_DRIVER = (MemoryAction.RESERVE, MemoryAction.RELEASE)
+_ENDS = (MemoryAction.FREE, MemoryAction.RELEASE)
+
+_SNAPSHOT, _PROFILE, _EVENTS = "CUDA memory snapshot", "JAX device memory profile", "allocator events"
+_KNOWN_FROM = {
+    "kineto": "allocator events of torch.profiler",
+    "run": "allocator events of torch.profiler",
+    "xplane": "allocator events of XLA",
+    "nsys": "allocations from the driver (Nsight Systems)",
+    "torch_memory": _SNAPSHOT,
+    "torch_memory_timeline": "memory timeline of torch.profiler",
+}
+"""By format of the source, where it is not a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One memory of a recording: the device with that number, or the host's (``MISSING``)."""
+
+    on_device: bool
+    ordinal: int
+
+    @property
+    def label(self) -> str:
+        """``cuda:0`` or ``host``."""
+        if not self.on_device:
+            return "host"
+        return f"cuda:{self.ordinal}" if self.ordinal != MISSING else "device"
+
+
+def event_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
+    """Timelines from allocator events, driver events and snapshots; devices by number, then the host.
+
+    A memory of which the trace itself has nothing may be in ``trace.detail``: runs of ours record memory in the
+    pass with shapes and stacks. Such a timeline says so (`MemoryTimeline.detail`), and its blocks' rows and texts
+    are of that trace. Categories are those that the source records; `facts/memory_categories.py` finds the others.
+    """
+    own = _timelines(trace)
+    if trace.detail is None:
+        return own
+    known = {(one.space, one.ordinal, one.of_driver) for one in own}
+    further = [
+        replace(one, detail=True, known_from=f"{one.known_from}, in the detail pass")
+        for one in _timelines(trace.detail)
+        if (one.space, one.ordinal, one.of_driver) not in known
+    ]
+    return (*own, *further)
+
+
+def memory_rows(trace: Trace, table: str, memory: Memory) -> Int64:
+    """Rows of ``memory``, ``segments``, ``held`` or ``tensors`` that are of one memory, in order of the table."""
+    rows = trace.rows[table]
+    chosen = rows["on_device"] == memory.on_device
+    if memory.on_device:
+        chosen &= rows["ordinal"] == memory.ordinal
+    return np.flatnonzero(chosen)
+
+
+def memory_of(timeline: MemoryTimeline) -> Memory:
+    """The memory that a timeline of events or of a snapshot tells of."""
+    ordinal = MISSING if timeline.ordinal is None else timeline.ordinal
+    return Memory(on_device=timeline.space == "device", ordinal=ordinal)
+
+
+def _timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
+    found: list[MemoryTimeline] = []
+    for memory in _memories(trace):
+        events = memory_rows(trace, "memory", memory)
+        action = trace.rows["memory"]["action"][events]
+        allocator = bool(np.isin(action, _ALLOCATOR).any())
+        if allocator:
+            found.append(_from_events(trace, memory, events, _ALLOCATOR))
+        elif len(memory_rows(trace, "held", memory)):
+            found.append(_from_moment(trace, memory, events))
+        elif np.isin(action, _DRIVER).any():
+            found.append(_from_events(trace, memory, events, _DRIVER))
+        elif memory.on_device and "memory_state" in trace.recorded:  # no block at all: a failed allocation, or segments
+            found.append(_from_moment(trace, memory, events))
+    return tuple(found)
+
+
+def _memories(trace: Trace) -> list[Memory]:
+    known = set()
+    for table in ("memory", "held", "segments"):
+        rows = trace.rows[table]
+        for on_device in np.unique(rows["on_device"]).tolist():
+            ordinals = np.unique(rows["ordinal"][rows["on_device"] == on_device]).tolist() if on_device else [MISSING]
+            known |= {Memory(on_device, ordinal) for ordinal in ordinals}
+    return sorted(known, key=lambda memory: (not memory.on_device, memory.ordinal))
+
+
+def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[MemoryAction, ...]) -> MemoryTimeline:
+    """The timeline of blocks (``_ALLOCATOR``), or of segments where only the driver was watched (``_DRIVER``)."""
+    rows = trace.rows["memory"]
+    of_driver = kinds is _DRIVER
+    at = strictly_increasing(rows["time_ns"][events])
+    first, last = _span(trace, at)
+    chosen = np.isin(rows["action"][events], kinds)
+    nameless = chosen & (rows["address"][events] == 0)
+    chosen &= ~nameless
+    picked, at_picked = events[chosen], at[chosen]
+    action, size = rows["action"][picked], np.abs(rows["bytes"][picked])
+    pairs = pair_events(rows["address"][picked], size, np.isin(action, _ENDS))
+
+    made = pairs.made
+    source = np.where(made == MISSING, pairs.freed, made)  # the event that knows the block's size
+    before = (made == MISSING) | (action[source] == MemoryAction.HELD_BEFORE)
+    ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
+    told = picked[source]
+    columns: dict[str, npt.NDArray[Any]] = {
+        "start": np.where(before, first, at_picked[source]),
+        "end": np.where(ended == MISSING, last + 1, at_picked[ended]),
+        "before": before,
+        "after": ended == MISSING,
+        "bytes": size[source],
+        "count": np.ones(len(source), np.int64),
+        **{name: rows[name][told] for name in ("address", "stream", "requested_bytes", "category")},
+        # a free names the op that let go, not the one that made the block
+        **{name: np.where(made == MISSING, MISSING, rows[name][told]) for name in ("op", "frame")},
+    }
+    notes = []
+    if not rows["bytes"][events].any():
+        notes.append(f"all {len(events):,} events of the history are of 0 bytes")
+    if nameless.any():
+        notes.append(f"{int(nameless.sum())} events have no address and are in no block")
+    if pairs.resized:
+        notes.append(f"{pairs.resized} blocks were freed with another size than they were allocated with")
+    columns, missed = _with_held(trace, memory, columns, first, last, of_driver=of_driver)
+    if missed:
+        notes.append(
+            f"{missed} blocks of the snapshot are older than its history; what was freed before it is not known"
+        )
+    timeline = _timeline(trace, memory, columns, axis="event" if trace.source.events_only else "ns", span=(first, last))
+    mapped = np.zeros(len(made), bool) if memory.on_device else mapped_blocks(rows, picked, pairs)
+    unseen, said = unseen_bytes(rows, picked, timeline, at_picked, pairs, mapped)
+    failed = at[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
+    return replace(
+        timeline,
+        of_driver=of_driver,
+        unseen_bytes=unseen,
+        reserved=None if of_driver or mapped.any() else _reserved(trace, memory, events, at, first),
+        out_of_memory=tuple(failed.tolist()),
+        unmatched=pairs.unmatched,
+        notes=(*notes, *said),
+    )
+
+
+def _with_held(
+    trace: Trace,
+    memory: Memory,
+    columns: dict[str, npt.NDArray[Any]],
+    first: int,
+    last: int,
+    *,
+    of_driver: bool,
+) -> tuple[dict[str, npt.NDArray[Any]], int]:
+    """With the blocks that a snapshot holds and its history does not tell of; and how many those are."""
+    rows = trace.rows["held"]
+    held = memory_rows(trace, "held", memory)
+    held = held[(rows["state"][held] != HeldState.FREE) & (rows["address"][held] != 0)]
+    known = columns["address"][columns["after"].astype(bool)]
+    held = held[~np.isin(rows["address"][held], known)]
+    if of_driver or not len(held):
+        return columns, 0
+    further = _held_columns(rows, held, first, last)
+    return {name: np.concatenate((further[name], columns[name])) for name in columns}, len(held)
+
+
+def _held_columns(rows: Rows, held: Int64, first: int, last: int) -> dict[str, npt.NDArray[Any]]:
+    size = len(held)
+    return {
+        "start": np.full(size, first, np.int64),
+        "end": np.full(size, last + 1, np.int64),
+        "before": np.ones(size, bool),
+        "after": np.ones(size, bool),
+        **{name: rows[name][held] for name in ("bytes", "requested_bytes", "address", "category", "frame", "count")},
+        "stream": np.full(size, MISSING, np.int64),
+        "op": np.full(size, MISSING, np.int32),
+    }
+
+
+def _from_moment(trace: Trace, memory: Memory, events: Int64) -> MemoryTimeline:
+    """A snapshot without history: one moment, at which all blocks are held."""
+    rows = trace.rows["held"]
+    held = memory_rows(trace, "held", memory)
+    held = held[rows["state"][held] != HeldState.FREE]
+    columns = _held_columns(rows, held, 0, 0)
+    within = rows["segment"][held]
+    if len(trace.rows["segments"]):
+        columns["stream"] = np.where(within == MISSING, MISSING, trace.rows["segments"]["stream"][within])
+    columns["name"] = rows["kind"][held]
+    timeline = _timeline(trace, memory, columns, axis="event", span=(0, 0))
+    segments = trace.rows["segments"]["bytes"][memory_rows(trace, "segments", memory)]
+    failed = (trace.rows["memory"]["action"][events] == MemoryAction.OUT_OF_MEMORY).any()
+    return replace(
+        timeline,
+        reserved=Curve(positions=np.zeros(1, np.int64), bytes=segments.sum(keepdims=True)) if len(segments) else None,
+        out_of_memory=(0,) if failed else (),
+        notes=("one moment: there is no history of allocations",),
+    )
+
+
+def _timeline(
+    trace: Trace,
+    memory: Memory,
+    columns: dict[str, npt.NDArray[Any]],
+    *,
+    axis: Axis,
+    span: tuple[int, int],
+) -> MemoryTimeline:
+    order = np.argsort(columns["start"], kind="stable")
+    columns = {name: values[order] for name, values in columns.items()}
+    recorded = columns["category"] != int(MemoryCategory.UNKNOWN)
+    columns["known_by"] = np.where(recorded, KnownBy.RECORDED, KnownBy.NOTHING)
+    return MemoryTimeline(
+        space="device" if memory.on_device else "host",
+        label=memory.label if trace.source.format != "xplane" else memory.label.replace("cuda:", "device "),
+        ordinal=None if memory.ordinal == MISSING else memory.ordinal,
+        known_from=_known_from(trace, memory, one_moment=span[0] == span[1]),
+        axis=axis,
+        basis="measured",
+        first=span[0],
+        last=span[1],
+        blocks=Rows(BLOCKS, columns),
+        capacity_bytes=_capacity(trace, memory),
+    )
+
+
+def _known_from(trace: Trace, memory: Memory, *, one_moment: bool) -> str:
+    if len(memory_rows(trace, "segments", memory)):
+        return _SNAPSHOT
+    if one_moment and len(memory_rows(trace, "held", memory)):
+        return _PROFILE
+    return _KNOWN_FROM.get(trace.source.format, _EVENTS)
+
+
+def _span(trace: Trace, at: Int64) -> tuple[int, int]:
+    """First and last position: of the events, and of the steps where they are on the same clock."""
+    first, last = int(at[0]), int(at[-1])
+    steps = trace.rows["steps"]
+    if len(steps) and not trace.source.events_only:
+        first, last = min(first, int(steps["start_ns"].min())), max(last, int(steps["end_ns"].max()))
+    return first, last
+
+
+def _reserved(trace: Trace, memory: Memory, events: Int64, at: Int64, first: int) -> Curve | None:
+    """What the allocator held from the driver: as it says, else from the segments that came and went."""
+    rows = trace.rows["memory"]
+    said = rows["reserved_bytes"][events]
+    known = said != MISSING
+    if known.any() and said[known].any():
+        return _steps(at[known], said[known], first)
+    segments = trace.rows["segments"]["bytes"][memory_rows(trace, "segments", memory)]
+    if not len(segments):
+        return None
+    moved = np.isin(rows["action"][events], _DRIVER)
+    change = rows["bytes"][events][moved]
+    after = int(segments.sum()) - int(change.sum()) + np.cumsum(change)
+    positions = np.concatenate(([first], at[moved]))
+    return _steps(positions, np.concatenate(([int(segments.sum()) - int(change.sum())], after)), first)
+
+
+def _steps(positions: Int64, values: Int64, first: int) -> Curve:
+    """The curve with a point where it changes only, from ``first`` on."""
+    changed = np.ones(len(values), bool)
+    changed[1:] = values[1:] != values[:-1]
+    positions, values = positions[changed].copy(), values[changed]
+    positions[0] = min(int(positions[0]), first)
+    return Curve(positions=positions.astype(np.int64), bytes=values.astype(np.int64))
+
+
+def _capacity(trace: Trace, memory: Memory) -> int | None:
+    devices = trace.rows["devices"]
+    if not memory.on_device:
+        return None
+    known = devices["memory_bytes"][(devices["ordinal"] == memory.ordinal) & (devices["memory_bytes"] > 0)]
+    return int(known[0]) if len(known) else None

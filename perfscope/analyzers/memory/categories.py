@@ -1,0 +1,296 @@
+"""What each block is for, and how that is known; with the module, the user's line, the phase and step it was made in.
+
+The surest source first; a block that none of them knows stays unknown:
+
+1. what the recording itself says;
+2. its address is one of the program's own tensors (``tensors``: parameters, gradients, optimizer state);
+3. the op or the stack that asked for it: collectives, scratch of a library, data loaders, the optimizer's first step;
+4. the phases it was made and let go in: made in the forward pass and alive when the next backward pass begins is an
+   activation; made in the backward pass and alive when the optimizer begins, a gradient; made by the optimizer and
+   alive when it begins again, or never freed, its state; gone before the next phase, a temporary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.memory.blocks import Memory, memory_of, memory_rows
+from perfscope.analyzers.memory.phases import NEVER, NO_PHASES, Phases, event_phases, op_categories, span_phases
+from perfscope.analyzers.memory.sites import block_sites, stack_categories, stack_phases
+from perfscope.analyzers.ops.recompute import recompute_regions
+from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.analyzers.time.steps import step_windows
+from perfscope.model.memory import (
+    ALLOCATION_ROUNDING,
+    BLOCKS,
+    Int64,
+    KnownBy,
+    MemoryPhase,
+    MemoryTimeline,
+    strictly_increasing,
+)
+from perfscope.model.trace import MISSING, Rows, Trace
+from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.units import format_bytes
+
+_KEPT = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE)
+"""Categories that a stack names and only a block that stays can have: an initialisation has temporaries too."""
+
+_OUTLIVES = {
+    MemoryPhase.FORWARD: (MemoryPhase.BACKWARD, MemoryCategory.ACTIVATION),
+    MemoryPhase.BACKWARD: (MemoryPhase.OPTIMIZER, MemoryCategory.GRADIENT),
+    MemoryPhase.OPTIMIZER: (MemoryPhase.OPTIMIZER, MemoryCategory.OPTIMIZER_STATE),
+}
+"""Phase a block was made in -> the next phase it must be alive for, and what it is then."""
+
+Codes = npt.NDArray[np.uint8]
+Columns = dict[str, npt.NDArray[Any]]
+
+
+def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
+    """The timeline of events or of a snapshot with owners; ``trace`` is the one it was derived from.
+
+    Adds the program's tensors that no event tells of as blocks held before and after.
+    """
+    if timeline.of_driver:
+        return timeline
+    recorded = timeline.of(trace)
+    timeline = _with_tensors(trace, timeline)
+    blocks = {name: timeline.blocks[name].copy() for name in timeline.blocks}
+    phases = memory_phases(trace, timeline)
+    made = ~blocks["before"]
+    blocks["phase"] = np.where(made, phases.phase_at(blocks["start"]), np.uint8(MemoryPhase.UNKNOWN))
+    again, again_until = _made_again(recorded, blocks, phases)
+    blocks["phase"][again & made] = MemoryPhase.RECOMPUTE
+    blocks["step"] = _steps(recorded, phases, timeline, blocks)
+
+    _set(blocks, op_categories(recorded, blocks), KnownBy.OP)
+    _set(blocks, _from_stacks(recorded, blocks, phases), KnownBy.STACK)
+    _set(blocks, _from_phases(blocks, phases, again_until), KnownBy.PHASE)
+
+    sites = block_sites(recorded, blocks["op"], blocks["frame"], graph=_with_graph(trace, recorded))
+    codes = np.array([_code(recorded, name) for name in sites.names] or [MISSING], np.int64)
+    known = (blocks["module"] == MISSING) & (sites.modules != MISSING)
+    blocks["module"][known] = codes[sites.modules[known]]
+    blocks["line"] = sites.lines
+    return replace(timeline, blocks=Rows(BLOCKS, blocks), lines=sites.places)
+
+
+def memory_phases(trace: Trace, timeline: MemoryTimeline) -> Phases:
+    """The phases of training on the axis of a timeline of events; none where nothing tells."""
+    recorded = timeline.of(trace)
+    spans = recorded.fact(span_phases) if timeline.axis == "ns" else NO_PHASES
+    events = memory_rows(recorded, "memory", memory_of(timeline))
+    if not len(events) or not len(recorded.rows["frames"]):
+        return spans
+    at = strictly_increasing(recorded.rows["memory"]["time_ns"][events])
+    return event_phases(recorded, events, at, spans=spans)
+
+
+def _set(blocks: Columns, found: Codes, how: KnownBy) -> None:
+    """Fill in the category of blocks that have none yet."""
+    new = (blocks["category"] == MemoryCategory.UNKNOWN) & (found != MemoryCategory.UNKNOWN)
+    blocks["category"][new] = found[new]
+    blocks["known_by"][new] = how
+
+
+def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
+    """See the module: by the phase a block was made in, and what it is still alive for."""
+    found = np.zeros(len(blocks["start"]), np.uint8)
+    if not len(phases.starts):
+        return found
+    start, phase = blocks["start"], blocks["phase"]
+    end = np.where(blocks["after"], NEVER, blocks["end"])
+    made = ~blocks["before"]
+    segment = phases.segment_at(start)
+    until = np.where(segment == MISSING, phases.next_any(start), phases.ends[segment])
+    gone = made & ~blocks["after"] & (end <= until)
+    comes = {one: phases.next_start(start, one) for one in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)}
+    for one, (later, category) in _OUTLIVES.items():
+        chosen = made & (phase == one)
+        found[chosen & (gone | ((comes[later] != NEVER) & (end <= comes[later])))] = MemoryCategory.TEMPORARY
+        found[chosen & ~gone & (comes[later] != NEVER) & (end > comes[later])] = category
+    # the last step of the recording: what the optimizer left behind when it was done
+    over = (segment != MISSING) & (phases.whole[segment] | (segment < len(phases.starts) - 1))
+    found[made & (phase == MemoryPhase.OPTIMIZER) & (end == NEVER) & over] = MemoryCategory.OPTIMIZER_STATE
+    # an optimizer that makes its state anew each step lets the old one go; gradients go in zero_grad, outside of it
+    replaced = ~made & ~blocks["after"] & (phases.phase_at(blocks["end"] - 1) == MemoryPhase.OPTIMIZER)
+    found[replaced] = MemoryCategory.OPTIMIZER_STATE
+    again = made & (phase == MemoryPhase.RECOMPUTE)
+    found[again] = np.where(end > again_until, MemoryCategory.ACTIVATION, MemoryCategory.TEMPORARY)[again]
+    found[gone & (phase == MemoryPhase.UNKNOWN)] = MemoryCategory.TEMPORARY
+    # the model is no module: what the backward pass lets go was saved for it
+    saved = made & (phase == MemoryPhase.UNKNOWN) & (comes[MemoryPhase.BACKWARD] == until)
+    let_go = phases.segment_at(np.where(blocks["after"], NEVER, blocks["end"]) - 1)
+    found[saved & (let_go != MISSING) & (let_go == phases.segment_at(until))] = MemoryCategory.ACTIVATION
+    found[made & _is_input(start, end, phase, phases)] = MemoryCategory.INPUT
+    return found
+
+
+def _is_input(start: Int64, end: Int64, phase: Codes, phases: Phases) -> npt.NDArray[np.bool_]:
+    """Made in a step before its first module is called, there when it is, and not kept beyond the next step."""
+    call = phases.next_module(start)
+    ahead = np.isin(phase, (MemoryPhase.UNKNOWN, MemoryPhase.FORWARD)) & ~phases.behind_module(start)
+    for one in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER):
+        ahead &= phases.next_start(start, one) > call
+    kept = phases.next_start(phases.next_start(call, MemoryPhase.FORWARD), MemoryPhase.FORWARD)
+    return np.asarray(ahead & (call != NEVER) & (end > call) & ((kept == NEVER) | (end <= kept)))
+
+
+def _from_stacks(trace: Trace, blocks: Columns, phases: Phases) -> Codes:
+    """By the stack alone; what only blocks that stay can be, only for those."""
+    frames = blocks["frame"]
+    found = np.zeros(len(frames), np.uint8)
+    known = frames != MISSING
+    if not known.any():
+        return found
+    found[known] = trace.fact(stack_categories)[frames[known]]
+    forward = phases.next_start(blocks["start"], MemoryPhase.FORWARD)
+    stays = blocks["after"] | (blocks["end"] > forward)
+    found[np.isin(found, _KEPT) & ~stays] = MemoryCategory.UNKNOWN
+    return found
+
+
+def _made_again(trace: Trace, blocks: Columns, phases: Phases) -> tuple[npt.NDArray[np.bool_], Int64]:
+    """Which blocks forward work made that runs again in the backward pass, and when that work was done."""
+    ops, frames = blocks["op"].astype(np.int64), blocks["frame"]
+    until = np.full(len(ops), NEVER, np.int64)
+    slices = trace.rows["slices"]
+    regions = trace.fact(recompute_regions) if len(slices) else ()
+    if regions:
+        ends = np.zeros(len(slices), np.int64)
+        for region in regions:
+            ends[list(region.ops)] = int(slices["end_ns"][list(region.ops)].max())
+        op = nearest_ancestor(trace, ops, ends > 0)
+        again = op != MISSING
+        until[again] = ends[op[again]]
+        return again, until
+    again = np.zeros(len(ops), bool)
+    known = frames != MISSING
+    again[known] = trace.fact(stack_phases)[frames[known]] == MemoryPhase.RECOMPUTE
+    until[again] = phases.again_end(blocks["start"][again])
+    return again, until
+
+
+def _steps(trace: Trace, phases: Phases, timeline: MemoryTimeline, blocks: Columns) -> Int64:
+    """Number of the step each block was made in: as recorded, else by the optimizer steps before it."""
+    start, made = blocks["start"], ~blocks["before"]
+    windows = trace.fact(step_windows)
+    if timeline.axis == "ns" and windows.count:
+        order = np.argsort(windows.starts, kind="stable")
+        index = np.searchsorted(windows.starts[order], start, side="right") - 1
+        held = order[np.maximum(index, 0)]
+        inside = made & (index >= 0) & (start < windows.ends[held])
+        return np.where(inside, windows.numbers[held], MISSING)
+    done = phases.ends[phases.phase == MemoryPhase.OPTIMIZER]
+    if not len(done):
+        return np.full(len(start), MISSING, np.int64)
+    return np.where(made, np.searchsorted(done, start, side="right"), MISSING)
+
+
+def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
+    """With the names of the program's tensors; those that no event tells of are blocks held before and after."""
+    recorded = timeline.of(trace)
+    source, rows = _tensor_rows(trace, recorded, memory_of(timeline))
+    if not len(rows):
+        return timeline
+    tensors = source.rows["tensors"]
+    rows = _once(tensors, rows)
+    addresses = tensors["address"][rows]
+    blocks = {name: timeline.blocks[name].copy() for name in timeline.blocks}
+    texts = {
+        name: np.array([_code(recorded, source.text(int(code))) for code in tensors[name][rows]], np.int32)
+        for name in ("name", "module")
+    }
+    category = tensors["category"][rows]
+
+    order = np.argsort(addresses)
+    place = np.minimum(np.searchsorted(addresses[order], blocks["address"]), len(rows) - 1)
+    same = blocks["before"] & (addresses[order][place] == blocks["address"]) & (blocks["address"] != 0)
+    tensor = order[place[same]]
+    for name, values in texts.items():
+        blocks[name][same] = values[tensor]
+    unknown = np.flatnonzero(same)[blocks["category"][same] == MemoryCategory.UNKNOWN]
+    blocks["category"][unknown] = category[order[place[unknown]]]
+    blocks["known_by"][unknown] = KnownBy.ADDRESS
+
+    freed = tensors["freed_ns"][rows]
+    freed = np.where((freed == MISSING) | (timeline.axis != "ns") | (freed > timeline.last), timeline.last + 1, freed)
+    # what another event tells of is a block already, and what went before the recording is none
+    new = np.flatnonzero(~np.isin(addresses, blocks["address"][blocks["before"]]) & (freed > timeline.first))
+    size = tensors["bytes"][rows[new]]
+    if timeline.space == "device":
+        size = -(-size // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+    further: Columns = {
+        "start": np.full(len(new), timeline.first, np.int64),
+        "end": freed[new],
+        "before": np.ones(len(new), bool),
+        "after": freed[new] > timeline.last,
+        "bytes": size,
+        "requested_bytes": tensors["bytes"][rows[new]],
+        "count": tensors["count"][rows[new]],
+        "address": addresses[new],
+        "category": category[new],
+        "known_by": np.full(len(new), KnownBy.ADDRESS, np.uint8),
+        **{name: values[new] for name, values in texts.items()},
+    }
+    filled = Rows(BLOCKS, further)
+    held = int(size.sum())
+    notes = list(timeline.notes)
+    if held > timeline.unseen_bytes:
+        notes.append(
+            f"the allocator's total leaves out {format_bytes(held - timeline.unseen_bytes)} of the program's tensors"
+        )
+    return replace(
+        timeline,
+        blocks=Rows(BLOCKS, {name: np.concatenate((filled[name], blocks[name])) for name in blocks}),
+        unseen_bytes=max(0, timeline.unseen_bytes - held),
+        notes=tuple(notes),
+    )
+
+
+def _once(tensors: Rows, rows: Int64) -> Int64:
+    """One row a storage: tied weights share theirs. Address 0 is that of many together, each row others."""
+    named = rows[tensors["address"][rows] != 0]
+    _, first = np.unique(tensors["address"][named], return_index=True)
+    return np.concatenate((named[np.sort(first)], rows[tensors["address"][rows] == 0]))
+
+
+def _tensor_rows(trace: Trace, recorded: Trace, memory: Memory) -> tuple[Trace, Int64]:
+    for source in (recorded, trace):
+        rows = memory_rows(source, "tensors", memory)
+        if len(rows):
+            return source, rows
+    return recorded, np.empty(0, np.int64)
+
+
+def _with_graph(trace: Trace, recorded: Trace) -> Trace | None:
+    """The recording with the run's op graph beside it: its ops are matched by their order in a step."""
+    if trace.op_graph is None or recorded is trace:
+        return trace if trace.op_graph is not None else None
+    return Trace(
+        source=recorded.source,
+        strings=recorded.strings,
+        rows=recorded.rows,
+        recorded=recorded.recorded,
+        op_graph=trace.op_graph,
+    )
+
+
+def _code(trace: Trace, text: str) -> int:
+    """The code of ``text`` in the trace's strings, which grow by it if it is new; ``MISSING`` for none."""
+    if not text:
+        return MISSING
+    codes = trace.fact(_string_codes)
+    if text not in codes:
+        codes[text] = len(trace.strings)
+        trace.strings.append(text)
+    return codes[text]
+
+
+def _string_codes(trace: Trace) -> dict[str, int]:
+    return {text: code for code, text in enumerate(trace.strings)}

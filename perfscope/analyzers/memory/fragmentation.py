@@ -1,0 +1,412 @@
+"""What an allocator holds from the driver and no tensor lies in: cached, split beyond use, or lost to rounding.
+
+The words are those of PyTorch's documentation of ``torch.cuda.memory_stats``: ``reserved`` is what the allocator holds,
+``allocated`` what is handed out of it, ``requested`` what the program asked for before rounding, ``active`` what is in
+use or awaits the free of another stream, ``inactive split`` free space of a segment in which other blocks are active,
+so that it cannot go back to the driver; whole free segments can (``torch.cuda.empty_cache``, or the allocator itself
+before it gives up). ``fragmentation`` is the share of reserved memory that is not handed out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.memory.blocks import memory_of, memory_rows
+from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.model.memory import ALLOCATION_ROUNDING, Curve, Int64, MemoryTimeline, pair_events, strictly_increasing
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import HeldState, MemoryAction
+
+When = Literal["peak of reserved memory", "end", "out of memory", "snapshot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedMoment:
+    """Reserved against allocated memory at one moment. Bytes."""
+
+    when: When
+    position: int
+    reserved_bytes: int
+    allocated_bytes: int
+    """Handed out; what was asked for, where the source tells of nothing else (`Fragmentation.as_requested`)."""
+    requested_bytes: int | None
+    """Asked for, of the blocks in use; None where that is not recorded for all of them."""
+    failed_bytes: int | None = None
+    """What was asked for in vain, at an out-of-memory where the source says so."""
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not handed out."""
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def rounding_bytes(self) -> int | None:
+        """Handed out beyond what was asked for."""
+        return None if self.requested_bytes is None else self.allocated_bytes - self.requested_bytes
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of reserved memory that is not handed out; 0 if none is reserved."""
+        return self.unused_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """The segments of one pool and stream at the moment of a snapshot: no other can use their blocks. Bytes."""
+
+    pool: str | None
+    """None: the default pool."""
+    stream: int | None
+    kind: str | None
+    """``small`` or ``large``: which sizes its segments serve."""
+    segments: int
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    inactive_split_bytes: int
+    releasable_bytes: int
+    """In segments that are free as a whole."""
+    largest_free_bytes: int
+    free_blocks: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Not active."""
+        return self.inactive_split_bytes + self.releasable_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragmentation:
+    """Reserved memory of one device."""
+
+    timeline: MemoryTimeline
+    moments: tuple[ReservedMoment, ...]
+    peak_allocated_bytes: int
+    """Most that was in use at any moment: an allocator that packs perfectly reserves no less."""
+    peak_reserved_bytes: int
+    as_requested: bool
+    """``allocated_bytes`` of the moments on the history are as asked for: the source records no rounding there."""
+    pools: tuple[PoolState, ...]
+    """At the moment of the snapshot, most reserved bytes first; empty without one."""
+    rounding_bytes: int | None
+    """At the snapshot: handed out beyond what was asked for. None where that is not recorded."""
+
+    @property
+    def excess_bytes(self) -> int:
+        """Upper bound of what better packing saves: the peak of reserved memory less the peak of used memory."""
+        return self.peak_reserved_bytes - self.peak_allocated_bytes
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """Largest free piece at the snapshot, in any pool."""
+        return max((pool.largest_free_bytes for pool in self.pools), default=0)
+
+    @property
+    def inactive_split_bytes(self) -> int:
+        """Free at the snapshot and not to be given back, since other blocks of their segments are active."""
+        return sum(pool.inactive_split_bytes for pool in self.pools)
+
+
+def memory_fragmentation(trace: Trace) -> tuple[Fragmentation, ...]:
+    """Fragmentation of each memory whose allocator says what it holds from the driver."""
+    return tuple(
+        _fragmentation(timeline.of(trace), timeline, timeline.reserved)
+        for timeline in trace.fact(memory_timelines)
+        if timeline.reserved is not None and timeline.space != "program" and not timeline.of_driver
+    )
+
+
+def _fragmentation(trace: Trace, timeline: MemoryTimeline, reserved: Curve) -> Fragmentation:
+    live = timeline.live()
+    moments = [_moment(timeline, live, reserved, "peak of reserved memory", _fullest(live, reserved))]
+    if timeline.first != timeline.last:
+        moments.append(_moment(timeline, live, reserved, "end", timeline.last))
+    failed = _failed(trace, timeline)
+    moments += [
+        _moment(timeline, live, reserved, "out of memory", position, size)
+        for position, size in zip(timeline.out_of_memory, failed, strict=True)
+    ]
+    made = timeline.blocks["bytes"][~timeline.blocks["before"]]
+    asked = timeline.blocks["requested_bytes"][~timeline.blocks["before"]]
+    as_requested = bool(len(made)) and bool((made == asked).all())
+    pools = _pools(trace, timeline)
+    rounding = None
+    if pools:
+        snapshot, rounding = _snapshot_moment(trace, timeline)
+        moments.append(snapshot)
+    return Fragmentation(
+        timeline=timeline,
+        moments=tuple(moments),
+        peak_allocated_bytes=int(live.bytes.max()),
+        peak_reserved_bytes=int(reserved.bytes.max()),
+        as_requested=as_requested,
+        pools=pools,
+        rounding_bytes=rounding,
+    )
+
+
+def _moment(
+    timeline: MemoryTimeline, live: Curve, reserved: Curve, when: When, position: int, failed: int | None = None
+) -> ReservedMoment:
+    rows = timeline.alive_at(position)
+    asked = timeline.blocks["requested_bytes"][rows]
+    known = timeline.unseen_bytes == 0 and bool((asked != MISSING).all())
+    return ReservedMoment(
+        when=when,
+        position=position,
+        reserved_bytes=_at(reserved, position),
+        allocated_bytes=_at(live, position),
+        requested_bytes=int(asked.sum()) if known else None,
+        failed_bytes=failed,
+    )
+
+
+def _snapshot_moment(trace: Trace, timeline: MemoryTimeline) -> tuple[ReservedMoment, int | None]:
+    segments, held = trace.rows["segments"], trace.rows["held"]
+    chosen = memory_rows(trace, "segments", memory_of(timeline))
+    rows = memory_rows(trace, "held", memory_of(timeline))
+    in_use = rows[held["state"][rows] == HeldState.IN_USE]
+    asked = held["requested_bytes"][in_use]
+    known = bool((asked != MISSING).all())
+    moment = ReservedMoment(
+        when="snapshot",
+        position=timeline.last,
+        reserved_bytes=int(segments["bytes"][chosen].sum()),
+        allocated_bytes=int(segments["allocated_bytes"][chosen].sum()),
+        requested_bytes=int(asked.sum()) if known else None,
+    )
+    return moment, int((held["bytes"][in_use] - asked).sum()) if known else None
+
+
+def _pools(trace: Trace, timeline: MemoryTimeline) -> tuple[PoolState, ...]:
+    segments, held = trace.rows["segments"], trace.rows["held"]
+    chosen = memory_rows(trace, "segments", memory_of(timeline))
+    if not len(chosen):
+        return ()
+    key = np.stack([segments[name][chosen].astype(np.int64) for name in ("pool", "stream", "kind")], axis=1)
+    kinds, group = np.unique(key, axis=0, return_inverse=True)
+    free = memory_rows(trace, "held", memory_of(timeline))
+    free = free[(held["state"][free] == HeldState.FREE) & (held["segment"][free] != MISSING)]
+    place = np.full(len(segments), MISSING, np.int64)
+    place[chosen] = group.ravel()
+    found = []
+    for number, (pool, stream, kind) in enumerate(kinds.tolist()):
+        of_pool = chosen[group.ravel() == number]
+        pieces = free[place[held["segment"][free]] == number]
+        whole = segments["active_bytes"][of_pool] == 0
+        unused = segments["bytes"][of_pool] - segments["active_bytes"][of_pool]
+        found.append(
+            PoolState(
+                pool=trace.text(pool) or None,
+                stream=None if stream == MISSING else stream,
+                kind=trace.text(kind) or None,
+                segments=len(of_pool),
+                reserved_bytes=int(segments["bytes"][of_pool].sum()),
+                allocated_bytes=int(segments["allocated_bytes"][of_pool].sum()),
+                active_bytes=int(segments["active_bytes"][of_pool].sum()),
+                inactive_split_bytes=int(unused[~whole].sum()),
+                releasable_bytes=int(unused[whole].sum()),
+                largest_free_bytes=int(held["bytes"][pieces].max()) if len(pieces) else 0,
+                free_blocks=len(pieces),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.reserved_bytes))
+
+
+def _failed(trace: Trace, timeline: MemoryTimeline) -> list[int | None]:
+    """Bytes that were asked for in vain, in the order of ``timeline.out_of_memory``."""
+    rows = trace.rows["memory"]
+    events: Int64 = memory_rows(trace, "memory", memory_of(timeline))
+    events = events[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
+    sizes = [int(size) or None for size in np.abs(rows["bytes"][events])]
+    return sizes[: len(timeline.out_of_memory)]
+
+
+def _fullest(live: Curve, reserved: Curve) -> int:
+    """Where most is reserved; of all such moments the first one at which most is handed out."""
+    most = reserved.bytes.max()
+    held = reserved.bytes[np.maximum(np.searchsorted(reserved.positions, live.positions, side="right") - 1, 0)]
+    at_peak = np.flatnonzero(held == most)
+    if not len(at_peak):
+        return int(reserved.positions[int(np.argmax(reserved.bytes))])
+    return int(live.positions[at_peak[np.argmax(live.bytes[at_peak])]])
+
+
+def _at(curve: Curve, position: int) -> int:
+    """Bytes of a step function at a position; its first value before it begins."""
+    return int(curve.bytes[max(0, int(np.searchsorted(curve.positions, position, side="right")) - 1)])
+
+
+# When an allocator went to the driver although it had enough: what fragmentation is, seen as it happens.
+#
+# A caching allocator reserves a segment when no free block of its own is large enough. As far as its free blocks
+# together
+# would have done, the segment is there because they lie apart: between blocks in use, or in the segments of another
+# stream or pool. Memory that is cached after its use, and used again before anything is reserved, is none of this.
+
+
+SMALL_BYTES = 1 << 20
+"""Up to this size PyTorch serves a block from segments of 2 MiB that serve nothing else (``kSmallSize`` in
+``c10/core/AllocatorConfig.h``)."""
+LEAST_PART = 0.5
+"""Of what was asked for, that the free memory must have done: below it the new segment was needed for the most part."""
+LOOKED_INTO = 20
+"""Reserves whose segments are looked into: as many as a finding has rows of evidence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """The free memory in the allocator's segments at one moment, as addresses tell it. Bytes."""
+
+    free_bytes: int
+    largest_bytes: int
+    count: int
+    other_streams_bytes: int
+    """In segments of other streams or pools than the one that asked."""
+    between: Int64
+    """Rows of the blocks that lie in segments with free memory: what holds the pieces apart. Largest gap first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnneededReserve:
+    """One reserve while the free memory of the allocator, all pieces together, would have done for the most part."""
+
+    position: int
+    reserved_bytes: int
+    asked_bytes: int
+    """Of the block it was made for."""
+    cached_bytes: int
+    """Reserved and not in use right before."""
+    unneeded_bytes: int
+    """What the free memory would have done of what was asked for."""
+    block: int
+    """Row of the timeline's ``blocks`` that asked."""
+    pieces: Pieces | None
+    """None where addresses of segments were not recorded, and for all but the largest reserves."""
+
+
+def in_use(timeline: MemoryTimeline, *, as_requested: bool) -> Curve:
+    """Bytes handed out after each change; ``as_requested``: the blocks' sizes are as asked for and get rounded."""
+    curve = timeline.live()
+    if not as_requested:
+        return curve
+    blocks = timeline.blocks
+    starts, ends = blocks["start"], blocks["end"]
+    size = -(-blocks["bytes"].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+    change = np.zeros(len(curve.positions), np.int64)
+    np.add.at(change, np.searchsorted(curve.positions, starts), size)
+    gone = ~blocks["after"]
+    np.add.at(change, np.searchsorted(curve.positions, ends[gone]), -size[gone])
+    return Curve(positions=curve.positions, bytes=np.cumsum(change) + timeline.unseen_bytes)
+
+
+def unneeded_reserves(
+    trace: Trace, timeline: MemoryTimeline, reserved: Curve, live: Curve
+) -> tuple[UnneededReserve, ...]:
+    """Largest first. ``trace``: the one that the timeline's rows are of. ``live``: as `in_use` gives it."""
+    grown = np.flatnonzero(np.diff(reserved.bytes) > 0) + 1
+    if not len(grown):
+        return ()
+    at = reserved.positions[grown]
+    size = reserved.bytes[grown] - reserved.bytes[grown - 1]
+    used = live.bytes[np.maximum(np.searchsorted(live.positions, at, side="left") - 1, 0)]
+    cached = reserved.bytes[grown - 1] - used
+    made = np.flatnonzero(~timeline.blocks["before"])
+    if not len(made):
+        return ()
+    starts = timeline.blocks["start"][made]  # sorted: blocks are by start
+    place = np.searchsorted(starts, at, side="left")
+    known = place < len(made)
+    block = made[np.minimum(place, len(made) - 1)]
+    asked = timeline.blocks["bytes"][block].astype(np.int64)
+    unneeded = np.minimum(asked, cached)
+    chosen = np.flatnonzero(known & (asked > SMALL_BYTES) & (asked <= size) & (unneeded >= LEAST_PART * asked))
+    chosen = chosen[np.argsort(-unneeded[chosen], kind="stable")]
+    segments = _Segments(trace, timeline)
+    return tuple(
+        UnneededReserve(
+            position=int(at[index]),
+            reserved_bytes=int(size[index]),
+            asked_bytes=int(asked[index]),
+            cached_bytes=int(cached[index]),
+            unneeded_bytes=int(unneeded[index]),
+            block=int(block[index]),
+            pieces=segments.pieces(int(at[index]), int(block[index])) if rank < LOOKED_INTO else None,
+        )
+        for rank, index in enumerate(chosen.tolist())
+    )
+
+
+class _Segments:
+    """The segments of a device over time: those of the snapshot, and those that the history tells of."""
+
+    def __init__(self, trace: Trace, timeline: MemoryTimeline) -> None:
+        self._timeline = timeline
+        rows = trace.rows["memory"]
+        events = memory_rows(trace, "memory", memory_of(timeline))
+        at = strictly_increasing(rows["time_ns"][events])
+        moved = np.isin(rows["action"][events], (MemoryAction.RESERVE, MemoryAction.RELEASE))
+        events, at = events[moved], at[moved]
+        size = np.abs(rows["bytes"][events])
+        pairs = pair_events(rows["address"][events], size, rows["action"][events] == MemoryAction.RELEASE)
+        source = np.where(pairs.made == MISSING, pairs.freed, pairs.made)
+        ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
+        start = np.where(pairs.made == MISSING, timeline.first, at[source]) if len(at) else at
+        end = np.where(ended == MISSING, timeline.last + 1, at[ended]) if len(at) else at
+        held = trace.rows["segments"]
+        left = memory_rows(trace, "segments", memory_of(timeline))
+        known = rows["address"][events[source[ended == MISSING]]] if len(at) else np.empty(0, np.uint64)
+        left = left[~np.isin(held["address"][left], known)]
+        told = events[source] if len(at) else events
+        self.address = np.concatenate((held["address"][left], rows["address"][told])).astype(np.int64)
+        self.bytes = np.concatenate((held["bytes"][left], size[source] if len(at) else size)).astype(np.int64)
+        self.start = np.concatenate((np.full(len(left), timeline.first), start)).astype(np.int64)
+        self.end = np.concatenate((np.full(len(left), timeline.last + 1), end)).astype(np.int64)
+        pools = [np.concatenate((held[name][left], rows[name][told])) for name in ("stream", "pool")]
+        self.owner = np.stack(pools, axis=1).astype(np.int64)
+
+    def pieces(self, position: int, block: int) -> Pieces | None:
+        """What is free right before ``position``, for a block of the timeline that is about to be made."""
+        alive = np.flatnonzero((self.start < position) & (self.end >= position))
+        if not len(alive):
+            return None
+        alive = alive[np.argsort(self.address[alive], kind="stable")]
+        first, size = self.address[alive], self.bytes[alive]
+        blocks = self._timeline.blocks
+        rows = np.flatnonzero((blocks["start"] < position) & (blocks["end"] >= position))
+        rows = rows[np.argsort(blocks["address"][rows], kind="stable")]
+        address = blocks["address"][rows].astype(np.int64)
+        taken = -(-blocks["bytes"][rows].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+        place = np.searchsorted(first, address, side="right") - 1
+        inside = (place >= 0) & (address < (first + size)[np.maximum(place, 0)])
+        if not inside.all():
+            return None  # segments that nobody told of: their free memory is not known
+        edges = [np.empty(0, np.int64)] * len(alive)
+        gaps, whose = [], []
+        order = np.searchsorted(place, np.arange(len(alive) + 1))
+        for number in range(len(alive)):
+            within = slice(order[number], order[number + 1])
+            stops = np.concatenate((address[within], [first[number] + size[number]]))
+            begins = np.concatenate(([first[number]], address[within] + taken[within]))
+            edges[number] = np.maximum(stops - begins, 0)
+            gaps.append(edges[number])
+            whose.append(np.full(len(edges[number]), number))
+        every, segment = np.concatenate(gaps), np.concatenate(whose)
+        free = every > 0
+        asked = np.array([blocks["stream"][block], MISSING], np.int64)
+        same = (self.owner[alive] == asked).all(axis=1)
+        largest = np.array([int(one.max(initial=0)) for one in edges])
+        between = np.concatenate(
+            [rows[order[number] : order[number + 1]] for number in np.argsort(-largest) if largest[number]]
+            or [np.empty(0, np.int64)]
+        )
+        return Pieces(
+            free_bytes=int(every.sum()),
+            largest_bytes=int(every[same[segment]].max(initial=0)),
+            count=int(free.sum()),
+            other_streams_bytes=int(every[~same[segment]].sum()),
+            between=between.astype(np.int64),
+        )

@@ -1,0 +1,311 @@
+"""The peak of each memory: when it is, and who holds it, by category, module, line and op. Every sum is exact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfscope.analyzers.memory.categories import memory_phases
+from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Severity, Where
+from perfscope.model.memory import Int64, KnownBy, MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, RECORDED, Trace
+from perfscope.model.trace.tables import MemoryCategory
+
+LARGEST = 20
+"""Single blocks that are named: as many as a finding has rows of evidence."""
+
+_NUMBER = re.compile(r"(?<![^._/\[])\d+(?![^._/\]])")
+"""A number that is a part of a module's name: ``blocks.3.mlp``, ``Linear_7``, ``layers[2]``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """What some owner holds at the peak. ``name`` is None for blocks whose owner is not known."""
+
+    name: str | None
+    bytes: int
+    share: float
+    """Of all bytes at the peak."""
+    blocks: int
+    """0 for what is known as a sum only."""
+    members: int = 1
+    """Modules that ``name`` stands for: ``blocks.*.mlp`` of 12 layers is 12."""
+    line: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeBlock:
+    """One block that is held at the peak, with all that is known of it."""
+
+    row: int
+    """Of the timeline's ``blocks``."""
+    bytes: int
+    category: MemoryCategory
+    known_by: KnownBy
+    phase: MemoryPhase
+    name: str | None
+    module: str | None
+    op: str | None
+    line: SourceLine | None
+    made: int
+    """Position at which it was handed out."""
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakHolders:
+    """The peak of one timeline. Each grouping sums to ``bytes``, with ``unseen_bytes`` as a holder of its own."""
+
+    timeline: MemoryTimeline
+    position: int
+    bytes: int
+    unseen_bytes: int
+    phase: MemoryPhase
+    """Of training, at the peak."""
+    step: int | None
+    op: str | None
+    """Op that asked for the block that made the peak; None where that was not recorded."""
+    line: SourceLine | None
+    by_category: tuple[Holder, ...]
+    """``name``: the category's, in small letters; None for blocks of no known category. Largest first, as in all."""
+    by_module: tuple[Holder, ...]
+    """Numbered layers are one row: ``blocks.*.mlp``, with ``members`` of them."""
+    by_prefix: tuple[Holder, ...]
+    """By every prefix of a module's name, with all that is below it: rows hold each other and do not sum up."""
+    by_line: tuple[Holder, ...]
+    by_op: tuple[Holder, ...]
+    largest: tuple[LargeBlock, ...]
+
+
+UNSEEN = "held before the recording began"
+"""Name of the holder that stands for ``unseen_bytes``."""
+
+
+def memory_holders(trace: Trace) -> tuple[PeakHolders, ...]:
+    """The peak of each of the trace's memories, in the order of `memory_timelines`."""
+    return tuple(peak_holders(trace, timeline) for timeline in trace.fact(memory_timelines))
+
+
+def peak_holders(trace: Trace, timeline: MemoryTimeline) -> PeakHolders:
+    """Who holds the peak of ``timeline``, which was derived from ``trace``."""
+    position, total = timeline.peak()
+    return holders_at(trace, timeline, position, total)
+
+
+def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int) -> PeakHolders:
+    """Who holds the ``total`` bytes in use at ``position``."""
+    rows = timeline.alive_at(position)
+    blocks, recorded = timeline.blocks, timeline.of(trace)
+    size, counts = blocks["bytes"][rows], blocks["count"][rows]
+    unseen = timeline.unseen_bytes
+    modules = [recorded.text(int(code)) or None for code in blocks["module"][rows]]
+    grouped = [None if name is None else _NUMBER.sub("*", name) for name in modules]
+    categories = [_category_name(int(code)) for code in blocks["category"][rows]]
+    ops = [asking_op(recorded, int(row)) for row in blocks["op"][rows]]
+    lines = [_line(timeline, int(row)) for row in blocks["line"][rows]]
+    making = np.flatnonzero((blocks["start"] == position) & ~blocks["before"])
+    made = int(making[-1]) if len(making) else MISSING
+    step = int(blocks["step"][made]) if made != MISSING else MISSING
+    return PeakHolders(
+        timeline=timeline,
+        position=position,
+        bytes=total,
+        unseen_bytes=unseen,
+        phase=_phase_at(trace, timeline, position, made),
+        step=None if step == MISSING else step,
+        op=None if made == MISSING else asking_op(recorded, int(blocks["op"][made])),
+        line=None if made == MISSING else _line(timeline, int(blocks["line"][made])),
+        by_category=_holders(categories, size, counts, total, unseen),
+        by_module=_holders(grouped, size, counts, total, unseen, members=modules),
+        by_prefix=_prefixes(modules, size, counts, total),
+        by_line=_line_holders(lines, size, counts, total, unseen),
+        by_op=_holders(ops, size, counts, total, unseen),
+        largest=tuple(
+            LargeBlock(
+                row=int(row),
+                bytes=int(blocks["bytes"][row]),
+                category=MemoryCategory(int(blocks["category"][row])),
+                known_by=KnownBy(int(blocks["known_by"][row])),
+                phase=MemoryPhase(int(blocks["phase"][row])),
+                name=recorded.text(int(blocks["name"][row])) or None,
+                module=modules[index],
+                op=ops[index],
+                line=lines[index],
+                made=int(blocks["start"][row]),
+                step=None if blocks["step"][row] == MISSING else int(blocks["step"][row]),
+            )
+            for index, row in enumerate(rows[:LARGEST].tolist())
+        ),
+    )
+
+
+def _phase_at(trace: Trace, timeline: MemoryTimeline, position: int, made: int) -> MemoryPhase:
+    if made != MISSING and timeline.blocks["phase"][made]:
+        return MemoryPhase(int(timeline.blocks["phase"][made]))
+    if timeline.space == "program":
+        return MemoryPhase.UNKNOWN
+    at = memory_phases(trace, timeline).phase_at(np.array([position], np.int64))
+    return MemoryPhase(int(at[0]))
+
+
+def _holders(
+    names: Sequence[str | None],
+    size: Int64,
+    counts: Int64,
+    total: int,
+    unseen: int,
+    *,
+    members: Sequence[str | None] | None = None,
+) -> tuple[Holder, ...]:
+    """One holder a name, largest first, and ``unseen`` among them."""
+    held: dict[str | None, tuple[int, int]] = {}
+    within: dict[str | None, set[str | None]] = {}
+    for index, (name, bytes_, many) in enumerate(zip(names, size.tolist(), counts.tolist(), strict=True)):
+        before, count = held.get(name, (0, 0))
+        held[name] = (before + bytes_, count + many)
+        if members is not None:
+            within.setdefault(name, set()).add(members[index])
+    found = [
+        Holder(name=name, bytes=sum_, share=_share(sum_, total), blocks=count, members=len(within.get(name, "1")))
+        for name, (sum_, count) in held.items()
+    ]
+    return _ordered(found, total, unseen)
+
+
+def _line_holders(
+    lines: Sequence[SourceLine | None], size: Int64, counts: Int64, total: int, unseen: int
+) -> tuple[Holder, ...]:
+    held: dict[SourceLine | None, tuple[int, int]] = {}
+    for line, bytes_, many in zip(lines, size.tolist(), counts.tolist(), strict=True):
+        before, count = held.get(line, (0, 0))
+        held[line] = (before + bytes_, count + many)
+    found = [
+        Holder(name=_line_name(line), bytes=sum_, share=_share(sum_, total), blocks=count, line=line)
+        for line, (sum_, count) in held.items()
+    ]
+    return _ordered(found, total, unseen)
+
+
+def _ordered(found: list[Holder], total: int, unseen: int) -> tuple[Holder, ...]:
+    if unseen:
+        found = [*found, Holder(name=UNSEEN, bytes=unseen, share=_share(unseen, total), blocks=0)]
+    return tuple(sorted(found, key=lambda holder: -holder.bytes))
+
+
+def _prefixes(modules: Sequence[str | None], size: Int64, counts: Int64, total: int) -> tuple[Holder, ...]:
+    held: dict[str, tuple[int, int, set[str]]] = {}
+    for module, bytes_, many in zip(modules, size.tolist(), counts.tolist(), strict=True):
+        ends = [] if module is None else [found.start() for found in re.finditer(r"[./]", module)] + [len(module)]
+        for end in ends:
+            prefix = str(module)[:end]
+            name = _NUMBER.sub("*", prefix)
+            before, count, members = held.get(name, (0, 0, set()))
+            held[name] = (before + bytes_, count + many, members | {prefix})
+    found = [
+        Holder(name=name, bytes=sum_, share=_share(sum_, total), blocks=count, members=len(members))
+        for name, (sum_, count, members) in held.items()
+    ]
+    return tuple(sorted(found, key=lambda holder: (-holder.bytes, holder.name)))
+
+
+def _share(bytes_: int, total: int) -> float:
+    return bytes_ / total if total else 0.0
+
+
+def _category_name(code: int) -> str | None:
+    return None if code == MemoryCategory.UNKNOWN else MemoryCategory(code).name.lower()
+
+
+def _line(timeline: MemoryTimeline, index: int) -> SourceLine | None:
+    return None if index == MISSING else timeline.lines[index]
+
+
+def _line_name(line: SourceLine | None) -> str | None:
+    if line is None:
+        return None
+    return line.file if line.line is None else f"{line.file}:{line.line}"
+
+
+# Which memories rules on memory judge, how severe a finding there is, and what they say where nothing was recorded.
+
+
+NO_MEMORY = f"not recorded: {RECORDED['memory']}"
+"""Why rules on memory cannot look. The detail pass of a run may have what the timing pass lacks, so no rule ``NEEDS``
+it of the trace itself."""
+
+HOST_ONLY = "the program computes in the host's memory: what the machine has left is not judged"
+"""Why rules on the headroom of a device cannot look at a program without one."""
+
+OF_XLA = "allocator events of XLA"
+"""How `MemoryTimeline.known_from` begins where XLA's allocator was watched."""
+
+SCARCE_SHARE = 0.9
+"""Of the device, at the peak of what its allocator holds: what lies outside of the allocator (the CUDA context,
+communicators, other processes) takes some of the rest, and a longer batch the remainder. It is also what vLLM takes by
+default, as the most that is safe (``gpu_memory_utilization``)."""
+
+
+def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
+    """Memories of devices as their allocators saw them; the host's only where the program computes there.
+
+    `AbstainError` where there is none. What compiled programs need is modelled, and judged by rules of its own.
+    """
+    known = [one for one in trace.fact(memory_timelines) if not one.of_driver]
+    devices = tuple(one for one in known if one.space == "device")
+    if devices:
+        return devices
+    hosts = tuple(one for one in known if one.space == "host") if not len(trace.rows["kernels"]) else ()
+    if not hosts:
+        raise AbstainError(NO_MEMORY)
+    return hosts
+
+
+def worst_of_devices(findings: Iterable[Finding]) -> list[Finding]:
+    """Of the devices of one process that have the same finding, that of the one where most is to be saved."""
+    alike: dict[tuple[str, Where], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.subject, finding.where), []).append(finding)
+    worst = []
+    for members in alike.values():
+        chosen = max(members, key=lambda one: one.cost_bytes or 0)
+        others = len(members) - 1
+        if others:
+            also = f"; {others} more device{'' if others == 1 else 's'} the like"
+            chosen = replace(chosen, title=chosen.title + also)
+        worst.append(chosen)
+    return worst
+
+
+def is_scarce(timeline: MemoryTimeline) -> bool:
+    """Whether the device is nearly full at the peak, or an allocation failed."""
+    if timeline.out_of_memory:
+        return True
+    capacity = timeline.capacity_bytes
+    return capacity is not None and peak_held(timeline) >= SCARCE_SHARE * capacity
+
+
+def peak_held(timeline: MemoryTimeline) -> int:
+    """Most bytes that the allocator took from the device: reserved where that is known, else in use."""
+    live = int(timeline.live().bytes.max(initial=0))
+    return live if timeline.reserved is None else max(live, int(timeline.reserved.bytes.max(initial=0)))
+
+
+def severity_of_bytes(saved: int, whole: int, timeline: MemoryTimeline) -> Severity:
+    """High where memory is scarce and the saving is felt; never high where nobody knows how full the device is."""
+    felt = saved >= HIGH_SHARE * whole
+    if felt and is_scarce(timeline):
+        return "high"
+    return "medium" if felt else "low"
+
+
+def said_line(line: SourceLine | None) -> str | None:
+    """``memory_defects.py:18``, with its folder: short enough for a title. `Where` has the file as recorded."""
+    if line is None:
+        return None
+    file = "/".join(line.file.replace("\\", "/").split("/")[-2:])
+    return file if line.line is None else f"{file}:{line.line}"

@@ -1,0 +1,303 @@
+"""The phases of training on a memory's axis: forward, backward, optimizer, and what lies between them.
+
+From host spans (torch.profiler) where there are some: outermost autograd nodes are the backward pass,
+``Optimizer.step`` the optimizer, ops that get an autograd sequence number outside of both, and calls of modules, the
+forward pass. From the stacks of allocator events (memory snapshots) otherwise. A phase lasts from its first mark to
+its last one; between two phases is no phase.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.memory.sites import stack_phases
+from perfscope.analyzers.ops.optimizer_steps import STEP
+from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
+from perfscope.analyzers.time.spans import input_slices, lineage, nearest_ancestor
+from perfscope.model.memory import Int64, MemoryPhase
+from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
+from perfscope.model.trace.tables import MemoryCategory
+
+NEVER = np.iinfo(np.int64).max
+"""Position of what does not come any more."""
+
+_MARKS = {
+    MemoryPhase.FORWARD: re.compile(r"\W*forward(_pass)?\W*", re.IGNORECASE),
+    MemoryPhase.BACKWARD: re.compile(r"\W*backward(_pass)?\W*", re.IGNORECASE),
+    MemoryPhase.OPTIMIZER: re.compile(r"\W*optimizer([ _]step)?\W*", re.IGNORECASE),
+}
+"""Annotations of the user's own, such as ``## forward ##`` in torch's tutorials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Segments in order; none overlap, no two neighbours are of the same phase. Shapes (n,)."""
+
+    starts: Int64
+    ends: Int64
+    phase: npt.NDArray[np.uint8]
+    modules: Int64
+    """Sorted: when an outermost call of a module began; empty where calls of modules were not recorded."""
+    whole: npt.NDArray[np.bool_]
+    """A span says when it was over; of stacks only the last allocation is known."""
+    again_ends: Int64
+    """Sorted: when a run of recomputed work was over, where only stacks tell of it."""
+
+    def segment_at(self, positions: Int64) -> Int64:
+        """Segment that each position lies in, else ``MISSING``."""
+        index = np.searchsorted(self.starts, positions, side="right") - 1
+        inside = (index >= 0) & (positions < self.ends[np.maximum(index, 0)]) if len(self.starts) else index >= 0
+        return np.where(inside, index, MISSING)
+
+    def phase_at(self, positions: Int64) -> npt.NDArray[np.uint8]:
+        """`MemoryPhase` of each position; unknown between segments."""
+        segment = self.segment_at(positions)
+        if not len(self.starts):
+            return np.zeros(len(positions), np.uint8)
+        return np.where(segment == MISSING, np.uint8(MemoryPhase.UNKNOWN), self.phase[segment])
+
+    def next_start(self, positions: Int64, phase: MemoryPhase) -> Int64:
+        """When the next segment of ``phase`` begins, behind each position; ``NEVER`` if none does."""
+        starts = np.concatenate((self.starts[self.phase == phase], [NEVER]))
+        found: Int64 = starts[np.searchsorted(starts[:-1], positions, side="right")]
+        return found
+
+    def next_any(self, positions: Int64) -> Int64:
+        """When the next segment of any phase begins; ``NEVER`` if none does."""
+        starts = np.concatenate((self.starts, [NEVER]))
+        found: Int64 = starts[np.searchsorted(self.starts, positions, side="right")]
+        return found
+
+    def next_module(self, positions: Int64) -> Int64:
+        """When the next outermost call of a module begins; ``NEVER`` if none does, or none was recorded."""
+        starts = np.concatenate((self.modules, [NEVER]))
+        found: Int64 = starts[np.searchsorted(self.modules, positions, side="right")]
+        return found
+
+    def behind_module(self, positions: Int64) -> npt.NDArray[np.bool_]:
+        """Whether a module has been called in the segment that a position lies in; false between segments."""
+        segment = self.segment_at(positions)
+        begun = np.where(segment == MISSING, positions + 1, self.starts[segment])
+        return np.asarray(np.searchsorted(self.modules, positions, side="right") > np.searchsorted(self.modules, begun))
+
+    def again_end(self, positions: Int64) -> Int64:
+        """When the run of recomputed work that a position lies in was over; ``NEVER`` where that is not known."""
+        ends = np.concatenate((self.again_ends, [NEVER]))
+        found: Int64 = ends[np.searchsorted(self.again_ends, positions, side="right")]
+        return found
+
+
+NO_PHASES = Phases(
+    starts=np.empty(0, np.int64),
+    ends=np.empty(0, np.int64),
+    phase=np.empty(0, np.uint8),
+    modules=np.empty(0, np.int64),
+    whole=np.empty(0, bool),
+    again_ends=np.empty(0, np.int64),
+)
+
+
+def span_phases(trace: Trace) -> Phases:
+    """Phases from the host spans of a trace, on its clock."""
+    slices = trace.rows["slices"]
+    if not len(slices):
+        return NO_PHASES
+    parents = slices["parent"].astype(np.int64)
+    is_op = slices["kind"] == SliceKind.OP
+    said = {
+        phase: np.isin(slices["name"], _codes(trace, pattern)) & (slices["kind"] == SliceKind.ANNOTATION)
+        for phase, pattern in _MARKS.items()
+    }
+    nodes = trace.fact(autograd_nodes)
+    steps = [code for code, text in enumerate(trace.strings) if text.startswith(STEP)]
+    optimizer = (np.isin(slices["name"], steps) & (slices["kind"] != SliceKind.PYTHON)) | said[MemoryPhase.OPTIMIZER]
+    backward = nodes | said[MemoryPhase.BACKWARD]
+    called = np.isin(slices["name"], _codes(trace, re.compile(r"nn\.Module: .*", re.DOTALL)))
+    modules = called & (slices["kind"] == SliceKind.PYTHON)
+    graphed = is_op & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0) & ~nodes
+    forward = modules | graphed | said[MemoryPhase.FORWARD]
+
+    taken = nearest_ancestor(trace, parents, optimizer | backward) != MISSING
+    around = nearest_ancestor(trace, parents, forward) != MISSING
+    inner = nearest_ancestor(trace, parents, modules) != MISSING
+    outermost = {
+        MemoryPhase.OPTIMIZER: np.flatnonzero(optimizer & ~taken),
+        MemoryPhase.BACKWARD: np.flatnonzero(backward & ~optimizer & ~taken),
+        MemoryPhase.FORWARD: np.flatnonzero(forward & ~optimizer & ~backward & ~taken & ~around),
+    }
+    rows = np.concatenate(list(outermost.values()))
+    phase = np.repeat(list(outermost), [len(found) for found in outermost.values()])
+    found = modules & ~taken & ~inner
+    return _merged(
+        slices["start_ns"][rows],
+        slices["end_ns"][rows],
+        phase.astype(np.uint8),
+        np.ones(len(rows), bool),
+        np.sort(slices["start_ns"][found]),
+    )
+
+
+def event_phases(trace: Trace, events: Int64, positions: Int64, *, spans: Phases | None = None) -> Phases:
+    """Phases from the stacks of allocator events: rows of ``memory`` and where they are on the axis.
+
+    ``spans``: phases that are known from spans on the same axis; stacks tell of the rest.
+    """
+    frames = trace.rows["memory"]["frame"][events]
+    phase = np.zeros(len(events), np.uint8)
+    known = frames != MISSING
+    phase[known] = trace.fact(stack_phases)[frames[known]]
+    marked = np.flatnonzero(phase != MemoryPhase.UNKNOWN)
+    again = phase[marked] == MemoryPhase.RECOMPUTE
+    ending = again.copy()
+    ending[:-1] &= ~again[1:]
+    # forward work inside the backward pass does not end it
+    within = np.where(again, np.uint8(MemoryPhase.BACKWARD), phase[marked]).astype(np.uint8)
+    at = positions[marked]
+    # a snapshot may have ranges beside its stacks, such as those of the optimizer
+    free = at if spans is None else at[spans.segment_at(at) == MISSING]
+    told = within if spans is None else within[spans.segment_at(at) == MISSING]
+    spans = spans or NO_PHASES
+    merged = _merged(
+        np.concatenate((spans.starts, free)),
+        np.concatenate((spans.ends, free + 1)),
+        np.concatenate((spans.phase, told)),
+        np.concatenate((spans.whole, np.zeros(len(free), bool))),
+        spans.modules,
+    )
+    return replace(merged, again_ends=at[ending] + 1)
+
+
+def _merged(
+    starts: Int64, ends: Int64, phase: npt.NDArray[np.uint8], whole: npt.NDArray[np.bool_], modules: Int64
+) -> Phases:
+    """Marks as segments: neighbours of one phase are one, and a segment ends where the next begins at the latest."""
+    if not len(starts):
+        return NO_PHASES
+    order = np.argsort(starts, kind="stable")
+    starts, ends, phase, whole = starts[order], ends[order], phase[order], whole[order]
+    new = np.ones(len(starts), bool)
+    new[1:] = phase[1:] != phase[:-1]
+    first = np.flatnonzero(new)
+    until = np.maximum.reduceat(ends, first)
+    until[:-1] = np.minimum(until[:-1], starts[first][1:])
+    return replace(
+        NO_PHASES,
+        starts=starts[first],
+        ends=until,
+        phase=phase[first],
+        modules=modules,
+        whole=np.logical_or.reduceat(whole, first),
+    )
+
+
+def _codes(trace: Trace, pattern: re.Pattern[str]) -> list[int]:
+    return [code for code, text in enumerate(trace.strings) if pattern.fullmatch(text)]
+
+
+# What the op that asked for a block says it is for: collectives, data loaders, copies to the device, scratch.
+
+
+_COLLECTIVE = re.compile(r"(c10d|nccl|gloo|fsdp|FSDP|_c10d_functional)::?.*|record_param_comms|fsdp::.*")
+"""Ops and annotations around what a collective needs: ``c10d::allreduce_``, ``gloo:all_gather``,
+``fsdp::all_gather_copy_in``, ``FSDP::all_gather (0)`` (seen with PyTorch 2.13)."""
+
+_FSDP_COMPUTE = re.compile(r"FSDP::(pre|post)_(forward|backward)( .*)?")
+"""FSDP2's ranges around hooks, in which collectives have ranges of their own."""
+
+_PRODUCT = re.compile(
+    r"aten::(mm|addmm|bmm|baddbmm|_addmm_activation|_scaled_mm|"
+    r"(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
+)
+"""Ops that call a library which asks for scratch memory."""
+
+_BLAS_SCRATCH = (4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 1024 * 8)
+"""Bytes that PyTorch gives a cuBLAS handle and keeps: by default ``:4096:2:16:8``, on Hopper and later ``:4096:8``
+(``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp``)."""
+
+_MOVES = ("aten::to", "aten::_to_copy", "aten::pin_memory", "aten::copy_")
+
+_HANDS_OUT = re.compile(r"aten::(new_)?(empty|zeros|ones|full|rand|randn)(_like|_strided|_quantized)?|aten::resize_")
+"""Ops that hand out memory on behalf of the op around them."""
+
+
+def asking_op(trace: Trace, row: int) -> str | None:
+    """Name of the op that asked for a block: of a row of ``slices``, or the op around one that only hands out."""
+    slices = trace.rows["slices"]
+    found = None
+    for outer in lineage(trace, row):
+        if slices["kind"][outer] != SliceKind.OP:
+            break
+        name = trace.text(int(slices["name"][outer]))
+        if name.startswith(EVALUATE):
+            break
+        found = name
+        if not _HANDS_OUT.fullmatch(name):
+            break
+    return found or (None if row == MISSING else trace.text(int(slices["name"][row])))
+
+
+def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+    """By block: the `MemoryCategory` that its op says, unknown for most. ``blocks``: columns of ``BLOCKS``."""
+    ops = blocks["op"].astype(np.int64)
+    found = np.zeros(len(ops), np.uint8)
+    slices = trace.rows["slices"]
+    if not len(slices) or not (ops != MISSING).any():
+        return found
+    named = slices["kind"] != SliceKind.PYTHON
+    around = named & np.isin(slices["name"], _codes_memory_ops(trace, _COLLECTIVE, but=_FSDP_COMPUTE))
+    found[nearest_ancestor(trace, ops, around) != MISSING] = MemoryCategory.COMMUNICATION
+
+    loader = np.zeros(len(slices), bool)
+    loader[trace.fact(input_slices)] = True
+    found[(nearest_ancestor(trace, ops, loader) != MISSING) & (found == 0)] = MemoryCategory.INPUT
+    found[_uploaded(trace, ops) & (found == 0)] = MemoryCategory.INPUT
+
+    direct = (ops != MISSING) & np.isin(slices["name"][ops], _codes_memory_ops(trace, _PRODUCT)) & ~blocks["before"]
+    brief = direct & ~blocks["after"] & (blocks["end"] <= slices["end_ns"][ops])
+    kept = direct & blocks["after"] & np.isin(blocks["bytes"], _BLAS_SCRATCH)
+    found[(brief | kept) & (found == 0)] = MemoryCategory.WORKSPACE
+    return found
+
+
+def _uploaded(trace: Trace, ops: Int64) -> npt.NDArray[np.bool_]:
+    """Blocks made by a copy to the device that no module called: the batch on its way there."""
+    slices, copies = trace.rows["slices"], trace.rows["copies"]
+    moves = (slices["kind"] == SliceKind.OP) & np.isin(
+        slices["name"], [code for code, text in enumerate(trace.strings) if text in _MOVES]
+    )
+    outer = _outermost(trace, ops, moves)
+    up = copies["op"][(copies["kind"] == CopyKind.HOST_TO_DEVICE) & (copies["op"] != MISSING)]
+    top = _outermost(trace, up.astype(np.int64), moves)
+    uploads = np.zeros(len(slices), bool)
+    uploads[top[top != MISSING]] = True
+    modules = np.isin(
+        slices["name"], [code for code, text in enumerate(trace.strings) if text.startswith("nn.Module: ")]
+    )
+    inside = nearest_ancestor(trace, outer, modules) != MISSING
+    return np.asarray((outer != MISSING) & uploads[outer] & ~inside & bool(modules.any()))
+
+
+def _outermost(trace: Trace, rows: Int64, wanted: npt.NDArray[np.bool_]) -> Int64:
+    """For each row of ``slices``: its outermost enclosing span with ``wanted``, or itself; else ``MISSING``."""
+    parents = trace.rows["slices"]["parent"].astype(np.int64)
+    found = nearest_ancestor(trace, rows, wanted)
+    while True:
+        known = found != MISSING
+        above = np.where(known, parents[found], MISSING)
+        further = nearest_ancestor(trace, above, wanted)
+        if not (further != MISSING).any():
+            return found
+        found = np.where(further != MISSING, further, found)
+
+
+def _codes_memory_ops(trace: Trace, pattern: re.Pattern[str], *, but: re.Pattern[str] | None = None) -> list[int]:
+    return [
+        code
+        for code, text in enumerate(trace.strings)
+        if pattern.fullmatch(text) and not (but is not None and but.fullmatch(text))
+    ]

@@ -1,0 +1,176 @@
+"""A memory over time at a bounded number of positions, for a picture: bytes by category, what is reserved, and bands.
+
+Of each of many equal parts of the axis two moments are taken: its highest, and its last. So no maximum is lost, and
+what follows a maximum is not drawn as high as it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.memory.categories import memory_phases
+from perfscope.analyzers.memory.growth import step_ends
+from perfscope.analyzers.time.steps import step_windows
+from perfscope.model.memory import Curve, Int64, MemoryPhase, MemoryTimeline
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import MemoryCategory
+
+MOST_POINTS = 400
+"""Positions of a picture: one for each pixel of a phone, every other one of a report's page."""
+
+MOST_BANDS = 240
+"""Phases or steps of a picture. More are narrower than four pixels: none is drawn, since some alone would mislead."""
+
+SCHEDULE_PARTS = 60
+"""Equal parts of a program's schedule that are given a phase: scheduled instructions of two phases interleave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A piece of the axis, half open."""
+
+    name: str
+    """A phase in small letters, or the number of a step."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPicture:
+    """Bytes hold from each position up to the next one. The sum over ``categories`` and ``unseen_bytes`` is exact."""
+
+    positions: Int64
+    """Shape (n,), sorted, n at most `MOST_POINTS`; the first is that of the timeline, the peak is one of them."""
+    categories: tuple[MemoryCategory, ...]
+    bytes: Int64
+    """Shape (categories, n)."""
+    unseen_bytes: int
+    reserved: Int64 | None
+    """Most that was reserved from each position up to the next one; shape (n,)."""
+    steps: tuple[Band, ...]
+    phases: tuple[Band, ...]
+    """By start; forward work that runs again lies within its backward pass.
+
+    Of a program's schedule: the phase whose instructions make most bytes there.
+    """
+
+    @property
+    def total(self) -> Int64:
+        """In use at each position, shape (n,)."""
+        total: Int64 = self.bytes.sum(axis=0) + self.unseen_bytes
+        return total
+
+
+def memory_picture(trace: Trace, timeline: MemoryTimeline, points: int = MOST_POINTS) -> MemoryPicture:
+    """The picture of a timeline that was derived from ``trace``, at most ``points`` (3 or more) positions of it."""
+    curve = timeline.live()
+    positions = _chosen(curve, timeline, points)
+    codes = np.unique(timeline.blocks["category"]).tolist()
+    found = [_bytes_at(timeline, timeline.blocks["category"] == code, positions) for code in codes]
+    return MemoryPicture(
+        positions=positions,
+        categories=tuple(MemoryCategory(code) for code in codes),
+        bytes=np.array(found, np.int64).reshape(len(codes), len(positions)),
+        unseen_bytes=timeline.unseen_bytes,
+        reserved=None if timeline.reserved is None else _highest(timeline.reserved, positions),
+        steps=_step_bands(trace, timeline),
+        phases=_phase_bands(trace, timeline),
+    )
+
+
+def _chosen(curve: Curve, timeline: MemoryTimeline, points: int) -> Int64:
+    parts = max(1, (points - 1) // 2)
+    span = timeline.last - timeline.first + 1
+    # by floats: positions are up to 2**63, and times the number of parts they would not fit
+    part = np.minimum((curve.positions - timeline.first) / span * parts, parts - 1).astype(np.int64)
+    begins = np.flatnonzero(np.concatenate(([True], part[1:] != part[:-1])))
+    order = np.lexsort((-curve.bytes, part))  # stable: the first of the highest of each part
+    last = np.concatenate((begins[1:], [len(part)])) - 1
+    chosen: Int64 = curve.positions[np.unique(np.concatenate(([0], order[begins], last)))]
+    return chosen
+
+
+def _bytes_at(timeline: MemoryTimeline, chosen: npt.NDArray[np.bool_], positions: Int64) -> Int64:
+    """Bytes of the chosen blocks that are held at each of ``positions``."""
+    blocks = timeline.blocks
+    start, end, size = (blocks[name][chosen] for name in ("start", "end", "bytes"))
+    made, gone = np.argsort(start, kind="stable"), np.argsort(end, kind="stable")
+    grown = np.concatenate(([0], np.cumsum(size[made])))
+    shrunk = np.concatenate(([0], np.cumsum(size[gone])))
+    at: Int64 = grown[np.searchsorted(start[made], positions, side="right")]
+    return at - shrunk[np.searchsorted(end[gone], positions, side="right")]
+
+
+def _highest(curve: Curve, positions: Int64) -> Int64:
+    """The largest value of a step function from each position up to the next one."""
+    at = np.maximum(np.searchsorted(curve.positions, positions, side="right") - 1, 0)
+    values = np.concatenate((curve.bytes[at], curve.bytes))
+    places = np.concatenate((positions, curve.positions))
+    order = np.lexsort((np.arange(len(places)), places))
+    places, values = places[order], values[order]
+    inside = places >= positions[0]
+    begins = np.searchsorted(places[inside], positions, side="left")
+    highest: Int64 = np.maximum.reduceat(values[inside], begins)
+    return highest
+
+
+def _step_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
+    windows = timeline.of(trace).fact(step_windows)
+    if timeline.axis == "ns" and timeline.space != "program" and windows.count:
+        rows = zip(windows.starts.tolist(), windows.ends.tolist(), windows.numbers.tolist(), strict=True)
+        return _bands(timeline, [(str(number), start, end) for start, end, number in rows])
+    known = step_ends(trace, timeline)
+    if known is None:
+        return ()
+    ends = known[1].tolist()
+    starts = [timeline.first, *ends[:-1]]
+    return _bands(timeline, [(str(at), start, end) for at, (start, end) in enumerate(zip(starts, ends, strict=True))])
+
+
+def _phase_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
+    if timeline.space == "program":
+        return _schedule_phases(timeline)
+    found = memory_phases(trace, timeline)
+    rows = zip(found.phase.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True)
+    named = [(MemoryPhase(phase).name.lower(), start, end) for phase, start, end in rows if phase]
+    return _bands(timeline, [*named, *_made_again(timeline)]) or _bands(timeline, named)
+
+
+def _made_again(timeline: MemoryTimeline) -> list[tuple[str, int, int]]:
+    """Where forward work ran again, within the backward pass: from its first allocation to its last one in a row."""
+    blocks = timeline.blocks
+    made = np.flatnonzero(~blocks["before"])
+    again = np.concatenate(([False], blocks["phase"][made] == MemoryPhase.RECOMPUTE, [False]))
+    starts = blocks["start"][made]
+    begins, ends = np.flatnonzero(again[1:] & ~again[:-1]), np.flatnonzero(again[:-1] & ~again[1:]) - 1
+    rows = zip(starts[begins].tolist(), starts[ends].tolist(), strict=True)
+    return [(MemoryPhase.RECOMPUTE.name.lower(), start, end + 1) for start, end in rows]
+
+
+def _schedule_phases(timeline: MemoryTimeline) -> tuple[Band, ...]:
+    blocks = timeline.blocks
+    made = ~blocks["before"]
+    span = timeline.last - timeline.first + 1
+    parts = min(SCHEDULE_PARTS, span)
+    part = (blocks["start"][made] - timeline.first) * parts // span
+    weights = np.zeros((parts, len(MemoryPhase)), np.int64)
+    np.add.at(weights, (part, blocks["phase"][made]), blocks["bytes"][made])
+    phase = np.where(weights.sum(axis=1) > 0, weights.argmax(axis=1), int(MemoryPhase.UNKNOWN))
+    edges = [timeline.first + -(-number * span // parts) for number in range(parts + 1)]
+    begins = np.flatnonzero(np.concatenate(([True], phase[1:] != phase[:-1])))
+    ends = np.concatenate((begins[1:], [parts]))
+    rows = zip(begins.tolist(), ends.tolist(), strict=True)
+    named = [(MemoryPhase(int(phase[begin])).name.lower(), edges[begin], edges[end]) for begin, end in rows]
+    return _bands(timeline, [one for one in named if one[0] != MemoryPhase.UNKNOWN.name.lower()])
+
+
+def _bands(timeline: MemoryTimeline, found: list[tuple[str, int, int]]) -> tuple[Band, ...]:
+    """What of them lies within the timeline, in order; nothing if they are too many."""
+    first, last = timeline.first, timeline.last + 1
+    inside = [(name, max(start, first), min(end, last)) for name, start, end in found if start < last and end > first]
+    if len(inside) > MOST_BANDS:
+        return ()
+    return tuple(Band(name=name, start=start, end=end) for name, start, end in sorted(inside, key=lambda one: one[1:]))

@@ -1,0 +1,258 @@
+"""The allocator holds memory that it cannot use.
+
+Why it costs: a caching allocator takes segments from the driver and hands out pieces of them. When what is free lies in
+pieces that are too small, it takes another segment although it has enough. The device fills up with memory that no
+tensor is in, and the program runs out of it, or of batch size, before its tensors need all of it.
+
+How it is found: at each segment that the allocator took, what it had free is held against what was asked for. Only
+where the free pieces together would have done, for the most part, the memory is fragmented. Much that is reserved and
+little in use at the end of a step is no sign of it: that is a cache, and the next step uses it. The cost is how far the
+peak of reserved memory lies above the peak of what was in use, and no more than what such segments add up to. Where a
+run read the allocator's own peaks since it began, they are held against each other. An allocation that failed while
+more than it asked for was free is the clearest case. Where the recording begins with a full cache and nothing new was
+reserved, the rule cannot tell why it is there and says so. Which blocks hold the pieces apart is known where a snapshot
+has their addresses.
+
+Fix: start with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` in the environment, which lets segments grow in
+place. Give what changes its size from step to step a fixed size (pad to a few buckets, allocate the largest size
+once), and allocate what lives long before what lives short. ``max_split_size_mb`` keeps large blocks whole where
+expandable segments are not available; ``torch.cuda.empty_cache()`` gives back whole free segments only, and belongs
+between phases (before an evaluation) and never into the step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from perfscope.analyzers.memory.fragmentation import (
+    Fragmentation,
+    UnneededReserve,
+    in_use,
+    memory_fragmentation,
+    unneeded_reserves,
+)
+from perfscope.analyzers.memory.holders import OF_XLA, judged_timelines, said_line, severity_of_bytes, worst_of_devices
+from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.ops.finding_spans import spans_at
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.model.memory import MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_bytes, format_share
+
+NEEDS = ()
+
+MINIMUM_SHARE = 0.1
+"""Of the peak of reserved memory. PyTorch rounds segments of 10 MiB and more up to 2 MiB: up to a tenth of them, on
+average, is lost in a program that fragments nothing."""
+
+MINIMUM_BYTES = 20 << 20
+"""One segment of the size that PyTorch takes for blocks between 1 and 10 MiB (``kLargeBuffer``)."""
+
+MOST_UNMATCHED = 0.01
+"""Of the blocks: with more events that belong to none of them, the history contradicts itself, and what it says of free
+pieces is not to be had. Sound snapshots have none."""
+
+MANY_SIZES = 4
+"""Different sizes asked for at one line, from which its shapes are said to change."""
+
+MAX_ROWS = 20
+
+EXPANDABLE = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments then grow in place"
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding a device whose allocator holds memory that it cannot use."""
+    timelines = judged_timelines(trace)
+    if all(timeline.space == "host" for timeline in timelines):
+        raise AbstainError("the program computes in the host's memory, of which its allocator keeps nothing back")
+    labels = {timeline.label for timeline in timelines}
+    judged = [one for one in trace.fact(memory_fragmentation) if one.timeline.label in labels]
+    if not judged:
+        raise AbstainError("not recorded: what the allocator holds from the driver")
+    found, blind = [], []
+    for one in judged:
+        if one.timeline.known_from.startswith(OF_XLA):
+            blind.append("XLA's allocator takes its share of the device at once: it reserves nothing later")
+            continue
+        if one.timeline.unmatched > MOST_UNMATCHED * len(one.timeline.blocks):
+            blind.append(
+                f"{one.timeline.unmatched:,} events of {one.timeline.label} belong to no block: "
+                "the history contradicts itself"
+            )
+            continue
+        finding = _failed(trace, one) or _grown(trace, one, blind)
+        if finding is not None:
+            found.append(finding)
+    if blind and not found:
+        raise AbstainError("; ".join(dict.fromkeys(blind)))
+    return worst_of_devices(found)
+
+
+def _failed(trace: Trace, one: Fragmentation) -> Finding | None:
+    """An allocation that failed although more than it asked for was free."""
+    for moment in one.moments:
+        if moment.when != "out of memory":
+            continue
+        asked, unused = moment.failed_bytes, moment.unused_bytes
+        # before it fails the allocator gives back what is free as a whole: what is left are pieces
+        least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * moment.reserved_bytes)) if asked is None else asked
+        if unused < least:
+            continue
+        wanted = "" if asked is None else f" for {format_bytes(asked)}"
+        label = one.timeline.label
+        return Finding(
+            subject="fragmented device memory",
+            title=f"{label} ran out of memory{wanted} with {format_bytes(unused)} "
+            f"reserved and not in use, in pieces ({format_bytes(moment.reserved_bytes)} reserved, "
+            f"{format_bytes(moment.allocated_bytes)} in use)",
+            severity="high",
+            basis="measured",
+            cost_bytes=unused,
+            evidence=tuple(_pool_rows(one)),
+            spans=spans_at(one.timeline, moment.position),
+            advice=f"{EXPANDABLE}. {_by_pools(one)}",
+        )
+    return None
+
+
+def _grown(trace: Trace, one: Fragmentation, blind: list[str]) -> Finding | None:
+    """Segments that were taken although free memory would have done."""
+    timeline = one.timeline
+    recorded = timeline.of(trace)
+    reserved = timeline.reserved
+    assert reserved is not None
+    live = in_use(timeline, as_requested=one.as_requested)
+    most, used = one.peak_reserved_bytes, int(live.bytes.max(initial=0))
+    counters = trace.allocator_counters
+    ever_reserved = None if counters is None else counters.peak_reserved_bytes
+    ever_used = None if counters is None else counters.peak_bytes
+    least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * most))
+    if most - used < least and (ever_reserved is None or ever_used is None):
+        return None
+    if timeline.first == timeline.last:
+        blind.append(
+            "one moment without a history: what is free beside blocks in use may be used by the next step; record "
+            "with torch.cuda.memory._record_memory_history()"
+        )
+        return None
+    unneeded = unneeded_reserves(recorded, timeline, reserved, live)
+    if ever_reserved is not None and ever_used is not None:
+        most, used = max(ever_reserved, most), max(ever_used, used)
+        cost = most - used
+        least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * most))
+    else:
+        first = int(reserved.bytes[0])
+        if first - used >= least and most - max(first, used) < least:
+            blind.append(
+                f"{format_bytes(first)} were reserved when the recording began, of which it uses {format_bytes(used)}, "
+                "and nothing was added: record from the first step on to see why"
+            )
+            return None
+        cost = min(most - max(first, used), sum(reserve.unneeded_bytes for reserve in unneeded))
+    if cost < least:
+        return None
+    return _finding(trace, one, unneeded, most, used, cost)
+
+
+def _finding(
+    trace: Trace, one: Fragmentation, unneeded: Sequence[UnneededReserve], most: int, used: int, cost: int
+) -> Finding:
+    timeline = one.timeline
+    segments = "a segment was" if len(unneeded) == 1 else f"{len(unneeded)} segments were"
+    times = f": {segments} taken while free pieces would have done" if unneeded else ""
+    worst = _line(timeline, unneeded[0].block) if unneeded else None
+    return Finding(
+        subject="fragmented device memory",
+        title=f"{timeline.label} reserves {format_bytes(most)} for at most {format_bytes(used)} in use, "
+        f"{format_bytes(cost)} ({format_share(cost, most)}) more than its blocks need{times}",
+        severity=severity_of_bytes(cost, most, timeline),
+        basis="measured",
+        cost_bytes=cost,
+        where=_where(trace, timeline, unneeded[0].block, worst) if unneeded else NOWHERE,
+        evidence=tuple(_row(trace, timeline, reserve) for reserve in unneeded[:MAX_ROWS]) or tuple(_pool_rows(one)),
+        spans=tuple(span for reserve in unneeded[:MAX_ROWS] for span in spans_at(timeline, reserve.position)),
+        advice=". ".join([EXPANDABLE, *_causes(timeline, unneeded), _by_pools(one)]).rstrip(". ") + ".",
+    )
+
+
+def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> list[str]:
+    """What the recording shows of why the pieces lie apart."""
+    said = []
+    lines = Counter(line for reserve in unneeded if (line := _line(timeline, reserve.block)) is not None)
+    if lines:
+        line, _ = lines.most_common(1)[0]
+        sizes = {reserve.asked_bytes for reserve in unneeded if _line(timeline, reserve.block) == line}
+        if len(sizes) >= MANY_SIZES:
+            said.append(
+                f"{said_line(line)} asked for {len(sizes)} different sizes: allocate the largest once, or pad to a few"
+            )
+    pieces = next((reserve.pieces for reserve in unneeded if reserve.pieces is not None), None)
+    if pieces is None:
+        return said
+    if pieces.other_streams_bytes > pieces.free_bytes // 2:
+        said.append(
+            f"{format_bytes(pieces.other_streams_bytes)} of what was free belong to other streams or pools, which "
+            "cannot lend it: run less on streams of its own, or allocate on the stream that uses it"
+        )
+    between = Counter[SourceLine]()
+    for row in pieces.between.tolist():
+        line_of = _line(timeline, row)
+        if line_of is not None:
+            between[line_of] += 1
+    if between:
+        line, blocks = between.most_common(1)[0]
+        lie = f"lies a block of {said_line(line)}: where it lives" if blocks == 1 else (
+            f"lie {blocks} blocks of {said_line(line)}: where they live"
+        )  # fmt: skip
+        said.append(f"Between the free pieces {lie} long, allocate such blocks first or as one tensor")
+    return said
+
+
+def _by_pools(one: Fragmentation) -> str:
+    """What a snapshot shows at its moment of private pools."""
+    private = sum(pool.free_bytes for pool in one.pools if pool.pool is not None)
+    if private < MINIMUM_BYTES:
+        return ""
+    return (
+        f"At the snapshot {format_bytes(private)} were free in private pools (CUDA graphs, torch.cuda.MemPool), which "
+        "serve nobody else: let graphs share a pool"
+    )
+
+
+def _row(trace: Trace, timeline: MemoryTimeline, reserve: UnneededReserve) -> dict[str, Cell]:
+    pieces = reserve.pieces
+    return {
+        "asked_by": said_line(_line(timeline, reserve.block)) or "unknown",
+        "asked_bytes": reserve.asked_bytes,
+        "reserved_bytes": reserve.reserved_bytes,
+        "free_bytes": reserve.cached_bytes,
+        "largest_free_bytes": None if pieces is None else pieces.largest_bytes,
+        "free_pieces": None if pieces is None else pieces.count,
+    }
+
+
+def _pool_rows(one: Fragmentation) -> Iterable[dict[str, Cell]]:
+    """The pools at the snapshot, most reserved first."""
+    for pool in one.pools[:MAX_ROWS]:
+        yield {
+            "pool": pool.pool or "default",
+            "stream": pool.stream,
+            "blocks": pool.kind,
+            "reserved_bytes": pool.reserved_bytes,
+            "active_bytes": pool.active_bytes,
+            "largest_free_bytes": pool.largest_free_bytes,
+        }
+
+
+def _line(timeline: MemoryTimeline, block: int) -> SourceLine | None:
+    index = int(timeline.blocks["line"][block])
+    return None if index == MISSING else timeline.lines[index]
+
+
+def _where(trace: Trace, timeline: MemoryTimeline, block: int, line: SourceLine | None) -> Where:
+    return Where(
+        op=asking_op(timeline.of(trace), int(timeline.blocks["op"][block])),
+        file=None if line is None else line.file,
+        line=None if line is None else line.line,
+    )

@@ -1,0 +1,275 @@
+"""Memory grows step by step.
+
+Why it costs: a program that keeps something of every step runs out of memory in the end, often after hours, at a line
+that has nothing to do with it. Until then the caching allocator works with ever less room.
+
+How it is found: what is in use is read at the end of every step. It must grow in nearly every one of them, and still in
+the second half, so that a cache that fills up is none; the first step is left out. Where the recording has three or
+four steps, a place in the program must hold the same amount more after each of them. The lines behind it are those
+whose own bytes grow: what was never let go, and what was replaced by something larger. Where a run counted the
+allocator's bytes before its first pass and behind the last one, growth shows also with one recorded step, and the
+place is what that step left behind. Of a JAX program two device memory profiles are compared, with no work queued at
+either: a stack that holds as many more buffers as there were steps between, or a multiple of that, leaks. What is
+smaller than `LEAST_BYTES` a step is a number that is logged. When the device will be full is modelled from the growth
+a step. A list that is cleared every so many steps looks the same within the steps before that: how many were looked at
+is told.
+
+Fix: keep values and not tensors with their history, ``losses.append(loss.item())`` once in a while or
+``loss.detach()`` in every step, since a result that needs a gradient holds all that its backward pass would read; let
+go of outputs, hooks and caches of a step when it is over; and give what must grow its final size at the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.memory.categories import memory_phases
+from perfscope.analyzers.memory.growth import Growth, JaxGrowth, jax_growth, step_ends
+from perfscope.analyzers.memory.holders import judged_timelines, peak_held, said_line, worst_of_devices
+from perfscope.analyzers.memory.leaks import FEWEST_STEPS, LeakingPlace, MemoryLeaks, leaks_of, left_behind
+from perfscope.analyzers.ops.finding_spans import spans_of_blocks
+from perfscope.analyzers.time.steps import step_windows
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.memory import MemoryPhase, MemoryTimeline
+from perfscope.model.trace import Trace
+from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.units import format_bytes
+
+NEEDS = ()
+
+LEAST_BYTES = 4096
+"""A step. A few scalars, each rounded up to 512 B by CUDA's allocator, are metrics that are kept on purpose."""
+
+HORIZON_STEPS = 10_000
+"""A short training run. What does not grow by `HORIZON_SHARE` of the peak within it fills no device."""
+
+HORIZON_SHARE = 0.1
+"""Of the peak. It is also the room that is left where a device is called nearly full (`oom_near`)."""
+
+URGENT_STEPS = 1_000
+"""Steps until the device is full from which a leak is high: less than one evaluation or checkpoint apart."""
+
+ALIKE = 1.5
+"""Times the growth a step that one place may have left in the step that was recorded: steps differ a little, and a
+place that left more is replaced in the next one."""
+
+ROW_SHARE = 0.01
+"""Of the growth a step, below which a place is no row of the evidence."""
+
+MAX_ROWS = 20
+
+KEPT = {
+    MemoryCategory.ACTIVATION: "Look for what that line's result is appended or assigned to. If it needs a gradient, "
+    "such as a loss or a metric, it keeps all that its backward pass would read: keep loss.detach(), or loss.item() "
+    "where waiting for the device does not matter",
+    MemoryCategory.OUTPUT: "Results of a step are kept: keep what is read of them, detached, on the host",
+    MemoryCategory.INPUT: "Batches are kept: let go of them when their step is over",
+    MemoryCategory.GRADIENT: "Gradients are kept: set them to None, and do not collect them over steps",
+}
+"""What to do, by what the largest block is."""
+
+OTHERWISE = (
+    "Look for what that line's result is appended or assigned to, and let go of it when the step is over; keep "
+    "tensor.detach() where only the value is needed"
+)
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding a memory that grows, or a stack of a JAX program."""
+    profiles = trace.fact(jax_growth)
+    if profiles is not None:
+        return list(_of_profiles(profiles))
+    found: list[Finding] = []
+    blind: list[str] = []
+    looked = False
+    for timeline in judged_timelines(trace):
+        leaks = leaks_of(trace, timeline)
+        if leaks is not None:
+            looked = True
+            found += _of_steps(leaks)
+            continue
+        counted = _counted(trace, timeline)
+        if counted is None:
+            blind.append(_why_blind(trace, timeline))
+        else:
+            looked = True
+            found += counted
+    if not looked:
+        raise AbstainError("; ".join(dict.fromkeys(blind)))
+    return worst_of_devices(found)
+
+
+def _matters(per_step: float, timeline: MemoryTimeline) -> bool:
+    peak = peak_held(timeline)
+    return per_step >= LEAST_BYTES and per_step * HORIZON_STEPS >= HORIZON_SHARE * peak
+
+
+def _of_steps(leaks: MemoryLeaks) -> Iterator[Finding]:
+    timeline = leaks.timeline
+    if not leaks.growing or not _matters(leaks.slope_bytes, timeline):
+        return
+    place = leaks.places[0] if leaks.places else None
+    per_step = round(leaks.slope_bytes)
+    left = _steps_left(timeline, leaks.slope_bytes)
+    who = ""
+    if place is not None:
+        who = f"; {_named(place)} holds {format_bytes(place.bytes_per_step)} more after each"
+    over = f"over {leaks.steps} steps" + (", found by the period of the allocations" if leaks.how == "periodic" else "")
+    yield Finding(
+        subject=f"growth of {timeline.space} memory",
+        title=f"{timeline.label} memory grows by {format_bytes(per_step)} a step, {over}{who}{_full(left)}",
+        severity=_severity(left, leaks.by_trend),
+        basis="measured",
+        cost_bytes=per_step * leaks.steps,
+        where=_where(place),
+        evidence=tuple(_row(one) for one in leaks.places[:MAX_ROWS] if one.bytes_per_step >= ROW_SHARE * per_step),
+        spans=spans_of_blocks(timeline, _left(timeline, leaks.places)),
+        advice=_advice(place),
+    )
+
+
+def _left(timeline: MemoryTimeline, places: Iterable[LeakingPlace]) -> npt.NDArray[np.intp]:
+    """Blocks of the places that nobody lets go."""
+    lines = {place.line for place in places if place.line is not None}
+    leaking = [index for index, line in enumerate(timeline.lines) if line in lines]
+    blocks = timeline.blocks
+    return np.flatnonzero(np.isin(blocks["line"], leaking) & blocks["after"] & ~blocks["before"])
+
+
+def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
+    """By the allocator's counters of a run; None where there are none, or too few steps between them."""
+    counters = trace.allocator_counters
+    if timeline.space != "device" or counters is None or counters.grown_bytes is None:
+        return None
+    if counters.steps is None or counters.steps < FEWEST_STEPS:
+        return None
+    per_step = counters.grown_bytes / counters.steps
+    if not _matters(per_step, timeline):
+        return []
+    windows = timeline.of(trace).fact(step_windows)
+    places: tuple[LeakingPlace, ...] = ()
+    if windows.count and timeline.axis == "ns":
+        places = left_behind(trace, timeline, windows.ends[-1:])
+        # a step also leaves what the next one replaces: no single place can hold more than all of them grow by
+        alike = [one for one in places if LEAST_BYTES <= one.bytes_per_step <= ALIKE * per_step]
+        places = tuple(sorted(alike, key=lambda one: abs(one.bytes_per_step - per_step)))
+    place = places[0] if places else None
+    who = "" if place is None else f"; the recorded step left {format_bytes(place.bytes_per_step)} at {_named(place)}"
+    left = _steps_left(timeline, per_step)
+    return [
+        Finding(
+            subject=f"growth of {timeline.space} memory",
+            title=f"{timeline.label} memory grew by {format_bytes(counters.grown_bytes)} over {counters.steps} steps, "
+            f"{format_bytes(per_step)} a step{who}{_full(left)}",
+            severity=_severity(left, False) if place is not None else "low",
+            basis="measured",
+            cost_bytes=counters.grown_bytes,
+            where=_where(place),
+            evidence=tuple(_row(one) for one in places[:MAX_ROWS]),
+            spans=spans_of_blocks(timeline, _left(timeline, places)),
+            advice=_advice(place) + ". `perfscope run --level deep` records three steps and names the lines",
+        )
+    ]
+
+
+def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
+    leaking = [one for one in growth.stacks if one.grown >= growth.steps and one.grown % growth.steps == 0]
+    leaking = [one for one in leaking if _grows(one, growth)]
+    if not leaking or growth.steps < 2:
+        return
+    worst = leaking[0]
+    per_step = sum(one.grown_bytes for one in leaking) / growth.steps
+    line = worst.place
+    yield Finding(
+        subject="growth of arrays",
+        title=f"arrays grow by {format_bytes(per_step)} a step, over {growth.steps} steps: "
+        f"{said_line(line) or 'an unknown line'} makes {worst.grown // growth.steps} in each that nobody lets go",
+        severity="medium",
+        basis="measured",
+        cost_bytes=sum(one.grown_bytes for one in leaking),
+        where=NOWHERE if line is None else Where(file=line.file, line=line.line),
+        evidence=tuple(_profile_row(one, growth.steps) for one in leaking[:MAX_ROWS]),
+        advice="Look for what that line's result is appended to, or assigned to. Keep numbers, not arrays: "
+        "float(loss) every so many steps, or jax.device_get of a list that is then cleared; donate what a step "
+        "replaces",
+    )
+
+
+def _grows(one: Growth, growth: JaxGrowth) -> bool:
+    per_step = one.grown_bytes / growth.steps
+    return per_step >= LEAST_BYTES and per_step * HORIZON_STEPS >= HORIZON_SHARE * growth.bytes_after
+
+
+def _profile_row(one: Growth, steps: int) -> dict[str, Cell]:
+    return {
+        "place": said_line(one.place) or "unknown",
+        "per_step_bytes": round(one.grown_bytes / steps),
+        "held_bytes": one.bytes_after,
+        "blocks": one.count_after,
+    }
+
+
+def _why_blind(trace: Trace, timeline: MemoryTimeline) -> str:
+    if timeline.first == timeline.last:
+        return "one moment was recorded, and growth takes a history of several steps"
+    windows = timeline.of(trace).fact(step_windows)
+    known = step_ends(trace, timeline)
+    if known is not None:
+        steps = len(known[1])
+    else:
+        marked = memory_phases(trace, timeline).phase == MemoryPhase.OPTIMIZER  # one: a history of a single step
+        steps = max(windows.count, int(marked.sum()))
+    if not steps:
+        return "no steps are known on the memory's clock: mark them with perfscope.step(), or record optimizer steps"
+    more = "record five or more (`perfscope run --level deep` takes three behind the warm-up, which is enough)"
+    return f"{steps} {'step was' if steps == 1 else 'steps were'} recorded with memory: {more}"
+
+
+def _steps_left(timeline: MemoryTimeline, per_step: float) -> int | None:
+    if timeline.capacity_bytes is None:
+        return None
+    return int(max(0, timeline.capacity_bytes - peak_held(timeline)) / per_step)
+
+
+def _full(left: int | None) -> str:
+    return "" if left is None else f"; at that rate the device is full in about {left:,} steps"
+
+
+def _severity(left: int | None, sure: bool) -> Severity:
+    if left is not None and left < URGENT_STEPS:
+        return "high"
+    return "medium" if sure or left is None or left < HORIZON_STEPS else "low"
+
+
+def _named(place: LeakingPlace) -> str:
+    return said_line(place.line) or place.op or "an op without a line"
+
+
+def _where(place: LeakingPlace | None) -> Where:
+    if place is None:
+        return NOWHERE
+    line = place.line
+    return Where(
+        op=place.op,
+        module=place.module,
+        file=None if line is None else line.file,
+        line=None if line is None else line.line,
+    )
+
+
+def _row(place: LeakingPlace) -> dict[str, Cell]:
+    return {
+        "place": _named(place),
+        "per_step_bytes": place.bytes_per_step,
+        "held_bytes": int(place.held_bytes[-1]),
+        "blocks": place.blocks,
+        "op": place.op,
+        "category": place.category.name.lower().replace("_", " "),
+    }
+
+
+def _advice(place: LeakingPlace | None) -> str:
+    return OTHERWISE if place is None else KEPT.get(place.category, OTHERWISE)

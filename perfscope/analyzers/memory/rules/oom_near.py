@@ -1,0 +1,300 @@
+"""Device memory ran out, or nearly does.
+
+Why it costs: a program that dies of it loses everything since its last checkpoint, and one that lives close to the
+edge dies of a longer batch, of an evaluation, or of a library that takes its scratch memory late. Before PyTorch gives
+up it returns its whole cache to the driver and asks again (``num_alloc_retries``): every such retry waits for the
+device, and all that it cached has to be reserved once more.
+
+How it is found: a failed allocation in the recording; retries that the allocator counted; or, at the peak of what the
+allocator holds from the driver, no more than a tenth of the device left, which is what vLLM leaves by default
+(``gpu_memory_utilization``). What other processes and libraries take beside the allocator is not in it, so the headroom
+that is told is an upper bound. An allocator of XLA takes its share of the device at once: there the peak of what is in
+use counts, against the limit of the allocator. Where the size of the device was not recorded it is not judged, and the
+host's memory never is.
+
+    In a planned PyTorch program (`perfscope compile`): the planned peak of the step as the program runs it, against the
+    memory of one device of the target. What it reserves beyond that is not in it.
+
+Fix: see who holds the peak (`perfscope rules peak_owner`), and what it would cost to hold less: ``perfscope advise
+memory RUN --budget BYTES``. Where much is reserved and little in use, see `perfscope rules memory_fragmentation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from perfscope.analyzers.memory.blocks import memory_of, memory_rows
+from perfscope.analyzers.memory.fragmentation import ReservedMoment, memory_fragmentation
+from perfscope.analyzers.memory.holders import (
+    HOST_ONLY,
+    SCARCE_SHARE,
+    PeakHolders,
+    holders_at,
+    judged_timelines,
+    peak_held,
+    said_line,
+    worst_of_devices,
+)
+from perfscope.analyzers.memory.sites import block_sites
+from perfscope.analyzers.ops.finding_spans import spans_at
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.memory import MemoryTimeline, SourceLine
+from perfscope.model.torch_plan import StepMemory, by_category, category_label, memory_as_run
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryAction, MemoryCategory
+from perfscope.model.units import format_bytes, format_share
+
+NEEDS = ()
+
+MAX_ROWS = 20
+
+ADVICE = "perfscope advise memory RUN --budget BYTES lists what to checkpoint, offload or shard, and what it costs"
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding a device: memory that ran out, retries, or no headroom."""
+    found, unknown, judged = [], [], 0
+    for timeline in _devices(trace):
+        if timeline.out_of_memory:
+            found.append(_ran_out(trace, timeline))
+            continue
+        capacity = _capacity(trace, timeline)
+        retries = _retries(trace)
+        if capacity is None and not retries:
+            unknown.append(timeline.label)
+            continue
+        judged += 1
+        held = _held(trace, timeline)
+        if retries or (capacity is not None and held >= SCARCE_SHARE * capacity):
+            found.append(_close(trace, timeline, held, capacity, retries))
+    found += _failed_unseen(trace, found)
+    if not found and not judged:
+        raise AbstainError(f"the memory size of {', '.join(unknown)} was not recorded: headroom is not known")
+    return worst_of_devices(found)
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """The planned peak of a PyTorch program against the memory of the target."""
+    found, judged = [], 0
+    for held in trace.torch_plans:
+        step = memory_as_run(held.plan)
+        capacity = None if trace.target is None else trace.target.memory_bytes
+        if step is None or capacity is None:
+            continue
+        judged += 1
+        if step.peak_bytes >= SCARCE_SHARE * capacity:
+            found.append(_planned(step, capacity, "" if trace.target is None else trace.target.shown))
+    if not judged:
+        raise AbstainError("the plan does not say the peak of a step, or its target not how much memory it has")
+    return found
+
+
+def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
+    over = step.peak_bytes - capacity
+    said = (
+        f"the step needs {format_bytes(step.peak_bytes)} at its peak, {format_bytes(over)} more than {target} has"
+        if over > 0
+        else f"the step needs {format_bytes(step.peak_bytes)} of {format_bytes(capacity)} "
+        f"({format_share(step.peak_bytes, capacity)}) at its peak, without what the allocator reserves beyond that"
+    )
+    rows = by_category(step)
+    shown: list[dict[str, Cell]] = [
+        {
+            "held_by": category_label(row.category) if row.most.file is None else f"{row.most.file}:{row.most.line}",
+            "held_bytes": row.bytes,
+            "blocks": row.blocks,
+        }
+        for row in rows[:MAX_ROWS]
+    ]
+    most = f"Most is held as {category_label(rows[0].category)} ({format_bytes(rows[0].bytes)}). " if rows else ""
+    return Finding(
+        subject="headroom of the device",
+        title=f"planned: {said}",
+        severity="high" if over > 0 else "medium",
+        basis="modelled",
+        cost_bytes=over if over > 0 else None,
+        where=Where(file=step.file, line=step.line, op=step.op),
+        evidence=tuple(shown),
+        advice=f"{most}Try what else fits: perfscope compile --sweep policy=..., --sweep batch=..., or --fit.",
+    )
+
+
+def _devices(trace: Trace) -> tuple[MemoryTimeline, ...]:
+    timelines = judged_timelines(trace)
+    devices = tuple(one for one in timelines if one.space == "device")
+    if not devices:
+        raise AbstainError(HOST_ONLY)
+    return devices
+
+
+def _capacity(trace: Trace, timeline: MemoryTimeline) -> int | None:
+    counters = trace.allocator_counters
+    limit = None if counters is None else counters.limit_bytes
+    return limit if limit is not None else timeline.capacity_bytes
+
+
+def _held(trace: Trace, timeline: MemoryTimeline) -> int:
+    """Most that was held: of XLA, which reserves its share at once, what was in use."""
+    counters = trace.allocator_counters
+    if counters is not None and counters.limit_bytes is not None:
+        return max(counters.peak_bytes or 0, int(timeline.live().bytes.max(initial=0)))
+    earlier = 0 if counters is None else counters.peak_reserved_bytes or 0
+    return max(earlier, peak_held(timeline))
+
+
+def _retries(trace: Trace) -> int:
+    return 0 if trace.allocator_counters is None else trace.allocator_counters.retries
+
+
+def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:
+    position = timeline.out_of_memory[-1]
+    moment = _moment(trace, timeline, position)
+    holders = replace(_holders(trace, timeline, position), op=None, line=_asked_at(trace, timeline))
+    asked = None if moment is None else moment.failed_bytes
+    wanted = "an allocation" if asked is None else f"an allocation of {format_bytes(asked)}"
+    reserved = "" if moment is None else f", {format_bytes(moment.reserved_bytes)} reserved"
+    cached = None if moment is None else moment.unused_bytes
+    times = f" ({len(timeline.out_of_memory)} times)" if len(timeline.out_of_memory) > 1 else ""
+    fits = asked is not None and cached is not None and cached >= asked
+    return _finding(
+        trace,
+        timeline,
+        position,
+        holders,
+        title=f"{timeline.label} ran out of memory{times}: {wanted} failed with {format_bytes(holders.bytes)} in use"
+        f"{reserved}",
+        severity="high",
+        cost=asked,
+        advice=(
+            f"{format_bytes(cached or 0)} were reserved and not in use, more than was asked for, but in no piece large "
+            "enough: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True first. Then: "
+            if fits
+            else ""
+        )
+        + _next(holders),
+    )
+
+
+def _close(trace: Trace, timeline: MemoryTimeline, held: int, capacity: int | None, retries: int) -> Finding:
+    position, _ = timeline.peak()
+    holders = _holders(trace, timeline, position)
+    counters = trace.allocator_counters
+    said = []
+    if capacity is not None:
+        left = max(0, capacity - held)
+        said.append(
+            f"{timeline.label} has at most {format_bytes(left)} left at the peak: {format_bytes(held)} of "
+            f"{format_bytes(capacity)} ({format_share(held, capacity)}) are "
+            f"{'reserved' if timeline.reserved is not None else 'in use'}, {format_bytes(holders.bytes)} of them by "
+            "blocks in the recording"
+        )
+    severity: Severity = "medium" if capacity is not None and holders.bytes >= SCARCE_SHARE * capacity else "low"
+    if retries:
+        within = None if counters is None else counters.retries_in_window
+        during = f", {within} of them within the recorded steps" if within else ""
+        said.append(
+            f"{'it' if said else timeline.label} gave its cache back to the driver {retries} times to go on{during}"
+        )
+        severity = "high" if within else "medium"
+    return _finding(
+        trace, timeline, position, holders, title="; ".join(said), severity=severity, cost=None, advice=_next(holders)
+    )  # fmt: skip
+
+
+def _failed_unseen(trace: Trace, found: list[Finding]) -> Iterator[Finding]:
+    """Failures that the allocator counted and no recording shows."""
+    counters = trace.allocator_counters
+    if counters is None or not counters.failures or any(one.severity == "high" for one in found):
+        return
+    yield Finding(
+        subject="device memory ran out",
+        title=f"the allocator counted {counters.failures} allocations that failed; the program caught them and went on",
+        severity="medium",
+        basis="measured",
+        advice="A program that looks for its largest batch does this on purpose. Otherwise look at the snapshot of the "
+        f"failed allocation in the run's folder. {ADVICE}.",
+    )
+
+
+def _finding(
+    trace: Trace,
+    timeline: MemoryTimeline,
+    position: int,
+    holders: PeakHolders,
+    *,
+    title: str,
+    severity: Severity,
+    cost: int | None,
+    advice: str,
+) -> Finding:
+    line = holders.line
+    return Finding(
+        subject="headroom of the device",
+        title=title,
+        severity=severity,
+        basis="measured",
+        cost_bytes=cost,
+        where=Where(
+            file=None if line is None else line.file,
+            line=None if line is None else line.line,
+            op=holders.op,
+        ),
+        evidence=tuple(_rows(holders))[:MAX_ROWS],
+        spans=spans_at(timeline, position),
+        advice=advice,
+    )
+
+
+def _rows(holders: PeakHolders) -> Iterator[dict[str, Cell]]:
+    """Who holds it: lines where they are known, else categories."""
+    known = [one for one in holders.by_line if one.line is not None]
+    by, rows = ("line", known) if known else ("category", list(holders.by_category))
+    for one in rows:
+        name = said_line(one.line) if by == "line" else one.name
+        yield {"held_by": name or "unknown", "held_bytes": one.bytes, "blocks": one.blocks or None}
+
+
+def _next(holders: PeakHolders) -> str:
+    """What to do, and what the first steps may still add."""
+    sums = {one.name: one.bytes for one in holders.by_category}
+    parameters = sums.get(MemoryCategory.PARAMETER.name.lower(), 0)
+    more = ""
+    if parameters and not sums.get(MemoryCategory.OPTIMIZER_STATE.name.lower()):
+        more = (
+            f" No optimizer state was held yet: Adam adds up to {format_bytes(2 * parameters)} in its first step "
+            f"(twice the {format_bytes(parameters)} of the parameters), and gradients as much as the parameters."
+        )
+    largest = next((one for one in holders.by_category if one.name is not None and one.blocks), None)
+    most = "" if largest is None else f"Most is held as {(largest.name or '').replace('_', ' ')} " \
+        f"({format_bytes(largest.bytes)}). "  # fmt: skip
+    return f"{most}{ADVICE}.{more}"
+
+
+def _holders(trace: Trace, timeline: MemoryTimeline, position: int) -> PeakHolders:
+    rows = timeline.alive_at(position)
+    total = int(timeline.blocks["bytes"][rows].sum()) + timeline.unseen_bytes
+    found = holders_at(trace, timeline, position, total)
+    return replace(found, line=found.line or next((one.line for one in found.largest if one.line is not None), None))
+
+
+def _moment(trace: Trace, timeline: MemoryTimeline, position: int) -> ReservedMoment | None:
+    for one in trace.fact(memory_fragmentation):
+        if one.timeline.label == timeline.label:
+            return next((at for at in one.moments if at.when == "out of memory" and at.position == position), None)
+    return None
+
+
+def _asked_at(trace: Trace, timeline: MemoryTimeline) -> SourceLine | None:
+    """The user's line whose allocation failed last, where stacks were recorded."""
+    recorded = timeline.of(trace)
+    events = recorded.rows["memory"]
+    rows = memory_rows(recorded, "memory", memory_of(timeline))
+    failed = rows[events["action"][rows] == MemoryAction.OUT_OF_MEMORY]
+    if not len(failed):
+        return None
+    sites = block_sites(recorded, events["op"][failed[-1:]].astype(np.int64), events["frame"][failed[-1:]])
+    index = int(sites.lines[0])
+    return None if index == MISSING else sites.places[index]

@@ -1,0 +1,139 @@
+"""The peak of memory holds what could be smaller or need not be there.
+
+Why it costs: the peak decides which batch, sequence or model fits, and whether activations have to be computed again to
+make room. What lies there without need is paid for with all of these.
+
+How it is found: the moment at which most is in use, and who holds it then. Parameters have to be there; looked for is
+what does not: logits and their copies of a loss over a large vocabulary; attention scores that are kept; values that a
+``foreach`` optimizer makes for all parameters at once; gradients that outlive the optimizer's step; values that no op
+reads again before they are let go (by the op graph of a step of ``perfscope run``: what a kernel reads that is launched
+past torch's dispatcher is not seen); values of the step before that are kept into the next forward pass. The peak is
+then played through again without them. It is told how far it would fall and not how large they are: another moment
+may be nearly as high. What is computed in their place comes on top, so it is an upper bound, and those of several
+findings do not add up. Activations that the backward pass reads are not here: `missing_remat` weighs them against the
+time to compute them again.
+
+Fix: as each finding says. ``perfscope analyze RUN`` lists who holds the whole peak, by category, module and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from perfscope.analyzers.memory.avoidable import (
+    Avoidable,
+    Replayed,
+    attention_scores,
+    block_rows,
+    lasting_gradients,
+    line_of,
+    loss_copies,
+    optimizer_temporaries,
+    replayed,
+)
+from perfscope.analyzers.memory.holders import OF_XLA, judged_timelines, said_line, severity_of_bytes, worst_of_devices
+from perfscope.analyzers.memory.leaks import leaks_of
+from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.memory.unread import held_unread, kept_into_next_step
+from perfscope.analyzers.ops.finding_spans import spans_of_peak
+from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_bytes, format_share
+
+NEEDS = ()
+
+MINIMUM_SHARE = 0.02
+"""Of the peak, that it must fall by: one more example in a batch of 50."""
+
+MINIMUM_BYTES = 1 << 20
+"""That it must fall by. Smaller programs fit anywhere."""
+
+COVERED = 0.9
+"""Of the bytes that a kind holds at the peak, that kinds before it may hold too: what is left is no finding."""
+
+FINDERS = (lasting_gradients, kept_into_next_step, held_unread, optimizer_temporaries, loss_copies, attention_scores)
+"""The cheapest to change first: what two of them find is told once."""
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Nothing of a plan is judged: it says who holds the peak, and not who reads what lies there."""
+    raise AbstainError("a plan says who holds the peak (its section has it), not what of it no op reads again: record")
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each kind of holder without which the peak would fall."""
+    of_programs = (
+        "XLA hands out the memory of whole programs: donation_missed and unfused_attention judge what is in them"
+    )
+    recorded = [one for one in judged_timelines(trace) if not one.known_from.startswith(OF_XLA)]
+    timelines = [one for one in recorded if one.first != one.last]
+    if not recorded or (not timelines and trace.hlo):
+        raise AbstainError(of_programs)
+    if not timelines:
+        raise AbstainError("one moment was recorded: what else is needed, and when, takes a history of allocations")
+    known = [one for one in timelines if (one.blocks["op"] != MISSING).any() or (one.blocks["frame"] != MISSING).any()]
+    if not known:
+        raise AbstainError("neither ops nor stacks are recorded with the allocations: what blocks are for is not known")
+    yield from worst_of_devices(found for timeline in known for found in _of(trace, timeline))
+
+
+def _of(trace: Trace, timeline: MemoryTimeline) -> Iterator[Finding]:
+    """What one memory need not hold at its peak."""
+    told = np.zeros(len(timeline.blocks), bool)
+    for finder in FINDERS:
+        found = finder(trace, timeline)
+        if found is None:
+            continue
+        judged = replayed(timeline, _without_leaks(trace, timeline, found))
+        if judged.saved_bytes < max(MINIMUM_BYTES, MINIMUM_SHARE * judged.peak_bytes):
+            continue
+        known_before = int(timeline.blocks["bytes"][judged.blocks[told[judged.blocks]]].sum())
+        if known_before < COVERED * judged.held_bytes:
+            told[judged.blocks] = True
+            yield _finding(trace, timeline, judged)
+
+
+def _without_leaks(trace: Trace, timeline: MemoryTimeline, found: Avoidable) -> Avoidable:
+    """Without the blocks of lines that `memory_leak` tells of: they are not let go later, but never."""
+    leaks = leaks_of(trace, timeline)
+    if leaks is None or not leaks.growing:
+        return found
+    lines = {place.line for place in leaks.places}
+    leaking = [index for index, line in enumerate(timeline.lines) if line in lines]
+    stays = ~(np.isin(timeline.blocks["line"][found.rows], leaking) & timeline.blocks["after"][found.rows])
+    return replace(
+        found,
+        rows=found.rows[stays],
+        until=None if found.until is None else found.until[stays],
+        since=None if found.since is None else found.since[stays],
+    )
+
+
+def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Finding:
+    recorded = timeline.of(trace)
+    first = next((row for row in judged.blocks.tolist() if line_of(timeline, row) is not None), int(judged.blocks[0]))
+    line = line_of(timeline, first)
+    place = f" ({said_line(line)})" if line is not None else ""
+    least = judged.peak_bytes - judged.saved_bytes
+    return Finding(
+        subject=f"{judged.found.kind} at the peak of the {timeline.space}",
+        title=f"{judged.found.said}{place} hold {format_bytes(judged.held_bytes)} of the {timeline.label} peak of "
+        f"{format_bytes(judged.peak_bytes)}; without them it falls to {format_bytes(least)} at best "
+        f"(-{format_share(judged.saved_bytes, judged.peak_bytes)})",
+        severity=severity_of_bytes(judged.saved_bytes, judged.peak_bytes, timeline),
+        basis="measured",
+        cost_bytes=judged.saved_bytes,
+        where=Where(
+            file=None if line is None else line.file,
+            line=None if line is None else line.line,
+            op=asking_op(recorded, int(timeline.blocks["op"][first])),
+            module=recorded.text(int(timeline.blocks["module"][first])) or None,
+        ),
+        evidence=block_rows(recorded, timeline, judged.blocks),
+        spans=spans_of_peak(timeline, judged.blocks),
+        advice=f"{judged.found.advice}.",
+    )

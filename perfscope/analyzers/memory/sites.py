@@ -1,0 +1,337 @@
+"""The module and the user's line that each block was asked for from. Vectorised, and judged once for each distinct op.
+
+The same sources as for any host span (`facts/call_sites.py`): the op graph has qualified modules and the line that
+ran; Python spans have modules by class (``Block_3.Linear_7``: numbered as torch.profiler numbers them, one inside the
+other) and the line where the user's function begins; an op of the backward pass has those of its forward op. A
+recorded stack has the line, and no module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.ops.recompute import autograd_nodes
+from perfscope.analyzers.time.alignment import graph_op
+from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.model.frames import Owner, owner_of, parse_frame, parse_module
+from perfscope.model.memory import Int64, MemoryPhase, SourceLine
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.trace.tables import MemoryCategory
+
+# What the recorded stack of an allocation says: its phase of training, what the block is for, and the user's line.
+#
+# The frames are those of PyTorch's allocator history, Python's and (``stacks="all"``) C++'s, innermost first. Seen in
+# the corpus and in torch's sources:
+#
+# * ``torch/optim/adamw.py: _init_group`` makes optimizer state; everything else below ``torch/optim`` is the step.
+# * ``torch::autograd::Engine::evaluate_function`` (C++), ``torch/autograd/graph.py: _engine_run_backward`` and
+# ``torch/_tensor.py: backward`` (Python, when it runs in the caller's thread) are the backward pass.
+# * ``torch/utils/checkpoint.py: recompute_fn``, ``unpack_hook`` and ``backward`` run forward work again.
+# * ``torch/nn/modules/module.py: _call_impl`` is a module being called, and so is the user's function ``forward``;
+# ``convert`` or ``_apply`` is one being moved.
+# * ``torch::autograd::AccumulateGrad`` makes a gradient.
+# * ``c10d::`` and ``torch/distributed`` as the innermost Python frame are communication: further out they are only a
+# wrapper around the whole forward pass (DDP, FSDP).
+# * ``getNewWorkspace``, ``CUDABlasLtWorkspace`` and ``cudnn``'s plans are scratch of a library.
+
+
+DEEPEST_STACK = 4096
+"""Frames that are looked at outwards: CPython itself stops at 1000 by default. A damaged file may hold a circle."""
+
+_MODULE = re.compile(r"(^|/)torch/nn/modules/module\.py$")
+_OPTIMIZER = re.compile(r"(^|/)torch/optim/")
+_CHECKPOINT = re.compile(r"(^|/)torch/utils/checkpoint\.py$")
+_DISTRIBUTED = re.compile(r"(^|/)torch/distributed/(?!run\.py|launch|elastic)")
+_LOADER = re.compile(r"(^|/)torch/utils/data/")
+_BACKWARD_FILE = re.compile(r"(^|/)torch/(autograd/(graph|__init__)|_tensor)\.py$")
+
+_BACKWARD_NAMES = ("_engine_run_backward", "backward", "_run_backward")
+_AGAIN = ("recompute_fn", "unpack_hook", "backward")
+_MOVES = ("convert", "_apply", "to_empty")
+_ENGINE = "torch::autograd::Engine::evaluate_function"
+_COLLECTIVE = re.compile(r"^c10d::")
+_SCRATCH = re.compile(r"getNewWorkspace|getCurrentCUDABlasHandle|CUDABlasLtWorkspace|run_conv_plan|cudnnSetDropout")
+_ACCUMULATES = re.compile(r"torch::autograd::AccumulateGrad::")
+_PARAMETER_INIT = re.compile(r"(^|/)torch/nn/(modules/(?!module\.py)|parameter\.py)")
+
+
+def _normal(file: str) -> str:
+    return file.replace("\\", "/")
+
+
+@lru_cache(maxsize=65536)
+def _is_python(file: str) -> bool:
+    return file.endswith(".py") or file.startswith("<ipython")
+
+
+def nearest_frame(trace: Trace, frames: Int64, wanted: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
+    """For rows of ``frames``: the row itself or its nearest caller with ``wanted``, and how many frames out it is.
+
+    ``wanted``: a mask over the ``frames`` table. ``MISSING`` (and distance 0) where there is none.
+    """
+    parents = trace.rows["frames"]["parent"]
+    found = np.array(frames, np.int64)
+    distance = np.zeros(len(found), np.int64)
+    active = np.flatnonzero(found != MISSING)
+    for _ in range(DEEPEST_STACK):
+        active = active[~wanted[found[active]]]
+        found[active] = parents[found[active]]
+        distance[active] += 1
+        active = active[found[active] != MISSING]
+        if not len(active):
+            break
+    found[active] = MISSING
+    return found, np.where(found == MISSING, 0, distance)
+
+
+def stack_phases(trace: Trace) -> npt.NDArray[np.uint8]:
+    """By row of ``frames``: the `MemoryPhase` that the stack from it outwards says."""
+    rows = np.arange(len(trace.rows["frames"]))
+    masks = trace.fact(_masks)
+    nearest = {name: nearest_frame(trace, rows, masks[name]) for name in ("module", "optimizer", "moves")}
+    node, node_out = nearest_frame(trace, rows, masks["backward"])
+    again, again_out = nearest_frame(trace, rows, masks["again"])
+    phase = np.zeros(len(rows), np.uint8)
+    phase[nearest["module"][0] != MISSING] = MemoryPhase.FORWARD
+    phase[nearest["optimizer"][0] != MISSING] = MemoryPhase.OPTIMIZER
+    phase[node != MISSING] = MemoryPhase.BACKWARD
+    # a reentrant checkpoint runs its region again, and then a backward pass of its own, inside one frame
+    phase[(again != MISSING) & ((node == MISSING) | (again_out < node_out))] = MemoryPhase.RECOMPUTE
+    phase[nearest["moves"][0] != MISSING] = MemoryPhase.UNKNOWN
+    return phase
+
+
+def stack_categories(trace: Trace) -> npt.NDArray[np.uint8]:
+    """By row of ``frames``: the `MemoryCategory` that the stack alone says; unknown where it takes the lifetime too."""
+    masks = trace.fact(_masks)
+    rows = np.arange(len(trace.rows["frames"]))
+    found = np.zeros(len(rows), np.uint8)
+    python, outside = nearest_frame(trace, rows, masks["python"])
+    for name, category in (
+        ("moves", MemoryCategory.PARAMETER),
+        ("initial", MemoryCategory.PARAMETER),
+        ("states", MemoryCategory.OPTIMIZER_STATE),
+        ("loader", MemoryCategory.INPUT),
+    ):
+        found[nearest_frame(trace, rows, masks[name])[0] != MISSING] = category
+    innermost = (python != MISSING) & masks["distributed"][python]
+    found[innermost] = MemoryCategory.COMMUNICATION
+    for name, category in (
+        ("accumulates", MemoryCategory.GRADIENT),
+        ("collective", MemoryCategory.COMMUNICATION),
+        ("scratch", MemoryCategory.WORKSPACE),
+    ):
+        row, steps = nearest_frame(trace, rows, masks[name])
+        found[(row != MISSING) & ((python == MISSING) | (steps < outside))] = category
+    return found
+
+
+def user_frames(trace: Trace) -> Int64:
+    """By row of ``frames``: the innermost frame of the user's from it outwards, else a library's, else ``MISSING``."""
+    masks = trace.fact(_masks)
+    rows = np.arange(len(trace.rows["frames"]))
+    users = nearest_frame(trace, rows, masks["user"])[0]
+    return np.where(users == MISSING, nearest_frame(trace, rows, masks["library"])[0], users)
+
+
+def _masks(trace: Trace) -> dict[str, npt.NDArray[np.bool_]]:
+    """By kind of frame: a mask over ``frames``. Judged once for each pair of file and function."""
+    frames = trace.rows["frames"]
+    pairs = np.stack((frames["file"].astype(np.int64), frames["name"].astype(np.int64)), axis=1)
+    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    kinds = [_kinds(_normal(trace.text(int(file))), trace.text(int(name))) for file, name in distinct]
+    return {kind: np.array([kind in one for one in kinds], bool)[inverse.ravel()] for kind in _ALL}
+
+
+_ALL = (
+    "python", "user", "library", "module", "optimizer", "states", "backward", "again", "moves", "initial", "loader",
+    "distributed", "collective", "scratch", "accumulates",
+)  # fmt: skip
+
+
+def _kinds(file: str, name: str) -> frozenset[str]:
+    if not _is_python(file):
+        engine = {"backward"} if name.startswith(_ENGINE) else set()
+        native = {"collective": _COLLECTIVE, "scratch": _SCRATCH, "accumulates": _ACCUMULATES}
+        return frozenset(engine | {kind for kind, pattern in native.items() if pattern.search(name)})
+    kinds = {"python"}
+    owner = owner_of(file)
+    called = name.rpartition(".")[2]
+    if owner is not Owner.FRAMEWORK:
+        # stacks of C++ and Python together lack the frames of torch's own module call
+        module = {"module"} if called == "forward" else set()
+        return frozenset(kinds | module | {"user" if owner is Owner.USER else "library"})
+    tests = {
+        "module": bool(_MODULE.search(file)) and called in ("_call_impl", "_wrapped_call_impl", "__call__"),
+        "moves": bool(_MODULE.search(file)) and called in _MOVES,
+        "initial": bool(_PARAMETER_INIT.search(file)) and called in ("__init__", "__new__"),
+        "optimizer": bool(_OPTIMIZER.search(file)),
+        "states": bool(_OPTIMIZER.search(file)) and called == "_init_group",
+        "backward": bool(_BACKWARD_FILE.search(file)) and called in _BACKWARD_NAMES,
+        "again": bool(_CHECKPOINT.search(file)) and called in _AGAIN,
+        "distributed": bool(_DISTRIBUTED.search(file)),
+        "loader": bool(_LOADER.search(file)),
+    }
+    return frozenset(kinds | {kind for kind, holds in tests.items() if holds})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sites:
+    """Where blocks come from. Shapes (blocks,); ``MISSING`` where it is not known."""
+
+    modules: npt.NDArray[np.int64]
+    """Index into ``names``."""
+    lines: npt.NDArray[np.int64]
+    """Index into ``places``."""
+    names: tuple[str, ...]
+    places: tuple[SourceLine, ...]
+
+
+class _Known:
+    """Distinct values, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.places: dict[SourceLine, int] = {}
+
+    def module(self, name: str | None) -> int:
+        return self.names.setdefault(name, len(self.names)) if name else MISSING
+
+    def line(self, place: SourceLine | None) -> int:
+        return MISSING if place is None else self.places.setdefault(place, len(self.places))
+
+
+def block_sites(trace: Trace, ops: Int64, frames: Int64, *, graph: Trace | None = None) -> Sites:
+    """Sites of blocks by their rows of ``slices`` and of ``frames``, each ``MISSING`` where there is none.
+
+    ``graph``: a trace with the same rows that also holds an op graph (`facts/memory_categories.py`).
+    """
+    known = _Known()
+    distinct, inverse = np.unique(ops, return_inverse=True)
+    module, line = _of_ops(trace, distinct, known)
+    if graph is not None and graph.op_graph is not None:
+        _of_graph(graph, distinct, module, line, known)
+    modules, lines = module[inverse], line[inverse]
+    stacked = (lines == MISSING) & (frames != MISSING)
+    if stacked.any():
+        lines[stacked] = _of_frames(trace, frames[stacked], known)
+    return Sites(modules=modules, lines=lines, names=tuple(known.names), places=tuple(known.places))
+
+
+def _of_ops(trace: Trace, ops: Int64, known: _Known) -> tuple[Int64, Int64]:
+    python, masks = trace.rows["slices"]["kind"] == SliceKind.PYTHON, trace.fact(_python_masks)
+    start = _forward_side(trace, ops) if python.any() else np.full(len(ops), MISSING, np.int64)
+    user = nearest_ancestor(trace, start, masks["user"])
+    user = np.where(user == MISSING, nearest_ancestor(trace, start, masks["library"]), user)
+    inside = nearest_ancestor(trace, start, masks["module"])
+    module = _each(inside, lambda row: known.module(_module_path(trace, row)))
+    return module, _each(user, lambda row: known.line(_span_line(trace, row)))
+
+
+def _of_graph(trace: Trace, ops: Int64, module: Int64, line: Int64, known: _Known) -> None:
+    qualified: dict[int, set[int]] = {}
+    certain = np.zeros(len(ops), bool)
+    for index, row in enumerate(ops.tolist()):
+        found = graph_op(trace, row) if row != MISSING else None
+        if found is None:
+            continue
+        if found.module:
+            name = known.module(found.module)
+            qualified.setdefault(int(module[index]), set()).add(name)
+            module[index], certain[index] = name, True
+        if found.file is not None:
+            line[index] = known.line(SourceLine(file=found.file, line=found.line, function=found.function))
+    # ops that the graph has not, in a call that all of the graph's ops put into one module, are in that module too
+    for span, names in qualified.items():
+        if span != MISSING and len(names) == 1:
+            module[~certain & (module == span)] = names.pop()
+
+
+def _of_frames(trace: Trace, frames: Int64, known: _Known) -> Int64:
+    return _each(trace.fact(user_frames)[frames], lambda row: known.line(_frame_line(trace, row)))
+
+
+def _each(rows: Int64, found: Callable[[int], int]) -> Int64:
+    """``found(row)`` for every row, asked once for each distinct one; ``MISSING`` stays so."""
+    distinct, inverse = np.unique(rows, return_inverse=True)
+    values = [MISSING if row == MISSING else found(row) for row in distinct.tolist()]
+    return np.array(values, np.int64)[inverse]
+
+
+def _frame_line(trace: Trace, row: int) -> SourceLine:
+    frames = trace.rows["frames"]
+    number = int(frames["line"][row])
+    return SourceLine(
+        file=trace.text(int(frames["file"][row])),
+        line=None if number == MISSING else number,
+        function=trace.text(int(frames["name"][row])),
+    )
+
+
+def _span_line(trace: Trace, row: int) -> SourceLine | None:
+    frame = parse_frame(trace.text(int(trace.rows["slices"]["name"][row])))
+    return None if frame is None else SourceLine(file=frame.file, line=frame.line, function=frame.function)
+
+
+def _module_path(trace: Trace, row: int) -> str:
+    """``Transformer_0.Block_3.Linear_7`` for the row of a module's call: the modules around it, outermost first."""
+    names, parents = trace.rows["slices"]["name"], trace.fact(_module_parents)
+    parts = []
+    while row != MISSING:
+        parts.append(parse_module(trace.text(int(names[row]))) or "")
+        row = parents[row]
+    return ".".join(reversed(parts))
+
+
+def _module_parents(trace: Trace) -> dict[int, int]:
+    """Row of a module's call -> row of the call around it, or ``MISSING``."""
+    modules = trace.fact(_python_masks)["module"]
+    rows = np.flatnonzero(modules)
+    around = nearest_ancestor(trace, trace.rows["slices"]["parent"][rows].astype(np.int64), modules)
+    return dict(zip(rows.tolist(), around.tolist(), strict=True))
+
+
+def _forward_side(trace: Trace, ops: Int64) -> Int64:
+    """Each op, or for one inside an autograd node the forward op whose gradient that is."""
+    slices = trace.rows["slices"]
+    node = nearest_ancestor(trace, ops, trace.fact(autograd_nodes) & (slices["sequence"] != MISSING))
+    numbers, rows = trace.fact(_forward_rows)
+    if not len(numbers):
+        return ops
+    wanted = np.where(node == MISSING, MISSING, slices["sequence"][node])
+    index = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    matches = (node != MISSING) & (numbers[index] == wanted)
+    return np.where(matches, rows[index], ops)
+
+
+def _forward_rows(trace: Trace) -> tuple[Int64, Int64]:
+    """Sequence numbers, sorted, and for each the last op outside the backward pass that shows it."""
+    slices = trace.rows["slices"]
+    numbered = (slices["kind"] == SliceKind.OP) & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0)
+    rows = np.flatnonzero(numbered)
+    rows = rows[np.lexsort((slices["start_ns"][rows], slices["sequence"][rows]))]
+    numbers = slices["sequence"][rows]
+    last = np.ones(len(rows), bool)
+    last[:-1] = numbers[1:] != numbers[:-1]
+    return numbers[last].astype(np.int64), rows[last]
+
+
+def _python_masks(trace: Trace) -> dict[str, npt.NDArray[np.bool_]]:
+    """By kind of Python span: a mask over ``slices``. Judged once for each distinct name."""
+    slices = trace.rows["slices"]
+    python = slices["kind"] == SliceKind.PYTHON
+    codes: dict[str, list[int]] = {"user": [], "library": [], "module": []}
+    for code in np.unique(slices["name"][python]).tolist():
+        name = trace.text(code)
+        frame = parse_frame(name)
+        if parse_module(name) is not None:
+            codes["module"].append(code)
+        elif frame is not None and frame.owner is not Owner.FRAMEWORK:
+            codes["user" if frame.owner is Owner.USER else "library"].append(code)
+    return {kind: python & np.isin(slices["name"], found) for kind, found in codes.items()}

@@ -1,0 +1,312 @@
+"""Each memory of a trace in a bounded form: its peak and who holds it, what is reserved, room left, and its picture.
+
+Small enough to travel from where the trace was read to where a report is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.memory.fragmentation import Fragmentation, memory_fragmentation
+from perfscope.analyzers.memory.growth import MemoryGrowth, memory_growth
+from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
+from perfscope.analyzers.memory.picture import MemoryPicture, memory_picture
+from perfscope.analyzers.time.steps import step_windows
+from perfscope.model.finding import Basis
+from perfscope.model.memory import Axis, KnownBy, MemoryPhase, MemoryTimeline, SourceLine, Space
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
+
+MOST_PROGRAMS = 12
+"""Compiled programs of a trace, those with the highest peaks: a few matter, dozens are of one op each."""
+
+MOST_HOLDERS = 20
+"""Modules and lines of a peak: those below the twentieth hold a percent or two each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Some owner's part of a peak. ``name`` is None for blocks whose owner is not known."""
+
+    name: str | None
+    bytes: int
+    blocks: int
+    """0 for what is known as a sum only."""
+    members: int = 1
+    """Modules that ``name`` stands for: ``blocks.*.mlp`` of 12 layers is 12."""
+    line: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holders:
+    """A peak by owner, most bytes first. ``rows`` and ``left_bytes`` sum to the peak, exactly."""
+
+    rows: tuple[Held, ...]
+    left: int = 0
+    """Owners that are not in ``rows``."""
+    left_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldCategory:
+    """A category's part of a peak: how it is known, and the place that holds most of it."""
+
+    category: MemoryCategory
+    bytes: int
+    blocks: int
+    known_by: KnownBy
+    """Of most of its bytes."""
+    place: SourceLine | None
+    """Line that asked for most of it; None where that is not known."""
+    name: str | None
+    """Op, module, tensor or instruction of its largest block, the first of these that is known."""
+    place_bytes: int
+    """What that line holds of it; without a line, the largest block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """What an allocator (or the program) held from the driver. Bytes."""
+
+    peak_bytes: int
+    allocated_bytes: int | None
+    """Handed out when most was reserved; None for programs."""
+    as_requested: bool
+    """``allocated_bytes`` are as asked for: what rounding added counts as not handed out."""
+    requested_bytes: int | None
+    """Asked for, of that; None where that was not recorded."""
+    excess_bytes: int
+    """The peak of reserved memory less the peak of used memory: upper bound of what better packing saves."""
+    split_bytes: int | None
+    """Free at the snapshot and not to be given back; None without a snapshot."""
+    largest_free_bytes: int | None
+
+    @property
+    def fragmentation(self) -> float | None:
+        """Share of the most that was reserved that was not handed out then; None where less was reserved than that."""
+        if self.allocated_bytes is None or not self.peak_bytes or self.allocated_bytes > self.peak_bytes:
+            return None
+        return (self.peak_bytes - self.allocated_bytes) / self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growing:
+    """What a memory holds at the ends of steps, where there are enough of them to tell growth from chance."""
+
+    steps: int
+    growing: bool
+    bytes_per_step: float
+    """Median slope behind the first step."""
+    steps_left: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """One memory of one trace."""
+
+    rank: int | None
+    space: Space
+    label: str
+    known_from: str
+    axis: Axis
+    basis: Basis
+    of_driver: bool
+    first: int
+    last: int
+    peak_bytes: int
+    peak_position: int
+    phase: MemoryPhase
+    step: int | None
+    op: str | None
+    """Op or instruction that asked for the block that made the peak."""
+    line: SourceLine | None
+    by_category: tuple[HeldCategory, ...]
+    by_module: Holders
+    by_line: Holders
+    unseen_bytes: int
+    """Held when the recording began, and nobody knows by whom; a part of the peak, and of no category."""
+    reserved: Reserved | None
+    capacity_bytes: int | None
+    out_of_memory: int
+    """Allocations that failed."""
+    failed_bytes: int | None
+    """The most that was asked for in vain, where recorded."""
+    unmatched: int
+    growth: Growing | None
+    notes: tuple[str, ...]
+    picture: MemoryPicture | None
+
+    @property
+    def taken_bytes(self) -> int:
+        """Most that was taken from the device: reserved where that is known, else in use."""
+        return max(self.peak_bytes, self.reserved.peak_bytes if self.reserved is not None else 0)
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What the device had left at its fullest; None where its size was not recorded."""
+        return None if self.capacity_bytes is None else self.capacity_bytes - self.taken_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMemories:
+    """The memories of one trace, highest peak first, and how many more programs it has."""
+
+    memories: tuple[Memory, ...]
+    left: int
+
+
+def trace_memories(trace: Trace) -> TraceMemories:
+    """The memories of one trace. A fact: all that the section reads of a trace."""
+    # a device of which nothing was in use is told of all the same: of what it reserved, and of what failed
+    known = (one for one in trace.fact(memory_holders) if one.bytes or one.timeline.space != "program")
+    peaks = sorted(known, key=lambda one: -one.bytes)
+    fragmentation = {id(one.timeline): one for one in trace.fact(memory_fragmentation)}
+    growth = {id(one.timeline): one for one in trace.fact(memory_growth)}
+    of_programs = [one for one in peaks if one.timeline.space == "program"]
+    # devices and the host are few
+    chosen = [*(one for one in peaks if one.timeline.space != "program"), *of_programs[:MOST_PROGRAMS]]
+    held = [
+        _memory(trace, one, fragmentation.get(id(one.timeline)), growth.get(id(one.timeline))) for one in chosen
+    ]  # fmt: skip
+    return TraceMemories(
+        memories=tuple(sorted(held, key=lambda one: -one.peak_bytes)), left=len(peaks) - len(chosen)
+    )  # fmt: skip
+
+
+def _memory(
+    trace: Trace, peak: PeakHolders, fragmentation: Fragmentation | None, growth: MemoryGrowth | None
+) -> Memory:
+    timeline = peak.timeline
+    failed = [] if fragmentation is None else [one.failed_bytes for one in fragmentation.moments if one.failed_bytes]
+    return Memory(
+        rank=trace.source.rank,
+        space=timeline.space,
+        label=timeline.label,
+        known_from=timeline.known_from,
+        axis=timeline.axis,
+        basis=timeline.basis,
+        of_driver=timeline.of_driver,
+        first=timeline.first,
+        last=timeline.last,
+        peak_bytes=peak.bytes,
+        peak_position=peak.position,
+        phase=peak.phase,
+        step=_step(trace, timeline, peak),
+        op=peak.op or _maker(trace, peak),
+        line=peak.line,
+        by_category=_categories(trace, peak),
+        by_module=_holders(peak.by_module),
+        by_line=_holders(peak.by_line),
+        unseen_bytes=peak.unseen_bytes,
+        reserved=_reserved(peak, fragmentation),
+        capacity_bytes=timeline.capacity_bytes,
+        out_of_memory=len(timeline.out_of_memory),
+        failed_bytes=max(failed, default=None),
+        unmatched=timeline.unmatched,
+        growth=None if growth is None or not growth.judged else _growing(growth),
+        notes=timeline.notes,
+        picture=memory_picture(trace, timeline) if timeline.first != timeline.last else None,
+    )
+
+
+def _step(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> int | None:
+    """Number of the step that the peak is in: of its block, else by the clock."""
+    if peak.step is not None or timeline.axis != "ns" or timeline.space == "program":
+        return peak.step
+    windows = timeline.of(trace).fact(step_windows)
+    inside = np.flatnonzero((windows.starts <= peak.position) & (peak.position < windows.ends))
+    return int(windows.numbers[inside[0]]) if len(inside) else None
+
+
+def _maker(trace: Trace, peak: PeakHolders) -> str | None:
+    """Name of the block that made the peak: the instruction of a program."""
+    blocks = peak.timeline.blocks
+    making = np.flatnonzero((blocks["start"] == peak.position) & ~blocks["before"])
+    return peak.timeline.of(trace).text(int(blocks["name"][making[-1]])) or None if len(making) else None
+
+
+def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
+    timeline = peak.timeline
+    rows = timeline.alive_at(peak.position)
+    category, size = timeline.blocks["category"][rows], timeline.blocks["bytes"][rows]
+    found = []
+    for code in np.unique(category).tolist():
+        chosen = rows[category == code]
+        place, bytes_ = _most(timeline.blocks["line"][chosen], timeline.blocks["bytes"][chosen])
+        known, _ = _most(timeline.blocks["known_by"][chosen], timeline.blocks["bytes"][chosen])
+        lined = place != MISSING
+        found.append(
+            HeldCategory(
+                category=MemoryCategory(code),
+                bytes=int(size[category == code].sum()),
+                blocks=int(timeline.blocks["count"][chosen].sum()),
+                known_by=KnownBy(known),
+                place=timeline.lines[place] if lined else None,
+                name=_largest_name(trace, peak, int(chosen[0])),
+                place_bytes=bytes_ if lined else int(timeline.blocks["bytes"][chosen[0]]),
+            )
+        )
+    return tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
+
+
+def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:
+    """The code with most bytes, and these. ``MISSING`` where most bytes have none."""
+    values, inverse = np.unique(codes, return_inverse=True)
+    sums = np.zeros(len(values), np.int64)
+    np.add.at(sums, inverse, size)
+    at = int(np.argmax(sums))
+    return int(values[at]), int(sums[at])
+
+
+def _largest_name(trace: Trace, peak: PeakHolders, row: int) -> str | None:
+    known = next((one for one in peak.largest if one.row == row), None)
+    if known is not None:
+        return known.name or known.module or known.op
+    blocks, recorded = peak.timeline.blocks, peak.timeline.of(trace)
+    return recorded.text(int(blocks["name"][row])) or recorded.text(int(blocks["module"][row])) or None
+
+
+def _holders(found: Sequence[Holder]) -> Holders:
+    rows = [
+        Held(name=one.name, bytes=one.bytes, blocks=one.blocks, members=one.members, line=one.line)
+        for one in found[:MOST_HOLDERS]
+    ]
+    return Holders(
+        rows=tuple(rows),
+        left=max(0, len(found) - MOST_HOLDERS),
+        left_bytes=sum(one.bytes for one in found[MOST_HOLDERS:]),
+    )
+
+
+def _reserved(peak: PeakHolders, found: Fragmentation | None) -> Reserved | None:
+    timeline = peak.timeline
+    if timeline.reserved is None:
+        return None
+    most = int(timeline.reserved.bytes.max())
+    if found is None:
+        return Reserved(
+            peak_bytes=most, allocated_bytes=None, as_requested=False, requested_bytes=None,
+            excess_bytes=max(0, most - peak.bytes), split_bytes=None, largest_free_bytes=None,
+        )  # fmt: skip
+    moment = next(one for one in found.moments if one.when == "peak of reserved memory")
+    return Reserved(
+        peak_bytes=most,
+        allocated_bytes=moment.allocated_bytes,
+        as_requested=found.as_requested,
+        requested_bytes=moment.requested_bytes,
+        excess_bytes=found.excess_bytes,
+        split_bytes=found.inactive_split_bytes if found.pools else None,
+        largest_free_bytes=found.largest_free_bytes if found.pools else None,
+    )
+
+
+def _growing(found: MemoryGrowth) -> Growing:
+    return Growing(
+        steps=len(found.ends),
+        growing=found.growing,
+        bytes_per_step=found.slope_bytes,
+        steps_left=found.steps_left,
+    )

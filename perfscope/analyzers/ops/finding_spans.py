@@ -1,0 +1,130 @@
+"""Where in a recording a finding shows that names ops, instructions, or moments of a memory.
+
+Every piece is of the recording itself: of the kernels and copies that ops launched (without any, the ops on the host),
+of the rows of instructions, of blocks that lived on the trace's clock. Where the recording shows nothing of them there
+is no piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.hlo.executions import rows_of
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.programs.saving import Part
+from perfscope.analyzers.time.compiled_regions import Window
+from perfscope.analyzers.time.spans import work_inside, worst_spans
+from perfscope.model.finding import MOST_SPANS, Span
+from perfscope.model.intervals import Intervals
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import MISSING, Trace
+
+Int64 = npt.NDArray[np.int64]
+
+
+def spans_of_slices(trace: Trace, rows: Iterable[int]) -> tuple[Span, ...]:
+    """Device work launched inside host spans (rows of ``slices``), the longest first; without any, the spans."""
+    return _longest(*_work_of(trace, np.fromiter(rows, np.int64)))
+
+
+def spans_of_regions(trace: Trace, regions: Iterable[Iterable[int]]) -> tuple[Span, ...]:
+    """A piece for each region of host spans that follow one another: from the first work of it to the end of the last.
+
+    The longest first.
+    """
+    starts, ends = [], []
+    for region in regions:
+        begins, stops = _work_of(trace, np.fromiter(region, np.int64))
+        if len(begins):
+            starts.append(int(begins.min()))
+            ends.append(int(stops.max()))
+    return _longest(np.array(starts, np.int64), np.array(ends, np.int64))
+
+
+def spans_of_ops(trace: Trace, ops: Iterable[int]) -> tuple[Span, ...]:
+    """Work of ops of the op graph in the timed steps, as far as the two were joined; the longest first."""
+    chosen = np.fromiter(dict.fromkeys(ops), np.int64)
+    rows = [spans[chosen] for spans in trace.fact(graph_time).spans]
+    if not rows:
+        return ()
+    held = np.concatenate(rows)
+    return spans_of_slices(trace, held[held != MISSING].tolist())
+
+
+def spans_of_instructions(trace: Trace, module: HloModule, names: Iterable[str]) -> tuple[Span, ...]:
+    """Rows of instructions on all devices, the longest first; a loop that has a row itself is one piece."""
+    return spans_of_parts(trace, [Part(module=module, instructions=tuple(names), modelled_ns=None)])
+
+
+def spans_of_parts(trace: Trace, parts: Iterable[Part]) -> tuple[Span, ...]:
+    """As `spans_of_instructions`, of the instructions of several parts (`hlo_saving`)."""
+    if not len(trace.rows["hlo_ops"]):
+        return ()
+    found = [rows_of(trace, part.module, part.instructions) for part in parts]
+    rows = np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+    ops = trace.rows["hlo_ops"]
+    return _longest(ops["start_ns"][rows], ops["end_ns"][rows])
+
+
+def spans_of_peak(timeline: MemoryTimeline, blocks: npt.ArrayLike) -> tuple[Span, ...]:
+    """While a memory holds its peak, then the lives of ``blocks`` (rows), the largest first.
+
+    Nothing where its positions are no times of the trace: another recording, counted events, a schedule.
+    """
+    if not _is_on_clock(timeline):
+        return ()
+    return (*spans_at(timeline, timeline.peak()[0]), *spans_of_blocks(timeline, blocks))[:MOST_SPANS]
+
+
+def spans_of_blocks(timeline: MemoryTimeline, blocks: npt.ArrayLike) -> tuple[Span, ...]:
+    """Lives of blocks (rows), the largest first; nothing as of `spans_of_peak`."""
+    if not _is_on_clock(timeline):
+        return ()
+    rows, held = np.asarray(blocks, np.int64), timeline.blocks
+    ends = np.minimum(held["end"][rows], timeline.last)  # what is never free lives to the end of the recording
+    return worst_spans(held["start"][rows], ends, held["bytes"][rows])
+
+
+def spans_at(timeline: MemoryTimeline, position: int) -> tuple[Span, ...]:
+    """From a moment of a memory to its next change, else to its end; nothing as of `spans_of_peak`."""
+    if not _is_on_clock(timeline):
+        return ()
+    later = timeline.live().positions
+    at = int(np.searchsorted(later, position, side="right"))
+    end = int(later[at]) if at < len(later) else timeline.last
+    return (Span(start_ns=position, end_ns=max(end, position + 1)),)
+
+
+def spans_of_windows(windows: Iterable[Window]) -> tuple[Span, ...]:
+    """Pieces of host time, the longest first."""
+    held = list(windows)
+    starts = np.array([one.start_ns for one in held], np.int64)
+    return _longest(starts, np.array([one.end_ns for one in held], np.int64))
+
+
+def spans_within(trace: Trace, found: Intervals) -> tuple[Span, ...]:
+    """The part of some intervals on the trace's clock that lies within the recording, the longest first."""
+    low, high = trace.span_ns()
+    seen = (found.ends > low) & (found.starts < high)
+    return _longest(np.maximum(found.starts[seen], low), np.minimum(found.ends[seen], high))
+
+
+def _is_on_clock(timeline: MemoryTimeline) -> bool:
+    return timeline.axis == "ns" and not timeline.detail and timeline.space != "program"
+
+
+def _work_of(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
+    """Starts and ends of the device work launched inside host spans; without a device, of the spans."""
+    tables = [name for name in ("kernels", "copies") if len(trace.rows[name])] if len(trace.rows["kernels"]) else []
+    found = [(trace.rows[name], work_inside(trace, name, rows)) for name in tables] or [(trace.rows["slices"], rows)]
+    starts = np.concatenate([table["start_ns"][mine] for table, mine in found])
+    ends = np.concatenate([table["end_ns"][mine] for table, mine in found])
+    return starts, ends
+
+
+def _longest(starts: Int64, ends: Int64) -> tuple[Span, ...]:
+    return worst_spans(starts, ends, ends - starts)

@@ -1,0 +1,153 @@
+"""What a matrix kernel's name says of the precision it multiplies in.
+
+cuBLAS, cuDNN and CUTLASS name the operand type or the tensor-core instruction: ``sgemm`` and ``simt``
+are float32 on the ordinary cores, ``s1688`` without a 16-bit type is TF32, ``s16816`` and ``s884`` are
+16-bit. Tensile (ROCm) names the types behind the index order: ``Cijk_Ailk_Bljk_SB_`` is float32.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from perfscope.model.trace import Trace
+
+Precision = Literal["float32", "tf32", "bfloat16", "float16", "fp8", "float64"]
+
+_MATRIX = re.compile(r"gemm|^Cijk_|scudnn|xmma|implicit_convolve", re.IGNORECASE)
+_NO_PRODUCT = re.compile(r"gemv|splitkreduce|reduce_kernel|[cz]gemm|gemmSN|embedding", re.IGNORECASE)
+"""Vectors (bound by memory at any precision), the sums after a split product, complex numbers."""
+
+_TENSILE = re.compile(r"^Cijk_\w+?_\w+?_(?P<types>F8\w*?|B8\w*?|[A-Z]+(?:_[A-Z]+)*?)_(?:Bias|HA|MT|GB|UserArgs|AS)")
+_TENSILE_TYPES: dict[str, Precision] = {"S": "float32", "D": "float64", "H": "float16", "B": "bfloat16"}
+
+_BY_NAME: tuple[tuple[re.Pattern[str], Precision], ...] = (
+    (re.compile(r"e4m3|e5m2|fp8|_f8|qmma", re.IGNORECASE), "fp8"),
+    (re.compile(r"bf16|bfloat16", re.IGNORECASE), "bfloat16"),
+    (re.compile(r"fp16|(?<![a-z])f16|half|hgemm|_h\d+gemm|s884|s16816", re.IGNORECASE), "float16"),
+    (re.compile(r"tf32|xf32|s1688", re.IGNORECASE), "tf32"),
+    (re.compile(r"dgemm|f64f64|d884|\bdouble\b", re.IGNORECASE), "float64"),
+    (re.compile(r"sgemm|scudnn|f32f32_f32f32", re.IGNORECASE), "float32"),
+)
+"""In this order: ``bf16bf16_bf16f32_f32`` holds f32, ``fp16_s1688gemm`` is not TF32."""
+
+
+@lru_cache(maxsize=65536)
+def matmul_precision(kernel: str) -> Precision | None:
+    """Precision of the operands of a matrix product or convolution; None if the name does not tell."""
+    if not _MATRIX.search(kernel) or _NO_PRODUCT.search(kernel):
+        return None
+    if kernel.startswith("Cijk_"):
+        return _tensile(kernel)
+    return next((precision for pattern, precision in _BY_NAME if pattern.search(kernel)), None)
+
+
+def _tensile(kernel: str) -> Precision | None:
+    if re.search(r"xf32|F32X", kernel, re.IGNORECASE):
+        return "tf32"
+    found = _TENSILE.match(kernel)
+    if found is None:
+        return None
+    types = found["types"]
+    return "fp8" if types.startswith(("F8", "B8")) else _TENSILE_TYPES.get(types[0])
+
+
+# Input shapes and dtypes of a host op, parsed from the JSON text the profiler recorded.
+
+
+ITEM_SIZES: dict[str, int] = {
+    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8,
+    "float": 4, "float32": 4, "int": 4, "int32": 4,
+    "c10::half": 2, "half": 2, "float16": 2, "c10::bfloat16": 2, "bfloat16": 2, "short": 2, "int16": 2,
+    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1,
+    "uint8": 1, "int8": 1,
+}  # fmt: skip
+"""Bytes of one element, by the lower-case name Kineto and the op graph use."""
+
+_RANKS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""dtypes by promotion: the widest of the inputs is the output's (float16 with bfloat16 gives float32)."""
+
+_CANONICAL = {
+    "double": "float64", "float": "float32", "c10::half": "float16", "half": "float16", "c10::bfloat16": "bfloat16",
+    "long": "int64", "long int": "int64", "int": "int32", "short": "int16", "unsigned char": "uint8",
+    "signed char": "int8", "char": "int8", "c10::float8_e4m3fn": "float8_e4m3fn", "c10::float8_e5m2": "float8_e5m2",
+}  # fmt: skip
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Shape and dtype (canonical: ``float32``, ``bfloat16`` ...) of a tensor argument."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a contiguous tensor of that shape and dtype."""
+        return self.elements * ITEM_SIZES.get(self.dtype, 0)
+
+
+def input_tensors(trace: Trace, row: int) -> tuple[TensorSpec, ...]:
+    """Tensor arguments of a row of ``slices``, in order; empty if none was recorded.
+
+    Scalars and absent arguments are left out; lists of tensors are flattened.
+    """
+    slices = trace.rows["slices"]
+    return parse_inputs(trace.text(int(slices["shapes"][row])), trace.text(int(slices["dtypes"][row])))
+
+
+@lru_cache(maxsize=65536)
+def parse_inputs(shapes: str, dtypes: str) -> tuple[TensorSpec, ...]:
+    """``'[[4,8],[]]'`` with ``'["float","Scalar"]'`` -> one tensor. Text that is no such JSON gives none."""
+    try:
+        dims, kinds = json.loads(shapes or "[]"), json.loads(dtypes or "[]")
+    except ValueError:
+        return ()
+    if not isinstance(dims, list) or not isinstance(kinds, list):
+        return ()
+    return tuple(spec for dim, kind in zip(dims, kinds, strict=False) for spec in _specs(dim, kind))
+
+
+def canonical_dtype(name: str) -> str:
+    """``c10::BFloat16`` -> ``bfloat16``; a name that is not known comes back in lower case."""
+    plain = name.lower().removeprefix("torch.")
+    return _CANONICAL.get(plain, plain)
+
+
+def broadcast(shapes: tuple[Shape, ...]) -> Shape:
+    """The shape that all broadcast to; where they do not, the larger extent is taken."""
+    width = max(map(len, shapes), default=0)
+    padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
+    return tuple(max(extents) if 0 not in extents else 0 for extents in zip(*padded, strict=True))
+
+
+def promoted(tensors: tuple[TensorSpec, ...]) -> str:
+    """dtype of an elementwise result; 0-dim tensors count only if there are no others."""
+    dimensioned = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
+    if {"float16", "bfloat16"} <= set(dimensioned):
+        return "float32"
+    return max(dimensioned, key=lambda name: _RANKS.index(name) if name in _RANKS else -1, default="")
+
+
+def _specs(dim: object, kind: object) -> Iterator[TensorSpec]:
+    if not isinstance(dim, list):
+        return
+    if dim and all(isinstance(inner, list) for inner in dim):  # a list of tensors
+        for inner in dim:
+            yield from _specs(inner, kind)
+        return
+    name = canonical_dtype(kind) if isinstance(kind, str) else ""
+    if name in ITEM_SIZES and all(isinstance(extent, int) for extent in dim):
+        yield TensorSpec(shape=tuple(dim), dtype=name)

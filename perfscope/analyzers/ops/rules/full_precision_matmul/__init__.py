@@ -1,0 +1,239 @@
+"""Matrix products run in float32 on the ordinary cores of a device that has matrix cores.
+
+Why it costs:
+    Tensor cores (NVIDIA) and matrix cores (AMD) multiply TF32 or 16-bit operands many times faster than
+    the same chip multiplies float32: 8x for TF32 and 16x for bfloat16 on an A100. PyTorch keeps float32
+    matmuls exact by default, so a model nobody told otherwise leaves that unused.
+
+How it is found:
+    By kernel name: `sgemm`, `simt`, `f32f32_f32f32` and Tensile's `_SB_` are float32; names with `tf32`,
+    `s1688`, `bf16`, `fp16` are fast already and are left alone, as are matrix-vector products, which
+    memory bounds at any precision. The saving is modelled from the device's dense peaks (each with its
+    source): exposed kernel time times one minus the ratio of the float32 peak to that of the closest
+    faster precision, TF32 where there is one. Where shapes were recorded, no product is taken below the
+    time its operands need through memory. An upper bound: it assumes the same share of the peak.
+    Without an accelerator, on a device whose peaks are not known, or where XLA compiled the kernels
+    (their names do not tell) and its programs are not there, the rule abstains.
+
+    In compiled XLA programs by what each product asks for: float64 operands, or float32 ones with precision
+    `highest` or the algorithm `dot_f32_f32_f32`. The saving is the roof of its kernel (arithmetic at the
+    float32 peak, or bytes through memory) less the roof in the fast precision, at most what was measured.
+    Compiled for a CPU a request for float32 is named without time, as what it would be on a GPU or TPU;
+    products whose 16-bit operands the CPU backend itself widened are not, nor is float64 where most of the
+    program's products are in it.
+
+    In planned PyTorch programs (`perfscope compile`) by the dtype of each product's operands and by what
+    `torch.set_float32_matmul_precision` was told. The saving is modelled: arithmetic at the float32 peak, or
+    bytes through memory, less the same in the fast precision. Where most of the multiplying of such a program
+    is done in bfloat16 or float16, what it leaves in float32 is held against that, and so is what it leaves
+    in TF32: half the peak of 16 bits on an A100 or H100.
+
+Fix:
+    With TF32 (10 bits of mantissa in the operands, float32 sums), one line before the model runs::
+
+        torch.set_float32_matmul_precision("high")
+
+    or 16-bit operands in the forward and backward::
+
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x_BTD)
+
+    On devices without bfloat16 (V100, T4) use float16 with `torch.amp.GradScaler`. In JAX::
+
+        jax.config.update("jax_default_matmul_precision", "high")   # or no setting at all
+
+    or `precision=jax.lax.Precision.HIGH` for the one product that needs it.
+
+    A product that is left in float32 in a program of 16 bits has operands that were made outside of `autocast`,
+    or were cast with `.float()`: give it theirs, and keep float32 for sums, losses and norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.ops.kernels import input_tensors, matmul_precision
+from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
+from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import time_of, worst_spans
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ()
+
+MIN_SHARE = 0.01
+"""Of the steps' time: what a step's usual spread would hide."""
+
+MAX_ROWS = 20
+
+PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+"""Ops whose inputs tell all bytes of a product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Kernels of one op and shape on one device."""
+
+    device: Device
+    op: int
+    """Row of ``slices`` of one of them; ``MISSING`` where the kernels have no op."""
+    kernel: str
+    shapes: str
+    rows: tuple[int, ...]
+    kernel_ns: int
+    saved_ns: int
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for all float32 products: one setting changes them together."""
+    if "hlo" in trace.recorded:
+        yield from program_findings(trace)
+        return
+    if not len(trace.rows["kernels"]):
+        raise AbstainError("no kernels of an accelerator in the trace: the precision one would use is not known")
+    groups = _groups(trace)
+    cost, whole = sum(group.saved_ns for group in groups), whole_ns(trace)
+    if cost < MIN_SHARE * whole or not cost:
+        if _untold(trace):
+            raise AbstainError("XLA compiled the kernels: their names do not tell in which precision they multiply")
+        return
+    groups.sort(key=lambda group: -group.saved_ns)
+    kernels = sum(len(group.rows) for group in groups)
+    work, members = trace.rows["kernels"], [row for group in groups for row in group.rows]
+    starts, ends = work["start_ns"][members], work["end_ns"][members]
+    device = groups[0].device
+    fast = device.matrix_dtypes[0]
+    ratio = device.peak_flops[fast] / device.peak_flops["float32"]
+    site = call_site(trace, groups[0].op)
+    yield Finding(
+        subject="float32 matrix products",
+        title=f"{kernels:,} float32 matrix products take {format_ns(sum(group.kernel_ns for group in groups))} on "
+        f"{device.name}; {fast} (peak {ratio:.1f}x) saves up to {format_ns(cost)} ({format_share(cost, whole)})",
+        severity=severity_of(cost, whole),
+        basis="modelled",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        where=Where(op=_op_name(trace, groups[0].op), module=site.module, file=site.file, line=site.line),
+        evidence=tuple(
+            {
+                "op": _op_name(trace, group.op),
+                "at": call_site(trace, group.op).where().label(),
+                "kernel": group.kernel[:120],
+                "shapes": group.shapes[:120],
+                "calls": len(group.rows),
+                "kernel_ns": group.kernel_ns,
+                "saved_ns": group.saved_ns,
+                "float32_peak_tflops": group.device.peak_flops["float32"] / 1e12,
+                "fast_peak_tflops": group.device.peak_flops[group.device.matrix_dtypes[0]] / 1e12,
+                "peaks_from": group.device.source,
+            }
+            for group in groups[:MAX_ROWS]
+        ),
+        spans=worst_spans(starts, ends, ends - starts),
+        advice=_advice(device),
+    )
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """One finding for all float32 products of a planned step, with modelled time."""
+    return precision_findings(trace, least=MIN_SHARE, advice=_plan_advice)
+
+
+def _untold(trace: Trace) -> bool:
+    """Kernels of compiled programs whose names say nothing of a precision: any of them may multiply."""
+    rows = trace.rows["hlo_ops"]["kernel"]
+    names = np.unique(trace.rows["kernels"]["name"][rows[rows != MISSING]])
+    return any(matmul_precision(trace.text(int(code))) is None for code in names)
+
+
+def _groups(trace: Trace) -> list[_Group]:
+    kernels, slices = trace.rows["kernels"], trace.rows["slices"]
+    codes = [int(code) for code in np.unique(kernels["name"]) if matmul_precision(trace.text(int(code))) == "float32"]
+    chosen = np.flatnonzero(np.isin(kernels["name"], codes) & ~kernels["communication"])
+    members: dict[tuple[int, int, int, int], list[int]] = {}
+    for row in chosen.tolist():
+        op = int(kernels["op"][row])
+        name, shapes = (MISSING, MISSING) if op == MISSING else (int(slices["name"][op]), int(slices["shapes"][op]))
+        members.setdefault((int(kernels["device"][row]), int(kernels["name"][row]), name, shapes), []).append(row)
+    found = []
+    for (device, kernel, _, shapes), rows in members.items():
+        peaks = _device(trace, device)
+        if peaks.matrix_dtypes:
+            found.append(_group(trace, peaks, rows, trace.text(kernel), trace.text(shapes)))
+    return found
+
+
+def _group(trace: Trace, device: Device, rows: list[int], kernel: str, shapes: str) -> _Group:
+    time = time_of(trace, "kernels", np.array(rows))
+    op = int(trace.rows["kernels"]["op"][rows[0]])
+    kept = device.peak_flops["float32"] / device.peak_flops[device.matrix_dtypes[0]]
+    through_memory = len(rows) * _bytes(trace, op) / device.memory_bandwidth * 1e9
+    shortest = max(kept * time.sum_ns, min(through_memory, time.sum_ns))
+    share = 1 - shortest / time.sum_ns if time.sum_ns else 0.0
+    return _Group(
+        device=device,
+        op=op,
+        kernel=kernel,
+        shapes=shapes,
+        rows=tuple(rows),
+        kernel_ns=time.sum_ns,
+        saved_ns=round(time.exposed_ns * share),
+    )
+
+
+def _bytes(trace: Trace, op: int) -> int:
+    """Least bytes a product moves: its operands once, and its result; 0 where shapes do not tell."""
+    if op == MISSING or _op_name(trace, op) not in PRODUCTS:
+        return 0
+    factors = [tensor for tensor in input_tensors(trace, op) if len(tensor.shape) >= 2][-2:]
+    if len(factors) < 2:
+        return 0
+    left, right = factors
+    result = left.elements // max(1, left.shape[-1]) * right.shape[-1]
+    return left.bytes + right.bytes + 4 * result
+
+
+def _device(trace: Trace, row: int) -> Device:
+    name = trace.text(int(trace.rows["devices"]["name"][row]))
+    found = find_device(name)
+    if found is None:
+        raise AbstainError(
+            f"float32 matrix products ran, but the peaks of device {name or 'without a recorded name'!r} are not known"
+        )
+    return found
+
+
+def _op_name(trace: Trace, op: int) -> str | None:
+    return None if op == MISSING else trace.text(int(trace.rows["slices"]["name"][op]))
+
+
+def _plan_advice(device: Device, mixed: str | None) -> str:
+    if mixed is None:
+        return _advice(device)
+    return (
+        f"Their operands are float32 in a program that multiplies in {mixed}: made outside of its torch.autocast, or "
+        f"cast with .float(). Run them inside of it, or cast their operands (x.to(torch.{mixed})) and what they give "
+        "back; sums in a product are float32 all the same. Leave those that need 24 bits of their operands."
+    )
+
+
+def _advice(device: Device) -> str:
+    if "tf32" in device.matrix_dtypes:
+        flag = " and HIPBLASLT_ALLOW_TF32=1 in the environment" if device.vendor == "AMD" else ""
+        return (
+            f'Call torch.set_float32_matmul_precision("high") before the model runs{flag} (TF32 operands, '
+            'float32 sums), or run it under torch.autocast("cuda", dtype=torch.bfloat16).'
+        )
+    if "bfloat16" in device.matrix_dtypes:
+        return 'Run the model under torch.autocast("cuda", dtype=torch.bfloat16); this device has no TF32.'
+    return (
+        'Run the model under torch.autocast("cuda", dtype=torch.float16) with torch.amp.GradScaler; this device has '
+        "neither TF32 nor bfloat16."
+    )

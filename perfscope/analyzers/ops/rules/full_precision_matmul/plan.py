@@ -1,0 +1,164 @@
+"""Products of a planned step in float32 or TF32 where the device, and the rest of the program, have a faster one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.ops.graph_time import flow_of, short_name
+from perfscope.analyzers.plans.time import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.torch_plan import PlannedGraph
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_count, format_ns, format_share
+
+NS = 10**9
+
+MAX_ROWS = 20
+
+HALVES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedProduct:
+    """A matrix product, once."""
+
+    op: str
+    dtype: str
+    """Its operands are multiplied in it: ``float32``, ``tf32``, ``bfloat16`` ..."""
+    file: str | None
+    line: int | None
+    shape: str | None
+    runs: int
+    """In a step."""
+    flops: int
+    bytes: int
+
+
+def planned_products(work: PlanWork) -> tuple[PlannedProduct, ...]:
+    """Of one step: of the program as it is, so of its eager ops where it compiles nothing."""
+    plan = work.held.plan
+    if plan.compiled_by != "program" and work.held.eager is not None:
+        return tuple(_of_ops(work.held.eager, plan.float32_products))
+    outside = () if work.held.outside is None else tuple(_of_ops(work.held.outside, plan.float32_products))
+    return (*(one for held in work.graphs for one in _of_graph(held.graph)), *outside)
+
+
+def mixed_precision(products: Iterable[PlannedProduct]) -> str | None:
+    """The 16-bit dtype of a program that does most of its multiplying in one; ``None``: it does not."""
+    flops: dict[str, int] = defaultdict(int)
+    for one in products:
+        flops[one.dtype] += one.runs * one.flops
+    most = max(HALVES, key=lambda dtype: flops[dtype])
+    return most if 2 * flops[most] > sum(flops.values()) else None
+
+
+def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, str | None], str]) -> Iterator[Finding]:
+    """One finding for all slow products of a program.
+
+    In a program that multiplies in 16 bits otherwise those in float32 or TF32; else those in float32, which one setting
+    changes together. ``least``: share of the step; ``advice(device, dtype of the others)``.
+    """
+    for work in trace.fact(plan_works):
+        products, target = planned_products(work), trace.target
+        mixed = mixed_precision(products)
+        found = tuple(one for one in products if one.dtype in (("float32", "tf32") if mixed else ("float32",)))
+        if target is None or not found:
+            continue
+        device = target.device
+        if not device.matrix_dtypes or not device.peak_flops.get("float32"):
+            raise AbstainError(f"no faster precision for products is known of {device.name}")
+        fast = mixed if mixed is not None and mixed in device.peak_flops else device.matrix_dtypes[0]
+        floor = shortest_ns(target)
+        saved = [one.runs * (_ns(device, one, one.dtype, floor) - _ns(device, one, fast, floor)) for one in found]
+        cost = sum(saved)
+        step = (
+            (work.compiled or work.inside) if work.held.plan.compiled_by == "program" else (work.eager or work.inside)
+        )
+        whole = step.device.low
+        if cost <= 0 or cost < least * whole:
+            continue
+        by_place: dict[tuple[str | None, int | None], int] = defaultdict(int)
+        for one, gained in zip(found, saved, strict=True):
+            by_place[one.file, one.line] += gained
+        file, line = max(by_place, key=lambda place: by_place[place])
+        slow = max(found, key=lambda one: one.runs * one.flops).dtype
+        ratio = _peak(device, fast) / _peak(device, slow)
+        flops = sum(one.runs * one.flops for one in found)
+        among = "" if mixed is None else f" in a program that multiplies in {mixed} otherwise"
+        order = sorted(range(len(found)), key=lambda index: -saved[index])
+        yield Finding(
+            subject="float32 matrix products" if mixed is None else f"float32 products among {mixed} ones",
+            title=f"{sum(one.runs for one in found):,} matrix products a step ({format_count(flops)}FLOPs) multiply in "
+            f"{slow}{among}; in {fast} (peak {ratio:.1f}x) {format_ns(cost)} less a step ({format_share(cost, whole)}) "
+            f"on {device.name}",
+            severity=severity_of(cost, whole),
+            basis="modelled",
+            cost_ns=cost,
+            cost_ns_per_step=cost,
+            where=Where(op=found[order[0]].op, file=file, line=line),
+            evidence=tuple(
+                {
+                    "op": found[index].op,
+                    "at": Where(file=found[index].file, line=found[index].line).label(),
+                    "shape": found[index].shape,
+                    "multiplied_in": found[index].dtype,
+                    "runs": found[index].runs,
+                    "flops": found[index].flops,
+                    "saved_ns": saved[index],
+                    "peaks_from": device.source,
+                }
+                for index in order[:MAX_ROWS]
+            ),
+            advice=advice(device, mixed),
+        )
+
+
+def _peak(device: Device, dtype: str) -> float:
+    """FLOP/s; a device that has no TF32 multiplies float32."""
+    return device.peak_flops.get(dtype) or device.peak_flops["float32"]
+
+
+def _ns(device: Device, one: PlannedProduct, dtype: str, floor: int) -> int:
+    """Low end of its time in a precision: arithmetic at the peak, or bytes at the bandwidth, or ``floor``."""
+    arithmetic = one.flops * NS / _peak(device, dtype)
+    return round(max(arithmetic, one.bytes * NS / device.memory_bandwidth, floor))
+
+
+def _of_graph(graph: PlannedGraph) -> Iterator[PlannedProduct]:
+    for kernel in graph.kernels:
+        if kernel.kind == "product" and kernel.dtype is not None and kernel.flops:
+            place = kernel.places[0] if kernel.places else None
+            yield PlannedProduct(
+                op=kernel.name,
+                dtype=kernel.dtype,
+                file=None if place is None else place.file,
+                line=None if place is None else place.line,
+                shape=kernel.shape,
+                runs=graph.calls,
+                flops=kernel.flops,
+                bytes=kernel.bytes,
+            )
+
+
+def _of_ops(graph: OpGraph, float32_products: str) -> Iterator[PlannedProduct]:
+    flow = flow_of(graph)
+    for index, op in enumerate(graph.ops):
+        if op.view or not op.flops or "_scaled_dot_product" in op.name:
+            continue
+        dtype = product_dtype(graph, op, float32_products)
+        if dtype is not None:
+            shapes = " ".join("x".join(map(str, graph.tensors[tensor].shape)) for tensor in op.inputs[-2:])
+            yield PlannedProduct(
+                op=short_name(op),
+                dtype=dtype,
+                file=op.file,
+                line=op.line,
+                shape=shapes,
+                runs=1,
+                flops=op.flops,
+                bytes=op_bytes(graph, flow, index),
+            )

@@ -1,0 +1,190 @@
+"""What ``full_precision_matmul`` says of compiled XLA programs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.cost.types import Cost, Product
+from perfscope.analyzers.hlo.module import Instruction
+from perfscope.analyzers.hlo.products import casts, fusions_of, kernels_of
+from perfscope.analyzers.hlo.program import costs, primitive, where_of
+from perfscope.analyzers.hlo.program_device import program_device
+from perfscope.analyzers.hlo.roofline import roof_of
+from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.programs.saving import Part, Price, price
+from perfscope.model.finding import AbstainError, Finding, Severity, Where
+from perfscope.model.trace import Trace
+
+MIN_FLOPS_SHARE = 0.01
+"""Of the programs' arithmetic, where no time is known. A product in full precision takes several times as long."""
+
+MEDIUM_FLOPS_SHARE = 0.1
+"""Where no time is known, nothing is called high."""
+
+OWN_TYPE_SHARE = 0.5
+"""Of the arithmetic of a CPU program's products: with more of it in float64, that is the program's own type."""
+
+MAX_ROWS = 20
+
+_FULL = frozenset({"highest", "dot_f32_f32_f32"})
+"""What asks for full float32. ``high`` and the emulations by bfloat16 run on matrix cores."""
+
+_NARROW = frozenset({"bf16", "f16", "f8e4m3", "f8e4m3fn", "f8e4m3fnuz", "f8e4m3b11fnuz", "f8e5m2", "f8e5m2fnuz"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Full:
+    """A product in full precision."""
+
+    cost: ModuleCost
+    row: InstructionCost
+    kind: Product
+
+
+def program_findings(trace: Trace) -> Iterator[Finding]:
+    """One finding for each element type and line that multiplies in full precision."""
+    every = trace.fact(costs)
+    judged = [cost for cost in every if cost.module.platform in ("gpu", "tpu")]
+    on_cpu = not judged
+    if on_cpu:
+        judged = [cost for cost in every if cost.module.platform == "cpu"]
+    if not judged:
+        raise AbstainError("no compiled program to judge")
+    total = sum(cost.total.flops for cost in judged)
+    places: dict[tuple[str, Where], list[_Full]] = defaultdict(list)
+    for cost in judged:
+        for one in _of_cpu(cost) if on_cpu else _all(cost):
+            where = where_of(one.row.instruction)
+            places[one.kind.dtype, Where(file=where.file, line=where.line)].append(one)
+    for (dtype, where), found in places.items():
+        saving = None if on_cpu else price(trace, _parts(trace, found))
+        flops = sum(one.row.total.flops for one in found)
+        # a saving of low severity is less than a step's usual spread: bound by memory, the precision costs nothing
+        if flops >= MIN_FLOPS_SHARE * total if saving is None else saving.severity != "low":
+            found.sort(key=lambda one: -one.row.total.flops)
+            yield _finding(trace, dtype, where, found, total, saving, on_cpu=on_cpu)
+
+
+def _all(cost: ModuleCost) -> list[_Full]:
+    """Products in full precision; fusions and loops around them are left out."""
+    found = []
+    for row in cost.rows:
+        if row.place == "control" or not row.runs or row.instruction.opcode in ("fusion", "async-start"):
+            continue
+        kind = next(filter(_is_full, row.once.products), None)
+        if kind is not None:
+            found.append(_Full(cost=cost, row=row, kind=kind))
+    return found
+
+
+def _is_full(kind: Product) -> bool:
+    return kind.dtype == "f64" or (kind.dtype == "f32" and kind.precision in _FULL)
+
+
+def _of_cpu(cost: ModuleCost) -> list[_Full]:
+    """Those that would be in full precision on an accelerator too.
+
+    XLA's CPU backend multiplies 16-bit operands in float32 of its own accord, with the precision that was asked.
+    float64 is often the point of a program that runs on a CPU: named only where most of it is in another type.
+    """
+    found, callers = _all(cost), fusions_of(cost.module)
+    products = cost.total.products
+    wide = sum(flops for kind, flops in products.items() if kind.dtype == "f64")
+    own = wide > OWN_TYPE_SHARE * sum(products.values())
+    return [one for one in found if not (own if one.kind.dtype == "f64" else _widened(cost, one.row, callers))]
+
+
+def _widened(cost: ModuleCost, row: InstructionCost, callers: Mapping[str, tuple[str, Instruction]]) -> bool:
+    """Whether XLA made the operands wide: a cast that the program does not have."""
+    return any(
+        made.opcode == "convert" and primitive(made.op_name) != "convert_element_type" and source.shape.dtype in _NARROW
+        for name in row.instruction.operands[:2]
+        for made, source in casts(cost.module, callers, row.computation, name)
+    )
+
+
+def _parts(trace: Trace, found: Iterable[_Full]) -> list[Part]:
+    """By kernel: its roof as it is, less its roof in the fast precision."""
+    known = trace.fact(program_device)
+    holders = {id(one.cost): kernels_of(one.cost) for one in found}
+    kernels: dict[int, tuple[ModuleCost, InstructionCost]] = {}
+    for one in found:
+        for kernel in holders[id(one.cost)].around(one.row):
+            kernels[id(kernel)] = (one.cost, kernel)
+    return [
+        Part(
+            module=cost.module,
+            instructions=(kernel.instruction.name,),
+            modelled_ns=None if known is None else _saved_ns(kernel, known.device),
+        )
+        for cost, kernel in kernels.values()
+    ]
+
+
+def _saved_ns(kernel: InstructionCost, device: Device) -> float | None:
+    """In one run of the program; ``None`` where a peak is not known."""
+    fast = replace(kernel, once=_in_fast(kernel.once))
+    slow_roof, fast_roof = roof_of(kernel, device), roof_of(fast, device)
+    if slow_roof.compute_ns is None or fast_roof.compute_ns is None:
+        return None
+    return max(0.0, slow_roof.roof_ns - fast_roof.roof_ns) * kernel.runs
+
+
+def _in_fast(cost: Cost) -> Cost:
+    """The same with its full-precision products as float32 ones that ask for nothing."""
+    products: dict[Product, int] = defaultdict(int)
+    for kind, flops in cost.products.items():
+        products[Product("f32") if _is_full(kind) else kind] += flops
+    return replace(cost, products=dict(products))
+
+
+def _finding(
+    trace: Trace, dtype: str, where: Where, found: list[_Full], total: int, saving: Price | None, *, on_cpu: bool
+) -> Finding:
+    flops = sum(one.row.total.flops for one in found)
+    name = "float64" if dtype == "f64" else "float32"
+    share = flops / total if total else 0.0
+    several = len(found) > 1
+    if on_cpu:
+        what = f"{'ask' if several else 'asks'} for full {name}"
+    else:
+        what = f"{'run' if several else 'runs'} in full {name}, off the fast path of the matrix cores"
+    title = (
+        f"{len(found):,} matrix {'products' if several else 'product'} {what}: {flops / 1e9:,.3g} GFLOP a run, "
+        f"{100 * share:.1f}% of the program's arithmetic"
+    )
+    if on_cpu:
+        title += "; compiled for a CPU here, which has no faster kind: on a GPU or TPU it stays off the matrix cores"
+    if saving is not None:
+        title += f"; in the fast precision it saves up to {saving.text}"
+    severity: Severity = "medium" if share >= MEDIUM_FLOPS_SHARE and not on_cpu else "low"
+    return Finding(
+        subject=f"{name} matrix products",
+        title=title,
+        severity=severity if saving is None else saving.severity,
+        basis="structural" if saving is None else saving.basis,
+        cost_ns=None if saving is None else saving.cost_ns,
+        cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
+        where=where,
+        evidence=tuple(
+            {
+                "product": one.row.instruction.name,
+                "program": one.cost.module.name,
+                "from": one.row.instruction.op_name[-120:] or None,
+                "asked": one.kind.precision,
+                "times": one.row.runs,
+                "gflops": one.row.total.flops / 1e9,
+                "flops_share": one.row.total.flops / total,
+            }
+            for one in found[:MAX_ROWS]
+        ),
+        spans=spans_of_parts(trace, _parts(trace, found)),
+        advice="Leave float64 to the host: without jax_enable_x64, or with x.astype(jnp.float32) before the product."
+        if dtype == "f64"
+        else "Ask for what the model needs: precision=jax.lax.Precision.HIGH (or DEFAULT) in the product, or "
+        'jax.config.update("jax_default_matmul_precision", "high") for all; bfloat16 operands are faster still.',
+    )

@@ -1,0 +1,248 @@
+"""Attention is written out as matmul, softmax, matmul where one fused kernel would do.
+
+Why it costs:
+    Written-out attention stores the scores of every query with every key, and each of scale, mask,
+    softmax and dropout reads and writes that whole tensor again, in the backward too. A fused kernel
+    (flash, memory-efficient, cuDNN) keeps a tile of the scores on chip and never stores them. The
+    traffic, and the memory, grow with the square of the sequence length.
+
+How it is found:
+    From the op graph of a run: a softmax whose input comes from a matmul through elementwise ops over
+    as many elements, whose output reaches a matmul the same way, with no parameter among the operands
+    (a gate between two weight matrices is no attention). From a bare trace: the same by order and
+    element counts, batched matmuls only. Also found: `scaled_dot_product_attention` that took its math
+    fallback. The cost is the time of the ops over the scores between the matmuls, forward and backward,
+    as far as no other device work hides it; never the matmuls, which a fused kernel does too. It is a
+    model and an upper bound: the fused kernel still computes the exponentials, and its backward
+    computes the scores again. Without time the finding is structural and says the bytes.
+
+    In a compiled XLA program, by the flow of values through fusions, calls and loops, whatever the ops are
+    called: a product whose result goes through an exponential of the difference with its row's maximum, the
+    sum of the row, and a product that sums over the row. Both products must be batched, or have no weight
+    as a factor. Attention inside a loop over layers is found. Blocked attention, which carries a running
+    maximum or rescales by the difference of two, and kernels of their own (cuDNN, Pallas) are left alone, and
+    so are sequences so short that the scores are smaller than queries, keys, values and outputs together. The
+    cost is every write and read of a value as large as the scores between launches, in the backward too and
+    as often as loops run: bytes, and as time those bytes over the device's bandwidth, no more than those
+    kernels were measured to take. It is a model: values that stay in a cache are moved for less. Programs for a
+    CPU are named for what they would be on a GPU, with no cost. Of a program for a TPU whose scores all lie in
+    the chip's own memory (VMEM) nothing passes through HBM: it is named with those bytes, low and with no cost,
+    for what longer sequences make of it. XLA's own kernel of softmax and sum (`online-softmax`) reads scores that
+    were written, so it is no fused attention. One head of one sequence whose factors are the
+    program's own inputs cannot be told from a gate between weights, and is left alone.
+
+    In a planned PyTorch program (`perfscope compile`): as from an op graph where it runs eagerly. Where the program
+    compiles itself, the cost is what the planned kernels that hold the softmax and its backward still read and write,
+    shared out over its attentions. Time is those bytes at the target's bandwidth.
+
+Fix:
+    In PyTorch, replace the ops by the fused call::
+
+        y_BHLE = torch.nn.functional.scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, is_causal=True)
+
+    For score changes it cannot express (bias, soft cap, sliding window), use
+    `torch.nn.attention.flex_attention` under `torch.compile`.
+
+    In JAX, on NVIDIA GPUs (bfloat16 or float16; without `implementation` it is written out as well)::
+
+        o_BLHK = jax.nn.dot_product_attention(q_BLHK, k_BMHK, v_BMHK, is_causal=True, implementation="cudnn")
+
+    or a Pallas kernel: `jax.experimental.pallas.ops.gpu.attention.mha` (the same layout), on TPU
+    `jax.experimental.pallas.ops.tpu.flash_attention.flash_attention` (heads before length).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from perfscope.analyzers.ops.attention import GraphAttention, TraceAttention, graph_attentions, trace_attentions
+from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
+from perfscope.analyzers.ops.graph_time import short_name, spans_time
+from perfscope.analyzers.ops.kernels import ITEM_SIZES
+from perfscope.analyzers.ops.rules.unfused_attention.plan import compiled_attention_findings
+from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
+from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import WorkTime
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ()
+
+MIN_SHARE = 0.01
+"""Of the step's time, or of its bytes where no time is known. Below it short sequences make attention
+cheap either way, and rewriting it would not show."""
+
+WIDEST_FLASH_HEAD = 256
+"""Largest head dimension that torch's flash kernels take."""
+
+MAX_ROWS = 20
+
+ADVICE = (
+    "Call torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=..., is_causal=...) instead of the "
+    "matmul, softmax and matmul; use flex_attention under torch.compile for score changes it cannot express."
+)
+SDPA_ADVICE = (
+    "scaled_dot_product_attention took its math fallback here. Wrap the call in "
+    "torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]) to get torch's "
+    "own reason as a warning"
+)
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line that computes attention by its formula and costs at least ``MIN_SHARE``."""
+    if trace.op_graph is not None:
+        yield from _from_graph(trace, trace.op_graph)
+    elif trace.hlo:
+        yield from program_findings(trace)
+    elif {"host_ops", "shapes"} <= trace.recorded:
+        yield from _from_trace(trace)
+    else:
+        raise AbstainError(
+            "needs the op graph of a run (`perfscope run`), a trace with input shapes of ops, or a compiled XLA program"
+        )
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Eager programs: as from an op graph, with modelled time. Compiled ones: what the planned kernels still move."""
+    yield from compiled_attention_findings(trace, advice=ADVICE, least=MIN_SHARE)
+    if trace.op_graph is not None:
+        yield from _from_graph(trace, trace.op_graph)
+
+
+def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
+    places: dict[tuple[str | None, int | None, bool], list[GraphAttention]] = {}
+    for attention in trace.fact(graph_attentions):
+        op = graph.ops[attention.matmuls[0]]  # where the scores are made
+        places.setdefault((op.file, op.line, attention.by_sdpa), []).append(attention)
+    for (file, line, by_sdpa), members in places.items():
+        ops = [index for attention in members for index in attention.ops]
+        saved = saving(
+            trace, ops, saved_bytes=sum(attention.bytes for attention in members), saved_part=1.0, fewer=len(ops)
+        )
+        if saved.share >= MIN_SHARE:
+            module = re.sub(r"\d+", "*", graph.ops[members[0].softmax].module)
+            where = Where(file=file, line=line, module=module or None)
+            yield _graph_finding(trace, graph, members, saved, where, by_sdpa)
+
+
+def _graph_finding(
+    trace: Trace, graph: OpGraph, members: list[GraphAttention], saved: Saving, where: Where, by_sdpa: bool
+) -> Finding:
+    first = members[0]
+    title = f"{_what(by_sdpa)} {_times(len(members))}: {format_bytes(saved.bytes)} of traffic "
+    title += f"on {_shape(first.score_shape)} scores"
+    if saved.ns is not None:
+        title += f", {format_ns(saved.ns)} a step ({100 * saved.share:.1f}%)"
+    else:
+        title += f" ({100 * saved.share_of_bytes:.1f}% of the step's bytes; no time)"
+    rows: list[dict[str, Cell]] = [
+        {
+            "module": graph.ops[attention.softmax].module,
+            "ops": " -> ".join(short_name(graph.ops[index]) for index in attention.ops),
+            "score_shape": _shape(attention.score_shape),
+            "score_dtype": attention.score_dtype,
+            "traffic_bytes": attention.bytes,
+            "time_known_by": how_joined(trace),
+        }
+        for attention in sorted(members, key=lambda member: -member.bytes)[:MAX_ROWS]
+    ]
+    return Finding(
+        subject=_subject(by_sdpa),
+        title=title,
+        severity=saved.severity,
+        basis="structural" if saved.ns is None else "modelled",
+        cost_ns=None if saved.ns is None else saved.ns * steps_in(trace),
+        cost_ns_per_step=saved.ns,
+        cost_bytes=saved.bytes,
+        where=where,
+        evidence=tuple(rows),
+        spans=spans_of_ops(trace, (index for attention in members for index in attention.ops)),
+        advice=f"{SDPA_ADVICE}; {_why_math(graph, first)}." if by_sdpa else ADVICE,
+    )
+
+
+def _why_math(graph: OpGraph, attention: GraphAttention) -> str:
+    """Why the fused kernels refused, as far as the graph shows it."""
+    names = {short_name(graph.ops[index]) for index in attention.ops}
+    left, right = (graph.ops[index] for index in attention.matmuls)
+    head = graph.tensors[left.inputs[0]].shape[-1]
+    value = graph.tensors[right.outputs[0]].shape[-1]
+    device = graph.tensors[graph.ops[attention.softmax].outputs[0]].device
+    if attention.score_dtype == "float64":
+        return "float64 has no fused kernel: use float32, bfloat16 or float16"
+    if head != value:
+        return f"queries have {head} features a head and values {value}: the fused kernels want them equal"
+    if head > WIDEST_FLASH_HEAD:
+        return f"{head} features a head are more than the {WIDEST_FLASH_HEAD} the flash kernels take"
+    if device == "cpu" and names & {"bernoulli_", "native_dropout"}:
+        return "the fused kernel for CPU has no dropout: pass dropout_p=0.0"
+    return "the op graph does not show why (a mask that needs a gradient, or sdpa_kernel(MATH), would do it)"
+
+
+def _from_trace(trace: Trace) -> Iterator[Finding]:
+    places: dict[tuple[Where, bool], list[TraceAttention]] = {}
+    for attention in trace.fact(trace_attentions):
+        site = call_site(trace, attention.softmax)
+        module = site.module.rstrip("0123456789").rstrip("_") if site.module else None
+        where = Where(op="aten::softmax", module=module, file=site.file, line=site.line)
+        places.setdefault((where, attention.by_sdpa), []).append(attention)
+    whole = whole_ns(trace)
+    for (where, by_sdpa), members in places.items():
+        times = [spans_time(trace, np.array(attention.ops)) for attention in members]
+        cost = sum(time.exposed_ns for time in times)
+        if cost >= MIN_SHARE * whole and cost > 0:
+            yield _trace_finding(trace, where, members, times, by_sdpa)
+
+
+def _trace_finding(
+    trace: Trace, where: Where, members: list[TraceAttention], times: list[WorkTime], by_sdpa: bool
+) -> Finding:
+    cost, whole = sum(time.exposed_ns for time in times), whole_ns(trace)
+    worst = sorted(zip(members, times, strict=True), key=lambda pair: -pair[1].exposed_ns)
+    names = trace.rows["slices"]["name"]
+    return Finding(
+        subject=_subject(by_sdpa),
+        title=f"{_what(by_sdpa)} {_times(len(members))}: {format_ns(cost)} on {_shape(worst[0][0].score.shape)} scores "
+        f"between its matmuls ({format_share(cost, whole)} of the time)",
+        severity=severity_of(cost, whole),
+        basis="modelled",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        where=where,
+        evidence=tuple(
+            {
+                "ops": " -> ".join(trace.text(int(names[row])).rpartition(":")[2].strip() for row in attention.ops),
+                "score_shape": _shape(attention.score.shape),
+                "score_bytes": attention.score.elements * ITEM_SIZES.get(attention.score.dtype, 0),
+                "kernels": time.kernels,
+                "score_ops_ns": time.sum_ns,
+                "exposed_ns": time.exposed_ns,
+            }
+            for attention, time in worst[:MAX_ROWS]
+        ),
+        spans=spans_of_slices(trace, (row for attention in members for row in attention.ops)),
+        advice=f"{SDPA_ADVICE}." if by_sdpa else ADVICE,
+    )
+
+
+def _subject(by_sdpa: bool) -> str:
+    return "scaled_dot_product_attention in its math fallback" if by_sdpa else "attention written out"
+
+
+def _what(by_sdpa: bool) -> str:
+    return "scaled_dot_product_attention fell back to plain ops" if by_sdpa else "attention is written out"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"

@@ -1,0 +1,175 @@
+"""What ``unfused_attention`` says of compiled XLA programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from perfscope.analyzers.hlo.program import costs, where_of
+from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.programs.attention_traffic import WrittenAttention, written_attention
+from perfscope.analyzers.programs.saving import Part, Price, bytes_ns, price
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
+
+MIN_SCORES = 1.0
+"""Bytes of the scores over those of queries, keys, values and outputs, which any attention moves. Below it the
+sequence is short for the size of the heads (128 positions for heads of 64 in bfloat16), and a fused kernel gains
+little: written out, scores pass through memory some four times."""
+
+MIN_SHARE = 0.01
+"""Of the bytes the program moves, as for other attention."""
+
+MEDIUM_SHARE = 0.1
+"""Of the program's bytes, where no time is known; nothing is called high then."""
+
+MAX_ROWS = 20
+
+SUBJECT = "attention written out"
+
+GPU_ADVICE = (
+    "Call jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation='cudnn') with bfloat16 or float16 "
+    "arrays [batch, length, heads, features] (from [batch, heads, length, features]: jnp.swapaxes(x, 1, 2)); without "
+    "implementation='cudnn' it writes attention out as well. Off NVIDIA devices, or for other changes of the scores: "
+    "jax.experimental.pallas.ops.gpu.attention.mha(q, k, v, segment_ids=None, sm_scale=features**-0.5, causal=True)."
+)
+TPU_ADVICE = (
+    "Call jax.experimental.pallas.ops.tpu.flash_attention.flash_attention(q, k, v, causal=True, "
+    "sm_scale=features**-0.5) with arrays [batch, heads, length, features]; its sm_scale is 1 unless given."
+)
+
+
+def program_findings(trace: Trace) -> Iterator[Finding]:
+    """One finding for each line whose scores pass through memory and are worth a kernel."""
+    judged = trace.fact(costs)
+    if not judged:
+        raise AbstainError("no compiled program among the XLA programs: before compilation nothing is fused yet")
+    rows = [row for cost in judged for row in cost.rows if row.runs and row.place != "control"]
+    if not any(row.once.products for row in rows) and any(row.once.unknown for row in rows):
+        raise AbstainError("the programs call kernels that are not known, and no matrix product that is")
+    places = _places(trace.fact(written_attention))
+    for where, members in places.items():
+        whole = sum({id(one.cost): one.cost.total.bytes for one in members}.values())
+        moved = sum(one.bytes + one.chip_bytes for one in members)
+        share = moved / whole if whole else float(moved > 0)
+        if any(_is_long(one) for one in members) and share >= MIN_SHARE:
+            yield _finding(trace, where, sorted(members, key=lambda one: -one.bytes), whole)
+
+
+def _places(found: Iterable[WrittenAttention]) -> dict[Where, list[WrittenAttention]]:
+    """By line. What backward computes again may bear the line of `jax.checkpoint`: it goes to its forward."""
+    places: dict[Where, list[WrittenAttention]] = {}
+    again: list[WrittenAttention] = []
+    for one in found:
+        (again if one.phase == "recompute" else places.setdefault(_where(one), [])).append(one)
+    for one in again:
+        where = _where(one)
+        if where not in places:
+            alike = [place for place, members in places.items() if any(_is_alike(one, other) for other in members)]
+            where = alike[0] if len(alike) == 1 else where
+        places.setdefault(where, []).append(one)
+    return places
+
+
+def _is_alike(one: WrittenAttention, other: WrittenAttention) -> bool:
+    """Scores of the same size, from heads of the same size, in the same program."""
+    mine, theirs = one.group.scores[0], other.group.scores[0]
+    return one.cost is other.cost and (mine.size, mine.summed) == (theirs.size, theirs.summed)
+
+
+def _where(one: WrittenAttention) -> Where:
+    """The line of the scores."""
+    where = where_of(one.group.place)
+    return (
+        Where(file=where.file, line=where.line) if where.file is not None else Where(op=where.op, module=where.module)
+    )
+
+
+def _is_long(one: WrittenAttention) -> bool:
+    needed = one.group.fused_bytes
+    return needed is not None and one.shape.bytes >= MIN_SCORES * needed
+
+
+def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole: int) -> Finding:
+    moved = sum(one.bytes for one in members)
+    worst = next(one for one in members if _is_long(one))
+    on_cpu = all(one.cost.module.platform == "cpu" for one in members)
+    inside = sum(one.chip_bytes for one in members)
+    on_chip = not moved and inside > 0
+    priced = None if on_cpu or on_chip else _price(trace, members)
+    title = f"attention is written out {_times(members)} a run: "
+    if on_cpu:
+        title += (
+            f"its {_shape(worst)} scores ({format_bytes(worst.shape.bytes)}) go from kernel to kernel; compiled for a "
+            "CPU here, where they may stay in its caches: on a GPU each time would be a trip through memory"
+        )
+    elif on_chip:
+        title += (
+            f"its {_shape(worst)} scores ({format_bytes(worst.shape.bytes)}) go from kernel to kernel, here within the "
+            f"chip's own memory (VMEM, {format_bytes(inside)}); of longer sequences each time is a trip through HBM"
+        )
+    else:
+        title += (
+            f"{format_bytes(moved)} of traffic of its {_shape(worst)} scores "
+            f"({format_share(moved, whole)} of the program's bytes)"
+        )
+        title += f", {priced.text}" if priced is not None else "; no time"
+    structural: Severity = "medium" if moved >= MEDIUM_SHARE * whole and moved and not on_cpu else "low"
+    return Finding(
+        subject=SUBJECT,
+        title=title,
+        severity=structural if priced is None else priced.severity,
+        basis="structural" if priced is None else priced.basis,
+        cost_ns=None if priced is None else priced.cost_ns,
+        cost_ns_per_step=None if priced is None else priced.cost_ns_per_step,
+        cost_bytes=None if on_cpu or on_chip else moved,
+        where=where,
+        evidence=tuple(_row(one) for one in members[:MAX_ROWS]),
+        spans=spans_of_parts(trace, _parts(trace, members)),
+        advice=TPU_ADVICE if worst.cost.module.platform == "tpu" else GPU_ADVICE,
+    )
+
+
+def _price(trace: Trace, members: list[WrittenAttention]) -> Price | None:
+    return price(trace, _parts(trace, members))
+
+
+def _parts(trace: Trace, members: Iterable[WrittenAttention]) -> list[Part]:
+    return [
+        Part(
+            module=one.cost.module,
+            instructions=tuple(use.instruction.name for use in one.uses),
+            modelled_ns=bytes_ns(trace, one.bytes),
+        )
+        for one in members
+    ]
+
+
+def _row(one: WrittenAttention) -> dict[str, Cell]:
+    uses = sorted(one.uses, key=lambda use: -use.runs * use.bytes)
+    return {
+        "scores": one.group.scores[0].instruction.name,
+        "program": one.cost.module.name,
+        "phase": one.phase,
+        "score_shape": _shape(one),
+        "score_dtype": one.shape.dtype,
+        "score_bytes": one.shape.bytes,
+        "times": one.times,
+        "launches": sum(use.runs for use in uses),
+        "between_kernels_bytes": one.bytes,
+        "vmem_bytes": one.chip_bytes or None,
+        "worst_kernels": ", ".join(use.instruction.name for use in uses[:4]),
+        "q_k_v_o_bytes": one.group.fused_bytes,
+    }
+
+
+def _times(members: list[WrittenAttention]) -> str:
+    """How often attention is computed: what backward computes again is no attention more."""
+    own = [one for one in members if one.group.fused_bytes is not None]
+    forward = [one for one in own if one.phase == "forward"] or own
+    count = sum(one.times for one in forward)
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _shape(one: WrittenAttention) -> str:
+    return "x".join(map(str, one.shape.dims)) or "scalar"

@@ -1,0 +1,216 @@
+"""What ``unfused_ops`` says of neighbours that inductor did not fuse."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.devices import find_device
+from perfscope.analyzers.ops.finding_spans import spans_of_slices
+from perfscope.analyzers.ops.fusion import fusion_reason
+from perfscope.analyzers.time.compiled_regions import compiled_rows
+from perfscope.analyzers.time.spans import work_time
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.torch_compile.frames import where_of
+from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refused_pairs
+from perfscope.model.compile_log import CodeLine, CompiledKernel
+from perfscope.model.finding import Cell, Finding, Severity, Span, Where, severity_of
+from perfscope.model.frames import Owner, owner_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+MIN_SHARE = 0.02
+"""Of the steps' time, or of the bytes of the graph's kernels where no time is known: as for other chains, for the
+saving is a model and half of it must still show."""
+
+MIN_BYTES = 1 << 20
+"""In one run of the graph, where no time is known. An H100 moves 1 MiB in 0.3 us, a tenth of a launch."""
+
+CPU_CACHE_BYTES = 32 << 20
+"""On a CPU a smaller value stays in the last-level cache, of which server CPUs have 32 MiB and more a socket, between
+two kernels that follow each other: no byte of it reaches memory."""
+
+MEDIUM_SHARE = 0.1
+"""Of the graph's bytes, where no time is known: nothing is called high then."""
+
+MAX_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """A pair with its time over the trace; ``None``: not known."""
+
+    pair: RefusedPair
+    runs: int | None
+    kernels_ns: int | None
+    saved_ns: int | None
+
+
+def inductor_findings(trace: Trace) -> Iterator[Finding]:
+    """One finding for each line and reason whose kernels pass enough through memory."""
+    places: dict[tuple[Where, str], list[_Priced]] = defaultdict(list)
+    for pair in trace.fact(refused_pairs):
+        if pair.platform == "gpu" or pair.value_bytes >= CPU_CACHE_BYTES:
+            places[_where(pair), pair.refusal.reason].append(_priced(trace, pair))
+    for (where, reason), pairs in places.items():
+        found = _finding(trace, where, reason, pairs)
+        if found is not None:
+            yield found
+
+
+def _where(pair: RefusedPair) -> Where:
+    """The user's line that reads the value, else the one that writes it."""
+    at: list[CodeLine] = [place for place in (pair.read_at, pair.written_at) if place is not None]
+    mine = next((place for place in at if owner_of(place.file) is Owner.USER), at[0] if at else None)
+    if mine is not None:
+        return where_of(mine)
+    return Where(kernel=pair.second.name if pair.second else pair.refusal.second)
+
+
+def _priced(trace: Trace, pair: RefusedPair) -> _Priced:
+    """A pair whose kernels are not known ran as often as its graph; its time is that of its bytes alone."""
+    rows, runs = trace.fact(_rows_of), trace.fact(_runs_of)
+    held = [*rows.get(pair.first, []), *rows.get(pair.second, [])]
+    count = runs.get((pair.refusal.compile_id, pair.refusal.direction), 0)
+    spans = np.unique(np.array(held, np.int64))
+    if not runs:
+        return _Priced(pair=pair, runs=None, kernels_ns=None, saved_ns=None)
+    if pair.platform == "cpu":
+        slices = trace.rows["slices"]
+        spent = int((slices["end_ns"] - slices["start_ns"])[spans].sum()) if held else None
+        return _Priced(pair=pair, runs=count, kernels_ns=spent, saved_ns=None)
+    work = work_time(trace, spans) if held else None
+    bandwidth = _bandwidth(trace)
+    if bandwidth is None:
+        return _Priced(pair=pair, runs=count, kernels_ns=work.sum_ns if work else None, saved_ns=None)
+    memory = pair.saved_bytes * count / bandwidth * 1e9
+    both = pair.first is not None and pair.second is not None
+    saved = min(memory, work.exposed_ns) if work and both else memory
+    return _Priced(pair=pair, runs=count, kernels_ns=work.sum_ns if work else None, saved_ns=round(saved))
+
+
+def _runs_of(trace: Trace) -> dict[tuple[str | None, str | None], int]:
+    """How often each graph ran in the recording: as often as the kernel of it that ran most, by its number of calls."""
+    runs: dict[tuple[str | None, str | None], int] = defaultdict(int)
+    for kernel, rows in trace.fact(_rows_of).items():
+        if kernel is not None:
+            key = (kernel.compile_id, kernel.direction)
+            runs[key] = max(runs[key], len(rows) // (1 if kernel.handle else kernel.calls))
+    return dict(runs)
+
+
+def _rows_of(trace: Trace) -> dict[CompiledKernel | None, list[int]]:
+    """Rows of ``slices`` of each kernel of the log."""
+    log = trace.compile_log
+    rows: dict[CompiledKernel | None, list[int]] = defaultdict(list)
+    for row, index in trace.fact(compiled_rows).items():
+        if log is not None:
+            rows[log.kernels[index]].append(row)
+    return dict(rows)
+
+
+def _bandwidth(trace: Trace) -> int | None:
+    """Bytes/s of the slowest device of the trace; ``None`` if one of them is not known."""
+    names = [trace.text(int(code)) for code in trace.rows["devices"]["name"]]
+    known = [find_device(name) for name in names]
+    rates = [one.memory_bandwidth for one in known if one is not None]
+    return min(rates) if rates and len(rates) == len(known) else None
+
+
+def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> Finding | None:
+    pairs.sort(key=lambda one: (-(one.saved_ns or 0), -one.pair.saved_bytes))
+    timed = all(one.saved_ns is not None for one in pairs)
+    moved, graph_bytes = _bytes_of_a_run(pairs)
+    saved = min(sum(one.saved_ns or 0 for one in pairs), whole_ns(trace)) if timed else None
+    if saved is not None:
+        if not saved or saved < MIN_SHARE * whole_ns(trace):
+            return None
+    elif moved < max(MIN_BYTES, MIN_SHARE * graph_bytes):
+        return None
+    means = fusion_reason(reason)
+    count = len({(one.pair.refusal.first, one.pair.refusal.second) for one in pairs})
+    title = (
+        f"inductor kept {count:,} {'pair' if count == 1 else 'pairs'} of neighbouring kernels apart: {means.meaning}; "
+        f"{format_bytes(moved)} a run go through memory between them"
+    )
+    if saved is not None:
+        title += f", up to {format_ns(saved)} ({format_share(saved, whole_ns(trace))})"
+    elif graph_bytes:
+        title += f" ({format_share(moved, graph_bytes)} of what the graph's kernels move)"
+    return Finding(
+        subject=f"not fused by inductor: {reason.split(' (')[0][:60]}",
+        title=title,
+        severity=_severity(saved, whole_ns(trace), moved, graph_bytes, pairs),
+        basis="structural" if saved is None else "modelled",
+        cost_ns=saved,
+        cost_ns_per_step=None if saved is None else per_step(trace, saved),
+        cost_bytes=moved,
+        where=where,
+        evidence=tuple(_row(one) for one in pairs[:MAX_ROWS]),
+        spans=_spans(trace, pairs),
+        advice=means.fix
+        or "See both kernels with TORCH_LOGS=fusion,output_code; bring what they compute into one order of elements.",
+    )
+
+
+def _spans(trace: Trace, pairs: Iterable[_Priced]) -> tuple[Span, ...]:
+    """The kernels between which the values go."""
+    rows = trace.fact(_rows_of)
+    return spans_of_slices(
+        trace,
+        sorted(
+            {
+                row
+                for one in pairs
+                for kernel in (one.pair.first, one.pair.second)
+                if kernel is not None
+                for row in rows.get(kernel, ())
+            }
+        ),
+    )
+
+
+def _severity(saved: int | None, whole: int, moved: int, graph_bytes: int, pairs: Sequence[_Priced]) -> Severity:
+    if saved is not None:
+        return severity_of(saved, whole)
+    gpu = any(one.pair.platform == "gpu" for one in pairs)
+    return "medium" if gpu and graph_bytes and moved >= MEDIUM_SHARE * graph_bytes else "low"
+
+
+def _bytes_of_a_run(pairs: Iterable[_Priced]) -> tuple[int, int]:
+    """Bytes between the kernels of the pairs, and of all kernels of their graphs (0: not known).
+
+    Of the compilations of a frame only that with most counts: a call runs one of them.
+    """
+    frames: dict[str, dict[str, list[RefusedPair]]] = defaultdict(lambda: defaultdict(list))
+    for one in pairs:
+        compile_id = one.pair.refusal.compile_id or ""
+        frames[compile_id.rpartition("/")[0]][compile_id].append(one.pair)
+    moved = total = 0
+    for compiled in frames.values():
+        worst = max(compiled.values(), key=lambda held: sum(one.saved_bytes for one in held))
+        moved += sum(one.saved_bytes for one in worst)
+        total += sum({one.refusal.direction: one.graph_bytes or 0 for one in worst}.values())
+    return moved, total
+
+
+def _row(one: _Priced) -> dict[str, Cell]:
+    pair = one.pair
+    return {
+        "writes": pair.first.name if pair.first else pair.refusal.first,
+        "reads": pair.second.name if pair.second else pair.refusal.second,
+        "written_at": where_of(pair.written_at).label(),
+        "read_at": where_of(pair.read_at).label(),
+        "compile_id": pair.refusal.compile_id,
+        "direction": pair.refusal.direction,
+        "inductor_says": pair.refusal.reason,
+        "value_bytes": pair.value_bytes,
+        "saved_bytes": pair.saved_bytes,
+        "also_needed_elsewhere": "yes" if pair.needed_elsewhere else "no",
+        "runs": one.runs,
+        "kernels_ns": one.kernels_ns,
+        "saved_ns": one.saved_ns,
+    }

@@ -1,0 +1,191 @@
+"""What ``unfused_ops`` says of compiled XLA programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfscope.analyzers.hlo.module import Platform
+from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
+from perfscope.analyzers.hlo.program import NO_WORK, fused, where_of
+from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.programs.attention_traffic import written_attention
+from perfscope.analyzers.programs.fusion import (
+    PRODUCTS,
+    RoundTrip,
+    TripTime,
+    is_softmax,
+    part_of,
+    round_trips,
+    touched_bytes,
+    trip_time,
+)
+from perfscope.analyzers.programs.saving import Price, price
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
+
+MIN_SHARE = 0.02
+"""Of the bytes the program's kernels read and write. The saving is a model: should half of it come true, that
+still shows above the 1% by which a step varies anyway."""
+
+MIN_BYTES = 1 << 20
+"""In one run of the program. An H100 moves 1 MiB in 0.3 us, a tenth of a launch."""
+
+MEDIUM_SHARE = 0.1
+"""Of the program's bytes that really reach memory, where no time is known: nothing is called high then."""
+
+MAX_ROWS = 20
+
+_Timed = tuple[RoundTrip, TripTime]
+
+ATTENTION = "attention scores"
+EPILOGUE = "matrix product and its epilogue"
+ELEMENTWISE = "elementwise kernels"
+
+
+def program_findings(trace: Trace) -> Iterator[Finding]:
+    """One finding for each line of the program whose values pass through memory between kernels."""
+    platforms = {module.platform for module in trace.hlo if module.is_scheduled}
+    if "gpu" not in platforms:
+        raise AbstainError(_why_not(platforms))
+    whole = sum(touched_bytes(module) for module in trace.hlo if module.platform == "gpu")
+    places: dict[tuple[Where, str], list[_Timed]] = {}
+    scores = _score_kernels(trace)
+    for trip in trace.fact(round_trips):
+        if all((id(trip.module), one.name) in scores for one in (trip.producer, *trip.consumers)):
+            continue  # `unfused_attention` counts these bytes
+        time = trip_time(trace, trip)
+        if trip.module.is_scheduled and not time.is_worse_fused:
+            places.setdefault((_where(trip), _what(trip)), []).append((trip, time))
+    for (where, what), trips in places.items():
+        # scores grow with the square of the sequence: said even while they fit in the cache
+        counted = trips if what == ATTENTION else [(trip, time) for trip, time in trips if not trip.in_cache]
+        # what stays in the cache is no time saved; a finding of it alone has none
+        saved = price(trace, (part_of(trip, time) for trip, time in trips if not trip.in_cache))
+        if saved is not None and saved.severity == "low":
+            continue  # many bytes, but under 1% of the time: the program is held back by something else
+        if sum(trip.saved_bytes for trip, _ in counted) >= max(MIN_BYTES, MIN_SHARE * whole):
+            yield _finding(trace, where, what, trips, saved, whole)
+
+
+def _score_kernels(trace: Trace) -> frozenset[tuple[int, str]]:
+    """Kernels that write or read the scores of attention, by program and name."""
+    return frozenset(
+        (id(found.cost.module), use.instruction.name) for found in trace.fact(written_attention) for use in found.uses
+    )
+
+
+def _why_not(platforms: set[Platform | None]) -> str:
+    if "cpu" in platforms:
+        return "compiled for the CPU: values between its kernels stay in its caches, no bytes can be named"
+    if "tpu" in platforms:
+        return "compiled for a TPU: values between its kernels may stay in vector memory; judged for GPUs only"
+    return "no program compiled for a GPU among the XLA programs"
+
+
+def _where(trip: RoundTrip) -> Where:
+    where = where_of(trip.producer)
+    if where.file is None and trip.consumers:
+        where = where_of(trip.consumers[0])
+    return (
+        Where(file=where.file, line=where.line) if where.file is not None else Where(op=where.op, module=where.module)
+    )
+
+
+def _what(trip: RoundTrip) -> str:
+    """The kind of border that was not fused across."""
+    if not trip.of_product:
+        return ELEMENTWISE
+    batched = any(one.attributes.get("lhs_batch_dims", "{}") != "{}" for one in fused(trip.module, trip.producer))
+    if batched and any(is_softmax(trip.module, consumer) for consumer in trip.consumers):
+        return ATTENTION
+    return EPILOGUE
+
+
+def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: Price | None, whole: int) -> Finding:
+    trips = [trip for trip, _ in timed]
+    moved = sum(trip.saved_bytes for trip in trips)
+    reached = sum(trip.saved_bytes for trip in trips if not trip.in_cache)
+    kernels = len({trip.producer.name for trip in trips})
+    title = (
+        f"{what}: {format_bytes(moved)} a run go from {kernels:,} {'kernel' if kernels == 1 else 'kernels'} through "
+        f"memory to the next ({format_share(moved, whole)} of the program's bytes)"
+    )
+    if reached < moved:
+        cached = "all of it" if not reached else format_bytes(moved - reached)
+        title += f"; {cached} fits in an H100's level-2 cache when it is read"
+    if saved is not None:
+        title += f"; up to {saved.text}"
+    return Finding(
+        subject=what,
+        title=title,
+        severity=_severity(what, saved, reached, whole),
+        basis="structural" if saved is None else saved.basis,
+        cost_ns=None if saved is None else saved.cost_ns,
+        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
+        cost_bytes=moved,
+        where=where,
+        evidence=tuple(_row(trip, time) for trip, time in timed[:MAX_ROWS]),
+        spans=spans_of_parts(trace, [part_of(trip, time) for trip, time in timed]),
+        advice=_advice(what),
+    )
+
+
+def _severity(what: str, saved: Price | None, reached: int, whole: int) -> Severity:
+    """By time where it is known. Whether a product takes an epilogue is its library's affair: never more than low."""
+    if what == EPILOGUE:
+        return "low"
+    if saved is not None:
+        return saved.severity
+    return "medium" if reached >= MEDIUM_SHARE * whole else "low"
+
+
+def _row(trip: RoundTrip, time: TripTime) -> dict[str, Cell]:
+    return {
+        "writes": trip.producer.name,
+        "reads": ", ".join(one.name for one in trip.consumers[:4]),
+        "program": trip.module.name,
+        "from": trip.producer.op_name[-100:] or None,
+        "value_bytes": trip.bytes,
+        "times": trip.runs.times,
+        "saved_bytes": trip.saved_bytes,
+        "memory_ns": time.memory_ns,
+        "computed_again_ns": time.again_ns,
+        "saved_ns": time.saved_ns,
+        "launches_ns_at_2_us": time.launches_ns,
+        "measured_ns": time.measured_ns,
+        "also_needed_elsewhere": "yes" if trip.needed_elsewhere else "no",
+        "in_l2_cache": "likely" if trip.in_cache else "no",
+        "makes": "matrix product" if trip.of_product else _main_opcode(trip),
+        "xla_says": _reason(trip),
+    }
+
+
+def _main_opcode(trip: RoundTrip) -> str:
+    ops = [one.opcode for one in fused(trip.module, trip.producer) if one.opcode not in NO_WORK]
+    return next(
+        (op for op in ops if op in (*PRODUCTS, "reduce", "sort", "scatter", "transpose")), ops[-1] if ops else "copy"
+    )
+
+
+def _reason(trip: RoundTrip) -> str | None:
+    return refusal_of(trip.module, trip.producer)
+
+
+def _advice(what: str) -> str:
+    if what == ATTENTION:
+        return (
+            "Keep the scores on the chip: jax.nn.dot_product_attention(q, k, v, is_causal=..., "
+            'implementation="cudnn"), or a Pallas flash attention kernel.'
+        )
+    if what == ELEMENTWISE:
+        return (
+            "See why XLA stopped there: XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_pass_re=priority-fusion' writes "
+            "its reasons. Scatters, sorts, transpositions and reductions over different axes end a fusion: move them "
+            "to the border of the expression, or write it as one Pallas kernel."
+        )
+    return (
+        "XLA fuses an epilogue where the product's backend can (cuBLASLt: bias, relu, gelu; Triton: more) and "
+        "finds out by autotuning: leave --xla_gpu_autotune_level at its default, and keep the activation in the dtype "
+        "of the product."
+    )

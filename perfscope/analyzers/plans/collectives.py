@@ -1,0 +1,258 @@
+"""What the collectives of a planned step cost: each as a range, and how much of it the step waits for. All modelled.
+
+The kernels of a step run one after another on the program's own stream, each group's collectives one after another on
+a stream of their own. A collective begins when the work it was asked for behind is done, and the program's stream waits
+for it where the program does. All ranks come to it at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.predict.assumptions import Factors
+from perfscope.analyzers.predict.collective_time import CollectiveRange, Exchange, exchange_range
+from perfscope.analyzers.predict.simulate import Played, Task, play
+from perfscope.analyzers.predict.spans import NO_TIME, Range
+from perfscope.model.documents.torch_plan import PlannedCollective, PlannedProcesses, StepPosition
+
+ENDS: tuple[Literal["low", "high"], ...] = ("low", "high")
+
+XLA_KINDS = {
+    "barrier": "all-reduce",
+    "broadcast": "collective-broadcast",
+    "gather": "all-gather",
+    "recv": "collective-permute",
+    "reduce": "collective-broadcast",
+    "scatter": "all-gather",
+    "send": "collective-permute",
+}
+"""Whose factor of the bus bandwidth they have (nccl-tests, PERFORMANCE.md); the others have one of their own name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A collective among the kernels of a step, which are counted from the first."""
+
+    collective: PlannedCollective
+    after: int
+    at: int
+    until: int | None
+    behind: tuple[int, ...]
+    """Indices of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """One run of a collective in a step."""
+
+    collective: PlannedCollective
+    once: CollectiveRange
+    exposed: Range
+    """In which the program's own stream ran nothing."""
+    beside: Range
+    """Kernels that may run while it does: between what it waits for and what waits for it."""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether nothing at all may run beside it."""
+        return self.beside.high == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepExchanges:
+    """All of a step."""
+
+    rows: tuple[CollectiveCost, ...]
+    busy: Range
+    """Sum of all."""
+    exposed: Range
+    """What they add to the step."""
+    step: Range
+    """The whole step with them."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all arrays that are exchanged."""
+        return sum(row.collective.bytes for row in self.rows)
+
+    @property
+    def known(self) -> bool:
+        """Whether what joins the devices is known for all of them."""
+        return all(row.once.known for row in self.rows)
+
+
+def eager_asked(rows: Sequence[PlannedCollective]) -> tuple[Asked, ...]:
+    """Those of a step whose kernels are its ops."""
+    return tuple(
+        Asked(collective=one, after=one.after.ops, at=one.at.ops, until=_ops(one.until), behind=one.behind)
+        for one in rows
+    )
+
+
+def planned_asked(
+    processes: PlannedProcesses, outside: Sequence[Range], graphs: Sequence[Sequence[Range]]
+) -> tuple[tuple[Range, ...], tuple[Asked, ...]]:
+    """(kernels, collectives) of the planned step: ops outside of graphs, and in their places the runs of graphs.
+
+    ``outside``: the time of each op, ``graphs``: of each kernel of each graph.
+    """
+    kernels: list[Range] = []
+    starts: list[int] = []
+    runs: list[tuple[int, int]] = []
+    done = 0
+    for run in processes.runs:
+        for op in range(done, max(done, min(run.ops, len(outside)))):
+            starts.append(len(kernels))
+            kernels.append(outside[op])
+        done = max(done, run.ops)
+        starts.append(len(kernels))
+        if run.graph < len(graphs):
+            runs.append((run.graph, len(kernels)))
+            kernels += graphs[run.graph]
+    for op in range(done, len(outside)):
+        starts.append(len(kernels))
+        kernels.append(outside[op])
+    starts.append(len(kernels))
+
+    def place(moment: StepPosition) -> int:
+        return starts[min(moment.ops + moment.runs, len(starts) - 1)]
+
+    asked = [
+        Asked(
+            collective=one,
+            after=place(one.after),
+            at=place(one.at),
+            until=None if one.until is None else place(one.until),
+            behind=one.behind,
+        )
+        for one in processes.outside or ()
+    ]
+    inside = {found.graph: found.collectives for found in processes.inside}
+    for graph, first in runs:
+        asked += [
+            Asked(
+                collective=one,
+                after=first + one.after.ops,
+                at=first + one.at.ops,
+                until=None if one.until is None else first + one.until.ops,
+                behind=(),
+            )
+            for one in inside.get(graph, ())
+        ]
+    return tuple(kernels), tuple(asked)
+
+
+def step_exchanges(
+    kernels: Sequence[Range],
+    step: Range,
+    asked: Sequence[Asked],
+    groups: Sequence[tuple[int, ...]],
+    target: Target,
+    factors: Factors,
+) -> StepExchanges:
+    """A step of ``kernels`` that alone takes ``step`` (with its launches), and its collectives."""
+    times = [_once(one.collective, groups, target, factors) for one in asked]
+    whole = [sum(getattr(one, end) for one in kernels) for end in ENDS]
+    stretch = [alone / total if total else 0.0 for alone, total in zip((step.low, step.high), whole, strict=True)]
+    sums = [[0, *accumulate(getattr(one, end) for one in kernels)] for end in ENDS]
+    played = [
+        _played(sums[side], stretch[side], asked, [getattr(one.time, end) for one in times])
+        for side, end in enumerate(ENDS)
+    ]
+    last = len(kernels)
+    rows = tuple(
+        CollectiveCost(
+            collective=one.collective,
+            once=once,
+            exposed=_between(played[0][0].exposed[tasks[0]], played[1][0].exposed[tasks[1]]),
+            beside=_between(*(sums[side][_end(one, last)] - sums[side][min(one.after, last)] for side in (0, 1))),
+        )
+        for one, once, tasks in zip(asked, times, zip(played[0][1], played[1][1], strict=True), strict=True)
+    )
+    ends = [max(one.makespan, alone) for (one, _), alone in zip(played, (step.low, step.high), strict=True)]
+    return StepExchanges(
+        rows=rows,
+        busy=sum((row.once.time for row in rows), NO_TIME),
+        exposed=_between(ends[0] - step.low, ends[1] - step.high),
+        step=Range(low=ends[0], high=ends[1]),
+    )
+
+
+def kernels_beside(launched: Sequence[bool], asked: Sequence[Asked]) -> tuple[int, ...]:
+    """How many kernels of a step may run beside each collective: a count, which no target is needed for.
+
+    ``launched``: whether each kernel of the step is one of the device's own. None may where `CollectiveCost.blocks`.
+    """
+    sums, last = [0, *accumulate(map(int, launched))], len(launched)
+    return tuple(sums[_end(one, last)] - sums[min(one.after, last)] for one in asked)
+
+
+def _played(
+    sums: Sequence[int], stretch: float, asked: Sequence[Asked], takes: Sequence[int]
+) -> tuple[Played, tuple[int, ...]]:
+    """The step in time, and which task each collective is."""
+    last = len(sums) - 1
+    marks = {0, last}
+    for one in asked:
+        marks |= {min(one.after, last), min(one.at, last)} | (
+            {min(one.until, last)} if one.until is not None else set()
+        )
+    cuts = sorted(marks)
+    begin: dict[int, list[int]] = {}
+    wait: dict[int, list[int]] = {}
+    for number, one in enumerate(asked):
+        begin.setdefault(min(one.at, last), []).append(number)
+        if one.until is not None:
+            wait.setdefault(min(one.until, last), []).append(number)
+    tasks: list[Task] = []
+    place: dict[int, int] = {}
+    done_at: dict[int, int] = {0: -1}
+    """By cut the task of the kernels before it."""
+    before = -1
+    for index, cut in enumerate(cuts):
+        done_at[cut] = before
+        for number in begin.get(cut, ()):
+            one = asked[number]
+            waits = [done_at[min(one.after, last)], *(place[other] for other in one.behind if other in place)]
+            place[number] = len(tasks)
+            tasks.append(
+                Task(
+                    kind="communication",
+                    stream=1 + one.collective.group,
+                    duration=takes[number],
+                    waits=tuple(at for at in waits if at >= 0),
+                )
+            )
+        if index + 1 < len(cuts):
+            length = round((sums[cuts[index + 1]] - sums[cut]) * stretch)
+            waits = [place[number] for number in wait.get(cut, ()) if number in place]
+            before = len(tasks)
+            tasks.append(Task(kind="compute", stream=0, duration=length, waits=tuple(waits)))
+    return play(tasks), tuple(place[number] for number in range(len(asked)))
+
+
+def _once(
+    one: PlannedCollective, groups: Sequence[tuple[int, ...]], target: Target, factors: Factors
+) -> CollectiveRange:
+    ranks = one.pairs if one.pairs is not None else groups[one.group] if one.group < len(groups) else ()
+    if len(set(ranks)) < 2:
+        return CollectiveRange(time=NO_TIME, algorithm="alone in its group", devices=1, nodes=1, known=True)
+    return exchange_range(
+        Exchange(kind=XLA_KINDS.get(one.kind, one.kind), bytes=one.bytes, group=tuple(ranks)), target, factors
+    )
+
+
+def _end(one: Asked, last: int) -> int:
+    return max(min(one.after, last), last if one.until is None else min(one.until, last))
+
+
+def _ops(moment: StepPosition | None) -> int | None:
+    return None if moment is None else moment.ops
+
+
+def _between(first: int, second: int) -> Range:
+    return Range(low=min(first, second), high=max(first, second))

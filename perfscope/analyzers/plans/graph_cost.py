@@ -1,0 +1,133 @@
+"""What a set of graph ops is worth beside the whole step: by time where it is known, else by bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perfscope.analyzers.ops.fusion import region_bytes
+from perfscope.analyzers.ops.graph_time import graph_time, ops_time, trace_flow
+from perfscope.analyzers.plans.time import bytes_ns, plan_works, shortest_ns
+from perfscope.analyzers.time.spans import WorkTime
+from perfscope.analyzers.time.steps import step_windows, whole_ns
+from perfscope.model.finding import Severity, severity_of
+from perfscope.model.trace import MISSING, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What a change to some graph ops would save in one step, at most."""
+
+    bytes: int
+    share_of_bytes: float
+    """Of all bytes that the ops of the step read and write."""
+    time: WorkTime | None
+    """Time the ops took; None where it could not be joined."""
+    ns: int | None
+    """Of their exposed time, what would be saved; None where it could not be joined."""
+    share: float
+    """Of the step's time; of its bytes where no time is known."""
+    severity: Severity
+    """By that share; without a time never above medium."""
+
+
+FIXED_COST_NS = 2_000
+"""Most that is taken as the fixed cost of one op: an empty kernel occupies a GPU, and an eager op a CPU, for
+one to two microseconds. Below it counts what the shortest op of the trace took."""
+
+
+def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: float, fewer: int = 0) -> Saving:
+    """The saving if ``saved_bytes``, a part ``saved_part`` (0 to 1) of the ops' traffic, and ``fewer`` ops went.
+
+    time of an op = fixed cost + traffic: the fixed cost goes ``fewer`` times, of the rest ``saved_part``.
+    """
+    chosen = tuple(ops)
+    whole_bytes = trace.fact(step_bytes)
+    byte_share = saved_bytes / whole_bytes if whole_bytes else 0.0
+    time = ops_time(trace, chosen)
+    planned = trace.fact(planned_step_ns)
+    if time is None and planned is not None and trace.target is not None:
+        saved_ns = bytes_ns(trace.target, saved_bytes) + fewer * shortest_ns(trace.target)
+        return Saving(
+            bytes=saved_bytes,
+            share_of_bytes=byte_share,
+            time=None,
+            ns=saved_ns,
+            share=saved_ns / planned if planned else 0.0,
+            severity=severity_of(saved_ns, planned),
+        )
+    if time is None:
+        return Saving(
+            bytes=saved_bytes,
+            share_of_bytes=byte_share,
+            time=None,
+            ns=None,
+            share=byte_share,
+            severity="low" if severity_of(saved_bytes, whole_bytes) == "low" else "medium",
+        )
+    fixed = min(trace.fact(fixed_cost_ns), time.exposed_ns / len(chosen)) if chosen else 0
+    saved_ns = round(fewer * fixed + (time.exposed_ns - len(chosen) * fixed) * saved_part)
+    step = step_ns(trace)
+    return Saving(
+        bytes=saved_bytes,
+        share_of_bytes=byte_share,
+        time=time,
+        ns=saved_ns,
+        share=saved_ns / step if step else 0.0,
+        severity=severity_of(saved_ns, step),
+    )
+
+
+def planned_step_ns(trace: Trace) -> int | None:
+    """Of a plan for a device that is not there: the modelled low end of the step the ops are of; ``None``: no plan."""
+    works = trace.fact(plan_works)
+    if not works:
+        return None
+    compiled = works[0].held.plan.compiled_by == "program"
+    work = (works[0].compiled or works[0].inside) if compiled else works[0].eager
+    return None if work is None else work.device.low
+
+
+def step_ns(trace: Trace) -> float:
+    """What a step takes: measured, or of a plan modelled; 0 where neither is known."""
+    planned = trace.fact(planned_step_ns)
+    return float(planned) if planned is not None else whole_ns(trace) / steps_in(trace)
+
+
+def fixed_cost_ns(trace: Trace) -> int:
+    """What any op takes however small: the shortest kernel (or op of the graph) of the trace, at most the cap."""
+    kernels, slices = trace.rows["kernels"], trace.rows["slices"]
+    if len(kernels):
+        return min(FIXED_COST_NS, int((kernels["end_ns"] - kernels["start_ns"]).min()))
+    placed = [spans[spans != MISSING] for spans in trace.fact(graph_time).spans]
+    lengths = [slices["end_ns"][rows] - slices["start_ns"][rows] for rows in placed if len(rows)]
+    return min(FIXED_COST_NS, *(int(found.min()) for found in lengths)) if lengths else 0
+
+
+def step_bytes(trace: Trace) -> int:
+    """Bytes that all ops of the graph read and write, one by one; 0 without a graph."""
+    graph, flow = trace.op_graph, trace.fact(trace_flow)
+    if graph is None or flow is None:
+        return 0
+    return sum(
+        region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+        for index, op in enumerate(graph.ops)
+        if not op.view
+    )
+
+
+def steps_in(trace: Trace) -> int:
+    """Steps the trace shows; 1 where it shows none, as the graph was laid beside all of it."""
+    return trace.fact(step_windows).count or 1
+
+
+def how_joined(trace: Trace) -> str:
+    """How sure the times of graph ops are, in words, for a finding."""
+    if trace.fact(planned_step_ns) is not None and trace.target is not None:
+        return f"planned, modelled for {trace.target.device.name}"
+    place = trace.fact(graph_time)
+    cut = "; the graph is cut at its op limit" if trace.op_graph is not None and trace.op_graph.truncated else ""
+    if place.known:
+        what = "kernel time" if place.on_device else "op time (no accelerator)"
+        return f"{what}, {100 * place.matched_share:.0f}% of the graph's ops found in the timed steps{cut}"
+    return f"no time: {100 * place.matched_share:.0f}% of the graph's ops found in the timed steps{cut}"

@@ -1,0 +1,263 @@
+"""Modelled time of planned kernels and of ops that run eagerly, on the target of the plan. Nothing here was measured.
+
+A kernel takes ``max(FLOPs / peak, bytes / bandwidth)`` and never less than the shortest a kernel takes: at the peaks
+for the low end, at the assumed shares of them for the high end (`estimate/assumptions.py`, with sources). A step takes
+its kernels one after another, or the host's launches where those take longer, and what it waits for other processes
+(`plan_collectives.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from perfscope.analyzers.devices.device import Device
+from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.ops.fusion import region_bytes
+from perfscope.analyzers.ops.graph_time import Flow, flow_of, short_name
+from perfscope.analyzers.plans.collectives import StepExchanges, eager_asked, planned_asked, step_exchanges
+from perfscope.analyzers.predict.assumptions import Factors, factors_for
+from perfscope.analyzers.predict.spans import NO_TIME, Range, ns_range
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel
+from perfscope.model.trace import Trace
+
+NS = 10**9
+
+EXCHANGES = ("c10d.", "_c10d_functional.", "_c10d_functional_autograd.", "_dtensor.")
+"""Ops that exchange with other processes, or wait for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Kernels in a row: exact counts, modelled time."""
+
+    launches: int = 0
+    bytes: int = 0
+    flops: int = 0
+    device: Range = NO_TIME
+    """One after another."""
+    step: Range = NO_TIME
+    """The same, or the host's launches where they take longer; of a whole step also what it waits for collectives."""
+    unknown: int = 0
+    """Kernels whose arithmetic is not known; they count by their bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphWork:
+    """A planned graph."""
+
+    graph: PlannedGraph
+    kernels: tuple[Range, ...]
+    """One run of each."""
+    once: Work
+    """One run of the graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanWork:
+    """One step of a plan."""
+
+    held: LoadedPlan
+    graphs: tuple[GraphWork, ...]
+    inside: Work
+    """All graphs, as often as a step runs them."""
+    outside: Work | None
+    """The ops of the step that are in no graph; ``None``: not kept."""
+    compiled: Work | None
+    """Both together."""
+    eager: Work | None
+    """The same step without torch.compile."""
+    compiled_exchanges: StepExchanges | None = None
+    """Collectives of the compiled step; ``None``: the plan is of one process, or such a step was not seen whole."""
+    eager_exchanges: StepExchanges | None = None
+    """Collectives of the eager step."""
+
+
+def plan_works(trace: Trace) -> tuple[PlanWork, ...]:
+    """One for each plan of a trace; none where the target is not known."""
+    target = trace.target
+    return () if target is None else tuple(_plan_work(held, target) for held in trace.torch_plans)
+
+
+def op_bytes(graph: OpGraph, flow: Flow, index: int) -> int:
+    """Bytes that an op of a graph reads and writes."""
+    return region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+
+
+def bytes_ns(target: Target, moved: int) -> int:
+    """The time of so many bytes at the bandwidth of the target's memory."""
+    return round(moved * NS / target.device.memory_bandwidth)
+
+
+def shortest_ns(target: Target) -> int:
+    """The least a kernel takes on the target."""
+    return factors_for(target).kernel[0]
+
+
+def kernel_range(
+    device: Device, factors: Factors, *, moved: int, flops: int | None, dtype: str | None, strided: bool
+) -> Range:
+    """One run of a kernel that moves so many bytes. FLOPs count where the device states a peak for the dtype."""
+    peak = device.peak_flops.get("fp8" if dtype is not None and dtype.startswith("float8_") else dtype or "", 0)
+    arithmetic = (flops or 0) * NS / peak if peak else 0.0
+    memory = moved * NS / device.memory_bandwidth
+    shortest, small = factors.kernel
+    reached = factors.strided if strided else factors.memory
+    return ns_range(max(arithmetic, memory, shortest), max(arithmetic / factors.matrix, memory / reached) + small)
+
+
+def _plan_work(held: LoadedPlan, target: Target) -> PlanWork:
+    factors = factors_for(target)
+    graphs = tuple(_graph_work(graph, target.device, factors) for graph in held.plan.graphs)
+    inside = together((one.once, one.graph.calls) for one in graphs)
+    inside = _stepped(inside, factors)
+    outside = None if held.outside is None else graph_work(held.outside, target, held.plan.float32_products)
+    eager = None if held.eager is None else graph_work(held.eager, target, held.plan.float32_products)
+    compiled = None if outside is None else _stepped(together([(inside, 1), (outside, 1)]), factors)
+    at_once = None if eager is None else _eager_exchanges(held, eager, target)
+    in_plan = None if compiled is None else _planned_exchanges(held, compiled, graphs, target)
+    return PlanWork(
+        held=held,
+        graphs=graphs,
+        inside=inside,
+        outside=outside,
+        compiled=compiled if compiled is None or in_plan is None else replace(compiled, step=in_plan.step),
+        eager=eager if eager is None or at_once is None else replace(eager, step=at_once.step),
+        compiled_exchanges=in_plan,
+        eager_exchanges=at_once,
+    )
+
+
+def _eager_exchanges(held: LoadedPlan, alone: Work, target: Target) -> StepExchanges | None:
+    processes = held.plan.processes
+    if processes is None or processes.eager is None or held.eager is None:
+        return None
+    kernels = op_ranges(held.eager, target, held.plan.float32_products)
+    asked = eager_asked(processes.eager)
+    return step_exchanges(kernels, alone.step, asked, processes.groups, target, factors_for(target))
+
+
+def _planned_exchanges(
+    held: LoadedPlan, alone: Work, graphs: tuple[GraphWork, ...], target: Target
+) -> StepExchanges | None:
+    processes = held.plan.processes
+    if processes is None or processes.outside is None or held.outside is None:
+        return None
+    outside = op_ranges(held.outside, target, held.plan.float32_products)
+    kernels, asked = planned_asked(processes, outside, [one.kernels for one in graphs])
+    return step_exchanges(kernels, alone.step, asked, processes.groups, target, factors_for(target))
+
+
+def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphWork:
+    ranges = tuple(_planned(kernel, device, factors) for kernel in graph.kernels)
+    once = Work(
+        launches=sum(kernel.kind != "collective" for kernel in graph.kernels),
+        bytes=sum(kernel.bytes for kernel in graph.kernels),
+        flops=sum(kernel.flops or 0 for kernel in graph.kernels),
+        device=_sum(ranges),
+        unknown=sum(kernel.kind in ("product", "attention") and kernel.flops is None for kernel in graph.kernels),
+    )
+    return GraphWork(graph=graph, kernels=ranges, once=_stepped(once, factors))
+
+
+def _planned(kernel: PlannedKernel, device: Device, factors: Factors) -> Range:
+    if kernel.kind == "collective":  # its time is that of the links
+        return NO_TIME
+    once = kernel_range(
+        device,
+        factors,
+        moved=kernel.bytes,
+        flops=kernel.flops,
+        dtype=kernel.dtype,
+        strided=kernel.kind in ("reduction", "extern"),
+    )
+    if not kernel.reread_bytes:
+        return once
+    again = kernel.reread_bytes * NS / device.memory_bandwidth / factors.strided
+    return ns_range(once.low, once.high + again)
+
+
+def launches(op: GraphOp) -> bool:
+    """Whether an op of a step is a kernel of the device's own.
+
+    No view, no counter of steps (torch.optim keeps them on the host), and no exchange with other processes.
+    """
+    if op.view or op.name.startswith(EXCHANGES):
+        return False
+    return not (op.phase == "optimizer" and short_name(op) == "_local_scalar_dense")
+
+
+def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
+    """The ops of a graph as they would launch, each a kernel. Views and allocations are none."""
+    flow = flow_of(graph)
+    launched = [index for index, op in enumerate(graph.ops) if launches(op)]
+    whole = Work(
+        launches=len(launched),
+        bytes=sum(op_bytes(graph, flow, index) for index in launched),
+        flops=sum(graph.ops[index].flops or 0 for index in launched),
+        device=_sum(op_ranges(graph, target, float32_products)),
+    )
+    return _stepped(whole, factors_for(target))
+
+
+def op_ranges(graph: OpGraph, target: Target, float32_products: str) -> tuple[Range, ...]:
+    """The time of each op of a graph; none for those that launch nothing of their own."""
+    factors, flow = factors_for(target), flow_of(graph)
+    return tuple(
+        kernel_range(
+            target.device,
+            factors,
+            moved=op_bytes(graph, flow, index),
+            flops=op.flops,
+            dtype=product_dtype(graph, op, float32_products),
+            strided=op.reduction or not op.pointwise,
+        )
+        if launches(op)
+        else NO_TIME
+        for index, op in enumerate(graph.ops)
+    )
+
+
+def product_dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str | None:
+    """What a product is computed in: the dtype of its last operand, float32 as the program sets it.
+
+    Attention is computed in that of its first: queries, or their gradient; its last may be sums in float32.
+    """
+    if not op.inputs:
+        return None
+    if "_scaled_dot_product" in op.name:
+        return graph.tensors[op.inputs[0]].dtype
+    dtype = graph.tensors[op.inputs[-1]].dtype
+    return float32_products if dtype == "float32" else dtype
+
+
+def together(parts: Iterable[tuple[Work, int]]) -> Work:
+    """Several in a row, each so many times."""
+    whole = Work()
+    for one, times in parts:
+        whole = Work(
+            launches=whole.launches + times * one.launches,
+            bytes=whole.bytes + times * one.bytes,
+            flops=whole.flops + times * one.flops,
+            device=whole.device + one.device.times(times),
+            unknown=whole.unknown + times * one.unknown,
+        )
+    return whole
+
+
+def _stepped(work: Work, factors: Factors) -> Work:
+    gaps = factors.gap[1] * work.launches
+    host = Range(low=factors.host[0] * work.launches, high=factors.host[1] * work.launches)
+    device = work.device
+    step = Range(low=max(device.low, host.low), high=max(device.high + gaps, host.high))
+    return Work(
+        launches=work.launches, bytes=work.bytes, flops=work.flops, device=device, step=step, unknown=work.unknown
+    )
+
+
+def _sum(ranges: Iterable[Range]) -> Range:
+    whole = NO_TIME
+    for one in ranges:
+        whole = whole + one
+    return whole

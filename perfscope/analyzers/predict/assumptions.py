@@ -1,0 +1,287 @@
+"""The numbers between a vendor's peaks and what kernels usually reach, each with where it comes from.
+
+None was fitted to a program: ``docs/compile-model.md`` shows what they miss by. ``calibrate`` puts measured ones in
+their place, for one program and one device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.program import fused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A number that no program and no data sheet says."""
+
+    name: str
+    text: str
+    """What is assumed, with its numbers."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """What the high end of a range is made with, and the few overheads of the low end. Times in ns."""
+
+    matrix: float
+    """Share of the peak that matrix products reach before waves and tiles are counted."""
+    vector: float
+    """Share of the ``float32`` peak (or of ``vector_flops``) that everything else reaches."""
+    transcendental: float
+    """The like of ``exp``: share of the ``float32`` peak that results a second are."""
+    vector_per_matrix: float | None
+    """Where the vendor states no ``float32`` peak: vector FLOP/s over those of bfloat16 products."""
+    memory: float
+    """Share of the memory bandwidth that elementwise kernels reach."""
+    strided: float
+    """The same of kernels that reorder, gather, cut or reduce."""
+    cache_speedup: float
+    """Bandwidth of the shared cache over that of memory: the low end of what was written just before."""
+    kernel: tuple[int, int]
+    """The shortest a kernel takes, low and high."""
+    scalar: tuple[int, int]
+    """The same of an instruction on single numbers: a kernel on a GPU, a few cycles on a TPU."""
+    gap: tuple[int, int]
+    """Between two kernels of a stream, low and high."""
+    host: tuple[int, int]
+    """The host's time to launch one kernel without command buffers, low and high; 0: it launches whole programs."""
+    turn: tuple[int, int]
+    """Of a loop whose end the host has to read back each turn."""
+    link: float
+    """Share of the links' bandwidth that large collectives reach."""
+    network: float
+    """Share of the network's."""
+    hop: tuple[int, int]
+    """Of one step between neighbours over fast links, low and high."""
+    far_hop: tuple[int, int]
+    """Of one step over the network."""
+    collective: tuple[int, int]
+    """Of any collective, beside its steps."""
+    host_link: tuple[int, int]
+    """Bytes/s between a device and its host, low end and high end of the time (so the faster first)."""
+    tile: tuple[int, int]
+    """Rows and columns of a result that one core takes at a time."""
+    split: int
+    """Length of the contraction from which libraries divide it among idle cores."""
+
+
+_NVIDIA = Factors(
+    matrix=0.60,
+    vector=0.25,
+    transcendental=1 / 16,
+    vector_per_matrix=None,
+    memory=0.80,
+    strided=0.57,
+    cache_speedup=2.5,
+    kernel=(1_000, 3_000),
+    scalar=(1_000, 3_000),
+    gap=(0, 2_000),
+    host=(2_000, 5_000),
+    turn=(0, 20_000),
+    link=0.70,
+    network=0.70,
+    hop=(600, 3_400),
+    far_hop=(2_700, 14_000),
+    collective=(1_000, 8_400),
+    host_link=(63 * 10**9, 20 * 10**9),
+    tile=(128, 128),
+    split=1024,
+)
+
+_AMD = Factors(
+    matrix=0.40,
+    vector=0.25,
+    transcendental=1 / 16,
+    vector_per_matrix=None,
+    memory=0.70,
+    strided=0.50,
+    cache_speedup=2.5,
+    kernel=(600, 6_000),
+    scalar=(600, 6_000),
+    gap=(0, 4_000),
+    host=(2_000, 8_000),
+    turn=(0, 20_000),
+    link=0.60,
+    network=0.70,
+    hop=(600, 3_400),
+    far_hop=(2_700, 14_000),
+    collective=(1_000, 12_000),
+    host_link=(63 * 10**9, 20 * 10**9),
+    tile=(256, 256),
+    split=1024,
+)
+
+_TPU = Factors(
+    matrix=0.60,
+    vector=0.25,
+    transcendental=1 / 16,
+    vector_per_matrix=1 / 32,
+    memory=0.70,
+    strided=0.50,
+    cache_speedup=1.0,
+    kernel=(250, 1_500),
+    scalar=(0, 100),
+    gap=(0, 200),
+    host=(0, 0),
+    turn=(0, 2_000),
+    link=0.80,
+    network=0.70,
+    hop=(500, 1_000),
+    far_hop=(10_000, 30_000),
+    collective=(0, 5_000),
+    host_link=(63 * 10**9, 10 * 10**9),
+    tile=(128, 128),
+    split=0,
+)
+
+_MATRIX = {
+    "NVIDIA": "best measured: 80% of the peak on H100 and H200, 87% on A100 (maximum achievable matmul FLOPS, "
+    "stas00/ml-engineering; not looked up); usual shapes reach less",
+    "AMD": "best measured: 50 to 58% of the peak on MI300X (maximum achievable matmul FLOPS, "
+    "stas00/ml-engineering; not looked up)",
+    "Google": "a recorded training step on v5p: products of convolution fusions reach 84% (xprof's golden data); "
+    "padding to the unit's 128 (256 on v6e) counts apart",
+}
+
+_MEMORY = {
+    "NVIDIA": "published measurements on H100: copies 93%, coalesced loads 84%, strided loads 57%",
+    "AMD": "published measurements on MI300X: BabelStream 81%, copies 40 to 60%",
+    "Google": "a recorded training step on v5p: loop fusions reach 72%, changes of layout 59% (xprof's golden data)",
+}
+
+
+def factors_for(target: Target) -> Factors:
+    """The factors for the target's vendor."""
+    return {"AMD": _AMD, "Google": _TPU}.get(target.device.vendor, _NVIDIA)
+
+
+def listed(target: Target, factors: Factors, *, collectives: bool, between_nodes: bool) -> tuple[Assumption, ...]:
+    """What a report says of them: those that can have mattered."""
+    vendor = target.device.vendor
+    found = [
+        Assumption(
+            name="peaks",
+            text=f"low end: every peak of {target.device.name} reached, nothing waits",
+            source=target.device.source,
+        ),
+        Assumption(
+            name="matrix products",
+            text=f"high end: {factors.matrix:.0%} of the peak, less where tiles do not fill the cores",
+            source=_MATRIX.get(vendor, _MATRIX["NVIDIA"]),
+        ),
+        Assumption(
+            name="memory",
+            text=f"high end: {factors.memory:.0%} of the bandwidth, {factors.strided:.0%} where a kernel reorders, "
+            "gathers, cuts or reduces",
+            source=_MEMORY.get(vendor, _MEMORY["NVIDIA"]),
+        ),
+        Assumption(
+            name="everything else",
+            text=f"high end: {factors.vector:.0%} of the vector peak, a sixteenth for exp and its like",
+            source="half of the peak is without multiply-add; CUDA programming guide, arithmetic throughput: 16 "
+            "results of the special function unit a cycle and SM, 128 of additions",
+        ),
+    ]
+    if target.platform == "gpu":
+        found += [
+            Assumption(
+                name="shortest kernel",
+                text=f"{_us(factors.kernel)} us, and {_us(factors.gap)} us to the next",
+                source="1 us: XLA's own cost model; high end: small kernels in recordings of "
+                + ("MI300X" if vendor == "AMD" else "H100 and A100"),
+            ),
+            Assumption(
+                name="cache",
+                text="low end: what was written just before and fits the shared cache is read "
+                f"{factors.cache_speedup:g} times as fast as memory; high end: from memory",
+                source="XLA's own cost model; measured on H100: 1.6 times in one direction, about 3 in both",
+            ),
+            Assumption(
+                name="launches",
+                text=f"{_us(factors.host)} us of the host each where the program runs without command buffers",
+                source="published measurements: 4 to 6 us a launch; high end counts where all of them take longer "
+                "than the device",
+            ),
+        ]
+    else:
+        found.append(
+            Assumption(
+                name="shortest instruction",
+                text=f"{_us(factors.kernel)} us, on single numbers {_us(factors.scalar)}",
+                source="instructions below 20 kB in a recorded training step on v5p (xprof's golden data): 0.51 us the "
+                "shortest, 1.34 us the 95th percentile",
+            )
+        )
+    if collectives:
+        found.append(
+            Assumption(
+                name="links",
+                text=f"high end: {factors.link:.0%} of the bandwidth for large messages, {_us(factors.hop)} us a step",
+                source="NCCL's own tuning table (ring, LL and Simple); 370 of 450 GB/s measured on 8 H100"
+                if target.platform == "gpu"
+                else "How to Scale Your Model (Austin et al. 2025): about 1 us a hop; no wrapped axis, no second "
+                "direction at the high end where the topology may lack them",
+            )
+        )
+        found.append(
+            Assumption(
+                name="placement",
+                text="partition ids follow the devices' order: neighbours in a node, row by row in a slice",
+                source="how a mesh is laid over devices by default; a program does not say",
+            )
+        )
+    if between_nodes:
+        network = target.network
+        found.append(
+            Assumption(
+                name="network",
+                text="between nodes: "
+                + (f"{network.cards} cards of {network.link} a node" if network is not None else "not known")
+                + f"; high end: {factors.network:.0%} of it",
+                source="not known" if network is None else network.source,
+            )
+        )
+    return tuple(found)
+
+
+def _us(pair: tuple[int, int]) -> str:
+    low, high = (f"{ns / 1000:g}" for ns in pair)
+    return low if low == high else f"{low} to {high}"
+
+
+BLIND_SPOTS: tuple[str, ...] = (
+    "waiting for one another: all devices come to each collective at the same moment",
+    "no autotuning: compiled without a device, tile sizes are XLA's defaults, and products that a device would hand to "
+    "cuBLAS or cuDNN are Triton kernels",
+    "caches: the low end takes the shared cache as perfect for what was written just before, the high end as absent",
+    "clocks and power: boost clock throughout; devices under load run slower",
+    "contention: collectives and copies slow nothing down that runs beside them, and other jobs use no link",
+    "the host: input pipelines, Python, transfers and synchronization between programs are not in it",
+)
+
+
+# How an instruction goes through memory, told from the operations it holds.
+
+
+_STRIDED = frozenset(
+    {
+        "concatenate", "copy", "dynamic-slice", "dynamic-update-slice", "gather", "pad", "reduce", "reduce-window",
+        "reverse", "scatter", "select-and-scatter", "sort", "transpose",
+    }
+)  # fmt: skip
+
+
+def is_strided(module: HloModule, instruction: Instruction) -> bool:
+    """It reorders, gathers, cuts, joins or reduces: not every load is of whole lines in a row."""
+    return any(one.opcode in _STRIDED for one in fused(module, instruction))
+
+
+def is_contended(module: HloModule, instruction: Instruction) -> bool:
+    """It adds to places that indices name, and nothing says that no two of them are equal: atomics may wait in line."""
+    return any(
+        one.opcode == "scatter" and one.attributes.get("unique_indices") != "true" for one in fused(module, instruction)
+    )

@@ -1,0 +1,349 @@
+"""A modelled program held against a run of it: what the model misses by, and a range with measured times in it.
+
+What was measured stands in the calibrated range as it was measured. What was not is priced by what instructions of its
+class reached, where enough of them were measured to say so, and keeps its modelled range where not; both are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.hlo.collectives import KINDS
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.executions import executions, module_index, rows_of
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.roofline import run_times
+from perfscope.analyzers.predict.levels import Class
+from perfscope.analyzers.predict.model import Estimate, Row
+from perfscope.analyzers.predict.program import estimate
+from perfscope.analyzers.predict.spans import Range, ns_range
+from perfscope.model.intervals import union
+from perfscope.model.trace import MISSING, Trace
+
+# What a recording says of one run of a program: its length, and each instruction's time, to hold a model against.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """One run of a program as recorded. Times in ns."""
+
+    step_ns: int
+    """Median over runs and devices from the first begin to the last end; where runs are not told apart, ``busy_ns``."""
+    busy_ns: int
+    """The like of the time in which anything ran."""
+    runs: int
+    devices: int
+    apart: bool
+    """False: runs are not told apart in the recording, gaps between instructions are in no number."""
+    instructions: Mapping[tuple[str, str], float]
+    """Mean time of a run of each instruction, by computation and name. Of collectives on several devices the shortest
+    of each run: that of the device which came last and waited for none."""
+
+
+def measured_run(trace: Trace, module: HloModule) -> MeasuredRun | None:
+    """What the trace says of a module of it; ``None`` where it did not run, or nothing says how often."""
+    index = module_index(trace, module)
+    ran = trace.fact(executions).get(index)
+    cost = trace.fact(hlo_costs)[index]
+    ops = trace.rows["hlo_ops"]
+    names = [row.instruction.name for row in cost.rows if row.place != "inside"]
+    rows = rows_of(trace, module, names)
+    rows = rows[~ops["encloses"][rows]]
+    if ran is None or not len(rows):
+        return None
+    times = dict(trace.fact(run_times)[index])
+    if ran.devices > 1:
+        for row in cost.launched:
+            kind = row.instruction.opcode.removesuffix("-start")
+            if kind in KINDS or row.once.wire_bytes:
+                alone = _last_to_come(trace, module, row.instruction.name)
+                if alone is not None:
+                    times[row.computation, row.instruction.name] = alone
+    spans = _spans(trace, rows)
+    if spans is None:
+        total = sum(
+            union(ops["start_ns"][mine], ops["end_ns"][mine]).total()
+            for ordinal in np.unique(ops["ordinal"][rows])
+            if len(mine := rows[ops["ordinal"][rows] == ordinal])
+        )
+        busy = round(total / ran.count)
+        return MeasuredRun(
+            step_ns=busy, busy_ns=busy, runs=round(ran.count), devices=ran.devices, apart=False, instructions=times
+        )
+    whole, busy_each = spans
+    return MeasuredRun(
+        step_ns=round(float(np.median(whole))),
+        busy_ns=round(float(np.median(busy_each))),
+        runs=len(whole),
+        devices=ran.devices,
+        apart=True,
+        instructions=times,
+    )
+
+
+def _spans(trace: Trace, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> tuple[list[int], list[int]] | None:
+    """Length and busy time of each run on each device; ``None`` where some row tells no run."""
+    ops = trace.rows["hlo_ops"]
+    runs = ops["run_id"][rows]
+    if (runs == MISSING).any():
+        return None
+    order = np.lexsort((runs, ops["ordinal"][rows]))
+    rows = rows[order]
+    ordinal, run = ops["ordinal"][rows], ops["run_id"][rows]
+    cuts = np.flatnonzero((np.diff(ordinal) != 0) | (np.diff(run) != 0)) + 1
+    whole, busy = [], []
+    for mine in np.split(rows, cuts):
+        start, end = ops["start_ns"][mine], ops["end_ns"][mine]
+        whole.append(int(end.max() - start.min()))
+        busy.append(union(start, end).total())
+    return whole, busy
+
+
+def _last_to_come(trace: Trace, module: HloModule, name: str) -> float | None:
+    """Mean over runs of the shortest time of an instruction on any device; ``None`` where runs are not told apart."""
+    ops = trace.rows["hlo_ops"]
+    rows = rows_of(trace, module, [name])
+    if not len(rows) or (ops["run_id"][rows] == MISSING).any():
+        return None
+    rows = rows[np.lexsort((ops["start_ns"][rows], ops["run_id"][rows], ops["ordinal"][rows]))]
+    shortest: dict[tuple[int, int], int] = {}
+    turns: dict[tuple[int, int], int] = {}
+    for row in rows.tolist():
+        key = (int(ops["ordinal"][row]), int(ops["run_id"][row]))
+        turn = turns.get(key, 0)
+        turns[key] = turn + 1
+        took = int(ops["end_ns"][row] - ops["start_ns"][row])
+        place = (key[1], turn)
+        shortest[place] = min(shortest.get(place, took), took)
+    return sum(shortest.values()) / len(shortest)
+
+
+FEWEST = 5
+"""Measured instructions of a class below which its efficiency is shown and not used."""
+
+Group = Literal["products", "memory-bound", "collectives", "launches", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionError:
+    """One instruction, modelled and measured, each time it runs."""
+
+    row: Row
+    group: Group
+    measured_ns: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the range held."""
+        return self.row.once.low <= self.measured_ns <= self.row.once.high
+
+    @property
+    def over_low(self) -> float:
+        """Measured over the low end: what it is slower than the peaks by. Below 1: the model is wrong."""
+        return self.measured_ns / max(1, self.row.once.low)
+
+    @property
+    def off_ns(self) -> float:
+        """Time outside the range in all its runs: above it positive, below it negative, 0 inside."""
+        above = max(0.0, self.measured_ns - self.row.once.high)
+        return (above or min(0.0, self.measured_ns - self.row.once.low)) * self.row.runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupError:
+    """Instructions of a kind together."""
+
+    group: Group
+    instructions: int
+    measured_ns: float
+    modelled: Range
+    inside: int
+    share: float
+    """Low end over measured time, all together: the share of the peaks that was reached."""
+    low_share: float
+    """A quarter of the instructions reached less."""
+    high_share: float
+    """A quarter reached more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a run of the program says of its model."""
+
+    program: str
+    matched: Literal["the same program", "the same name"]
+    differences: tuple[str, ...]
+    """What the measured program has that the modelled one has not, and the other way round."""
+    run: MeasuredRun
+    modelled: Range
+    """The step as modelled."""
+    calibrated: Range
+    """The step with measured times in it."""
+    instructions: tuple[InstructionError, ...]
+    """The most time outside its range first."""
+    groups: tuple[GroupError, ...]
+    not_measured: int
+    """Instructions without a measured time."""
+    by_group: int
+    """Of them, those that the calibrated range prices by what their group reached."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured step lies in the modelled range."""
+        return self.modelled.low <= self.run.step_ns <= self.modelled.high
+
+
+def calibrate(modelled: Estimate, module: HloModule, trace: Trace) -> Calibration | None:
+    """``modelled`` held against ``trace``; ``module``: what was modelled.
+
+    The recorded program is the module itself, one of the same content, or else the only one of its name; what differs
+    is said. ``None`` where the trace holds no such program that ran.
+    """
+    found = _measured_module(module, trace)
+    if found is None:
+        return None
+    recorded, same = found
+    run = measured_run(trace, recorded)
+    if run is None:
+        return None
+    times, differences = _joined(module, recorded, run, same=same)
+    errors = []
+    for row in modelled.rows:
+        time = times.get((row.computation, row.name))
+        if time is not None and _comparable(row, modelled):
+            errors.append(InstructionError(row=row, group=_group(row), measured_ns=time))
+    groups = groups_of(errors)
+    usable = {one.group: one for one in groups if one.instructions >= FEWEST}
+    prices, by_group = _prices(modelled, errors, usable)
+    again = estimate(module, modelled.target, times=prices)
+    return Calibration(
+        program=modelled.program,
+        matched="the same program" if same else "the same name",
+        differences=tuple(differences),
+        run=run,
+        modelled=modelled.step_ns,
+        calibrated=again.step_ns,
+        instructions=tuple(sorted(errors, key=lambda one: (-abs(one.off_ns), -one.measured_ns * one.row.runs))),
+        groups=groups,
+        not_measured=len(modelled.rows) - len(errors),
+        by_group=by_group,
+    )
+
+
+def _measured_module(module: HloModule, trace: Trace) -> tuple[HloModule, bool] | None:
+    if any(one is module for one in trace.hlo):
+        return module, True
+    wanted = _content(module)
+    for one in trace.hlo:
+        if _plain(one.name) == _plain(module.name) and _content(one) == wanted:
+            return one, True
+    named = [one for one in trace.hlo if _plain(one.name) == _plain(module.name)]
+    return (named[0], False) if len(named) == 1 else None
+
+
+def _plain(name: str) -> str:
+    return name.partition("(")[0]
+
+
+def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
+    """All that a program computes, whatever spelled it."""
+    return frozenset(
+        (computation.name, one.name, one.opcode, one.shape.dtype, one.shape.dims, one.operands)
+        for computation, one in module.instructions()
+    )
+
+
+def _joined(
+    module: HloModule, recorded: HloModule, run: MeasuredRun, *, same: bool
+) -> tuple[dict[tuple[str, str], float], list[str]]:
+    """Measured times by the modelled program's own instructions; an instruction of another shape is another one."""
+    if same:
+        return dict(run.instructions), []
+    times = {}
+    there = {
+        (name, recorded.computations[computation].by_name[name].opcode): (computation, name)
+        for computation, name in run.instructions
+    }
+    matched = 0
+    missing = 0
+    for computation in module.computations.values():
+        for one in computation.instructions:
+            key = there.get((one.name, one.opcode))
+            if key is None:
+                continue
+            other = recorded.computations[key[0]].by_name[key[1]]
+            if (other.shape.dtype, other.shape.dims) != (one.shape.dtype, one.shape.dims):
+                missing += 1
+                continue
+            times[computation.name, one.name] = run.instructions[key]
+            matched += 1
+    differences = [f"{matched:,} of {len(run.instructions):,} measured instructions are in the modelled program"]
+    if missing:
+        differences.append(f"{missing:,} of the same name have another shape")
+    return times, differences
+
+
+def _comparable(row: Row, modelled: Estimate) -> bool:
+    """Starts of asynchronous work on a TPU are recorded as moments, not for as long as they move data."""
+    return not (modelled.target.platform == "tpu" and row.opcode.endswith("-start"))
+
+
+def _group(row: Row) -> Group:
+    by_class: Mapping[Class, Group] = {"collective": "collectives", "product": "products"}
+    if row.what in by_class:
+        return by_class[row.what]
+    if row.bound == "launch":
+        return "launches"
+    return "memory-bound" if row.bound == "memory" else "other"
+
+
+def groups_of(errors: Sequence[InstructionError]) -> tuple[GroupError, ...]:
+    """Instructions by kind, the most measured time first; those that took no time are left out."""
+    found: dict[Group, list[InstructionError]] = {}
+    for one in errors:
+        if one.measured_ns > 0:
+            found.setdefault(one.group, []).append(one)
+    groups = []
+    for group, members in found.items():
+        measured = sum(one.measured_ns * one.row.runs for one in members)
+        modelled = sum((one.row.total for one in members), start=Range(low=0, high=0))
+        shares = [one.row.once.low / one.measured_ns for one in members]
+        low, high = np.quantile(shares, [0.25, 0.75])
+        groups.append(
+            GroupError(
+                group=group,
+                instructions=len(members),
+                measured_ns=measured,
+                modelled=modelled,
+                inside=sum(one.inside for one in members),
+                share=modelled.low / measured if measured else 0.0,
+                low_share=float(low),
+                high_share=float(high),
+            )
+        )
+    return tuple(sorted(groups, key=lambda one: -one.measured_ns))
+
+
+def _prices(
+    modelled: Estimate, errors: Sequence[InstructionError], usable: Mapping[Group, GroupError]
+) -> tuple[dict[tuple[str, str], Range], int]:
+    """Times for the calibrated range by computation and instruction, and how many of them are by group."""
+    prices = {(one.row.computation, one.row.name): ns_range(one.measured_ns, one.measured_ns) for one in errors}
+    by_group = 0
+    for row in modelled.rows:
+        key = (row.computation, row.name)
+        group = usable.get(_group(row))
+        if key in prices or group is None or not group.low_share or not group.high_share:
+            continue
+        prices[key] = ns_range(row.once.low / group.high_share, row.once.low / group.low_share)
+        by_group += 1
+    return prices, by_group
+
+
+def bounded(one: Calibration, most: int) -> Calibration:
+    """The calibration with its worst instructions alone."""
+    return replace(one, instructions=one.instructions[:most])

@@ -1,0 +1,239 @@
+"""The time of one run of one instruction on a device as a range, collectives aside.
+
+``max(arithmetic, bytes)`` and never shorter than a kernel: at the peaks for the low end, at the assumed shares of them
+for the high end. The low end reads what was written just before out of the shared cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.hlo.cost.products import dims_of
+from perfscope.analyzers.hlo.cost.types import Cost
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.program import fused
+from perfscope.analyzers.hlo.roofline import NS, products_ns
+from perfscope.analyzers.predict.assumptions import Factors, is_strided
+from perfscope.analyzers.predict.spans import Range, ns_range
+
+# How well the tiles of a matrix product fill a device: whole waves of tiles over the cores, whole tiles of a unit.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A product ``[batch, rows, inner] x [batch, inner, columns]``."""
+
+    batch: int
+    rows: int
+    columns: int
+    inner: int
+
+    @property
+    def flops(self) -> int:
+        """Two for each multiply-add."""
+        return 2 * self.batch * self.rows * self.columns * self.inner
+
+
+def sizes_of(module: HloModule, computation: Computation, instruction: Instruction) -> Sizes | None:
+    """Of the largest product an instruction holds; ``None`` if none can be told (convolutions, unknown calls)."""
+    found = list(_sizes(module, computation, instruction))
+    return max(found, key=lambda one: one.flops, default=None)
+
+
+def _sizes(module: HloModule, computation: Computation, instruction: Instruction) -> Iterator[Sizes]:
+    if instruction.opcode != "fusion":
+        one = _of(computation, instruction)
+        if one is not None:
+            yield one
+        return
+    holders = {id(one): holder for holder in _held(module, instruction) for one in holder.instructions}
+    for inner in fused(module, instruction):
+        holder = holders.get(id(inner))
+        one = None if holder is None else _of(holder, inner)
+        if one is not None:
+            yield one
+
+
+def _held(module: HloModule, instruction: Instruction) -> Iterator[Computation]:
+    for name in instruction.called:
+        body = module.computations.get(name)
+        if body is not None:
+            yield body
+            for one in body.instructions:
+                if one.opcode == "fusion":
+                    yield from _held(module, one)
+
+
+def _of(computation: Computation, one: Instruction) -> Sizes | None:
+    if one.opcode == "dot" and len(one.operands) >= 2:
+        lhs, rhs = (computation.by_name[name].shape for name in one.operands[:2])
+        contracting = dims_of(one.attributes.get("lhs_contracting_dims", ""))
+        batch = dims_of(one.attributes.get("lhs_batch_dims", ""))
+        return _product(lhs, rhs, contracting, batch)
+    if one.opcode == "custom-call" and (one.custom_call_target or "").startswith("__cublas") and len(one.operands) >= 2:
+        config = one.backend_config.get("gemm_backend_config", one.backend_config)
+        numbers = config.get("dot_dimension_numbers") if isinstance(config, dict) else None
+        if isinstance(numbers, dict):
+            lhs, rhs = (computation.by_name[name].shape for name in one.operands[:2])
+            return _product(
+                lhs, rhs, _ints(numbers, "lhs_contracting_dimensions"), _ints(numbers, "lhs_batch_dimensions")
+            )
+    return None
+
+
+def _ints(numbers: dict[str, object], key: str) -> tuple[int, ...]:
+    found = numbers.get(key)
+    texts = [str(one) for one in found] if isinstance(found, list) else []
+    return tuple(int(one) for one in texts if one.isdecimal())
+
+
+def _product(lhs: Shape, rhs: Shape, contracting: tuple[int, ...], batch: tuple[int, ...]) -> Sizes | None:
+    if any(axis >= len(lhs.dims) for axis in (*contracting, *batch)) or lhs.parts or rhs.parts:
+        return None
+    inner = math.prod(lhs.dims[axis] for axis in contracting)
+    groups = math.prod(lhs.dims[axis] for axis in batch)
+    if not inner or not groups:
+        return None
+    return Sizes(
+        batch=groups,
+        rows=max(1, lhs.elements // (inner * groups)),
+        columns=max(1, rhs.elements // (inner * groups)),
+        inner=inner,
+    )
+
+
+def wave_share(sizes: Sizes, *, tile: tuple[int, int], cores: int, split: int) -> float:
+    """Share of the cores' time that holds work, 0 to 1: tiles in whole waves, edges of tiles counted as work.
+
+    ``split``: a contraction at least this long is divided among cores that would have no tile (0: never). NVIDIA,
+    'Matrix Multiplication Background User's Guide', tile and wave quantization.
+    """
+    tall, wide = tile
+    if sizes.rows < sizes.columns:
+        tall, wide = min(tile), max(tile)
+    rows, columns = min(tall, _unit(sizes.rows)), min(wide, _unit(sizes.columns))
+    across, down = -(-sizes.columns // columns), -(-sizes.rows // rows)
+    edges = (sizes.rows * sizes.columns) / (down * rows * across * columns)
+    tiles = sizes.batch * across * down
+    if split and tiles < cores:
+        tiles *= max(1, min(cores // tiles, sizes.inner // split))
+    waves = -(-tiles // cores)
+    return edges * tiles / (waves * cores)
+
+
+def _unit(size: int) -> int:
+    """The smallest tile, a power of two of 16 at least, that holds so many rows."""
+    return max(16, 1 << max(0, size - 1).bit_length())
+
+
+def padded_share(sizes: Sizes, unit: int) -> float:
+    """Share of a systolic unit's work that is no padding: columns and contraction in whole units, rows in eights."""
+    return math.prod(
+        size / (-(-size // whole) * whole)
+        for size, whole in ((sizes.rows, 8), (sizes.columns, unit), (sizes.inner, unit))
+    )
+
+
+Bound = Literal["compute", "memory", "link", "host", "launch", "unknown"]
+
+_UNITS = {"TPU v6e": 256, "TPU7x (one of two)": 256}
+_UNIT = 128
+"""Rows and columns of a TPU's matrix unit (How to Scale Your Model, Austin et al. 2025)."""
+
+
+_SCALAR = 64
+"""Bytes up to which an instruction that yields one number works on single numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """One run of an instruction."""
+
+    time: Range
+    bound: Bound
+    """What the high end is made of. ``launch``: the shortest a kernel takes."""
+    known: bool
+    """False: some of its arithmetic, or the peak for it, is not known; the time is that of the rest, at the least."""
+
+
+def kernel_time(
+    module: HloModule,
+    computation: Computation,
+    instruction: Instruction,
+    cost: Cost,
+    device: Device,
+    factors: Factors,
+    *,
+    cached: int = 0,
+    blocks: int | None = None,
+) -> KernelTime:
+    """One run of an instruction that is no collective.
+
+    ``cached``: of its bytes, those that may still lie in the shared cache. ``blocks``: of its grid, where known.
+    """
+    products = products_ns(cost, device)
+    known = not cost.unknown and products is not None
+    rest = cost.flops - sum(cost.products.values())
+    plain = device.peak_flops.get("float32")
+    if plain is None and factors.vector_per_matrix is not None:
+        # units of 256 rows make twice as many FLOPs beside the same vector unit as those of 128
+        share = factors.vector_per_matrix * _UNIT / _UNITS.get(device.name, _UNIT)
+        plain = round(device.peak_flops.get("bfloat16", 0) * share)
+    low_rest = (rest + cost.transcendentals) * NS / plain if plain and "float32" in device.peak_flops else 0.0
+    high_rest = 0.0
+    if plain:
+        high_rest = (rest / factors.vector + cost.transcendentals / factors.transcendental) * NS / plain
+    fill = 1.0 if blocks is None or not device.cores else min(1.0, blocks / device.cores)
+    high_products = 0.0
+    if products:
+        high_products = products / (factors.matrix * _filled(module, computation, instruction, device, factors))
+    memory = cost.bytes * NS / device.memory_bandwidth
+    low_memory = (cost.bytes - min(cached, cost.bytes)) * NS / device.memory_bandwidth
+    if cached:
+        low_memory += min(cached, cost.bytes) * NS / (device.memory_bandwidth * factors.cache_speedup)
+    reached = factors.strided if is_strided(module, instruction) else factors.memory
+    high_memory = memory / (reached * fill)
+    fastest, slowest = factors.host_link
+    low_host, high_host = cost.host_bytes * NS / fastest, cost.host_bytes * NS / slowest
+    compute_high = max(high_products, high_rest / fill)
+    shortest, small = factors.scalar if instruction.shape.elements <= 1 and cost.bytes <= _SCALAR else factors.kernel
+    slow = max(compute_high, high_memory, high_host)
+    return KernelTime(
+        time=ns_range(max(products or 0.0, low_rest, low_memory, low_host, shortest), slow + small),
+        bound=_bound(compute_high, high_memory, high_host, small, known=known),
+        known=known,
+    )
+
+
+def _bound(compute: float, memory: float, host: float, small: float, *, known: bool) -> Bound:
+    if not known:
+        return "unknown"
+    longest = max(compute, memory, host)
+    if longest < small:
+        return "launch"
+    if longest == host:
+        return "host"
+    return "compute" if longest == compute else "memory"
+
+
+def _filled(
+    module: HloModule, computation: Computation, instruction: Instruction, device: Device, factors: Factors
+) -> float:
+    """Share of the device's matrix units that a product keeps busy; 1 where its sizes are not known."""
+    sizes = sizes_of(module, computation, instruction)
+    if sizes is None:
+        return 1.0
+    if device.vendor == "Google":
+        return padded_share(sizes, _UNITS.get(device.name, _UNIT))
+    if not device.cores:
+        return 1.0
+    return wave_share(sizes, tile=factors.tile, cores=device.cores, split=factors.split)
+
+
+def without_products(cost: Cost) -> Cost:
+    """A cost with nothing but its bytes."""
+    return replace(cost, flops=0, transcendentals=0, products={}, unknown=0, wire_bytes=0)

@@ -1,0 +1,299 @@
+"""A compiled program as tasks on streams: one level a computation that runs; loops and calls are tasks around others.
+
+GPU programs as XLA's runtime runs them: one stream of kernels; a collective begins on a communication stream when all
+that was launched before it is done, and what follows its done waits for it. A collective that is marked synchronous, or
+was never split, holds everything up. A loop whose trip count the compiler wrote down does not run its condition. TPU
+programs alike, with copies and collectives beside the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.hlo.collectives import Collective, collectives_of
+from perfscope.analyzers.hlo.cost.module import FREE, InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.module import Computation, Instruction
+from perfscope.analyzers.hlo.parse.thunks import Thunks
+from perfscope.analyzers.hlo.structure import callees_first
+from perfscope.analyzers.predict.assumptions import Factors, is_contended
+from perfscope.analyzers.predict.cached import cached_bytes
+from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range, ended_by, held_collective
+from perfscope.analyzers.predict.kernel_time import Bound, kernel_time
+from perfscope.analyzers.predict.simulate import Kind, Played, Task, play
+from perfscope.analyzers.predict.spans import NO_TIME, Parts, Range
+
+Class = Literal["product", "memory", "collective", "copy", "library call", "call"]
+
+COMPUTE, COPIES, SIDE, COLLECTIVES, PAIRS, TO_HOST, FROM_HOST = range(7)
+"""Streams. Those that a thunk sequence names follow."""
+
+_RUNS = frozenset({"while", "conditional", "call"})
+_HOST = 5
+"""Memory space of the host on every target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One instruction that runs, as a task. Ranges are of one run."""
+
+    instruction: Instruction
+    cost: InstructionCost
+    kind: Kind
+    what: Class
+    stream: int
+    time: Range
+    gap: Range
+    waits: tuple[int, ...]
+    bound: Bound
+    known: bool
+    collective: CollectiveRange | None = None
+    contended: bool = False
+    """A scatter whose indices may be equal."""
+    blocks: bool = False
+    """Everything behind it waits for it."""
+    inside: tuple[tuple[Level, int], ...] = ()
+    """What a loop, a branch or a call runs, and how often."""
+    turns: Range = NO_TIME
+    """Of them, gaps between turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One run of a computation."""
+
+    computation: Computation
+    pieces: tuple[Piece, ...]
+    low: Played
+    high: Played
+    parts: tuple[Parts, Parts]
+    """Low and high, with what loops and calls are made of in their place."""
+    launches: int
+    """Kernels, copies and collectives of one run, those of loops as often as they run."""
+
+    @property
+    def time(self) -> Range:
+        """Of one run."""
+        return Range(low=self.parts[0].total, high=max(self.parts[0].total, self.parts[1].total))
+
+
+class Levels:
+    """Builds the levels of a module, callees first, each once."""
+
+    def __init__(
+        self,
+        cost: ModuleCost,
+        target: Target,
+        factors: Factors,
+        thunks: Thunks | None,
+        times: Mapping[tuple[str, str], Range] | None = None,
+    ) -> None:
+        """``thunks``: of the same module, or None. ``times``: of instructions that are known better than modelled."""
+        self._times = times or {}
+        self._cost = cost
+        self._module = cost.module
+        self._target = target
+        self._factors = factors
+        self._blocks: Mapping[str, int] = {} if thunks is None else thunks.blocks()
+        self._streams: Mapping[str, str] = {} if thunks is None else thunks.streams_of(cost.module)
+        self._stream_ids: dict[str, int] = {}
+        found = collectives_of(self._module)
+        self._starts = {(one.computation.name, one.start.name): one for one in found}
+        self._levels: dict[str, Level] = {}
+        self._dones = ended_by(self._module)
+        self.collectives = False
+        self.between_nodes = False
+
+    @property
+    def streams(self) -> Mapping[str, int]:
+        """Number of each communication stream that the thunk sequence names."""
+        return self._stream_ids
+
+    def entry(self) -> Level:
+        """One run of the module: callees are built before what calls them, so that no depth of calls is too deep."""
+        for name in callees_first(self._module, lambda one: one.opcode in _RUNS):
+            self._levels[name] = self._built(self._module.computations[name])
+        return self._levels[self._module.entry]
+
+    def _built(self, computation: Computation) -> Level:
+        cached = cached_bytes(computation, self._cost, self._target.device.l2_bytes)
+        pieces: list[Piece] = []
+        begun: dict[str, int] = {}
+        pending: set[int] = set()
+        last = -1
+        for one in computation.instructions:
+            origin = next((begun[name] for name in one.operands[:1] if name in begun), None)
+            if origin is not None and one.opcode == "async-update":
+                begun[one.name] = origin
+            elif origin is not None and one.opcode.endswith("-done"):
+                pending.add(origin)
+            if (ended := self._dones.get((computation.name, one.name))) is not None and ended in begun:
+                pending.add(begun[ended])
+                continue
+            waits = tuple(sorted({*pending, last} - {-1}))
+            piece = self._piece(computation, one, waits, cached.get(one.name, 0))
+            if piece is None:
+                continue
+            better = self._times.get((computation.name, one.name))
+            if better is not None and piece.what != "call":
+                piece = replace(piece, time=better)
+            index = len(pieces)
+            pieces.append(piece)
+            if piece.stream == COMPUTE:
+                last = index
+                pending.clear()
+            elif piece.blocks:
+                pending.add(index)
+            else:
+                begun[one.name] = index
+        return self._played(computation, tuple(pieces))
+
+    def _piece(self, computation: Computation, one: Instruction, waits: tuple[int, ...], cached: int) -> Piece | None:
+        row = self._cost.by_name.get((computation.name, one.name))
+        if row is None:
+            return None
+        if one.opcode in _RUNS:
+            return self._around(one, row, waits)
+        collective = self._starts.get((computation.name, one.name)) or held_collective(self._module, computation, row)
+        if collective is not None:
+            return self._exchange(one, row, collective, waits)
+        if row.place != "launched" or row.once == FREE:
+            return None
+        start = one.opcode.endswith("-start")
+        copy = start and one.opcode.startswith(("copy", "slice", "dynamic-slice", "dynamic-update-slice"))
+        blocks = self._blocks.get(_kernel(one.name))
+        found = kernel_time(
+            self._module, computation, one, row.once, self._target.device, self._factors, cached=cached, blocks=blocks
+        )
+        gap = self._factors.gap
+        return Piece(
+            instruction=one,
+            cost=row,
+            kind="copy" if copy else "compute",
+            what="copy" if copy or one.opcode == "copy" else _class(one, row),
+            stream=_copies(row, one) if copy else SIDE if start else COMPUTE,
+            time=found.time,
+            gap=Range(low=gap[0], high=gap[1]),
+            waits=waits,
+            bound=found.bound,
+            known=found.known,
+            contended=self._target.platform == "gpu" and is_contended(self._module, one),
+        )
+
+    def _exchange(
+        self, one: Instruction, row: InstructionCost, collective: Collective, waits: tuple[int, ...]
+    ) -> Piece:
+        found = collective_range(collective, self._target, self._factors)
+        self.collectives = True
+        self.between_nodes = self.between_nodes or found.nodes > 1
+        named = self._streams.get(one.name)
+        stream = PAIRS if collective.kind == "collective-permute" else COLLECTIVES
+        if named is not None:
+            stream = self._stream_ids.setdefault(named, FROM_HOST + 1 + len(self._stream_ids))
+        blocks = collective.blocks in ("never split into start and done", "marked synchronous")
+        return Piece(
+            instruction=one,
+            cost=row,
+            kind="communication",
+            what="collective",
+            stream=stream,
+            time=found.time,
+            gap=NO_TIME,
+            waits=waits,
+            bound="link" if found.known else "unknown",
+            known=found.known,
+            collective=found,
+            blocks=blocks,
+        )
+
+    def _around(self, one: Instruction, row: InstructionCost, waits: tuple[int, ...]) -> Piece:
+        """A loop, a branch or a call."""
+        turns = NO_TIME
+        if one.opcode == "conditional":
+            levels = [self._levels[name] for name in one.called]
+            # the cheapest at the low end, the dearest at the high end: they are levels of their own there
+            chosen = max(levels, key=lambda level: level.time.high)
+            inside: tuple[tuple[Level, int], ...] = ((chosen, 1),)
+            time = Range(low=min(level.time.low for level in levels), high=chosen.time.high)
+        else:
+            times = (one.trip_count if one.trip_count is not None else 1) if one.opcode == "while" else 1
+            runs = one.called
+            if one.opcode == "while" and one.trip_count is not None and self._target.platform == "gpu":
+                runs = one.called[1:]
+            inside = tuple((self._levels[name], times) for name in runs)
+            if one.opcode == "while" and one.trip_count is None:
+                turns = Range(low=self._factors.turn[0], high=self._factors.turn[1])
+            time = sum((level.time.times(count) for level, count in inside), start=turns)
+        return Piece(
+            instruction=one,
+            cost=row,
+            kind="compute",
+            what="call",
+            stream=COMPUTE,
+            time=time,
+            gap=NO_TIME,
+            waits=waits,
+            bound="unknown",
+            known=True,
+            inside=inside,
+            turns=turns,
+        )
+
+    def _played(self, computation: Computation, pieces: tuple[Piece, ...]) -> Level:
+        low = play([_task(piece, high=False) for piece in pieces])
+        high = play([_task(piece, high=True) for piece in pieces])
+        low_parts, high_parts = low.parts, high.parts
+        launches = 0
+        for piece in pieces:
+            if piece.what != "call":
+                launches += 1
+                continue
+            launches += sum(level.launches * count for level, count in piece.inside)
+            low_parts = low_parts + _made_of(piece, high=False)
+            high_parts = high_parts + _made_of(piece, high=True)
+        return Level(
+            computation=computation, pieces=pieces, low=low, high=high, parts=(low_parts, high_parts), launches=launches
+        )
+
+
+def _task(piece: Piece, *, high: bool) -> Task:
+    time, gap = (piece.time.high, piece.gap.high) if high else (piece.time.low, piece.gap.low)
+    return Task(kind=piece.kind, stream=piece.stream, duration=time, gap=gap, waits=piece.waits)
+
+
+def _made_of(piece: Piece, *, high: bool) -> Parts:
+    """What a loop or call adds to the parts of the level it stands in, in place of its time as one task."""
+    total = Parts(gaps=piece.turns.high if high else piece.turns.low)
+    for level, count in piece.inside:
+        total = total + _held(level, high=high).times(count)
+    time = piece.time.high if high else piece.time.low
+    if total.total != time:  # of a conditional the cheapest branch: what it is made of is kept as compute
+        total = Parts(compute=time)
+    return replace(total, compute=total.compute - time)
+
+
+def _held(level: Level, *, high: bool) -> Parts:
+    parts = level.parts[1] if high else level.parts[0]
+    short = (level.time.high if high else level.time.low) - parts.total
+    return replace(parts, gaps=parts.gaps + short) if short else parts
+
+
+def _copies(row: InstructionCost, one: Instruction) -> int:
+    """The stream of an asynchronous copy: links to the host carry both directions at once."""
+    if not row.once.host_bytes:
+        return COPIES
+    target = one.shape.parts[0] if one.shape.parts else one.shape
+    return TO_HOST if target.memory_space == _HOST else FROM_HOST
+
+
+def _class(one: Instruction, row: InstructionCost) -> Class:
+    if row.once.products:
+        return "product"
+    return "library call" if one.opcode == "custom-call" else "memory"
+
+
+def _kernel(name: str) -> str:
+    """What XLA calls the kernel of an instruction."""
+    return name.replace(".", "_").replace("-", "_")

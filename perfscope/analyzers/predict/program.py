@@ -1,0 +1,252 @@
+"""The modelled time of one run of a compiled program on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.origin import served, users_of
+from perfscope.analyzers.hlo.parse.thunks import Thunks
+from perfscope.analyzers.hlo.program import where_of
+from perfscope.analyzers.hlo.roofline import utilization
+from perfscope.analyzers.predict import levels as streams
+from perfscope.analyzers.predict.assumptions import BLIND_SPOTS, Factors, factors_for, listed
+from perfscope.analyzers.predict.levels import Level, Levels, Piece
+from perfscope.analyzers.predict.model import Estimate, Row
+from perfscope.analyzers.predict.pictures import pictures
+from perfscope.analyzers.predict.spans import Parts, Range
+from perfscope.model.documents.compile_manifest import FILE, load
+from perfscope.model.errors import DataError
+from perfscope.model.finding import Where
+from perfscope.model.trace import Trace
+
+_STREAMS = {
+    streams.COMPUTE: "compute",
+    streams.COPIES: "copies",
+    streams.SIDE: "side stream",
+    streams.COLLECTIVES: "collectives",
+    streams.PAIRS: "pairs",
+    streams.TO_HOST: "to the host",
+    streams.FROM_HOST: "from the host",
+}
+
+
+def estimate(
+    module: HloModule,
+    target: Target,
+    *,
+    thunks: Thunks | None = None,
+    cost: ModuleCost | None = None,
+    factors: Factors | None = None,
+    times: Mapping[tuple[str, str], Range] | None = None,
+) -> Estimate:
+    """One run of a module on a target.
+
+    ``thunks``: what its runtime launches, where not the module's own. ``cost``: of the module, where it is counted
+    already. ``factors``: others than the vendor's. ``times``: of a run of instructions, by computation and name,
+    where they are known better (``calibrate``).
+
+    ``DataError`` for a module that is not scheduled, or was compiled for another platform than the target's.
+    """
+    if not module.is_scheduled:
+        raise DataError(f"{module.source or module.name}: not scheduled: no time can be modelled before optimization")
+    if module.platform is not None and module.platform != target.platform:
+        raise DataError(
+            f"{module.source or module.name}: compiled for {module.platform.upper()}, "
+            f"{target.device.name} is a {target.platform.upper()}"
+        )
+    counted = module_cost(module) if cost is None else cost
+    launched = module.thunks if thunks is None else thunks
+    chosen = factors_for(target) if factors is None else factors
+    levels = Levels(counted, target, chosen, launched, times)
+    top = levels.entry()
+    names = {**_STREAMS, **{number: name for name, number in levels.streams.items()}}
+    rows = tuple(sorted(_rows(counted, top, names), key=lambda row: (-row.exposed.middle, -row.total.high, row.name)))
+    host = Range(low=top.launches * chosen.host[0], high=top.launches * chosen.host[1])
+    buffers = True if launched is not None and launched.has_command_buffers else None  # most dumps are from before
+    low, high = top.parts
+    if times is None and buffers is not True and host.high > high.total:
+        high = Parts(
+            compute=high.compute,
+            communication=high.communication,
+            copies=high.copies,
+            gaps=high.gaps + host.high - high.total,
+        )
+    step = Range(low=low.total, high=max(low.total, high.total))
+    memory = memory_timeline(module)
+    used = [utilization(counted, target.device, time) for time in (step.high, step.low)]
+    worst, best = used
+    unknown = [row for row in rows if not row.known]
+    return Estimate(
+        program=module.name,
+        target=target,
+        step_ns=step,
+        parts=(low, high),
+        rows=rows,
+        launches=top.launches,
+        host_ns=host,
+        command_buffers=buffers,
+        assumptions=listed(target, chosen, collectives=levels.collectives, between_nodes=levels.between_nodes),
+        blind_spots=BLIND_SPOTS,
+        lower_bounds=tuple(_lower_bounds(counted, rows)),
+        not_known=tuple(row.name for row in unknown),
+        mfu=None if worst is None or best is None else (worst.mfu, best.mfu),
+        hfu=None if worst is None or best is None else (worst.hfu, best.hfu),
+        peak_bytes=None if memory is None else memory.peak_bytes,
+        pictures=pictures(top, names),
+    )
+
+
+def _rows(cost: ModuleCost, top: Level, names: dict[int, str]) -> Iterator[Row]:
+    """A row for each launched instruction of all levels that run."""
+    seen: set[str] = set()
+    waiting: list[tuple[Level, bool]] = [(top, True)]
+    paths: dict[str, bool] = {}
+    order: list[Level] = []
+    while waiting:
+        level, on_path = waiting.pop()
+        name = level.computation.name
+        paths[name] = paths.get(name, False) or on_path
+        if name not in seen:
+            seen.add(name)
+            order.append(level)
+        critical = level.high.critical()
+        for index, piece in enumerate(level.pieces):
+            for inner, _ in piece.inside:
+                inside = on_path and index in critical
+                if inner.computation.name not in seen or (inside and not paths.get(inner.computation.name)):
+                    waiting.append((inner, inside))
+    for level in order:
+        critical = level.high.critical() if paths[level.computation.name] else frozenset()
+        users = users_of(level.computation)
+        for index, piece in enumerate(level.pieces):
+            if piece.what != "call":
+                where = _where(piece.instruction, users)
+                yield _row(level, index, piece, names, where, on_path=index in critical)
+
+
+def _where(one: Instruction, users: Mapping[str, tuple[Instruction, ...]]) -> Where:
+    """The user's line; of what XLA added (copies, zeros, changes of layout) the line it serves."""
+    own = where_of(one)
+    if own.file is not None:
+        return own
+    other = served(one, users)
+    return own if other is None else replace(own, file=other.file, line=other.line)
+
+
+def _row(level: Level, index: int, piece: Piece, names: dict[int, str], where: Where, *, on_path: bool) -> Row:
+    one, cost, runs = piece.instruction, piece.cost, piece.cost.runs
+    low, high = level.low.exposed[index], level.high.exposed[index]
+    return Row(
+        computation=cost.computation,
+        name=one.name,
+        opcode=one.opcode,
+        what=piece.what,
+        where=where,
+        added=one.file is None,
+        once=piece.time,
+        runs=runs,
+        runs_exact=cost.runs_exact,
+        bound=piece.bound,
+        known=piece.known,
+        stream=names.get(piece.stream, "other"),
+        exposed=Range(low=min(low, high) * runs, high=max(low, high) * runs),
+        on_path=on_path,
+        flops=cost.once.flops,
+        bytes=cost.once.bytes,
+        wire_bytes=cost.once.wire_bytes,
+        detail="" if piece.collective is None else piece.collective.algorithm,
+        contended=piece.contended,
+        blocks=piece.blocks,
+    )
+
+
+def _lower_bounds(cost: ModuleCost, rows: tuple[Row, ...]) -> Iterator[str]:
+    loops = [
+        row.instruction.name
+        for row in cost.rows
+        if row.place == "control" and row.instruction.opcode == "while" and row.instruction.trip_count is None
+    ]
+    if loops:
+        yield f"{_counted(loops, 'loop')} of unknown length, counted as one turn: {_some(loops)}"
+    scatters = [row.name for row in rows if row.contended]
+    if scatters:
+        yield f"{_counted(scatters, 'scatter')}, longer where many indices are equal: {_some(scatters)}"
+    calls = [row.name for row in rows if not row.known and row.what != "collective"]
+    if calls:
+        yield f"{_counted(calls, 'instruction')} with arithmetic that is not known: {_some(calls)}"
+    links = [row.name for row in rows if not row.known and row.what == "collective"]
+    if links:
+        yield f"{_counted(links, 'collective')} over links that are not known: {_some(links)}"
+
+
+def _counted(names: list[str], what: str) -> str:
+    return f"1 {what}" if len(names) == 1 else f"{len(names):,} {what}s"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3:,} more"
+
+
+# Several programs of one run: how often each is called in a step, and what a step takes of all of them.
+
+
+LEAST_CALLS = 2
+"""Calls below which nothing says that a program is called in each step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOfSeveral:
+    """A step as calls of programs, as far as the calls that were seen say."""
+
+    steps: int
+    """Calls of the program that takes longest, of those that were called more than once: it stands for the step."""
+    calls: tuple[float | None, ...]
+    """Of each program in a step; None: called less often than there were steps, so not part of one."""
+    time: Range
+    """All that are part of it, one after another: nothing of one runs beside another."""
+
+
+def calls_seen(trace: Trace) -> Mapping[int, int]:
+    """How often each program was called while it was watched, by index in ``trace.hlo``; empty where nothing says."""
+    folder = Path(trace.source.path)
+    try:
+        if not (folder / FILE).is_file():
+            return {}
+        manifest = load(folder)
+    except (DataError, OSError):
+        return {}
+    by_file = {(folder / one.file).as_posix(): one.calls for one in manifest.programs}
+    found = {}
+    for index, module in enumerate(trace.hlo):
+        calls = by_file.get(Path(module.source).as_posix())
+        if calls is not None:
+            found[index] = calls
+    return found
+
+
+def step_of(estimates: Sequence[Estimate], calls: Sequence[int]) -> StepOfSeveral | None:
+    """What a step takes of several programs that were called so often; ``None`` where the calls do not tell."""
+    if not estimates or len(estimates) != len(calls):
+        return None
+    often = [index for index, count in enumerate(calls) if count >= LEAST_CALLS]
+    if not often:
+        return None
+    main = max(often, key=lambda index: (estimates[index].step_ns.middle, -index))
+    steps = calls[main]
+    each = tuple(count / steps if count >= steps else None for count in calls)
+    total = [(one.step_ns, count) for one, count in zip(estimates, each, strict=True) if count is not None]
+    return StepOfSeveral(
+        steps=steps,
+        calls=each,
+        time=Range(
+            low=sum(round(time.low * count) for time, count in total),
+            high=sum(round(time.high * count) for time, count in total),
+        ),
+    )

@@ -1,0 +1,218 @@
+"""Why a collective of a compiled program blocks, as far as the program shows it, and what changes that.
+
+GPUs (openxla/xla, ``gpu_compiler.cc`` and the pass ``gpu-convert-async-collectives-to-sync``): every collective is
+split, whatever its size. Kinds that ``--xla_gpu_disable_async_collectives`` names are marked ``is_sync`` at once; after
+scheduling, so is every pair with nothing between start and done. Since 2026 XLA makes such pairs one op again, which
+keeps the mark only where the flag set it.
+
+TPUs: libtpu puts a collective into fusions, between whose begin and end others run, or splits it into start and done.
+When, by kind, was tried with libtpu 0.0.42.1. On v5e:2x4 with 64 KiB, 1 MiB and 16 MiB a device, beside matrix
+products, elementwise work and nothing, in loops and out of them: size decides nothing. All-gathers go into fusions by
+default and all-reduces with two flags, both beside matrix products alone; all-to-alls are split with a flag,
+collective-permutes always, beside whatever there is; reduce-scatters with none that there is. On v6e:2x4 and
+v5p:2x2x2, with 1 MiB beside a product, all-reduces are as on v5e; all-gathers need three flags, and
+all-to-alls stay one op with theirs. Defaults of the flags: openxla.org/xla/flags_guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perfscope.analyzers.hlo.collectives import Collective, is_marked
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
+from perfscope.analyzers.hlo.module import Instruction
+from perfscope.analyzers.hlo.program_device import program_device
+from perfscope.analyzers.predict.assumptions import factors_for
+from perfscope.analyzers.predict.collective_time import collective_range
+from perfscope.analyzers.programs.saving import Part, once_ns, wire_ns
+from perfscope.model.trace import Trace
+
+Cause = Literal[
+    "turned off by a flag", "off unless flags say otherwise", "no flag divides it", "no matrix product near it",
+    "independent work was left elsewhere", "nothing independent near it",
+]  # fmt: skip
+
+_FUSED = "xla_tpu_enable_async_collective_fusion"
+TPU_FLAGS: dict[str, tuple[str, ...]] = {
+    "all-gather": ("xla_enable_async_all_gather", _FUSED, f"{_FUSED}_fuse_all_gather"),
+    "all-reduce": ("xla_enable_async_all_reduce", f"{_FUSED}_fuse_all_reduce"),
+    "all-to-all": ("xla_tpu_enable_async_all_to_all",),
+}
+"""All of them together: the first alone leaves an all-gather or all-reduce as it is (tried, see above)."""
+
+BESIDE_PRODUCTS = ("all-gather", "all-reduce")
+"""What a TPU's fusions divide: only beside matrix products."""
+
+_V5E = "TPU v5e"
+"""Where all-gathers are divided by default, and all-to-alls with a flag (tried, see above)."""
+
+_GPU_KINDS = {
+    "all-gather": "ALLGATHER", "all-reduce": "ALLREDUCE", "all-to-all": "ALLTOALL",
+    "collective-broadcast": "COLLECTIVEBROADCAST", "collective-permute": "COLLECTIVEPERMUTE",
+    "ragged-all-to-all": "RAGGEDALLTOALL", "reduce-scatter": "REDUCESCATTER",
+}  # fmt: skip
+
+
+def cause_of(trace: Trace, one: Collective, free: Sequence[Instruction]) -> Cause:
+    """Why a collective that blocks does. ``free``: ``independent_work`` of it."""
+    if one.module.platform == "gpu":
+        if is_marked(one) and (one.between or one.blocks == "never split into start and done"):
+            return "turned off by a flag"
+    elif one.blocks == "never split into start and done":
+        found = program_device(trace)
+        on_v5e = found is not None and found.device.name == _V5E
+        if one.kind not in TPU_FLAGS or (one.kind == "all-to-all" and not on_v5e):
+            return "no flag divides it"
+        if free and one.kind in BESIDE_PRODUCTS and not _has_product(trace, one, free):
+            return "no matrix product near it"
+        if free and not (one.kind == "all-gather" and on_v5e):
+            return "off unless flags say otherwise"
+    return "independent work was left elsewhere" if free else "nothing independent near it"
+
+
+def remedy(one: Collective, cause: Cause) -> str:
+    """What changes it: flags that were tried, or how the program is to be written."""
+    if cause == "turned off by a flag":
+        return (
+            f"Every {one.kind} was made to run in line, whatever is beside it: take {_GPU_KINDS[one.kind]} out of "
+            "--xla_gpu_disable_async_collectives."
+        )
+    if cause == "off unless flags say otherwise":
+        beside = "matrix products run" if one.kind in BESIDE_PRODUCTS else "others run"
+        return (
+            f"The TPU compiler leaves {_an(one.kind)} one op by default, whatever its size. To let {beside} beside it: "
+            f"{_options(one.kind)}."
+        )
+    if cause == "no flag divides it":
+        chip = " on this chip" if one.kind in TPU_FLAGS else ""
+        return f"The TPU compiler leaves {_an(one.kind)} one op{chip}; no flag that changes it is known."
+    if cause == "no matrix product near it":
+        flags = f", {'on v5e by default, else ' if one.kind == 'all-gather' else ''}with {_options(one.kind)}"
+        return (
+            f"The TPU compiler runs {_an(one.kind)} beside matrix products alone{flags}; none near it is independent. "
+            "Put one there: of the next layer, jax.lax.scan(..., unroll=2), or of the other half of the batch."
+        )
+    if cause == "independent work was left elsewhere":
+        if one.module.platform == "gpu":
+            return (
+                "XLA found nothing to put beside it in the order it chose. Let the scheduler move the independent work "
+                'there: XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true", with memory to spare for it.'
+            )
+        return (
+            "The TPU compiler hides it by default and left the independent work elsewhere: it is short against the "
+            "exchange, or memory is."
+        )
+    return (
+        "Where nothing is independent, make it so: jax.lax.scan(..., unroll=2) puts the next layer beside this one; "
+        "two half batches let one compute while the other communicates."
+    )
+
+
+def _an(kind: str) -> str:
+    return f"a {kind}" if kind[0] in "cr" else f"an {kind}"
+
+
+def _options(kind: str) -> str:
+    told = ", ".join(f'"{flag}": "true"' for flag in TPU_FLAGS[kind])
+    return f"jax.jit(step, compiler_options={{{told}}})"
+
+
+def _has_product(trace: Trace, one: Collective, free: Sequence[Instruction]) -> bool:
+    cost = trace.fact(hlo_costs)[module_index(trace, one.module)]
+    rows = (cost.by_name.get((one.computation.name, work.name)) for work in free)
+    return any(row is not None and bool(row.once.products) for row in rows)
+
+
+# Time of collectives of compiled programs: what a device waits for them, and what of it could hide.
+#
+# Measured where a recording shows them, as the time while nothing else ran on the device. Else the least time the
+# bytes
+# take over all links of the device (``hlo_roofline``); within a node, slower networks between nodes are not known. Of
+# a
+# program compiled for a TPU slice, where they go is known: the low end of the estimate (``estimate/torus.py``), for
+# devices that differ along one axis of the torus do not use the links of the others.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTime:
+    """One collective, in one run of its program, in ns. None: not known."""
+
+    transfer_ns: float | None
+    """Its bytes over the device's links, at the least."""
+    hidden_ns: float
+    """Part of it behind what is scheduled between start and done, where it does not block."""
+    measured_ns: float | None
+    """While nothing else ran on the device: transfer, and waiting for the other devices."""
+
+    @property
+    def waits_ns(self) -> float | None:
+        """What the device waits for it: measured, else what of the transfer nothing hides."""
+        if self.measured_ns is not None:
+            return self.measured_ns
+        return None if self.transfer_ns is None else max(0.0, self.transfer_ns - self.hidden_ns)
+
+
+def collective_time(trace: Trace, one: Collective) -> CollectiveTime:
+    """Time of a collective in one run of its program."""
+    return CollectiveTime(
+        transfer_ns=_transfer_ns(trace, one),
+        hidden_ns=one.runs.times * _work_ns(trace, one, one.between) if one.blocks is None else 0.0,
+        measured_ns=measured_run_ns(trace, one.module, names_of(one)),
+    )
+
+
+def names_of(one: Collective) -> tuple[str, ...]:
+    """What a profile may call it: the start, or the done that waits for it."""
+    return tuple(dict.fromkeys((one.start.name, one.done.name)))
+
+
+def waiting_part(trace: Trace, one: Collective) -> Part:
+    """All that the device waits for a collective, for ``price``: what goes if the collective goes."""
+    time = collective_time(trace, one)
+    return Part(module=one.module, instructions=names_of(one), modelled_ns=time.waits_ns, whole=True)
+
+
+def overlap_parts(
+    trace: Trace, members: Sequence[Collective], free: Mapping[int, tuple[Instruction, ...]]
+) -> list[Part]:
+    """What could hide behind independent work, for ``price``: the shorter of the collectives and of that work.
+
+    ``free``: independent work by ``id`` of a collective; those without are left out. Work that several collectives
+    of a computation could hide behind counts once.
+    """
+    grouped: dict[tuple[int, str], list[Collective]] = {}
+    for one in members:
+        if free.get(id(one)):
+            grouped.setdefault((module_index(trace, one.module), one.computation.name), []).append(one)
+    parts = []
+    for group in grouped.values():
+        first = group[0]
+        names = tuple(name for one in group for name in names_of(one))
+        work = first.runs.times * _work_ns(trace, first, (work.name for one in group for work in free[id(one)]))
+        sent: float | None = 0.0
+        if measured_run_ns(trace, first.module, names) is None:
+            transfers = [_transfer_ns(trace, one) for one in group]
+            sent = None if None in transfers else sum(one or 0.0 for one in transfers)
+            work = 0.0 if sent is None else min(work, sent)
+        parts.append(Part(module=first.module, instructions=names, modelled_ns=None if sent is None else work))
+    return parts
+
+
+def _transfer_ns(trace: Trace, one: Collective) -> float | None:
+    target = trace.target
+    if target is not None and target.platform == "tpu" and one.module.platform == "tpu":
+        modelled = collective_range(one, target, factors_for(target))
+        return float(modelled.time.low * one.runs.times) if modelled.known else None
+    cost = trace.fact(hlo_costs)[module_index(trace, one.module)]
+    row = cost.by_name.get((one.computation.name, one.start.name))
+    sent = None if row is None else wire_ns(trace, row.once.wire_bytes)
+    return None if sent is None else sent * one.runs.times
+
+
+def _work_ns(trace: Trace, one: Collective, names: Iterable[str]) -> float:
+    """Time of one run of instructions of a collective's computation, each once."""
+    times, index = trace.fact(once_ns), module_index(trace, one.module)
+    return sum(times.get((index, one.computation.name, name), 0.0) for name in dict.fromkeys(names))

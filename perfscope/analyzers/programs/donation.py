@@ -1,0 +1,333 @@
+"""Arguments of a compiled program whose memory its results could take, and what that would save.
+
+JAX lets a caller give an argument away (donation); XLA then writes a result of the same shape into its memory. What
+could be given away is told from the program: a result that is computed from the argument element by element, or by
+updates in place, as new weights are from old ones and a cache from itself, and an argument that nobody reads after the
+result is written. Gradients have the shape of their weights and are not computed so: they are left out.
+
+Whether the caller uses the argument again is not in the program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perfscope.analyzers.hlo.buffers import LiveValue, arena_of, live_peak_bytes, live_values, memory_timeline
+from perfscope.analyzers.hlo.flow import Flow
+from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.model.trace import Trace
+
+_IN_ORDER = frozenset(
+    {
+        "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "cbrt", "ceil", "clamp", "compare", "convert",
+        "copy", "copy-done", "copy-start", "cosine", "divide", "erf", "exponential", "exponential-minus-one", "floor",
+        "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power",
+        "reduce-precision", "remainder", "reshape", "rsqrt", "select", "sign", "sine", "sqrt", "subtract",
+        "tanh", "xor",
+    }
+)  # fmt: skip
+"""Every element of the result is computed from those at the same place."""
+
+_COPIES = frozenset(
+    {"bitcast", "bitcast-convert", "convert", "copy", "copy-done", "copy-start", "reshape", "reduce-precision"}
+)
+"""Those of them that compute nothing: a result that is a copy of its argument is no new state."""
+
+_UPDATES = frozenset({"dynamic-update-slice", "scatter"})
+"""Opcodes that change some elements of their first operand."""
+
+_DIFFERENTIATED = ("jvp(", "transpose(")
+"""Parts of a path by which JAX marks a forward and a backward pass: an update passes through neither, and the gradient
+of a product may have the shape of the other factor."""
+
+_MOST_VALUES = 4_000
+"""Values between a result and its arguments that are looked at; an optimizer's update has some twenty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A result computed from an argument in place, and whether the argument's memory is its own already."""
+
+    parameter: Instruction
+    output: int
+    """Which part of the root's tuple; 0 where the program returns one array."""
+    written_by: str
+    """The instruction of the entry that makes it."""
+    bytes: int
+    donated: bool
+    free: bool
+    """Nobody reads the argument after the instruction that writes the result."""
+    is_state: bool
+    """It is kept from call to call, as far as the program shows: a leaf of a tree, written into in place, or updated
+    by a program that differentiates. ``jnp.exp(x)`` alone is a program, too, and ``x`` is no state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Donation:
+    """What giving arguments of one program away would save."""
+
+    module: HloModule
+    updates: tuple[Update, ...]
+    """Those not donated that could be, largest first."""
+    donated: int
+    """Arguments that were donated."""
+    bytes: int
+    """Of the results that would take an argument's memory: the most it can save."""
+    peak_bytes: int
+    peak_donated_bytes: int
+    """The peak if they were donated; modelled."""
+    assigned: bool
+    """``peak_bytes`` is XLA's own, else modelled."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """By how much the peak would fall."""
+        return self.peak_bytes - self.peak_donated_bytes
+
+
+def donations(trace: Trace) -> tuple[Donation, ...]:
+    """What each compiled program could still be given, in the order of ``trace.hlo``; nothing: left out."""
+    found = (donation_of(module) for module in trace.hlo if module.is_scheduled)
+    return tuple(one for one in found if one is not None)
+
+
+def donation_of(module: HloModule) -> Donation | None:
+    """What one program could still be given; ``None`` for nothing."""
+    schedule = Schedule(module)
+    found = updates(module, schedule)
+    missed = sorted((one for one in found if not one.donated and one.free and one.is_state), key=lambda one: -one.bytes)
+    if not missed:
+        return None
+    before, after, assigned = _peaks(module, schedule, frozenset(one.output for one in missed))
+    return Donation(
+        module=module,
+        updates=tuple(missed),
+        donated=len(module.aliases) + len(module.donors),
+        bytes=sum(one.bytes for one in missed),
+        peak_bytes=before,
+        peak_donated_bytes=min(after, before),
+        assigned=assigned,
+    )
+
+
+def updates(module: HloModule, schedule: Schedule) -> tuple[Update, ...]:
+    """Every argument that the program updates in place, with the result; each argument and result once."""
+    entry = module.entry_computation()
+    flow = Flow(module)
+    taken = {one.parameter: one.output[0] if one.output else 0 for one in module.aliases if not one.part}
+    reach: dict[int, dict[int, int]] = {}
+    written: set[int] = set()
+    for output, maker in enumerate(_outputs(entry.root)):
+        if output in taken.values():
+            continue
+        shape = entry.by_name[maker].shape
+        found, in_place = _arguments(flow, flow.numbers[entry.name, maker], shape, entry.name)
+        written.update(found if in_place else ())
+        free = {number: steps for number, steps in found.items() if number not in taken}
+        if free:
+            reach[output] = free
+    outputs = _outputs(entry.root)
+    differentiates = any("transpose(" in one.op_name for one in entry.instructions)
+    parameters = {one.parameter_number: one for one in entry.instructions if one.opcode == "parameter"}
+    paired = {output: number for number, output in taken.items() if number in parameters and output < len(outputs)}
+    for output in sorted(reach, key=lambda one: (len(reach[one]), one)):
+        left = {number: steps for number, steps in reach[output].items() if number not in paired.values()}
+        if left:
+            paired[output] = min(left, key=lambda number: (left[number], number))
+    last = _last_reads(module, schedule)
+    return tuple(
+        Update(
+            parameter=parameters[number],
+            output=output,
+            written_by=_maker(module, outputs[output]),
+            bytes=parameters[number].shape.bytes,
+            donated=number in taken,
+            is_state=differentiates or number in written or any(mark in parameters[number].op_name for mark in ".["),
+            free=last.get(parameters[number].name, 0) <= schedule.positions[_maker(module, outputs[output])],
+        )
+        for output, number in sorted(paired.items())
+    )
+
+
+def _outputs(root: Instruction) -> tuple[str, ...]:
+    """Instructions of the entry whose values the program returns, by place in its tuple."""
+    return root.operands if root.opcode == "tuple" else (root.name,)
+
+
+def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[int, int], bool]:
+    """Arguments of a shape from which a value is computed in place: parameter number -> steps between them.
+
+    And whether, somewhere between, some elements are written and the others stay.
+    """
+    found: dict[int, int] = {}
+    in_place = computes = False
+    seen = {start}
+    layer, steps = [start], 0
+    while layer and len(seen) < _MOST_VALUES:
+        following: list[int] = []
+        for number in layer:
+            value = flow.values[number]
+            one = value.instruction
+            if one.opcode == "parameter" and value.computation.name == entry:
+                if (one.shape.dtype, one.shape.dims, one.shape.layout) == (shape.dtype, shape.dims, shape.layout):
+                    found.setdefault(one.parameter_number or 0, steps)
+            elif value.names:
+                following += value.names
+            elif any(mark in one.op_name for mark in _DIFFERENTIATED):
+                continue
+            elif one.opcode in _UPDATES:
+                following += value.operands[:1]
+                in_place = True
+            elif one.opcode in _IN_ORDER:
+                following += [each for each in value.operands if flow.values[each].size == shape.elements]
+                computes |= one.opcode not in _COPIES
+        layer = [number for number in dict.fromkeys(following) if number not in seen]
+        seen.update(layer)
+        steps += 1
+    return found if computes or in_place else {}, in_place
+
+
+def _maker(module: HloModule, name: str) -> str:
+    """The instruction of the entry that writes a value, behind the views of it."""
+    entry = module.entry_computation()
+    one = entry.by_name[name]
+    while one.opcode in ("bitcast", "get-tuple-element") and one.operands:
+        one = entry.by_name[one.operands[0]]
+    return one.name
+
+
+def _last_reads(module: HloModule, schedule: Schedule) -> dict[str, int]:
+    """Position of the last instruction of the entry that reads a value or a view of it."""
+    entry = module.entry_computation()
+    behind: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for one in entry.instructions:
+        for operand in one.operands:
+            source = behind.get(operand, operand)
+            if one.opcode == "bitcast":
+                behind[one.name] = source
+            elif not (one.is_root and one.opcode == "tuple"):
+                last[source] = max(last.get(source, 0), schedule.positions[one.name])
+    return last
+
+
+def _peaks(module: HloModule, schedule: Schedule, outputs: frozenset[int]) -> tuple[int, int, bool]:
+    """Peak as it is, peak with ``outputs`` in their arguments' memory, and whether the first is XLA's own."""
+    values = live_values(module, schedule)
+    entry = module.entry_computation()
+    makers = {_maker(module, name) for place, name in enumerate(_outputs(entry.root)) if place in outputs}
+    taken = [one for one in values if outputs.intersection(one.outputs)]
+    makers.update(one.instruction for one in taken)  # a loop's result lies where its first value was made
+    assigned = memory_timeline(module)
+    if assigned is None:
+        gone = set(map(id, taken))
+        return live_peak_bytes(values), live_peak_bytes(one for one in values if id(one) not in gone), False
+    return assigned.peak_bytes, _assigned_peak(module, schedule, values, makers), True
+
+
+def _assigned_peak(module: HloModule, schedule: Schedule, values: tuple[LiveValue, ...], makers: set[str]) -> int:
+    """XLA's heap trace, with the allocations of these results given up and what else lay in them put into the arena."""
+    assignment, arena, timeline = module.buffer_assignment, arena_of(module), memory_timeline(module)
+    assert assignment is not None
+    assert arena is not None
+    assert timeline is not None
+    given_up = [
+        one
+        for one in assignment.allocations
+        if one.maybe_live_out
+        and not one.is_parameter
+        and one.index not in arena.allocations
+        and any(assignment.buffers[key].instruction in makers for key in one.buffers if key in assignment.buffers)
+    ]
+    ranges = {(one.instruction, one.part): one for one in values}
+    change: Counter[int] = Counter()
+    for allocation in given_up:
+        for key in allocation.buffers:
+            buffer = assignment.buffers.get(key)
+            if buffer is None or buffer.instruction in makers:
+                continue
+            held = ranges.get((buffer.instruction, buffer.index[0] if buffer.index else 0))
+            if held is not None:
+                change[held.start] += buffer.size
+                change[held.end] -= buffer.size
+    whole_run = timeline.whole_run_bytes - sum(one.size for one in given_up)
+    return (
+        whole_run
+        + max(_together(change, timeline.instructions, timeline.live_bytes, schedule), default=0)
+        - (timeline.whole_run_bytes if timeline.live_bytes else 0)
+    )
+
+
+def _together(
+    change: Counter[int], instructions: tuple[str, ...], live: tuple[int, ...], schedule: Schedule
+) -> Iterator[int]:
+    """Bytes of a heap trace and of other buffers together, after each event of either."""
+    others = sorted(change)
+    at, extra, before, place = 0, 0, live[0] if live else 0, 0
+    if not live:
+        for position in others:
+            extra += change[position]
+            yield extra
+        return
+    for instruction, bytes_after in zip(instructions, live, strict=True):
+        place = max(place, schedule.positions.get(instruction, place))
+        while at < len(others) and others[at] <= place:
+            extra += change[others[at]]
+            at += 1
+            yield before + extra
+        before = bytes_after
+        yield before + extra
+
+
+# Donated buffers that jax could not use, as it warned of them when a run of ours lowered the program.
+
+
+_BYTES = {"bool": 1, "complex64": 8, "complex128": 16, "bfloat16": 2}
+"""Of types whose name does not end in their bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The buffers of one program, from one line."""
+
+    module: str | None
+    file: str | None
+    """Of the user's line that called it."""
+    line: int | None
+    shapes: tuple[str, ...]
+    """As jax writes them, ``float32[8,128]``; of divided arrays the part of one device."""
+    count: int
+    """At least as many as ``shapes``."""
+
+    @property
+    def bytes(self) -> int:
+        """Of ``shapes`` together."""
+        return sum(size for _, size in self.sizes())
+
+    def sizes(self) -> list[tuple[str, int]]:
+        """Shape and bytes of each, the largest first."""
+        return sorted(((shape, _bytes(shape)) for shape in self.shapes), key=lambda one: (-one[1], one[0]))
+
+
+def refused_donations(trace: Trace) -> tuple[Refused, ...]:
+    """One for each program and line, the largest first: a program that is lowered again warns again."""
+    found: dict[tuple[str | None, str | None, int | None], Refused] = {}
+    for event in trace.compile_events:
+        if event.kind == "donation_unusable":
+            key = (event.module, event.file, event.line)
+            one = Refused(module=event.module, file=event.file, line=event.line, shapes=event.shapes,
+                          count=max(event.count or 0, len(event.shapes)))  # fmt: skip
+            if key not in found or one.bytes > found[key].bytes:
+                found[key] = one
+    return tuple(sorted(found.values(), key=lambda one: -one.bytes))
+
+
+def _bytes(shape: str) -> int:
+    dtype, _, dims = shape.removesuffix("]").partition("[")
+    bits = int("".join(filter(str.isdigit, dtype.partition("_")[0])) or 0)  # float8_e4m3fn has 8
+    size = _BYTES.get(dtype) or bits / 8
+    return round(size * math.prod(int(dim) for dim in dims.split(",") if dim))

@@ -1,0 +1,361 @@
+"""Where the time of compiled programs goes: by instruction, by the user's source line and by scope.
+
+Measured where a recording has times of instructions; else modelled, by the least time of each on the device; else
+nothing is said. Shares are of the whole, so that they sum to one: what was measured and found in no recorded
+program, or has no line or scope, has a row of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.origin import served, users_of
+from perfscope.analyzers.hlo.program import program_label
+from perfscope.analyzers.hlo.roofline import Bound, Roof, measured_roofline
+from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo.time import InstructionTime, hlo_time
+from perfscope.analyzers.programs.programs import roof_device
+from perfscope.model.trace import MISSING, Trace
+
+UNMATCHED = "in no recorded program"
+NO_LINE = "no source line"
+ADDED = " (added by XLA)"
+"""Behind the line that an instruction without one serves."""
+NO_SCOPE = "added by XLA, no scope"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotInstruction:
+    """One instruction over all its runs: measured in a recording, or modelled for one run of its program. ns."""
+
+    program: str
+    instruction: str
+    opcode: str | None
+    """As HLO spells it; None as ``scope``, ``phase``, ``file``, where no recorded program has it."""
+    scope: str | None
+    """The user's scopes and the JAX primitive, ``mlp/dot_general``."""
+    phase: str | None
+    """``forward``, ``backward`` or ``recompute`` by its path; None where XLA added it."""
+    file: str | None
+    line: int | None
+    serves: str | None = None
+    """``file:line`` of the nearest reader of its value; only where it has no line of its own."""
+    calls: int
+    """Pieces of work in the recording; modelled: runs in one run of the program."""
+    time_ns: int
+    """Measured: sum of its durations. Modelled: its roof times its runs."""
+    bound: Bound | None
+    """None: no device with known peaks."""
+    roof_ns: float | None
+    """Least time of one run on the device; modelled."""
+    headroom_ns: int | None
+    """Measured time beyond the roof over all its runs; None where it was not measured or its bound is not known."""
+    flops: int | None
+    """Of one run, as counted; None where nothing of it can be."""
+    bytes: int | None
+    """Of device memory, in one run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotPlace:
+    """All instructions of one source line or one scope. ns."""
+
+    name: str
+    phase: str | None
+    """Of a scope; None of a line."""
+    time_ns: int
+    instructions: int
+    calls: int
+    mainly: str
+    """Scope, or opcode and name, of the instruction that takes most of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """Rows that a list leaves out, and their time."""
+
+    count: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotSpots:
+    """Where time goes, worst first. Each list sums to ``total_ns``."""
+
+    rank: int | None
+    program: str | None
+    """None: all programs of a recording."""
+    basis: Literal["measured", "modelled"]
+    total_ns: int
+    """Measured: all instructions that enclose no other. Modelled: one run of the program."""
+    unmatched_ns: int
+    """Part of it whose instructions no recorded program has."""
+    instructions: tuple[HotInstruction, ...]
+    """All of them; what is unmatched last, as one row."""
+    lines: tuple[HotPlace, ...]
+    scopes: tuple[HotPlace, ...]
+    left: Mapping[str, Left] = field(default_factory=dict)
+    """What ``top`` cut from each list, by the list's name."""
+
+    def top(self, most: int) -> HotSpots:
+        """The first ``most`` rows of each list, and what is unmatched; the others as a number and a sum."""
+        rows = self.instructions
+        kept = tuple(row for index, row in enumerate(rows) if index < most or row.opcode is None)
+        lines, scopes = self.lines[:most], self.scopes[:most]
+        left = {
+            "instructions": Left(count=len(rows) - len(kept), time_ns=self.total_ns - _sum(kept)),
+            "lines": Left(count=len(self.lines) - len(lines), time_ns=self.total_ns - _sum(lines)),
+            "scopes": Left(count=len(self.scopes) - len(scopes), time_ns=self.total_ns - _sum(scopes)),
+        }
+        return replace(self, instructions=kept, lines=lines, scopes=scopes, left=left)
+
+
+def _sum(rows: Iterable[HotInstruction | HotPlace]) -> int:
+    return sum(row.time_ns for row in rows)
+
+
+def hot_instructions(trace: Trace) -> tuple[HotSpots, ...]:
+    """Instructions of all programs; empty if neither a time was measured nor a device has known peaks.
+
+    Measured: of all programs of the recording together. Modelled: of each program by itself, the longest first, for
+    they need not run together.
+    """
+    device = trace.fact(roof_device)
+    roofs: dict[tuple[int, str, str], Roof] = {}
+    if device is not None:
+        roofs = {
+            (index, roof.row.computation, roof.row.instruction.name): roof
+            for index, found in enumerate(measured_roofline(trace, device.device))
+            for roof in found
+            if trace.hlo[index].is_scheduled
+        }
+    times, lines = trace.fact(hlo_time), _Lines(trace)
+    if times.instructions:
+        rows = [_measured(trace, lines, row, roofs) for row in times.instructions if _is_leaf(row)]
+        rows += _unmatched([row for row in times.instructions if not row.encloses and row.module_index is None])
+        return (_spots(trace, None, rows, times.unmatched_ns),)
+    modelled: dict[int, list[HotInstruction]] = {}
+    for (index, _, _), roof in roofs.items():
+        if roof.roof_ns and roof.row.runs:
+            modelled.setdefault(index, []).append(_modelled(trace, lines, index, roof))
+    found = [
+        _spots(trace, program_label(trace.hlo[index], trace), sorted(rows, key=lambda row: -row.time_ns), 0)
+        for index, rows in modelled.items()
+    ]
+    return tuple(sorted(found, key=lambda spots: -spots.total_ns))
+
+
+def _is_leaf(row: InstructionTime) -> bool:
+    return not row.encloses and row.module_index is not None
+
+
+class _Lines:
+    """Lines that instructions without one serve."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._users: dict[tuple[int, str], Mapping[str, tuple[Instruction, ...]]] = {}
+
+    def of(self, index: int, computation: str, name: str) -> str | None:
+        held = self._trace.hlo[index].computations[computation]
+        one = held.by_name[name]
+        if one.file is not None:
+            return None
+        if (index, computation) not in self._users:
+            self._users[index, computation] = users_of(held)
+        reader = served(one, self._users[index, computation])
+        return None if reader is None else _place(reader)
+
+
+def _place(one: Instruction | HotInstruction) -> str:
+    return f"{one.file}" if one.line is None else f"{one.file}:{one.line}"
+
+
+def _measured(
+    trace: Trace, lines: _Lines, row: InstructionTime, roofs: dict[tuple[int, str, str], Roof]
+) -> HotInstruction:
+    index, computation = row.module_index, row.computation
+    if index is None or computation is None:
+        raise ValueError(f"{row.instruction}: no recorded program has it")
+    roof = roofs.get((index, computation, row.instruction))
+    share = roof.share_of_roof if roof is not None else None
+    cost = trace.fact(hlo_costs)[index].by_name.get((computation, row.instruction))
+    scheduled = trace.hlo[index].is_scheduled
+    return _row(
+        trace.hlo[index].computations[computation].by_name[row.instruction],
+        program=program_label(trace.hlo[index], trace),
+        serves=lines.of(index, computation, row.instruction),
+        calls=row.calls,
+        time_ns=row.total_ns,
+        roof=roof,
+        headroom_ns=None if share is None else round(row.total_ns * max(0.0, 1.0 - share)),
+        flops=cost.flops if cost is not None else None,
+        bytes_=cost.once.bytes if cost is not None and scheduled else None,
+    )
+
+
+def _modelled(trace: Trace, lines: _Lines, index: int, roof: Roof) -> HotInstruction:
+    return _row(
+        roof.row.instruction,
+        program=program_label(trace.hlo[index], trace),
+        serves=lines.of(index, roof.row.computation, roof.row.instruction.name),
+        calls=roof.row.runs,
+        time_ns=round(roof.roof_ns * roof.row.runs),
+        roof=roof,
+        headroom_ns=None,
+        flops=roof.row.flops,
+        bytes_=roof.row.once.bytes,
+    )
+
+
+def _row(
+    one: Instruction,
+    *,
+    program: str,
+    serves: str | None,
+    calls: int,
+    time_ns: int,
+    roof: Roof | None,
+    headroom_ns: int | None,
+    flops: int | None,
+    bytes_: int | None,
+) -> HotInstruction:
+    scope = scope_of(one.op_name) if one.op_name else None
+    return HotInstruction(
+        program=program,
+        instruction=one.name,
+        opcode=one.opcode,
+        scope=scope.label if scope is not None else None,
+        phase=scope.phase if scope is not None else None,
+        file=one.file,
+        line=one.line,
+        serves=serves,
+        calls=calls,
+        time_ns=time_ns,
+        bound=None if roof is None else roof.bound,
+        roof_ns=None if roof is None else roof.roof_ns,
+        headroom_ns=headroom_ns,
+        flops=flops,
+        bytes=bytes_,
+    )
+
+
+def _unmatched(rows: list[InstructionTime]) -> list[HotInstruction]:
+    """One row for the time of all instructions that no recorded program has."""
+    if not rows:
+        return []
+    programs = {row.module for row in rows}
+    return [
+        HotInstruction(
+            program=programs.pop() if len(programs) == 1 else "",
+            instruction=UNMATCHED,
+            opcode=None,
+            scope=None,
+            phase=None,
+            file=None,
+            line=None,
+            calls=sum(row.calls for row in rows),
+            time_ns=sum(row.total_ns for row in rows),
+            bound=None,
+            roof_ns=None,
+            headroom_ns=None,
+            flops=None,
+            bytes=None,
+        )
+    ]
+
+
+def _spots(trace: Trace, program: str | None, rows: list[HotInstruction], unmatched_ns: int) -> HotSpots:
+    return HotSpots(
+        rank=trace.source.rank,
+        program=program,
+        basis="measured" if program is None else "modelled",
+        total_ns=sum(row.time_ns for row in rows),
+        unmatched_ns=unmatched_ns,
+        instructions=tuple(rows),
+        lines=_places(rows, lambda row: (_line(row), None)),
+        scopes=_places(rows, lambda row: (_scope(row), row.phase)),
+    )
+
+
+def _line(row: HotInstruction) -> str:
+    if row.opcode is None:
+        return UNMATCHED
+    if row.file is None:
+        return NO_LINE if row.serves is None else f"{row.serves}{ADDED}"
+    return _place(row)
+
+
+def _scope(row: HotInstruction) -> str:
+    return UNMATCHED if row.opcode is None else row.scope or NO_SCOPE
+
+
+def _places(
+    rows: Iterable[HotInstruction], key: Callable[[HotInstruction], tuple[str, str | None]]
+) -> tuple[HotPlace, ...]:
+    """Rows by place; each place's first row is its worst, as rows come worst first."""
+    groups: dict[tuple[str, str | None], list[HotInstruction]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    found = [
+        HotPlace(
+            name=name,
+            phase=phase,
+            time_ns=sum(row.time_ns for row in members),
+            instructions=0 if name == UNMATCHED else len(members),
+            calls=sum(row.calls for row in members),
+            mainly="" if name == UNMATCHED else members[0].scope or members[0].opcode or "",
+        )
+        for (name, phase), members in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda place: (-place.time_ns, place.name)))
+
+
+# The instruction of a compiled program that a communication kernel runs.
+
+
+def communication_names(trace: Trace) -> Mapping[int, str]:
+    """Row of ``kernels`` -> name of the instruction, for communication kernels whose profile says it.
+
+    The program itself need not be there. A name begins with its opcode: ``all-gather-start.3``.
+    """
+    return {kernel: trace.text(int(trace.rows["hlo_ops"]["name"][row])) for kernel, row in trace.fact(_rows).items()}
+
+
+def communication_instructions(trace: Trace) -> Mapping[int, Instruction]:
+    """Row of ``kernels`` -> instruction, for communication kernels whose program the trace has."""
+    ops = trace.rows["hlo_ops"]
+    places = {(one.module, one.program_id, one.instruction): one for one in trace.fact(hlo_time).instructions}
+    found = {}
+    for kernel, row in trace.fact(_rows).items():
+        program = int(ops["program_id"][row])
+        name = trace.text(int(ops["name"][row]))
+        place = places[trace.text(int(ops["module"][row])), None if program == MISSING else program, name]
+        if place.module_index is not None and place.computation is not None:
+            found[kernel] = _named(trace.hlo[place.module_index], place.computation, name)
+    return found
+
+
+def _named(module: HloModule, computation: str, name: str) -> Instruction:
+    """The instruction; of one that only wraps a collective or awaits it, what it wraps or awaits, for its path."""
+    held = module.computations[computation].by_name
+    one = held[name]
+    while not one.op_name and one.opcode.endswith(("-done", "-update")) and one.operands:
+        one = held[one.operands[0]]
+    if not one.op_name and one.opcode == "async-start" and one.called:
+        return module.computations[one.called[0]].root
+    return one
+
+
+def _rows(trace: Trace) -> Mapping[int, int]:
+    """Communication kernel -> its row of ``hlo_ops``."""
+    ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
+    linked = np.flatnonzero(ops["kernel"] != MISSING) if len(ops) else np.empty(0, np.int64)
+    linked = linked[kernels["communication"][ops["kernel"][linked]]] if len(linked) else linked
+    return {int(ops["kernel"][row]): int(row) for row in linked.tolist()}

@@ -1,0 +1,196 @@
+"""What the buffers of a compiled program are for, from who makes them, who reads them, and when.
+
+JAX marks the forward pass of a differentiated function with ``jvp(...)`` in the path of an instruction and its backward
+pass with ``transpose(...)``. A program without them has arguments, results and temporaries, and no more is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES
+from perfscope.analyzers.hlo.flow import VIEWS, Flow
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.programs.donation import updates
+from perfscope.model.memory import KnownBy, MemoryPhase
+from perfscope.model.trace.tables import MemoryCategory
+
+Owner = tuple[MemoryCategory, KnownBy]
+
+_FORWARD, _BACKWARD, _RECOMPUTED = "jvp(", "transpose(", "rematted_computation"
+_WEIGHT = re.compile(r"(?<![A-Za-z])(params?|weights?|kernel|bias|embedding)(?![A-Za-z])", re.IGNORECASE)
+"""Names of arguments that hold weights, as JAX's libraries give them; ``_`` and digits may stand beside."""
+_LIBRARY = ("__cublas$", "__cudnn$", "cublas", "cudnn", "cusolver", "cufft", "miopen", "hipblas")
+"""How targets of library calls begin whose scratch memory XLA allocates."""
+_BYTES = frozenset({"s8", "u8"})
+"""Element types of scratch memory."""
+
+
+class Owners:
+    """Says it for one module."""
+
+    def __init__(self, module: HloModule, schedule: Schedule) -> None:
+        """Linear in the module; arguments are looked at when they are asked for."""
+        self._module = module
+        self._schedule = schedule
+        entry = module.entry_computation()
+        self._entry = entry
+        self._reads = reads(schedule)
+        self._begins = self._first_backward()
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the program has a backward pass."""
+        return self._begins < len(self._schedule)
+
+    def phase(self, one: Instruction) -> MemoryPhase:
+        """The part of a training step that an instruction is of."""
+        if not self.differentiates:
+            return MemoryPhase.UNKNOWN
+        known = _path_phase(one)
+        if known is not MemoryPhase.UNKNOWN:
+            return known
+        late = self._schedule.positions.get(one.name, 0) > self._begins
+        return MemoryPhase.OPTIMIZER if late and one.op_name and one.opcode != "parameter" else MemoryPhase.UNKNOWN
+
+    def argument(self, parameter: Instruction) -> Owner:
+        """What an argument is: weights that the forward reads, state that only the update does, or an input.
+
+        Where the program updates nothing, weights are those with a gradient of their shape among the results, or
+        with a name of weights.
+        """
+        if self.differentiates and parameter.parameter_number in self._updated:
+            weights = parameter.name in self._read_by_forward
+            return (MemoryCategory.PARAMETER if weights else MemoryCategory.OPTIMIZER_STATE), KnownBy.SCHEDULE
+        if parameter.shape.dtype[:1] in ("f", "b"):
+            if _WEIGHT.search(parameter.op_name.replace("_", " ")):
+                return MemoryCategory.PARAMETER, KnownBy.RECORDED
+            shape = (parameter.shape.dtype, parameter.shape.dims)
+            if shape in self._gradients and parameter.name in self._read_by_forward:
+                return MemoryCategory.PARAMETER, KnownBy.SCHEDULE
+        return MemoryCategory.INPUT, KnownBy.RECORDED
+
+    def temporary(self, made: Sequence[tuple[Instruction, tuple[int, ...]]]) -> Owner:
+        """What a buffer of the arena is; ``made``: the instructions that write it, the first first, and which part."""
+        first, part = made[0]
+        if first.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
+            return MemoryCategory.COMMUNICATION, KnownBy.SCHEDULE
+        if _is_scratch(first, part):
+            return MemoryCategory.WORKSPACE, KnownBy.SCHEDULE
+        phases = [self.phase(one) for one, _ in made]
+        known = next((phase for phase in phases if phase is not MemoryPhase.UNKNOWN), MemoryPhase.UNKNOWN)
+        read = {self.phase(one) for maker, part in made for one in self._reads.get((maker.name, part), ())}
+        if known is MemoryPhase.UNKNOWN and MemoryPhase.FORWARD in read:
+            known = MemoryPhase.FORWARD  # room that a loop of the forward writes its turns into
+        if known is MemoryPhase.FORWARD and read & {MemoryPhase.BACKWARD, MemoryPhase.RECOMPUTE}:
+            return MemoryCategory.ACTIVATION, KnownBy.SCHEDULE
+        if known is MemoryPhase.BACKWARD and MemoryPhase.OPTIMIZER in read:
+            return MemoryCategory.GRADIENT, KnownBy.SCHEDULE
+        return MemoryCategory.TEMPORARY, KnownBy.SCHEDULE
+
+    @cached_property
+    def _updated(self) -> frozenset[int | None]:
+        return frozenset(one.parameter.parameter_number for one in updates(self._module, self._schedule))
+
+    @cached_property
+    def _gradients(self) -> frozenset[tuple[str, tuple[int, ...]]]:
+        """Shapes of results that the backward pass makes."""
+        root = self._entry.root
+        results = [self._entry.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        return frozenset((one.shape.dtype, one.shape.dims) for one in results if _BACKWARD in self._path_behind(one))
+
+    @cached_property
+    def _read_by_forward(self) -> frozenset[str]:
+        """Arguments that an instruction of the differentiated function reads, behind views and casts of them."""
+        flow = Flow(self._module)
+        found = set()
+        for one in self._entry.instructions:
+            if one.opcode == "parameter" and _reaches(flow, flow.numbers[self._entry.name, one.name]):
+                found.add(one.name)
+        return frozenset(found)
+
+    def _first_backward(self) -> int:
+        """Where the backward pass begins: its first instruction that reads what the forward made."""
+        found = len(self._schedule)
+        for (name, _), readers in self._reads.items():
+            if _path_phase(self._schedule.instructions[name]) is MemoryPhase.FORWARD:
+                places = (
+                    self._schedule.begins[one.name]
+                    for one in readers
+                    if _path_phase(one) in (MemoryPhase.BACKWARD, MemoryPhase.RECOMPUTE)
+                )
+                found = min(found, *places, found)
+        return found
+
+    def _path_behind(self, one: Instruction) -> str:
+        while not one.op_name and one.opcode in ("bitcast", "get-tuple-element", "copy") and one.operands:
+            one = self._entry.by_name[one.operands[0]]
+        return one.op_name
+
+
+Key = tuple[str, tuple[int, ...]]
+"""An instruction and a part of its tuple."""
+
+
+def reads(schedule: Schedule) -> dict[Key, list[Instruction]]:
+    """Who reads each value, views of it included. What a loop carries is read by whoever reads the loop's result."""
+    found: dict[Key, list[Instruction]] = {}
+    for computation in schedule.computations.values():
+        parts: dict[str, list[frozenset[Key]]] = {}
+        """Of tuples and of views of arrays (then one part): the values behind them."""
+        for one in computation.instructions:
+            operands = [parts.get(name, [frozenset({(name, ())})]) for name in one.operands]
+            if one.opcode == "tuple":
+                parts[one.name] = [frozenset().union(*operand) for operand in operands]
+                continue
+            if one.opcode in ("bitcast", "opt-barrier", "optimization-barrier") and operands:
+                parts[one.name] = operands[0]
+                continue
+            if one.opcode == "get-tuple-element":
+                text = one.attributes.get("index", "")
+                index = int(text) if text.isdecimal() else 0
+                held = parts.get(one.operands[0], [])
+                own: frozenset[Key] = frozenset({(one.operands[0], (index,))})
+                parts[one.name] = [held[index] if index < len(held) else own]
+                continue
+            if one.opcode == "while" and operands:
+                parts[one.name] = [behind | {(one.name, (index,))} for index, behind in enumerate(operands[0])]
+            for key in {key for operand in operands for behind in operand for key in behind}:
+                found.setdefault(key, []).append(one)
+    return found
+
+
+def _path_phase(one: Instruction) -> MemoryPhase:
+    if _RECOMPUTED in one.op_name:
+        return MemoryPhase.RECOMPUTE
+    if _BACKWARD in one.op_name:
+        return MemoryPhase.BACKWARD
+    return MemoryPhase.FORWARD if _FORWARD in one.op_name else MemoryPhase.UNKNOWN
+
+
+def _reaches(flow: Flow, start: int) -> bool:
+    """Whether an instruction of a differentiated function reads a value, or a view of it."""
+    waiting, seen = [start], {start}
+    while waiting:
+        number = waiting.pop()
+        for user in flow.users[number]:
+            value = flow.values[user]
+            if user in seen:
+                continue
+            seen.add(user)
+            if _FORWARD in value.instruction.op_name:
+                return True
+            if number in value.names or value.instruction.opcode in VIEWS:
+                waiting.append(user)
+    return False
+
+
+def _is_scratch(one: Instruction, part: tuple[int, ...]) -> bool:
+    """Whether a part of what a library call gives back is its scratch memory: the last, in bytes."""
+    parts = one.shape.parts
+    if one.opcode != "custom-call" or len(parts) < 2 or part != (len(parts) - 1,):
+        return False
+    return (one.custom_call_target or "").startswith(_LIBRARY) and parts[-1].dtype in _BYTES

@@ -1,0 +1,246 @@
+"""Who waited for whom in the collectives of XLA's CPU backend: arrival skew, straggler, wait, transfer.
+
+Each of the 8 (or so) devices is a thread of one process. For a collective they meet: every thread arrives,
+waits until the last one is there, the last one does the work for all (`InvokeRendezvous`), then all go
+on. One execution of an instruction may meet several times (an all-reduce does three times: enter, reduce,
+leave); the n-th meeting of each device belongs together. A meeting is *complete* if all its devices were
+recorded once; only complete ones are judged, the others are counted.
+
+    arrival of a device   its rendezvous begins
+    skew                  last arrival - first arrival
+    wait of a device      last arrival - its arrival: what the straggler cost it
+    straggler             the device that arrived last
+
+Times on a CPU say nothing about a GPU's or TPU's links; who comes late to which collective they do say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.model.trace import MISSING, Trace
+
+_WORK = "InvokeRendezvous"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """One complete rendezvous. Times in ns on the trace's clock; devices by number, ascending."""
+
+    operation: str
+    """Such as ``all_reduce``."""
+    module: str
+    instruction: str
+    program_id: int
+    run_id: int
+    round: int
+    """Number of the meeting within this execution of the instruction, from 0."""
+    devices: tuple[int, ...]
+    arrivals_ns: tuple[int, ...]
+    """Of each of ``devices``."""
+    left_ns: int
+    """When the last device went on."""
+    work_ns: int
+    """Time of the work that the last device did for all; 0 if it was not recorded."""
+
+    @property
+    def skew_ns(self) -> int:
+        """From the first arrival to the last."""
+        return max(self.arrivals_ns) - min(self.arrivals_ns)
+
+    @property
+    def waits_ns(self) -> tuple[int, ...]:
+        """How long each of ``devices`` waited for the last one."""
+        return tuple(max(self.arrivals_ns) - arrival for arrival in self.arrivals_ns)
+
+    @property
+    def straggler(self) -> int:
+        """The device that arrived last (of several at once, the lowest number)."""
+        return self.devices[self.arrivals_ns.index(max(self.arrivals_ns))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSkew:
+    """All complete meetings of one instruction. Times in ns."""
+
+    operation: str
+    module: str
+    instruction: str
+    program_id: int
+    devices: tuple[int, ...]
+    """All devices that take part, over all its groups."""
+    executions: int
+    """Executions of the instruction by a group of devices."""
+    meetings: int
+    skew_ns: int
+    """Sum of the skew of the first meeting of each execution: how unevenly the devices came to it."""
+    largest_skew_ns: int
+    wait_ns: int
+    """Sum of the waits of all devices in all meetings."""
+    work_ns: int
+    straggler: int
+    """The device that was last at the first meeting most often."""
+    straggler_share: float
+    """Share of the first meetings at which it was last."""
+    wait_by_device_ns: dict[int, int]
+    """Waits of all meetings by device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skew:
+    """What the recording shows of collectives on the host."""
+
+    collectives: tuple[CollectiveSkew, ...]
+    """The longest waits first."""
+    meetings: tuple[Meeting, ...]
+    """By first arrival."""
+    incomplete: int
+    """Rows of ``collectives`` whose instruction, device or partners are not in the recording."""
+
+    def wait_by_device_ns(self) -> dict[int, int]:
+        """How long each device waited for others in all collectives, by number."""
+        total: dict[int, int] = defaultdict(int)
+        for collective in self.collectives:
+            for device, wait in collective.wait_by_device_ns.items():
+                total[device] += wait
+        return dict(sorted(total.items()))
+
+
+def collective_skew(trace: Trace) -> Skew:
+    """Skew of every collective of the CPU backend; empty if the trace has none."""
+    meetings, incomplete = _meetings(trace)
+    groups: dict[tuple[int, str, str], list[Meeting]] = defaultdict(list)
+    for meeting in meetings:
+        groups[meeting.program_id, meeting.module, meeting.instruction].append(meeting)
+    collectives = sorted((_summed(members) for members in groups.values()), key=lambda found: -found.wait_ns)
+    return Skew(collectives=tuple(collectives), meetings=tuple(meetings), incomplete=incomplete)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrival:
+    """One device at one meeting."""
+
+    row: int
+    """Of ``slices``."""
+    device: int
+    start_ns: int
+    end_ns: int
+    size: int
+
+
+def _meetings(trace: Trace) -> tuple[list[Meeting], int]:
+    """The complete meetings by first arrival, and the number of rows that belong to none."""
+    rows, slices, ops = trace.rows["collectives"], trace.rows["slices"], trace.rows["hlo_ops"]
+    chosen = np.flatnonzero(rows["slice"] != MISSING)
+    if not len(chosen):
+        return [], 0
+    op_of_slice = np.full(len(slices), MISSING, np.int64)
+    hosted = np.flatnonzero(ops["slice"] != MISSING)
+    op_of_slice[ops["slice"][hosted]] = hosted
+    above = nearest_ancestor(trace, rows["slice"][chosen], op_of_slice != MISSING)
+    rounds: dict[int, int] = defaultdict(int)
+    groups: dict[tuple[int, int, int, int, int, int], list[_Arrival]] = defaultdict(list)
+    incomplete = 0
+    order = np.argsort(rows["start_ns"][chosen], kind="stable")
+    for row, around in zip(chosen[order].tolist(), above[order].tolist(), strict=True):
+        op = int(op_of_slice[around]) if around != MISSING else MISSING
+        if op == MISSING or rows["ranks"][row] == MISSING or ops["ordinal"][op] == MISSING:
+            incomplete += 1
+            continue
+        key = (
+            int(ops["module"][op]), int(ops["program_id"][op]), int(ops["name"][op]), int(ops["run_id"][op]),
+            int(rows["ranks"][row]), rounds[op],
+        )  # fmt: skip
+        rounds[op] += 1
+        groups[key].append(
+            _Arrival(
+                row=row,
+                device=int(ops["ordinal"][op]),
+                start_ns=int(rows["start_ns"][row]),
+                end_ns=int(rows["end_ns"][row]),
+                size=int(rows["group_size"][row]),
+            )
+        )
+    work = _work_inside(trace)
+    meetings = []
+    for key, arrivals in groups.items():
+        expected = json.loads(trace.text(key[4]))
+        for together in _executions(arrivals):
+            if sorted(one.device for one in together) != sorted(expected) or len(together) != together[0].size:
+                incomplete += len(together)
+                continue
+            meetings.append(_meeting(trace, key, together, work))
+    return sorted(meetings, key=lambda meeting: min(meeting.arrivals_ns)), incomplete
+
+
+def _executions(arrivals: Sequence[_Arrival]) -> list[list[_Arrival]]:
+    """Arrivals of one key apart by execution: inside a loop a run reaches the same instruction many times."""
+    per_device: dict[int, list[_Arrival]] = defaultdict(list)
+    for arrival in arrivals:
+        per_device[arrival.device].append(arrival)
+    most = max(len(own) for own in per_device.values())
+    return [[own[turn] for own in per_device.values() if turn < len(own)] for turn in range(most)]
+
+
+def _meeting(
+    trace: Trace, key: tuple[int, int, int, int, int, int], together: list[_Arrival], work: dict[int, int]
+) -> Meeting:
+    module, program, instruction, run, _, number = key
+    ordered = sorted(together, key=lambda one: one.device)
+    rows = trace.rows["collectives"]
+    return Meeting(
+        operation=trace.text(int(rows["name"][ordered[0].row])),
+        module=trace.text(module),
+        instruction=trace.text(instruction),
+        program_id=program,
+        run_id=run,
+        round=number,
+        devices=tuple(one.device for one in ordered),
+        arrivals_ns=tuple(one.start_ns for one in ordered),
+        left_ns=max(one.end_ns for one in ordered),
+        work_ns=sum(work.get(int(rows["slice"][one.row]), 0) for one in ordered),
+    )
+
+
+def _work_inside(trace: Trace) -> dict[int, int]:
+    """Time of the work directly inside each rendezvous, by row of ``slices``."""
+    slices = trace.rows["slices"]
+    codes = [code for code, text in enumerate(trace.strings) if text == _WORK]
+    found: dict[int, int] = defaultdict(int)
+    for row in np.flatnonzero(np.isin(slices["name"], codes) & (slices["parent"] != MISSING)).tolist():
+        found[int(slices["parent"][row])] += int(slices["end_ns"][row] - slices["start_ns"][row])
+    return found
+
+
+def _summed(members: list[Meeting]) -> CollectiveSkew:
+    first = [meeting for meeting in members if meeting.round == 0] or members
+    last: dict[int, int] = defaultdict(int)
+    waits: dict[int, int] = defaultdict(int)
+    for meeting in first:
+        last[meeting.straggler] += 1
+    for meeting in members:
+        for device, wait in zip(meeting.devices, meeting.waits_ns, strict=True):
+            waits[device] += wait
+    straggler = max(sorted(last), key=lambda device: last[device])
+    return CollectiveSkew(
+        operation=members[0].operation,
+        module=members[0].module,
+        instruction=members[0].instruction,
+        program_id=members[0].program_id,
+        devices=tuple(sorted(waits)),
+        executions=len(first),
+        meetings=len(members),
+        skew_ns=sum(meeting.skew_ns for meeting in first),
+        largest_skew_ns=max(meeting.skew_ns for meeting in first),
+        wait_ns=sum(waits.values()),
+        work_ns=sum(meeting.work_ns for meeting in members),
+        straggler=straggler,
+        straggler_share=last[straggler] / len(first),
+        wait_by_device_ns=dict(sorted(waits.items())),
+    )

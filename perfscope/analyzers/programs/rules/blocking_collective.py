@@ -1,0 +1,192 @@
+"""A compiled XLA program waits for a collective instead of computing beside it.
+
+Why it costs:
+    A collective that was split into a start and a done moves data while other instructions run. One
+    that blocks adds its whole time to the step, on every device of the group.
+
+How it is found:
+    In the schedule of the compiled program. A collective blocks if it was never split, if the backend
+    marked it synchronous (`collective_backend_config.is_sync`: start and done are there, the thunk runs
+    as one), or if nothing that computes is scheduled between its start and its done. For each it is
+    looked for work in the same computation that neither feeds the collective nor needs its result:
+    that could run beside it. Why it blocks follows from how the platform splits: XLA:GPU splits every kind
+    of any size, and runs in line what it found nothing to put beside, or what a flag names. libtpu leaves
+    all-reduce and all-to-all one op unless flags say otherwise, runs all-gathers (by default on v5e alone) and
+    all-reduces beside matrix products alone, and divides no reduce-scatter, at any size that was tried
+    (`facts/hlo_collective_cause.py`). Bytes are the larger of operands and result, times the trip counts of the
+    loops around it. Collectives inside a TPU's fusions overlap by construction and are not counted.
+    The device waits for the time that was measured while nothing else ran on it; for a program alone, for
+    the bytes it sends over all links of the device, a lower bound (between nodes it takes longer); of a program
+    compiled for a TPU slice, over those of the torus that its devices share. What
+    hiding it would save at most is the shorter of that and of the independent work, by its own measured
+    time or roofline; work that several of a finding could hide behind counts once. Where nothing is
+    independent, no saving is named. A program alone gives the time of one run, on `--device` or an H100 or TPU v5e
+    (assumed). `exposed_communication` says what all waiting costs. A program compiled for the CPU, where
+    every collective is synchronous, is not judged, nor one without a schedule.
+
+Fix:
+    By cause, which each finding names. Independent work is there: on GPUs, allow the scheduler to move it::
+
+        XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"
+
+    A kind was turned off: take it out of `--xla_gpu_disable_async_collectives`. On TPUs, where no
+    all-reduce or all-to-all is divided by default (the last flag: v5e)::
+
+        jax.jit(step, compiler_options={
+            "xla_enable_async_all_reduce": "true",
+            "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
+            "xla_tpu_enable_async_all_to_all": "true",
+        })
+
+    Nothing is independent (on TPUs: no matrix product): in a loop over layers only the layer itself is there
+    to overlap with. Unroll it (`jax.lax.scan(..., unroll=2)`) so that the next layer's all-gather runs beside
+    this one's matmuls. A collective whose result the very next op needs can be split by hand: `jax.shard_map`
+    over half of the batch at a time, or `collective_permute` rings that multiply while they pass blocks on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from perfscope.analyzers.hlo.collectives import MOST_SEARCHED, Collective, by_size, collectives, independent_work
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.program import where_of
+from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.programs.collectives import cause_of, collective_time, overlap_parts, remedy, waiting_part
+from perfscope.analyzers.programs.saving import Price, price
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ("hlo",)
+
+MIN_BYTES = 1 << 20
+"""In one run of the program, for one line of it. 1 MiB passes one direction of an H100's NVLink (450 GB/s) in
+2.3 us, less than it takes to launch the collective: overlapping it gains nothing that shows."""
+
+MEDIUM_BYTES_SHARE = 0.25
+"""Of what the program's collectives move, where no time is known: nothing is called high then."""
+
+MAX_ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line and kind of collective that blocks."""
+    if not any(module.is_scheduled for module in trace.hlo):
+        raise AbstainError("no compiled program among the XLA programs: they have no schedule yet")
+    every = [one for one in trace.fact(collectives) if one.module.is_scheduled]
+    found = [one for one in every if _can_judge(one.module)]
+    if every and not found:
+        on_cpu = any(module.platform == "cpu" for module in trace.hlo)
+        raise AbstainError(
+            "compiled for the CPU, where every collective is synchronous"
+            if on_cpu
+            else "what the programs were compiled for cannot be told"
+        )
+    whole = sum(one.bytes_a_run for one in found)
+    places: dict[tuple[Where, str], list[Collective]] = {}
+    for one in found:
+        if one.blocks is not None:
+            places.setdefault((_where(one), one.kind), []).append(one)
+    for (where, kind), members in places.items():
+        if sum(one.bytes_a_run for one in members) >= MIN_BYTES:
+            yield _finding(trace, where, kind, by_size(members), whole)
+
+
+def _can_judge(module: HloModule) -> bool:
+    return module.is_scheduled and module.platform in ("gpu", "tpu")
+
+
+def _where(one: Collective) -> Where:
+    """The line, not the primitive: one line of the program makes several of them, forward and backward."""
+    where = where_of(one.op if one.op.op_name else one.start)
+    if where.file is not None:
+        return Where(file=where.file, line=where.line)
+    return Where(op=where.op, module=where.module)
+
+
+def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
+    moved = sum(one.bytes_a_run for one in members)
+    free = {id(one): independent_work(one) for one in members[:MOST_SEARCHED]}
+    could = sum(1 for one in members if free.get(id(one)))
+    times = sum(one.runs.times for one in members)
+    least = "" if all(one.runs.exact for one in members) else "at least "
+    count, several = len(members), len(members) > 1
+    waits = price(trace, (waiting_part(trace, one) for one in members))
+    saved = price(trace, overlap_parts(trace, members, free))
+    if saved is not None and not saved.cost_ns:
+        saved = None
+    return Finding(
+        subject=f"blocking {kind}",
+        title=f"{count:,} {kind}{'s' if several else ''} ({least}{times:,} a run) {'move' if several else 'moves'} "
+        f"{least}{format_bytes(moved)} a device while nothing computes, {format_share(moved, whole)} of what the "
+        f"collectives move; {_beside(could, count)}{_times(waits, saved)}",
+        severity=_severity(waits, saved, moved, whole),
+        basis="structural" if saved is None else saved.basis,
+        cost_ns=None if saved is None else saved.cost_ns,
+        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
+        cost_bytes=moved,
+        where=where,
+        evidence=tuple(_rows(trace, members, free)),
+        spans=spans_of_parts(trace, [waiting_part(trace, one) for one in members]),
+        advice=_advice(trace, kind, members, free),
+    )
+
+
+def _times(waits: Price | None, saved: Price | None) -> str:
+    """What is known of time, as the end of the title."""
+    if waits is None:
+        return ""
+    took = format_ns(waits.run_ns)
+    said = f"; the device waited {took} a run" if waits.basis == "measured" else f"; sending takes {took} a run or more"
+    return said if saved is None else f"{said}, of which {saved.text}, could hide behind that work"
+
+
+def _severity(waits: Price | None, saved: Price | None, moved: int, whole: int) -> Severity:
+    """By what hiding it saves; where nothing can hide it, by the waiting, and by bytes where no time is known."""
+    if saved is not None:
+        return saved.severity
+    if waits is not None:
+        return "low" if waits.severity == "low" else "medium"
+    return "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
+
+
+def _beside(could: int, count: int) -> str:
+    if not could:
+        return "nothing near it is independent of it" if count == 1 else "none has independent work near it"
+    if could == count:
+        return "independent work is there" if count == 1 else "all have independent work near them"
+    return f"{could:,} have independent work near them"
+
+
+def _rows(
+    trace: Trace, members: list[Collective], free: dict[int, tuple[Instruction, ...]]
+) -> Iterator[dict[str, Cell]]:
+    for one in members[:MAX_ROWS]:
+        beside = free.get(id(one), ())
+        time, work = collective_time(trace, one), overlap_parts(trace, [one], free)
+        yield {
+            "collective": one.start.name,
+            "program": one.module.name,
+            "because": one.blocks,
+            "cause": cause_of(trace, one, beside) if id(one) in free else None,
+            "from": one.op.op_name[-120:] or one.start.op_name[-120:] or None,
+            "moved_bytes": one.bytes,
+            "times": one.runs.times,
+            "group_size": one.group_size,
+            "groups": len(one.op.replica_groups) if one.op.replica_groups else None,
+            "transfer_ns": time.transfer_ns,
+            "measured_ns": time.measured_ns,
+            "could_hide_ns": work[0].modelled_ns if work else None,
+            "independent": len(beside),
+            "could_overlap": ", ".join(work.name for work in beside[:3]) or None,
+        }
+
+
+def _advice(trace: Trace, kind: str, members: list[Collective], free: dict[int, tuple[Instruction, ...]]) -> str:
+    """What changes each cause, that of the largest first."""
+    causes = dict.fromkeys(cause_of(trace, one, free[id(one)]) for one in members if id(one) in free)
+    said = [remedy(members[0], cause) for cause in causes]
+    if kind in ("all-to-all", "collective-permute"):
+        said.append("If nobody wrote this exchange, resharding_collective says how to be rid of it.")
+    return " ".join(said)

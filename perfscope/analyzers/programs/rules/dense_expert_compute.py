@@ -1,0 +1,213 @@
+"""Rows that belong to one expert each are multiplied with all of them, or moved to theirs by a matrix product.
+
+Why it costs:
+    `jax.lax.ragged_dot` multiplies each group of rows with a matrix of its own, which is what a mixture
+    of experts needs: the arithmetic of one expert a token. Where XLA has no grouped kernel it copies the
+    rows once for every expert, masks what does not belong to it and multiplies all of it: with 8 experts
+    8 times the arithmetic, and copies of 8 times the size.
+
+    `jnp.einsum("tec,td->ecd", sent_TEC, x_TD)` with a one-hot `sent_TEC` moves rows to where the experts
+    expect them, as GShard did on TPU: of E x C products for each number all but one or two are with zero. It
+    grows with the square of the tokens and is soon more arithmetic than the experts themselves. An embedding
+    written as `jax.nn.one_hot(token_T, V) @ table_VD` is the same.
+
+How it is found:
+    In the compiled program: products one of whose factors is copied for every expert and masked by where
+    each expert's rows begin and end; and products whose path ends in `ragged_dot`, where the number of
+    experts is the leading dimension of the one factor that the other carries too. At the same line the
+    backward products count with the same number. Wasted is the part of the arithmetic on masked rows, all
+    but one of as many. A ragged product that became a kernel of its own (Pallas, a grouped library call) is
+    left alone. Where the shapes do not tell the number of experts the rule abstains.
+
+    Rows selected by a product: one factor is a selection, made of comparisons of positions with an index
+    (`iota == index`, what `jax.nn.one_hot` does) by products with each other and with weights, sums and
+    views, followed through fusions and loops. How many of its elements may not be zero is counted from its
+    construction. Wasted is the arithmetic on the others; gradients stand on the same line. Gathers, masks of
+    causality and one-hot labels that are multiplied element by element are left alone.
+
+    On a GPU or TPU the saving is the roof of those kernels less that of grouped ones (of moving the rows), at
+    most what was measured; compiled for a CPU the share of the arithmetic is said and no time.
+
+Fix:
+    On TPU `jax.experimental.pallas.ops.tpu.megablox.gmm`, on Hopper and Blackwell the kernels
+    `jax.experimental.pallas.ops.gpu.ragged_dot_mgpu` and `blackwell_ragged_dot_mgpu`. Without a grouped
+    kernel dispatch with a capacity costs less as soon as the capacity factor is below the number of
+    experts: gather `[experts, capacity, model]` and use one batched product,
+    `jnp.einsum("ecd,edf->ecf", x_ECD, w_EDF)`.
+
+    Move rows as rows, into room of fixed size and back::
+
+        slot_R = jnp.where(place_R < C, expert_R * C + place_R, E * C)    # what overflows goes to the last
+        room_SD = jnp.zeros((E * C + 1, D), x_TD.dtype).at[slot_R].add(x_TD[token_R])
+        y_RD = y_SD[slot_R] * weight_R[:, None]
+
+    and an embedding with `table_VD[token_T]`. On TPU, where gathers of short rows are slow, a one-hot product
+    with a small table can be the faster way: measure both before changing it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from perfscope.analyzers.hlo.cost.module import InstructionCost
+from perfscope.analyzers.hlo.products import kernels_of
+from perfscope.analyzers.hlo.program import costs, where_of
+from perfscope.analyzers.hlo.program_device import program_device
+from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.programs.experts import DenseRagged, dense_ragged
+from perfscope.analyzers.programs.saving import Part, Price, price
+from perfscope.analyzers.programs.selection import SelectionProduct, selection_products
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+
+NEEDS = ("hlo",)
+
+MIN_FLOPS_SHARE = 0.05
+"""Of the program's arithmetic, wasted at one line, where no time is known; less than a twentieth is not worth a
+kernel."""
+
+MEDIUM_FLOPS_SHARE = 0.1
+"""Where no time is known, nothing is called high."""
+
+MAX_ROWS = 20
+
+One = TypeVar("One", DenseRagged, SelectionProduct)
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line whose products are ragged and became dense, or only select rows."""
+    judged = trace.fact(costs)
+    if not judged:
+        raise AbstainError("no compiled program among the XLA programs")
+    ragged = trace.fact(dense_ragged)
+    total = sum(cost.total.flops for cost in judged)
+    for place, members in _by_place(ragged).items():
+        saving = price(trace, _parts(trace, members))
+        if _is_worth(members, total, saving):
+            yield _dense_finding(trace, place, members, total, saving)
+    taken = {id(one.row) for one in ragged}
+    selections = [one for one in trace.fact(selection_products) if id(one.row) not in taken]
+    for place, movers in _by_place(selections).items():
+        saving = price(trace, _parts(trace, movers))
+        if _is_worth(movers, total, saving):
+            yield _selection_finding(trace, place, movers, total, saving)
+    if ragged and all(one.groups is None for one in ragged) and not selections:
+        raise AbstainError("ragged products became dense ones, but their shapes do not tell the number of groups")
+
+
+def _by_place(found: Iterable[One]) -> dict[Where, list[One]]:
+    """By line, those that waste most first."""
+    places: dict[Where, list[One]] = defaultdict(list)
+    for one in sorted(found, key=lambda one: -one.wasted_flops):
+        where = where_of(one.row.instruction)
+        place = Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
+        places[place].append(one)
+    return places
+
+
+def _is_worth(members: Sequence[DenseRagged | SelectionProduct], total: int, saving: Price | None) -> bool:
+    if saving is None:
+        return sum(one.wasted_flops for one in members) >= MIN_FLOPS_SHARE * total
+    # of low severity is what a step's usual spread would hide
+    return saving.severity != "low"
+
+
+def _parts(trace: Trace, members: Sequence[DenseRagged | SelectionProduct]) -> list[Part]:
+    """What each kernel would save; one that holds several of the products counts for the one that saves most."""
+    known = trace.fact(program_device)
+    holders = {id(one.cost): kernels_of(one.cost) for one in members}
+    best: dict[int, tuple[float | None, InstructionCost, DenseRagged | SelectionProduct]] = {}
+    for one in members:
+        for kernel in holders[id(one.cost)].around(one.row):
+            saved = None if known is None else one.saved_ns(kernel, known.device)
+            before = best.get(id(kernel))
+            if before is None or (saved or 0.0) > (before[0] or 0.0):
+                best[id(kernel)] = (saved, kernel, one)
+    return [
+        Part(module=one.cost.module, instructions=(kernel.instruction.name,), modelled_ns=saved)
+        for saved, kernel, one in best.values()
+    ]
+
+
+def _severity(wasted: int, total: int, saving: Price | None) -> Severity:
+    if saving is not None:
+        return saving.severity
+    return "medium" if wasted >= MEDIUM_FLOPS_SHARE * total else "low"
+
+
+def _time(members: Sequence[DenseRagged | SelectionProduct], saving: Price | None) -> str:
+    if saving is not None:
+        return f"; saves up to {saving.text}"
+    on_cpu = all(one.cost.module.platform == "cpu" for one in members)
+    return "; compiled for a CPU here, so no time is modelled" if on_cpu else ""
+
+
+def _row(one: DenseRagged | SelectionProduct, why: Mapping[str, Cell]) -> dict[str, Cell]:
+    """A product as evidence; ``why``: what makes most of its arithmetic needless."""
+    instruction = one.row.instruction
+    return {
+        "product": instruction.name,
+        "program": one.cost.module.name,
+        "from": instruction.op_name[-120:],
+        "result": f"{instruction.shape.dtype}{list(instruction.shape.dims)}",
+        **why,
+        "times": one.row.runs,
+        "gflops": one.flops / 1e9,
+        "wasted_gflops": one.wasted_flops / 1e9,
+    }
+
+
+def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total: int, saving: Price | None) -> Finding:
+    wasted, flops = sum(one.wasted_flops for one in members), sum(one.flops for one in members)
+    groups = max(one.groups or 0 for one in members)
+    return Finding(
+        subject="ragged product computed densely",
+        title=f"{len(members):,} ragged {'product multiplies' if len(members) == 1 else 'products multiply'} every row "
+        f"with all {groups:,} matrices: {flops / 1e9:,.3g} GFLOP a run where {(flops - wasted) / 1e9:,.3g} would do "
+        f"({100 * wasted / total:.1f}% of the program's arithmetic){_time(members, saving)}",
+        severity=_severity(wasted, total, saving),
+        basis="structural" if saving is None else saving.basis,
+        cost_ns=None if saving is None else saving.cost_ns,
+        cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
+        where=where,
+        evidence=tuple(_row(one, {"groups": one.groups}) for one in members[:MAX_ROWS]),
+        spans=spans_of_parts(trace, _parts(trace, members)),
+        advice="Use a grouped kernel: jax.experimental.pallas.ops.tpu.megablox.gmm on TPU, the ragged_dot kernels of "
+        "jax.experimental.pallas.ops.gpu on Hopper and Blackwell; or dispatch with a capacity and one batched product: "
+        'jnp.einsum("ecd,edf->ecf", x_ECD, w_EDF).',
+    )
+
+
+def _selection_finding(
+    trace: Trace, where: Where, members: list[SelectionProduct], total: int, saving: Price | None
+) -> Finding:
+    wasted, flops = sum(one.wasted_flops for one in members), sum(one.flops for one in members)
+    densest = max(one.density for one in members)
+    on_tpu = any(one.cost.module.platform == "tpu" for one in members)
+    caution = (
+        " On TPU a product with a small one-hot matrix can be faster than a gather of short rows: measure both."
+        if on_tpu
+        else ""
+    )
+    return Finding(
+        subject="rows selected by a matrix product",
+        title=f"{len(members):,} matrix {'product only moves' if len(members) == 1 else 'products only move'} rows, "
+        f"with a one-hot factor of which at most 1 in {1 / densest:,.0f} elements is not zero: "
+        f"{flops / 1e9:,.3g} GFLOP a run where {(flops - wasted) / 1e9:,.3g} would do ({100 * wasted / total:.1f}% of "
+        f"the program's arithmetic){_time(members, saving)}",
+        severity=_severity(wasted, total, saving),
+        basis="structural" if saving is None else saving.basis,
+        cost_ns=None if saving is None else saving.cost_ns,
+        cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
+        where=where,
+        evidence=tuple(
+            {**_row(one, {"most_nonzero_share": one.density}), "rows_bytes": one.moved_bytes}
+            for one in members[:MAX_ROWS]
+        ),
+        spans=spans_of_parts(trace, _parts(trace, members)),
+        advice="Move the rows themselves: x_TD[token_R] to read them, jnp.zeros((slots, D)).at[slot_R].add(rows_RD) to "
+        "put them where the experts expect them, y_SD[slot_R] to get them back; an embedding as table_VD[token_T]."
+        + caution,
+    )

@@ -1,0 +1,156 @@
+"""A compiled JAX program keeps the old copy of what it replaces.
+
+Why it costs:
+    A step that returns new weights, optimizer state or a cache needs room for both: the arguments belong to the
+    caller, so XLA may not write into them. Donated, the argument's memory becomes the result's. For a training step
+    that is weights and optimizer state once instead of twice, often the largest part of the memory.
+
+How it is found:
+    Results of a compiled program that have the shape, type and layout of an argument, are computed from it element by
+    element or by updates in place (also within loops), and are not aliased to it (``input_output_alias``); nobody reads
+    the argument after the result is written. Gradients have the shape of their weights and are not computed from them
+    so: they are left out, and so are arguments that do not look like state (no leaf of a tree, in a program that
+    neither differentiates nor writes into it). What it would save is played through XLA's own heap trace, with what
+    else lay in the results' memory put beside it; without a buffer assignment (text) it is modelled from schedule and
+    shapes. It is said only where the peak falls, by `MIN_SAVED_BYTES` and `MIN_SHARE` of it at least. XLA chooses
+    anew what shares memory where arguments are donated: for steps of a transformer the peak was within 1% of what is
+    said here. Whether the caller uses the argument again is not in the program: that is yours to know.
+
+    In a run of ours also what jax warns of as it lowers a program: donated buffers that no result can take, because
+    none has their shape, type and layout. Their size is said and no saving, as which result was meant is not known.
+
+Fix:
+    ::
+
+        step = jax.jit(step, donate_argnames=("state",))   # or donate_argnums=0
+        state = step(state, batch)                         # the old state must not be used after this
+
+    The memory on the device is given up with the call; a later use of the old array raises an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from perfscope.analyzers.hlo.program import program_label, where_of
+from perfscope.analyzers.ops.finding_spans import spans_of_instructions
+from perfscope.analyzers.programs.donation import Donation, Refused, Update, donations, refused_donations
+from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
+
+NEEDS = ("hlo",)
+
+MIN_SAVED_BYTES = 1 << 20
+"""At the peak. Smaller programs fit anywhere."""
+
+MIN_SHARE = 0.01
+"""Of the program's peak: the least by which a batch can grow on most models."""
+
+MEDIUM_SHARE = 0.05
+"""Of the program's peak. How much of the device is in use is not in the program, so nothing is called high."""
+
+MAX_ROWS = 20
+
+_ARGUMENT = re.compile(r"[A-Za-z_]\w*")
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each program whose peak would fall."""
+    if not any(module.is_scheduled for module in trace.hlo):
+        raise AbstainError("no compiled program among the XLA programs: only there it is known who reads what when")
+    for found in trace.fact(donations):
+        if found.saved_bytes >= max(MIN_SAVED_BYTES, MIN_SHARE * found.peak_bytes):
+            yield _finding(trace, found)
+    for refused in trace.fact(refused_donations):
+        if refused.bytes >= MIN_SAVED_BYTES:
+            yield _refused(refused)
+
+
+def _refused(refused: Refused) -> Finding:
+    """Buffers that were given away and that no result took."""
+    name = refused.module or "a program"
+    count = f"{refused.count:,} donated {'buffer' if refused.count == 1 else 'buffers'}"
+    size = f"{'more than ' if refused.count > len(refused.shapes) else ''}{format_bytes(refused.bytes)}"
+    return Finding(
+        subject=f"donated buffers of {name} not usable",
+        title=f"jax could not use {count} of {name} ({size}; {', '.join(refused.shapes[:3])}"
+        f"{' ...' if len(refused.shapes) > 3 else ''}): no result of the program has their shape and type",
+        severity="low",
+        basis="structural",
+        where=Where(file=refused.file, line=refused.line, module=None if refused.file is not None else refused.module),
+        evidence=tuple(
+            {"shape": shape, "size_bytes": size, "program": refused.module}
+            for shape, size in refused.sizes()[:MAX_ROWS]
+        ),
+        advice="A donated buffer becomes a result of the same shape, type and layout. Return the new state as it "
+        "came in (a changed dtype is the usual reason: x.astype(old.dtype)), or do not donate what only goes in.",
+    )
+
+
+def _finding(trace: Trace, found: Donation) -> Finding:
+    label = program_label(found.module, trace)
+    names = _arguments(found)
+    shown = ", ".join(names) if names else "old arguments"
+    peak = "peak" if found.assigned else "peak as modelled"
+    new = f"{len(found.updates):,} {'array' if len(found.updates) == 1 else 'arrays'}"
+    return Finding(
+        subject=f"arguments of {found.module.name.partition('(')[0]} not donated",
+        title=f"{label} keeps {shown} beside the new values ({new}, {format_bytes(found.bytes)}); donated, its "
+        f"{peak} of {format_bytes(found.peak_bytes)} falls by about {format_bytes(found.saved_bytes)} "
+        f"({format_share(found.saved_bytes, found.peak_bytes)})",
+        severity="medium" if found.saved_bytes >= MEDIUM_SHARE * found.peak_bytes else "low",
+        basis="structural",
+        cost_bytes=found.saved_bytes,
+        where=_where(found),
+        evidence=tuple(_row(found, one) for one in found.updates[:MAX_ROWS]),
+        spans=spans_of_instructions(trace, found.module, (one.written_by for one in found.updates)),
+        advice=_advice(found, names),
+    )
+
+
+def _arguments(found: Donation) -> tuple[str, ...]:
+    """Names of the function's arguments that hold the arrays, the largest first; empty where the program has none."""
+    sizes: dict[str, int] = {}
+    for one in found.updates:
+        path = one.parameter.op_name
+        name = _ARGUMENT.match(path)
+        if name is None or "/" in path:
+            return ()
+        sizes[name[0]] = sizes.get(name[0], 0) + one.bytes
+    return tuple(sorted(sizes, key=lambda name: -sizes[name]))
+
+
+def _where(found: Donation) -> Where:
+    """The line that computes the largest of the new values."""
+    entry = found.module.entry_computation()
+    place = where_of(entry.by_name[found.updates[0].written_by])
+    return Where(file=place.file, line=place.line, module=None if place.file is not None else found.module.name)
+
+
+def _row(found: Donation, one: Update) -> dict[str, str | int | None]:
+    shape = one.parameter.shape
+    return {
+        "argument": one.parameter.op_name or one.parameter.name,
+        "shape": f"{shape.dtype}[{','.join(map(str, shape.dims))}]",
+        "size_bytes": one.bytes,
+        "result": one.output,
+        "written_by": one.written_by,
+        "program": found.module.name,
+    }
+
+
+def _advice(found: Donation, names: tuple[str, ...]) -> str:
+    if names:
+        listed = ", ".join(f'"{name}"' for name in names)
+        how = f"jax.jit(f, donate_argnames=({listed},))"
+        named = " and ".join(names)
+    else:
+        how, named = "jax.jit(f, donate_argnums=(...)) with the arguments that hold them", "them"
+    already = f" {found.donated:,} other arrays of the program are donated already." if found.donated else ""
+    return (
+        f"If the caller does not use {named} again after the call, give the memory away: {how}, and assign the result "
+        "to the same name (state = step(state, batch)). A later use of the old arrays raises an error, so copy what a "
+        f"checkpoint or an average still needs before.{already}"
+    )

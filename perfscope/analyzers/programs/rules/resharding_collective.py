@@ -1,0 +1,166 @@
+"""The partitioner exchanges data between devices that no line of the program asks for.
+
+Why it costs:
+    XLA's SPMD partitioner makes every op fit the shardings of its operands. Where two meet that do not
+    match (one value split by rows, the other by columns) it inserts an all-to-all or a permutation to
+    turn one into the other. It moves the whole value over the interconnect, often in every layer and
+    again in the backward pass, and the device usually waits for it.
+
+How it is found:
+    All-to-alls of the compiled program, and permutations that come from elementwise ops, whose path
+    (`op_name`) ends in an ordinary op instead of a collective (`all_to_all`, `ppermute`,
+    `sharding_constraint` ...) and does not lie in a `shard_map`. All-gathers, reduce-scatters and
+    all-reduces are left alone: they are how FSDP and tensor parallelism work when all is well; so are
+    permutations around matrix products, which are the ring of a windowed einsum. Bytes are the larger
+    of operands and result, times the trip counts of the loops around. Where a program carries no paths,
+    nothing can be told. Expert-parallel dispatch written as an einsum is an all-to-all of the
+    partitioner too; there it is what one wants. The cost is what the device waits for the exchange: measured, as the
+    time while nothing else ran on it (waiting for slower devices included); for a program alone its bytes over all
+    links of the device, less the work that is scheduled beside it, in one run, on `--device` or an H100 or TPU v5e
+    (assumed). A program compiled for a CPU has no cost: its devices share the cores of one host, so while one
+    waits the others compute; what each waited stands in the evidence where it was recorded.
+
+Fix:
+    Say once what layout the value shall have, where the two meet, in forward and backward::
+
+        x_BTD = jax.lax.with_sharding_constraint(x_BTD, NamedSharding(mesh, P("data", None, None)))
+
+    and give the parameters of the two ops matching specs. `jax.debug.visualize_array_sharding` and
+    `jax.debug.inspect_array_sharding` show what the partitioner chose. With explicit mesh axes
+    (`jax.sharding.AxisType.Explicit`) a mismatch is an error instead of an exchange.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from perfscope.analyzers.hlo.collectives import Collective, by_size, collectives
+from perfscope.analyzers.hlo.program import primitive, where_of
+from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.programs.collectives import collective_time, waiting_part
+from perfscope.analyzers.programs.saving import price
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
+
+NEEDS = ("hlo",)
+
+MIN_BYTES = 4096
+"""In one run of the program, for one line of it. Smaller exchanges carry counters and scalars."""
+
+MIN_BYTES_SHARE = 0.01
+"""Of what the program's collectives move: below it the spread of a step hides what it costs."""
+
+MEDIUM_BYTES_SHARE = 0.25
+"""Of what the program's collectives move, where no time is known: nothing is called high then."""
+
+MAX_ROWS = 20
+
+_ASKED = frozenset(
+    {
+        "all_gather", "all_to_all", "device_put", "pbroadcast", "pgather", "ppermute", "psum", "psum2",
+        "psum_scatter", "ragged_all_to_all", "reduce_scatter", "reshard", "shard_map", "sharding_constraint",
+    }
+)  # fmt: skip
+"""Primitives that ask for an exchange or for a layout."""
+
+_ELEMENTWISE = frozenset(
+    {
+        "add", "add_any", "convert_element_type", "copy", "div", "erf", "exp", "integer_pow", "logistic", "max", "min",
+        "mul", "neg", "pow", "rsqrt", "select_n", "sqrt", "square", "sub", "tanh", "transpose",
+    }
+)  # fmt: skip
+"""Primitives that never need a neighbour's values: a permutation from one of them is a change of layout.
+Slices, concatenations and windows do need them, at the borders of the shards."""
+
+_EXPERTS = re.compile(r"moe|expert|dispatch|combine", re.IGNORECASE)
+"""Scopes of a mixture of experts. They lower the severity and decide nothing else."""
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line of the program at which values are resharded."""
+    found = trace.fact(collectives)
+    if not found and not any(module.is_scheduled for module in trace.hlo):
+        raise AbstainError("no compiled program among the XLA programs: the partitioner may still add collectives")
+    if found and not any(one.op.op_name or one.start.op_name for one in found):
+        raise AbstainError("the program's collectives carry no paths (op_name): nobody can tell who asked for them")
+    whole = sum(one.bytes_a_run for one in found)
+    places: dict[tuple[Where, str], list[Collective]] = {}
+    for one in found:
+        if _is_unasked(one):
+            places.setdefault((_where(one), one.kind), []).append(one)
+    for (where, kind), members in places.items():
+        if sum(one.bytes_a_run for one in members) >= max(MIN_BYTES, MIN_BYTES_SHARE * whole):
+            yield _finding(trace, where, kind, by_size(members), whole)
+
+
+def _path(one: Collective) -> str:
+    return one.op.op_name or one.start.op_name
+
+
+def _is_unasked(one: Collective) -> bool:
+    path = _path(one)
+    name = primitive(path)
+    if not path or name in _ASKED or "shard_map" in path:
+        return False
+    return one.kind == "all-to-all" or (one.kind == "collective-permute" and name in _ELEMENTWISE)
+
+
+def _where(one: Collective) -> Where:
+    where = where_of(one.op if one.op.op_name else one.start)
+    if where.file is not None:
+        return Where(file=where.file, line=where.line)
+    return Where(module=where.module, op=where.op)
+
+
+def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
+    moved = sum(one.bytes_a_run for one in members)
+    times = sum(one.runs.times for one in members)
+    least = "" if all(one.runs.exact for one in members) else "at least "
+    makers = ", ".join(name for name, _ in Counter(primitive(_path(one)) for one in members).most_common(4))
+    several, experts = len(members) > 1, all(_EXPERTS.search(_path(one)) for one in members)
+    saved = price(trace, (waiting_part(trace, one) for one in members if one.module.platform != "cpu"))
+    if saved is not None and not saved.cost_ns:
+        saved = None  # all of it runs beside other work
+    severity: Severity = "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
+    if saved is not None:
+        severity = saved.severity
+    return Finding(
+        subject=f"unrequested {kind}",
+        title=f"{len(members):,} {kind}{'s' if several else ''} ({least}{times:,} a run) that no line asks for "
+        f"{'move' if several else 'moves'} {least}{format_bytes(moved)} a device, {format_share(moved, whole)} of what "
+        f"the collectives move: the partitioner changes the layout of values of {makers}"
+        + ("" if saved is None else f"; the device waits {saved.text}")
+        + (" (meant, if it is the dispatch to experts)" if experts else ""),
+        severity="low" if experts else severity,
+        basis="structural" if saved is None else saved.basis,
+        cost_ns=None if saved is None else saved.cost_ns,
+        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
+        cost_bytes=moved,
+        where=where,
+        evidence=tuple(_row(trace, one) for one in members[:MAX_ROWS]),
+        spans=spans_of_parts(trace, [waiting_part(trace, one) for one in members]),
+        advice="Say where the value is made and where it is used which layout it shall have: "
+        "x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(...))) with the same spec in both places, and "
+        "matching specs of the parameters. If it is the dispatch of an expert-parallel layer, it is meant: "
+        "jax.shard_map with jax.lax.all_to_all says so.",
+    )
+
+
+def _row(trace: Trace, one: Collective) -> dict[str, Cell]:
+    time = collective_time(trace, one)
+    return {
+        "collective": one.start.name,
+        "program": one.module.name,
+        "from": _path(one)[-120:],
+        "backward": "yes" if "transpose(" in _path(one) else "no",
+        "moved_bytes": one.bytes,
+        "times": one.runs.times,
+        "group_size": one.group_size,
+        "blocks": one.blocks or "no",
+        "transfer_ns": time.transfer_ns,
+        "waits_ns": time.waits_ns,
+        "measured_ns": time.measured_ns,
+    }

@@ -1,0 +1,167 @@
+"""A loop of many tiny steps waits for launches, though it could be computed in parallel.
+
+Why it costs:
+    `jax.lax.scan` becomes a loop: every iteration launches its kernels one after another, and the next
+    begins when they are done. Where an iteration works on a few kilobytes, a kernel takes about as long
+    as it takes to start it, and the device is all but idle: 256 steps of ten kernels are 2,560 launches
+    in a row, whatever the hardware. A recurrence that is linear in its carry (state space models, linear
+    attention, moving averages, discounted returns) can be computed as a parallel prefix in log(n) rounds.
+
+How it is found:
+    Loops of a compiled program with a known trip count of at least `MIN_TRIPS`, whose
+    kernels, at the device's bandwidth and float32 rate, would take less than the launches alone. The carry
+    must have an associative form: every floating-point element that feeds back is a linear function of
+    the elements before, followed through all fusions of the body; elements that only collect one slice
+    an iteration do not feed back. A recurrence through `tanh`, a division by the carry or a matrix is left alone.
+    A loop around another loop is judged by the inner one. The number of launches is exact. The cost is the loop's
+    time, measured from its first kernel to its last where it was recorded, less that of a parallel prefix (twice the
+    work in 2 log2(n) rounds). For a program alone both are modelled in one run, with 2 us a launch (an assumption:
+    less inside a CUDA graph), on `--device` or an H100 (assumed). Compiled for a CPU, where a step starts
+    in well under a microsecond, the loop is named too, as what it would be on a GPU, without a cost, and its
+    severity is low. A TPU launches nothing, but its ops run one after another all the same: the loop is named where a
+    step's work (bytes in VMEM counted at HBM's bandwidth, so that it is never taken for less) is below 250 ns an op,
+    the shortest that the estimate assumes. Nobody measured that, so there is no cost and the severity is low.
+
+    In a planned PyTorch program (`perfscope compile`): ops of one line that feed one another for at least `MIN_TRIPS`
+    turns, each through one operand and by ops that are linear in it, with less work a turn than its launches take. The
+    cost is launches at 2 us (those of the planned kernels where the program is compiled) less a parallel prefix.
+
+Fix:
+    ::
+
+        def combine(first, second):
+            a1, b1 = first
+            a2, b2 = second
+            return a1 * a2, a2 * b1 + b2
+
+        _, h_LBD = jax.lax.associative_scan(combine, (a_LBD, b_LBD))
+
+    or a scan over chunks, with the parallel form inside each chunk where the whole does not fit into
+    memory. `jax.lax.scan(..., unroll=8)` fuses eight steps into one iteration and keeps the rest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from perfscope.analyzers.hlo.program import where_of
+from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.programs.rules.sequential_scan.plan import scan_findings
+from perfscope.analyzers.programs.saving import Part, Price, is_alone, price
+from perfscope.analyzers.programs.scan import (
+    Loop,
+    launching_ns,
+    least_ns,
+    loops,
+    measured_loop_ns,
+    parallel_ns,
+    part_of,
+)
+from perfscope.model.finding import AbstainError, Finding, Severity, Span, Where
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns
+
+NEEDS = ("hlo",)
+
+MIN_TRIPS = 32
+"""Iterations. A parallel prefix does about twice the work in log2(n) rounds: below, there is little to win."""
+
+MEDIUM_LAUNCHES = 1_000
+"""In one run of the program: two milliseconds of launches, as long as a small training step. Without a recording
+the time of a launch is an assumption, so nothing is called high."""
+
+MAX_ROWS = 20
+
+_JUDGED = frozenset({"gpu", "cpu", "tpu"})
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line whose loops are launch-bound and have an associative form."""
+    platforms = {module.platform for module in trace.hlo if module.is_scheduled}
+    if not platforms & _JUDGED:
+        raise AbstainError("no compiled program among the XLA programs")
+    places: dict[Where, list[Loop]] = defaultdict(list)
+    for loop in trace.fact(loops):
+        if loop.cost.module.platform in _JUDGED and _is_tiny(loop) and loop.is_linear:
+            where = where_of(loop.instruction)
+            place = Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
+            places[place].append(loop)
+    for place, found in places.items():
+        saved = price(trace, (part_of(trace, loop) for loop in found))
+        if saved is None or saved.cost_ns:  # what was measured may be as fast as a parallel prefix already
+            yield _finding(trace, place, sorted(found, key=lambda loop: -loop.launches), saved)
+
+
+PLAN_ADVICE = (
+    "Compute the recurrence h = a * h + b over the whole sequence at once: by doubling (log2 of the length steps over "
+    "all of it), in chunks as matrix products, or with torch._higher_order_ops.associative_scan under torch.compile."
+)
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line of a PyTorch program whose loop over time is launch-bound and linear in its carry."""
+    return scan_findings(trace, least_turns=MIN_TRIPS, advice=PLAN_ADVICE)
+
+
+def _is_tiny(loop: Loop) -> bool:
+    return loop.trips >= MIN_TRIPS and not loop.encloses and loop.work_ns < least_ns(loop)
+
+
+def _spans(trace: Trace, found: list[Loop]) -> tuple[Span, ...]:
+    """The loops, where the recording has rows of them; else their kernels."""
+    whole = spans_of_parts(trace, [_part(loop, (loop.instruction.name,)) for loop in found])
+    return whole or spans_of_parts(
+        trace, [_part(loop, tuple(row.instruction.name for row in loop.kernels)) for loop in found]
+    )
+
+
+def _part(loop: Loop, names: tuple[str, ...]) -> Part:
+    return Part(module=loop.cost.module, instructions=names, modelled_ns=None)
+
+
+def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None) -> Finding:
+    launches = sum(loop.launches for loop in found)
+    worst = found[0]
+    on_cpu = all(loop.cost.module.platform == "cpu" for loop in found)
+    on_tpu = all(loop.cost.module.platform == "tpu" for loop in found)
+    ops, kernels = ("ops", "ops") if on_tpu else ("launches", "kernels")
+    count = f"{len(found):,} loops take" if len(found) > 1 else "a loop takes"
+    severity: Severity = "medium" if launches >= MEDIUM_LAUNCHES and not on_cpu and not on_tpu else "low"
+    if saved is not None and not is_alone(trace):
+        severity = saved.severity
+    return Finding(
+        subject="sequential scan",
+        title=f"{count} {launches:,} {ops} a run one after another ({worst.trips:,} steps of {len(worst.kernels):,} "
+        f"{kernels}, with {format_ns(worst.work_ns)} of work a step on {worst.device}); the carry is linear, so a "
+        "parallel prefix computes the same"
+        + ("" if saved is None else f", up to {saved.text}, sooner")
+        + ("; compiled for a CPU here, where it may be no slower: on a GPU it would be" if on_cpu else "")
+        + ("; the shortest an op takes on a TPU was not measured, so no time is said" if on_tpu else ""),
+        severity=severity,
+        basis="structural" if saved is None else saved.basis,
+        cost_ns=None if saved is None else saved.cost_ns,
+        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
+        where=where,
+        evidence=tuple(
+            {
+                "loop": loop.instruction.name,
+                "program": loop.cost.module.name,
+                "phase": "backward" if "transpose(" in loop.instruction.op_name else "forward",
+                "steps": loop.trips,
+                "entered": loop.entered,
+                "kernels_a_step": len(loop.kernels),
+                "launches": loop.launches,
+                "moved_a_step_bytes": sum(row.once.bytes for row in loop.kernels),
+                "modelled_work_a_step_ns": loop.work_ns,
+                "launches_ns_at_2_us": None if on_tpu else launching_ns(loop),
+                "parallel_ns": None if on_tpu else parallel_ns(loop),
+                "measured_ns": measured_loop_ns(trace, loop),
+            }
+            for loop in found[:MAX_ROWS]
+        ),
+        spans=_spans(trace, found),
+        advice="Write the recurrence h = a * h + b as jax.lax.associative_scan(lambda f, s: (f[0] * s[0], s[0] * f[1] "
+        "+ s[1]), (a, b)) over the whole sequence, or over chunks of it; or fuse steps: jax.lax.scan(..., unroll=8). "
+        f"A step moves {format_bytes(sum(row.once.bytes for row in worst.kernels))}.",
+    )

@@ -1,0 +1,174 @@
+"""What fixing something in a compiled program saves: modelled time, held to what was measured.
+
+One currency for all rules on programs. A rule says which instructions are concerned and what one run of the program
+would save by its model (a ``Part``); ``price`` makes a cost of it:
+
+* With a recording, time is that of the trace: saving of a run, times the runs on a device. No more is saved than the
+  instructions took while nothing else ran on their device, so a model of the wrong size cannot overstate.
+* Programs alone have no clock: the cost is that of **one run of the program**, modelled on the device of
+  ``program_device``. There is no cost a step then.
+* In a recording that does not show the program running there is no cost: it took no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from perfscope.analyzers.hlo.cost.module import FREE, hlo_costs
+from perfscope.analyzers.hlo.executions import executions, executions_of, measured_run_ns, module_index
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.program_device import program_device
+from perfscope.analyzers.hlo.roofline import roof_of, roof_sum_ns, roofline
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import Basis, Severity, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Instructions of a program, and what one run of it would save on them by a model."""
+
+    module: HloModule
+    instructions: tuple[str, ...]
+    """All whose time the saving comes out of; those around others (loops) do not count."""
+    modelled_ns: float | None
+    """In one run of the program; None where there is no model (no device)."""
+    whole: bool = False
+    """All the time of the instructions goes: measured time replaces the model instead of limiting it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What fixing would save at most. Times in ns."""
+
+    run_ns: float
+    """In one run of the program (of each program once, where there are several), on one device."""
+    measured_run_ns: float | None
+    """What the instructions took in one run while nothing else ran on the device; None: not recorded."""
+    cost_ns: int
+    """For ``Finding.cost_ns``: over the trace, of programs alone in one run."""
+    cost_ns_per_step: int | None
+    basis: Basis
+    severity: Severity
+    text: str
+    """``'3.13 us a run of the program, on H100 SXM (assumed)'``, ``'41.0 us a step'``, ``'120 us in all'``."""
+
+
+def is_alone(trace: Trace) -> bool:
+    """Whether the source holds programs and no recording of a run."""
+    return trace.recorded == {"hlo"}
+
+
+def once_ns(trace: Trace) -> Mapping[tuple[int, str, str], float]:
+    """Time of one run of every instruction that costs anything, loops and calls with what they run.
+
+    Measured where it was (the mean, hidden under others or not), else its roof on the device; by index of the module,
+    computation and name. Instructions of which neither is known are left out.
+    """
+    found = {}
+    known, times, ran = trace.fact(program_device), trace.fact(hlo_time).by_key, trace.fact(executions)
+    for index, cost in enumerate(trace.fact(hlo_costs)):
+        for row in cost.rows:
+            if row.place == "inside" or row.once == FREE:
+                continue
+            key = (index, row.computation, row.instruction.name)
+            time = times.get((index, row.instruction.name))
+            if index in ran and time is not None and time.computation == row.computation and row.runs:
+                found[key] = time.total_ns / (ran[index].count * row.runs)
+            elif known is not None:
+                found[key] = roof_of(row, known.device).roof_ns
+    return found
+
+
+def bytes_ns(trace: Trace, moved: float) -> float | None:
+    """Least time to move bytes through device memory; None where no device is known or may be assumed."""
+    known = trace.fact(program_device)
+    return None if known is None else 1e9 * moved / known.device.memory_bandwidth
+
+
+def wire_ns(trace: Trace, sent: float) -> float | None:
+    """Least time to send bytes over a device's links; None where there is no device or its links are not known."""
+    known = trace.fact(program_device)
+    if known is None or not known.device.link_bandwidth:
+        return None
+    return 1e9 * sent / known.device.link_bandwidth
+
+
+def program_roof_ns(trace: Trace) -> Mapping[int, float]:
+    """Least time of one run of each program on the device, by index in ``trace.hlo``; empty without a device."""
+    known = trace.fact(program_device)
+    if known is None:
+        return {}
+    return {index: roof_sum_ns(roofline(cost, known.device)) for index, cost in enumerate(trace.fact(hlo_costs))}
+
+
+def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
+    """What fixing all parts would save at most; ``None`` where no time can be said.
+
+    Parts of one program add up, held to the time of all their instructions together: an instruction in two parts
+    is not saved twice. Two findings that could gain from the same work are each bounded by it, not both together.
+    Severity is the share of the steps (without a recording of the program's modelled time) and
+    never ``high`` where the time is a model on an assumed device.
+    """
+    grouped: dict[int, list[Part]] = {}
+    for part in parts:
+        grouped.setdefault(module_index(trace, part.module), []).append(part)
+    saved = {index: _of_program(trace, members) for index, members in grouped.items()}
+    known = {index: found for index, found in saved.items() if found is not None}
+    if not known:
+        return None
+    known_runs = {index: found.ns for index, found in known.items()}
+    measured = [found.measured_ns for found in known.values() if found.measured_ns is not None]
+    basis: Basis = "measured" if all(found.is_measured for found in known.values()) else "modelled"
+    run_ns = sum(known_runs.values())
+    device = trace.fact(program_device)
+    sure = basis == "measured" or (device is not None and (device.recorded or device.given))
+    if is_alone(trace):
+        roofs = trace.fact(program_roof_ns)
+        cost, step = round(run_ns), None
+        severity = severity_of(run_ns, sum(roofs.get(index, 0.0) for index in known))
+        programs = "program" if len(known) == 1 else "programs"
+        text = f"{format_ns(run_ns)} a run of the {programs}" + ("" if device is None else f", on {device.label()}")
+    else:
+        ran = trace.fact(executions)
+        cost = round(sum(ns * ran[index].rounds for index, ns in known_runs.items()))
+        step = per_step(trace, cost)
+        severity = severity_of(cost, whole_ns(trace))
+        text = f"{format_ns(cost)} in all" if step is None else f"{format_ns(step)} a step"
+        if basis == "modelled" and device is not None:
+            text += f", modelled on {device.label()}"
+    return Price(
+        run_ns=run_ns,
+        measured_run_ns=sum(measured) if measured else None,
+        cost_ns=cost,
+        cost_ns_per_step=step,
+        basis=basis,
+        severity=severity if sure or severity != "high" else "medium",
+        text=text,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """In one run of a program."""
+
+    ns: float
+    measured_ns: float | None
+    is_measured: bool
+
+
+def _of_program(trace: Trace, parts: list[Part]) -> _Saved | None:
+    module = parts[0].module
+    measured = measured_run_ns(trace, module, (name for part in parts for name in part.instructions))
+    if not is_alone(trace) and executions_of(trace, module) is None:
+        return None
+    if measured is not None and all(part.whole for part in parts):
+        return _Saved(ns=measured, measured_ns=measured, is_measured=True)
+    models = [part.modelled_ns for part in parts if part.modelled_ns is not None]
+    if not models:
+        return None
+    modelled = max(0.0, sum(models))
+    return _Saved(ns=modelled if measured is None else min(modelled, measured), measured_ns=measured, is_measured=False)

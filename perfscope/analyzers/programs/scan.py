@@ -1,0 +1,168 @@
+"""Loops of compiled XLA programs that run many times over very little work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, log2
+
+import numpy as np
+
+from perfscope.analyzers.checkpointing.program_remat import TYPICAL_DEVICE
+from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, module_cost
+from perfscope.analyzers.hlo.executions import executions_of, rows_of
+from perfscope.analyzers.hlo.linearity import is_linear
+from perfscope.analyzers.hlo.module import Instruction
+from perfscope.analyzers.hlo.program import control_runs, costs
+from perfscope.analyzers.hlo.program_device import program_device
+from perfscope.analyzers.programs.saving import Part
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A loop with a known trip count that launches kernels."""
+
+    cost: ModuleCost
+    instruction: Instruction
+    """The ``while``."""
+    trips: int
+    entered: int
+    """Times the loop begins in one run of the program."""
+    kernels: tuple[InstructionCost, ...]
+    """Launches of one iteration, the condition's included; nested loops left out. On TPU their bytes are those in the
+    chip's own memory too: the state of a small loop lies there."""
+    is_linear: bool
+    """The carry is updated linearly: the loop has an associative form."""
+    encloses: bool
+    """Another loop is inside: an iteration is not only these kernels."""
+    work_ns: float
+    """What the kernels of one iteration take at the least on ``device``: bytes over bandwidth, or FLOPs over peak."""
+    device: str
+    """As ``ProgramDevice.label``; an H100 where the programs have none."""
+
+    @property
+    def launches(self) -> int:
+        """In one run of the program."""
+        return self.entered * self.trips * len(self.kernels)
+
+
+def loops(trace: Trace) -> tuple[Loop, ...]:
+    """Loops of all programs whose trip count is known."""
+    found = []
+    known = trace.fact(program_device)
+    device = find_device(TYPICAL_DEVICE) if known is None else known.device
+    assert device is not None
+    for cost in trace.fact(costs):
+        launched: dict[str, list[InstructionCost]] = {}
+        for row in _everywhere(cost).launched:
+            launched.setdefault(row.computation, []).append(row)
+        for name, runs in control_runs(cost.module).items():
+            for one in cost.module.computations[name].instructions:
+                if one.opcode != "while" or one.trip_count is None or len(one.called) != 2:
+                    continue
+                kernels = tuple(row for called in one.called for row in launched.get(called, ()))
+                body = cost.module.computations[one.called[1]]
+                found.append(
+                    Loop(
+                        cost=cost,
+                        instruction=one,
+                        trips=one.trip_count,
+                        entered=runs.times,
+                        kernels=kernels,
+                        is_linear=is_linear(cost.module, body),
+                        encloses=any(inner.opcode in ("while", "call", "conditional") for inner in body.instructions),
+                        work_ns=sum(_least_ns(row, device) for row in kernels),
+                        device=device.name if known is None else known.label(),
+                    )
+                )
+    return tuple(found)
+
+
+def _everywhere(cost: ModuleCost) -> ModuleCost:
+    """The same with bytes in whatever memory of the device, for a TPU's program with loops."""
+    module = cost.module
+    counted = any(one.opcode == "while" and one.trip_count is not None for _, one in module.instructions())
+    return module_cost(replace(module, platform=None)) if module.platform == "tpu" and counted else cost
+
+
+def _least_ns(row: InstructionCost, device: Device) -> float:
+    plain = device.peak_flops.get("float32")  # float32's rate: these kernels are elementwise
+    return 1e9 * max(row.once.bytes / device.memory_bandwidth, row.once.flops / plain if plain else 0.0)
+
+
+# How long loops of tiny steps take, and what the same as a parallel prefix would take.
+
+
+LAUNCH_NS = 2_000
+"""An assumption: from the start of a kernel to the start of the next where both do nothing, outside a CUDA graph."""
+
+TPU_OP_NS = 250
+"""An assumption, the low end of the estimate's (``estimate/assumptions.py``): the shortest an op takes on a TPU. It
+only tells tiny steps from others; no cost is made of it."""
+
+
+def least_ns(loop: Loop) -> int:
+    """What the ops of one step take however little they do: launches, on a TPU the shortest ops."""
+    return (TPU_OP_NS if loop.cost.module.platform == "tpu" else LAUNCH_NS) * len(loop.kernels)
+
+
+def launching_ns(loop: Loop) -> float:
+    """Modelled: the loop in one run of the program, each kernel taking a launch at the least."""
+    return loop.entered * loop.trips * max(LAUNCH_NS * len(loop.kernels), loop.work_ns)
+
+
+def parallel_ns(loop: Loop) -> float:
+    """Modelled: a parallel prefix of the same, twice the work in ``2 log2(n)`` rounds of as many kernels as a step has.
+
+    Up and down sweep (Blelloch 1990, Prefix sums and their applications, section 1.3).
+    """
+    rounds = 2 * ceil(log2(max(2, loop.trips)))
+    return loop.entered * (rounds * LAUNCH_NS * len(loop.kernels) + 2 * loop.trips * loop.work_ns)
+
+
+def measured_loop_ns(trace: Trace, loop: Loop) -> float | None:
+    """The loop in one run of the program on one device, gaps between its kernels included; None: not recorded.
+
+    The loop's own row where the profile has one, else from its first kernel to its last. Where its kernels cannot be
+    dealt out evenly to the times it was entered (the trace begins inside one), their durations alone.
+    """
+    module, ops = loop.cost.module, trace.rows["hlo_ops"]
+    ran = executions_of(trace, module)
+    if ran is None:
+        return None
+    own = rows_of(trace, module, (loop.instruction.name,))
+    own = own[ops["encloses"][own]]
+    if len(own):
+        return float((ops["end_ns"][own] - ops["start_ns"][own]).sum()) / ran.count
+    rows = rows_of(trace, module, (row.instruction.name for row in loop.kernels))
+    if not len(rows):
+        return None
+    total = sum(
+        _around(ops["start_ns"][mine], ops["end_ns"][mine], ran.rounds * loop.entered)
+        for ordinal in np.unique(ops["ordinal"][rows])
+        for mine in (rows[ops["ordinal"][rows] == ordinal],)
+    )
+    return total / ran.count
+
+
+def _around(starts: Int64, ends: Int64, times: float) -> int:
+    """Sum of the spans of ``times`` equal parts, in order of their start."""
+    if times != int(times) or len(starts) % int(times):
+        return int((ends - starts).sum())
+    order = np.argsort(starts, kind="stable")
+    parts = (int(times), -1)
+    return int((ends[order].reshape(parts).max(axis=1) - starts[order].reshape(parts).min(axis=1)).sum())
+
+
+def part_of(trace: Trace, loop: Loop) -> Part:
+    """What the parallel form would save, for ``price``. It is mostly time between kernels: theirs is no limit to it.
+
+    Nothing for a program compiled for a CPU or a TPU, where a step costs no launch.
+    """
+    if loop.cost.module.platform != "gpu":
+        return Part(module=loop.cost.module, instructions=(), modelled_ns=None)
+    measured = measured_loop_ns(trace, loop)
+    took = launching_ns(loop) if measured is None else measured
+    return Part(module=loop.cost.module, instructions=(), modelled_ns=max(0.0, took - parallel_ns(loop)))

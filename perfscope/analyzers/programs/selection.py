@@ -1,0 +1,569 @@
+"""Arrays of a program that are nearly all zero by construction: one-hot matrices and what is made of them.
+
+``jax.nn.one_hot`` compares positions with an index, ``iota == index``: along the compared axis at most one element is
+not zero. Products, sums over few terms and views of such an array keep a bound like it. What is known of an array here
+holds whatever its inputs are; an array without a known bound may still be sparse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
+from perfscope.analyzers.hlo.cost.products import dims_of
+from perfscope.analyzers.hlo.flow import Flow, Value, fits, in_memory
+from perfscope.analyzers.hlo.module import ITEM_BITS, HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.products import ProductAxes, convolution_axes, dot_axes
+from perfscope.analyzers.hlo.program import costs
+from perfscope.analyzers.hlo.roofline import NS, roof_of
+from perfscope.model.trace import Trace
+
+Axes = frozenset[int]
+
+NO_AXES: Axes = frozenset()
+
+_MOST_BOUNDS = 8
+"""Kept of an array: products of arrays with many axes multiply them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """What is known of an array for any input. The default knows nothing."""
+
+    bounds: Mapping[Axes, int] = field(default_factory=dict)
+    """Axes -> most elements that are not zero over these axes together, for each position on the others."""
+    constant: Axes = NO_AXES
+    """Axes along which all elements are the same."""
+    distinct: Axes = NO_AXES
+    """Axes along which all elements differ (positions)."""
+    is_zero: bool = False
+    """All elements are zero."""
+
+    def density(self, dims: Sequence[int]) -> float:
+        """Most of the elements that are not zero, as a share of all; 1 where nothing is known."""
+        if self.is_zero:
+            return 0.0
+        return min((most / _size(axes, dims) for axes, most in self.bounds.items()), default=1.0)
+
+    def at(self, axes: Axes) -> int | None:
+        """The bound over exactly these axes."""
+        return 0 if self.is_zero else self.bounds.get(axes)
+
+
+UNKNOWN = Pattern()
+
+
+def _size(axes: Iterable[int], dims: Sequence[int]) -> int:
+    return math.prod(dims[axis] for axis in axes)
+
+
+def pattern(
+    bounds: Mapping[Axes, int], dims: Sequence[int], constant: Axes = NO_AXES, distinct: Axes = NO_AXES
+) -> Pattern:
+    """A pattern of an array of these dimensions, without bounds that say nothing; the tightest of too many."""
+    told = {axes: most for axes, most in bounds.items() if most < _size(axes, dims)}
+    if len(told) > _MOST_BOUNDS:
+        tightest = sorted(told, key=lambda axes: (told[axes] / _size(axes, dims), len(axes), sorted(axes)))
+        told = {axes: told[axes] for axes in tightest[:_MOST_BOUNDS]}
+    return Pattern(bounds=told, constant=constant, distinct=distinct)
+
+
+def same_values(patterns: Sequence[Pattern]) -> Pattern:
+    """What holds of an array that is one of several: of a loop's state what goes in, or what an iteration returns."""
+    first, *others = patterns
+    for other in others:
+        if first == other:
+            continue
+        bounds = {}
+        for axes in first.bounds.keys() | other.bounds.keys():
+            mine, theirs = first.at(axes), other.at(axes)
+            if mine is not None and theirs is not None:
+                bounds[axes] = max(mine, theirs)
+        first = Pattern(
+            bounds=bounds,
+            constant=first.constant & other.constant,
+            distinct=first.distinct & other.distinct,
+            is_zero=first.is_zero and other.is_zero,
+        )
+    return first
+
+
+def positions_equal(left: Pattern, right: Pattern, dims: Sequence[int]) -> Pattern:
+    """``left == right``: where one counts along an axis and the other stays the same, they meet once at most."""
+    axes = (left.distinct & right.constant) | (right.distinct & left.constant)
+    return pattern({frozenset({axis}): 1 for axis in axes}, dims, left.constant & right.constant)
+
+
+def product(left: Pattern, right: Pattern, dims: Sequence[int]) -> Pattern:
+    """``left * right``: zero where either is."""
+    if left.is_zero or right.is_zero:
+        return Pattern(is_zero=True, constant=frozenset(range(len(dims))))
+    bounds: dict[Axes, int] = {}
+
+    def tell(axes: Axes, most: int) -> None:
+        bounds[axes] = min(most, bounds.get(axes, most))
+
+    for one in (left, right):
+        for axes, most in one.bounds.items():
+            tell(axes, most)
+    for mine, most in left.bounds.items():
+        for theirs, more in right.bounds.items():
+            # where the one does not depend on the other's axes, the positions of both combine
+            if not mine & theirs and (theirs <= left.constant or mine <= right.constant):
+                tell(mine | theirs, most * more)
+    return pattern(bounds, dims, left.constant & right.constant)
+
+
+def total(left: Pattern, right: Pattern, dims: Sequence[int]) -> Pattern:
+    """``left + right``, or another operation that is zero where both are. Positions stay positions when shifted."""
+    if left.is_zero or right.is_zero:
+        other = right if left.is_zero else left
+        return Pattern(bounds=other.bounds, constant=left.constant & right.constant, is_zero=other.is_zero)
+    bounds = {axes: most + right.bounds[axes] for axes, most in left.bounds.items() if axes in right.bounds}
+    return pattern(bounds, dims, left.constant & right.constant)
+
+
+def shifted(left: Pattern, right: Pattern) -> Axes:
+    """Axes along which a sum or difference of two arrays still counts positions."""
+    return (left.distinct & right.constant) | (right.distinct & left.constant)
+
+
+def summed(one: Pattern, dims: Sequence[int], axes: Iterable[int]) -> Pattern:
+    """The sum over axes: as many positions as its terms have together. The other axes are numbered anew."""
+    gone = frozenset(axes)
+    kept = [axis for axis in range(len(dims)) if axis not in gone]
+    if one.is_zero:
+        return Pattern(is_zero=True, constant=frozenset(range(len(kept))))
+    number = {axis: index for index, axis in enumerate(kept)}
+    bounds: dict[Axes, int] = {}
+    for mine, most in one.bounds.items():
+        if mine <= gone:
+            continue
+        left = frozenset(number[axis] for axis in mine - gone)
+        most *= _size(gone - mine, dims)
+        bounds[left] = min(most, bounds.get(left, most))
+    return pattern(
+        bounds, [dims[axis] for axis in kept], frozenset(number[axis] for axis in kept if axis in one.constant)
+    )
+
+
+def renumbered(one: Pattern, axes: Sequence[int], more: Axes = NO_AXES) -> Pattern:
+    """The same with axis ``i`` called ``axes[i]``, the same values along the axes ``more``."""
+
+    def named(group: Axes) -> Axes:
+        return frozenset(axes[axis] for axis in group)
+
+    return Pattern(
+        bounds={named(group): most for group, most in one.bounds.items()},
+        constant=named(one.constant) | more,
+        distinct=named(one.distinct),
+        is_zero=one.is_zero,
+    )
+
+
+def regrouped(one: Pattern, dims: Sequence[int], into: Sequence[int]) -> Pattern:
+    """The same elements in the same order as an array of other dimensions."""
+    if one.is_zero:
+        return Pattern(is_zero=True, constant=frozenset(range(len(into))))
+    groups = _groups(dims, into)
+    ones = frozenset(axis for axis, size in enumerate(into) if size == 1)
+    bounds: dict[Axes, int] = {}
+    for axes, most in one.bounds.items():
+        left: set[int] = set()
+        for mine, theirs in groups:
+            touched = axes & mine
+            if touched:
+                # part of a group that became one axis: over all of the group
+                most *= _size(mine - axes, dims)
+                left |= theirs
+        left -= ones
+        if left:
+            bounds[frozenset(left)] = min(most, bounds.get(frozenset(left), most))
+    constant, distinct = set(ones), set[int]()
+    for mine, theirs in groups:
+        real = {axis for axis in mine if dims[axis] > 1}
+        if real <= one.constant:
+            constant |= theirs
+        if len(real) == 1 and real <= one.distinct:
+            distinct |= theirs - ones
+    return pattern(bounds, into, frozenset(constant), frozenset(distinct))
+
+
+def _groups(dims: Sequence[int], into: Sequence[int]) -> list[tuple[Axes, Axes]]:
+    """The smallest groups of axes next to one another that hold the same elements before and after."""
+    if math.prod(dims) != math.prod(into) or not math.prod(dims):
+        return []
+    before = [axis for axis, size in enumerate(dims) if size > 1]
+    after = [axis for axis, size in enumerate(into) if size > 1]
+    found = []
+    i = j = 0
+    while i < len(before):
+        mine, theirs = [before[i]], [after[j]]
+        while _size(mine, dims) != _size(theirs, into):
+            if _size(mine, dims) < _size(theirs, into):
+                mine.append(before[i + len(mine)])
+            else:
+                theirs.append(after[j + len(theirs)])
+        i, j = i + len(mine), j + len(theirs)
+        found.append((frozenset(mine), frozenset(theirs)))
+    return found
+
+
+# What is known to be zero of every value of a program (``hlo_selection``), followed across fusions and loops.
+
+
+_MOST_ROUNDS = 4
+"""Times a value in a loop may change: a state that only hands on settles in two, one that adds up never does."""
+
+_SAME = frozenset({"abs", "convert", "copy", "negate", "reduce-precision", "sign", "sqrt", "tanh"})
+"""Zero where the operand is; element for element."""
+
+_CUTS = frozenset({"slice", "dynamic-slice"})
+
+_WHOLE = frozenset({"s32", "u32", "s64", "u64"})
+
+_SUMS = frozenset({"add", "subtract", "maximum", "minimum", "or", "xor"})
+"""Zero where both operands are."""
+
+
+def patterns(flow: Flow) -> Sequence[Pattern]:
+    """Of every value of a program, by its number in the flow."""
+    found: list[Pattern | None] = [None] * len(flow.values)
+    rounds = [0] * len(flow.values)
+    waiting = list(reversed(_sources_first(flow)))
+    queued = [True] * len(flow.values)
+    while waiting:
+        number = waiting.pop()
+        queued[number] = False
+        value = flow.values[number]
+        new = _of_value(flow, value, [found[source] for source in value.names or value.operands])
+        if new is None or new == found[number]:
+            continue
+        if found[number] is not None:
+            rounds[number] += 1
+            if rounds[number] > _MOST_ROUNDS:
+                if found[number] == UNKNOWN:
+                    continue
+                new = UNKNOWN
+        found[number] = new
+        for user in flow.users[number]:
+            if not queued[user]:
+                queued[user] = True
+                waiting.append(user)
+    return [UNKNOWN if one is None else one for one in found]
+
+
+def _sources_first(flow: Flow) -> list[int]:
+    """All values, each after what it comes from where no loop forbids it."""
+    order: list[int] = []
+    seen = [False] * len(flow.values)
+    for first in range(len(flow.values)):
+        waiting = [(first, False)]
+        while waiting:
+            number, done = waiting.pop()
+            if done:
+                order.append(number)
+            elif not seen[number]:
+                seen[number] = True
+                waiting.append((number, True))
+                value = flow.values[number]
+                waiting.extend((source, False) for source in value.names or value.operands if not seen[source])
+    return order
+
+
+def _of_value(flow: Flow, value: Value, sources: Sequence[Pattern | None]) -> Pattern | None:
+    """``None``: nothing can be said before more is known of its sources."""
+    one = value.instruction
+    if one.shape.dtype == "tuple":
+        return UNKNOWN
+    if value.names:
+        if any(flow.values[name].instruction.shape.dims != one.shape.dims for name in value.names):
+            return UNKNOWN
+        known = [source for source in sources if source is not None]
+        return same_values(known) if known else None
+    if any(source is None for source in sources):
+        return None
+    shapes = [value.computation.by_name[name].shape for name in one.operands]
+    return _computed(flow.module, one, [source for source in sources if source is not None], shapes)
+
+
+def _computed(module: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    dims, opcode = one.shape.dims, one.opcode
+    if not fits(one, shapes):
+        return UNKNOWN
+    if opcode == "constant":
+        zero = one.is_zero or one.value == 0
+        return Pattern(is_zero=True, constant=frozenset(range(len(dims)))) if zero else UNKNOWN
+    if opcode == "iota":
+        axis = dims_of(one.attributes.get("iota_dimension", "0"))
+        return pattern({}, dims, frozenset(range(len(dims))) - frozenset(axis), frozenset(axis))
+    if opcode in _SAME:
+        return _cast(told[0], shapes[0].dtype, one.shape.dtype) if opcode == "convert" else _kept(opcode, told[0])
+    if opcode in _CUTS:
+        return pattern(told[0].bounds, dims, told[0].constant, told[0].distinct) if not told[0].is_zero else told[0]
+    if opcode in _SUMS:
+        found = total(told[0], told[1], dims)
+        if opcode in ("add", "subtract"):
+            found = Pattern(
+                bounds=found.bounds,
+                constant=found.constant,
+                distinct=shifted(told[0], told[1]),
+                is_zero=found.is_zero,
+            )
+        return found
+    rule = _RULES.get(opcode)
+    return UNKNOWN if rule is None else rule(module, one, told, shapes)
+
+
+def _kept(opcode: str, one: Pattern) -> Pattern:
+    if opcode in ("copy", "negate"):
+        return one
+    return Pattern(bounds=one.bounds, constant=one.constant, is_zero=one.is_zero)
+
+
+def _cast(one: Pattern, source: str, target: str) -> Pattern:
+    """Positions stay apart in types that can number any axis."""
+    if source in _WHOLE and target in _WHOLE:
+        return one
+    return Pattern(bounds=one.bounds, constant=one.constant, is_zero=one.is_zero)
+
+
+def _broadcast(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    axes = dims_of(one.attributes.get("dimensions", ""))
+    return renumbered(told[0], axes, frozenset(range(len(one.shape.dims))) - frozenset(axes))
+
+
+def _transpose(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    places = dims_of(one.attributes.get("dimensions", ""))
+    return renumbered(told[0], [places.index(axis) for axis in range(len(places))])
+
+
+def _reshape(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    return regrouped(told[0], shapes[0].dims, one.shape.dims)
+
+
+def _bitcast(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    """The same bytes: the elements in the order of the memory, major first."""
+    before, after = in_memory(shapes[0]), in_memory(one.shape)
+    if shapes[0].dtype != one.shape.dtype or before is None or after is None:
+        return UNKNOWN
+    dims, into = shapes[0].dims, one.shape.dims
+    physical = renumbered(told[0], [before.index(axis) for axis in range(len(dims))])
+    regrouped_ = regrouped(physical, [dims[axis] for axis in before], [into[axis] for axis in after])
+    return renumbered(regrouped_, after)
+
+
+def _compare(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    if one.attributes.get("direction") != "EQ":
+        return Pattern(constant=told[0].constant & told[1].constant)
+    return positions_equal(told[0], told[1], one.shape.dims)
+
+
+def _multiply(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    return product(told[0], told[1], one.shape.dims)
+
+
+def _divide(_: HloModule, __: Instruction, told: Sequence[Pattern], ___: Sequence[Shape]) -> Pattern:
+    return Pattern(bounds=told[0].bounds, constant=told[0].constant & told[1].constant, is_zero=told[0].is_zero)
+
+
+def _select(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    chosen, on_true, on_false = told
+    dims = one.shape.dims
+    if shapes[0].dims != dims:
+        chosen = Pattern(constant=frozenset(range(len(dims))))
+    if on_false.is_zero:
+        return product(chosen, on_true, dims)
+    either = total(on_true, on_false, dims)
+    return Pattern(bounds=either.bounds, constant=either.constant & chosen.constant, is_zero=either.is_zero)
+
+
+def _reduce(module: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    adds = len(told) == 2 and module.computations[one.called[0]].root.opcode in ("add", "maximum", "or")
+    if not adds or not told[1].is_zero:
+        return UNKNOWN
+    return summed(told[0], shapes[0].dims, dims_of(one.attributes.get("dimensions", "")))
+
+
+def _pad(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    if not told[1].is_zero or "-" in one.attributes.get("padding", ""):
+        return UNKNOWN
+    return Pattern(is_zero=True) if told[0].is_zero else pattern(told[0].bounds, one.shape.dims)
+
+
+def _concatenate(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    (along,) = dims_of(one.attributes.get("dimensions", "")) or (0,)
+    known = [group for part in told for group in part.bounds]
+    bounds: dict[Axes, int] = {}
+    for axes in known:
+        each = [part.at(axes) for part in told]
+        most = [number for number in each if number is not None]
+        if len(most) == len(told):
+            bounds[axes] = sum(most) if along in axes else max(most)
+    constant = frozenset.intersection(*(part.constant for part in told)) - {along}
+    return pattern(bounds, one.shape.dims, constant) if not all(part.is_zero for part in told) else told[0]
+
+
+def _update(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    """A part overwritten: bounds hold where the part covers all of their axes, else those of both add up."""
+    before, part = told[0], told[1]
+    dims = one.shape.dims
+    bounds: dict[Axes, int] = {}
+    for axes in before.bounds.keys() | part.bounds.keys():
+        mine, theirs = before.at(axes), part.at(axes)
+        if mine is not None and theirs is not None:
+            covered = all(shapes[1].dims[axis] == dims[axis] for axis in axes)
+            bounds[axes] = max(mine, theirs) if covered else mine + theirs
+    return Pattern(is_zero=True) if before.is_zero and part.is_zero else pattern(bounds, dims)
+
+
+def _dot(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    return _summed_product(dot_axes(one, shapes), told, shapes)
+
+
+def _convolution(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    axes = convolution_axes(one, shapes)
+    return UNKNOWN if axes is None else _summed_product(axes, told, shapes)
+
+
+def _summed_product(axes: ProductAxes, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    """The product over batch, rows, columns and contracted axes, summed over the last ones.
+
+    Of selections with each other, and with weights (no axis of their own): what a selection picks out of data is data,
+    though it may be padded with zeros.
+    """
+    left, right, result = axes.left, axes.right, axes.result
+    rows = [name for name in left if name in result and name not in right]
+    columns = [name for name in right if name in result and name not in left]
+    if (rows and not told[0].bounds) or (columns and not told[1].bounds):
+        return UNKNOWN
+    order = [*result, *dict.fromkeys(name for name in (*left, *right) if name not in result)]
+    place = {name: index for index, name in enumerate(order)}
+    sizes = dict(zip((*left, *right), (*shapes[0].dims, *shapes[1].dims), strict=True))
+    space = [sizes.get(name, 1) for name in order]
+    every = frozenset(range(len(space)))
+    mine, theirs = (
+        renumbered(one, [place[name] for name in names], every - {place[name] for name in names})
+        for one, names in zip(told, (left, right), strict=True)
+    )
+    terms = product(mine, theirs, space)
+    return summed(terms, space, range(len(result), len(space)))
+
+
+_RULES: Mapping[str, Callable[[HloModule, Instruction, Sequence[Pattern], Sequence[Shape]], Pattern]] = {
+    "and": _multiply,
+    "bitcast": _bitcast,
+    "broadcast": _broadcast,
+    "compare": _compare,
+    "concatenate": _concatenate,
+    "convolution": _convolution,
+    "divide": _divide,
+    "dot": _dot,
+    "dynamic-update-slice": _update,
+    "multiply": _multiply,
+    "pad": _pad,
+    "reduce": _reduce,
+    "reshape": _reshape,
+    "select": _select,
+    "transpose": _transpose,
+}
+
+
+# Matrix products that move rows: one factor is a selection, nearly all zero because it was built one-hot.
+#
+# What such a product multiplies with zeros is wasted; what is left is one row read and written for each element of
+# the
+# selection that may not be zero (at most ``density`` of them). The gradient of a weighted selection is a product of
+# the
+# same size whose result is needed only there: it stands on the same line, without a selection among its factors.
+
+
+_PRODUCTS = frozenset({"dot", "convolution", "custom-call"})
+"""Opcodes of matrix products; on TPU they are convolutions, on GPU also library calls."""
+
+_BACKWARD = "transpose("
+"""In the path of what JAX derives for gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionProduct:
+    """A product one of whose factors is a selection, or the gradient of one."""
+
+    cost: ModuleCost
+    row: InstructionCost
+    density: float
+    """Most of the selection's elements that are not zero, as a share of all: below 1."""
+
+    @property
+    def flops(self) -> int:
+        """In one run of the program."""
+        return self.row.total.flops
+
+    @property
+    def needed_flops(self) -> int:
+        """Those on elements of the selection that may not be zero."""
+        return round(self.flops * self.density)
+
+    @property
+    def wasted_flops(self) -> int:
+        """Those on elements that are zero by construction."""
+        return self.flops - self.needed_flops
+
+    @property
+    def moved_bytes(self) -> int:
+        """In one run of the program, to move the rows: each number read once, and each of the result written once."""
+        kind = next(iter(self.row.once.products))
+        read = self.needed_flops // 2
+        result = self.row.instruction.shape.elements * self.row.runs
+        return (read + min(read, result)) * ITEM_BITS[kind.dtype] // 8
+
+    def saved_ns(self, kernel: InstructionCost, device: Device) -> float | None:
+        """Roof of the kernel that holds it less the time to move the rows, in one run of the program.
+
+        ``None`` where the device's peak for the product is not known.
+        """
+        roof = roof_of(kernel, device)
+        if roof.compute_ns is None:
+            return None
+        return max(0.0, roof.roof_ns * kernel.runs - self.moved_bytes * NS / device.memory_bandwidth)
+
+
+def selection_products(trace: Trace) -> tuple[SelectionProduct, ...]:
+    """Such products of all programs, in program order."""
+    return tuple(one for cost in trace.fact(costs) for one in _of_program(cost))
+
+
+def _of_program(cost: ModuleCost) -> Iterator[SelectionProduct]:
+    products = [
+        row
+        for row in cost.rows
+        if row.instruction.opcode in _PRODUCTS and row.once.products and row.runs and row.place != "control"
+    ]
+    if not products:
+        return
+    flow = Flow(cost.module)
+    known = patterns(flow)
+    sparse: dict[int, float] = {}
+    lines: dict[tuple[str, int | None, int], float] = {}
+    for row in products:
+        operands = row.instruction.operands[:2]
+        shapes = [cost.module.computations[row.computation].by_name[name].shape for name in operands]
+        density = min(
+            known[flow.numbers[row.computation, name]].density(shape.dims)
+            for name, shape in zip(operands, shapes, strict=True)
+        )
+        if 0 < density < 1:  # all of it zero: nothing is selected
+            sparse[id(row)] = density
+            if row.instruction.file is not None:
+                place = (row.instruction.file, row.instruction.line, row.once.flops)
+                lines[place] = min(density, lines.get(place, 1.0))
+    for row in products:
+        one = row.instruction
+        place = (one.file or "", one.line, row.once.flops)
+        if id(row) in sparse:
+            yield SelectionProduct(cost=cost, row=row, density=sparse[id(row)])
+        elif place in lines and _BACKWARD in one.op_name:
+            yield SelectionProduct(cost=cost, row=row, density=lines[place])

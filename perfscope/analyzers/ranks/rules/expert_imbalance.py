@@ -1,0 +1,170 @@
+"""Ranks receive very different amounts in an all-to-all: some experts get many tokens, others few.
+
+Why it costs:
+    An all-to-all lasts until the rank that receives most has all of it, and the experts behind it take as long as the
+    fullest one. The others wait, at the next collective at the latest. What the router sends to one rank more than
+    the mean is time that all ranks lose.
+
+How it is found:
+    From traces of all ranks of a group, where the profiler recorded how many elements each rank sends and receives
+    (`Out msg nelems` of an all-to-all with split sizes). A rank's load is what it received over the mean of its group.
+    The cost is modelled, and an upper bound for the all-to-alls alone: each one's own time, without waiting, less
+    what it would be if the fullest rank received the mean, and no more than is exposed. What the experts' own work
+    costs shows as a `straggler` at the collective behind it, and is not in this cost.
+
+    All-to-alls of even size, groups that miss a rank, and traces without the sizes are not judged.
+
+Fix:
+    Balance the router: an auxiliary loss on the load, a bias for each expert that is moved against its load, or a
+    capacity factor that drops or re-routes what is too much (1.25 is usual). Replicate the fullest experts over
+    ranks, or place hot ones beside cold ones. In embeddings (torchrec), let the planner split or replicate the
+    hottest tables.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.matching import Group, Matched
+from perfscope.analyzers.ranks.sets import RankSet, comparable
+from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.analyzers.time.spans import spans_of_ranks
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import MISSING, RECORDED, Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ()
+
+LOADED = 1.25
+"""Times the mean: the capacity factor most routers are run with; what lies below it is what they accept."""
+
+COST_SHARE = 0.02
+"""Of the steps. The saving is modelled: ask for more than the usual 1% spread between launches."""
+
+ROWS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Uneven:
+    """An all-to-all and what each rank received of it."""
+
+    collective: Matched
+    received: Mapping[int, int]
+    exposed_ns: int
+    """Of the fullest rank."""
+
+    @property
+    def fullest(self) -> int:
+        return max(sorted(self.received), key=lambda rank: self.received[rank])
+
+    @property
+    def load(self) -> float:
+        """Of the fullest rank, over the mean."""
+        return self.received[self.fullest] * len(self.received) / max(1, sum(self.received.values()))
+
+    @property
+    def cost_ns(self) -> int:
+        return int(min(self.collective.core_ns * (1 - 1 / self.load), self.exposed_ns)) if self.load > 1 else 0
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Nothing: what one rank receives says nothing without the others."""
+    if not has_ranks(trace):
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
+    return ()
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Yield a finding for each group of a job whose all-to-alls are uneven."""
+    sets = comparable(traces)
+    looked = False
+    exchanges = 0
+    for ranks in sets:
+        uneven: dict[Group, list[_Uneven]] = defaultdict(list)
+        for one in ranks.matching.matched:
+            if one.operation != "all_to_all":
+                continue
+            exchanges += 1
+            found = _uneven(one, ranks)
+            if found is not None:
+                looked = True
+                uneven[one.group].append(found)
+        whole = max(whole_ns(member.trace) for member in ranks.job.members)
+        for exchanged in uneven.values():
+            heavy = sorted((one for one in exchanged if one.load >= LOADED), key=lambda one: -one.cost_ns)
+            cost = sum(one.cost_ns for one in heavy)
+            if heavy and cost >= COST_SHARE * whole > 0:
+                yield _finding(ranks, heavy, len(exchanged), cost, whole)
+    if exchanges and not looked:
+        raise AbstainError("how much each rank receives in its all-to-alls is not recorded, or a rank is missing")
+
+
+def _uneven(one: Matched, ranks: RankSet) -> _Uneven | None:
+    """What each rank received; None where it is not recorded of all of them."""
+    received = {rank: side.received for rank, side in one.sides.items() if side.received is not None}
+    if len(received) < len(one.group) or (not one.named and ranks.job.missing) or not sum(received.values()):
+        return None
+    fullest = max(sorted(received), key=lambda rank: received[rank])
+    trace = next(member.trace for member in ranks.job.members if member.rank == fullest)
+    kernel = one.sides[fullest].kernel
+    if kernel == MISSING:
+        return None
+    exposed = int(trace.fact(exposed_communication)[kernel])
+    return _Uneven(collective=one, received=received, exposed_ns=exposed)
+
+
+def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int, whole: int) -> Finding:
+    worst = heavy[0]
+    fullest: dict[int, int] = defaultdict(int)
+    for one in heavy:
+        fullest[one.fullest] += 1
+    rank = max(sorted(fullest), key=lambda held: fullest[held])
+    trace = next(member.trace for member in ranks.job.members if member.rank == rank)
+    steady = fullest[rank] > len(heavy) / 2
+    who = f"rank {rank} is the fullest in {fullest[rank]:,} of them" if steady else "ranks are the fullest in turn"
+    return Finding(
+        subject="all-to-alls are uneven",
+        title=f"{len(heavy):,} of {exchanges:,} all-to-alls over {worst.collective.size} ranks are uneven: the fullest "
+        f"rank receives up to {max(one.load for one in heavy):.1f} times the mean; {who}; up to {format_ns(cost)} "
+        f"({format_share(cost, whole)}) in the exchanges alone",
+        severity=severity_of(cost, whole),
+        basis="modelled",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        where=Where(op="all_to_all"),
+        ranks=(rank,) if steady else tuple(sorted(fullest)),
+        evidence=tuple(_row(one) for one in heavy[:ROWS]),
+        spans=spans_of_ranks(
+            (one.fullest, one.collective.sides[one.fullest].start_ns, one.collective.sides[one.fullest].end_ns)
+            for one in heavy
+        ),
+        advice=(
+            f"The same rank is the fullest: replicate its experts or tables, or place hot ones beside cold ones (rank "
+            f"{rank}). "
+            if steady
+            else ""
+        )
+        + "Balance the router: an auxiliary loss on the load, a bias for each expert moved against its load, or a "
+        "capacity factor of 1.25.",
+    )
+
+
+def _row(one: _Uneven) -> dict[str, Cell]:
+    received = one.received
+    emptiest = min(sorted(received), key=lambda rank: received[rank])
+    return {
+        "number": one.collective.index,
+        "ranks": one.collective.size,
+        "fullest_rank": one.fullest,
+        "elements_most": received[one.fullest],
+        "elements_mean": sum(received.values()) // len(received),
+        "emptiest_rank": emptiest,
+        "elements_least": received[emptiest],
+        "core_ns": one.collective.core_ns,
+        "exposed_ns": one.exposed_ns,
+        "saves_ns": one.cost_ns,
+    }

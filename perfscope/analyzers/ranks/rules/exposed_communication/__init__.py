@@ -1,0 +1,343 @@
+"""Collectives run while the device computes nothing.
+
+Why it costs: communication and computation use different parts of a device and can run side by side. A
+collective that runs alone adds its whole time to the step.
+
+How it is found: per device, the time of communication kernels that no compute kernel covers. It is exact,
+and it is split over the collectives without counting a moment twice. It is an upper bound of what hiding
+them would save: not all of it can be hidden if there is too little independent work. One rank alone
+cannot tell transferring from waiting for a slower rank: a collective kernel spins until the last rank
+has arrived. With the traces of several ranks their collectives are matched, and the shortest duration is the
+transfer itself, the rest waiting for the rank that came last. So the exposed time of each rank comes apart, exactly:
+waiting for a late rank (by rank), waiting for several that came last together, the transfer, what may be either (a
+wait below what the ranks' clocks agree to, or members of the group that are missing), and collectives that no other
+rank shows. Waiting for a late rank is the cost of `straggler` and is left out of this one's. The devices of
+one recording (XLA on GPUs) are held against each other in the same way; there all of it is the cost. Of several such
+processes the ranks are the processes: the device with most stands for each, and what it waits for another device
+of its own process is told apart.
+Of a TPU the waits on the core and the transfers beside it (`Async XLA Ops`) count, each moment once. XLA's
+CPU backend is not judged: its devices share the cores of one host, so while one waits the others have the cores, and
+nothing is idle; `straggler` shows who they wait for. A program alone has no clock: `blocking_collective`
+says what the device would wait for. In a planned PyTorch program of several processes (`perfscope compile
+--target h100x8`) it is the modelled time in which the step waits for collectives and runs no kernel, at the low end
+of the range.
+
+Fix: waiting: what the late rank does before it comes (`straggler`); nothing below shortens that. The transfer:
+start collectives earlier and wait for them later. DDP: `bucket_cap_mb`, `static_graph=True`, gradient
+accumulation under `no_sync()`. FSDP: `fully_shard` per block, `set_modules_to_forward_prefetch`,
+`reshard_after_forward=False` where memory allows. Tensor parallelism: its asynchronous form, or sequence
+parallelism. Everywhere: lower precision on the wire, fewer and larger messages, and `async_op=True` with
+`wait()` where the result is used. In JAX the compiler places them: `blocking_collective` says why one is not
+hidden, `XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"` lets more of them be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perfscope.analyzers.hlo.program import where_of
+from perfscope.analyzers.programs.hot_instructions import communication_instructions, communication_names
+from perfscope.analyzers.ranks.clocks import align
+from perfscope.analyzers.ranks.devices import device_set
+from perfscope.analyzers.ranks.exposed import Wait, device_clocks, shares_of, waits_of, waits_of_processes
+from perfscope.analyzers.ranks.processes import ProcessSet, is_process, process_sets
+from perfscope.analyzers.ranks.rules.exposed_communication.plan import planned_exposure
+from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by_kind, exposed_finding
+from perfscope.analyzers.ranks.sets import RankSet, comparable
+from perfscope.analyzers.time.device_time import DeviceTime, device_times
+from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.steps import per_step, step_windows, whole_ns
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ()
+
+EXPOSED_SHARE = 0.05
+"""Of a device's span. Some exposure stays at the first and last collective of a step even when all else is hidden."""
+
+PART_SHARE = 0.01
+"""Of a device's span: a kind of collective with less gets no finding of its own."""
+
+REPLACES = True
+"""What the ranks say together takes the place of what each says alone."""
+
+ROWS = 20
+
+_KERNEL_OPERATION = re.compile(r"(?:nccl|rccl)\w*?Kernel_?([A-Z][A-Za-z]+)")
+_INSTRUCTION = re.compile(
+    r"^(?:async-)?(all-reduce|all-gather|all-to-all|ragged-all-to-all|reduce-scatter|collective-permute|"
+    r"collective-broadcast|send|recv)(?:-start|-done|-update)?(?:[.\-_]|$)"
+)
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+ADVICE = {
+    "allreduce": "DDP hides it behind the backward pass: check `bucket_cap_mb`, `static_graph=True`, and `no_sync()` "
+    "while accumulating. Tensor parallelism: its asynchronous form, or sequence parallelism.",
+    "allgather": "FSDP: prefetch the next block (`set_modules_to_forward_prefetch`), or keep parameters between "
+    "forward and backward (`reshard_after_forward=False`) where memory allows.",
+    "reducescatter": "FSDP: wrap per block so that each reduction runs behind the backward pass of the next.",
+    "alltoall": "Run it beside the experts' own work: split the tokens in two halves and pipeline them, or send lower "
+    "precision.",
+    "sendrecv": "Pipeline or all-to-all traffic: more micro-batches, interleaved schedules, or local work beside it.",
+}
+"""By operation, spelled without underscores: sources write `all_reduce`, `allreduce`, `_allgather_base`."""
+
+XLA_ADVICE = (
+    "The compiler decides what runs beside it: let it move more (XLA_FLAGS="
+    '"--xla_gpu_enable_latency_hiding_scheduler=true" on a GPU), give it something to move (jax.lax.scan(..., '
+    "unroll=2), or two half batches), and see blocking_collective for what it waits for and why."
+)
+
+ALONE_ADVICE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
+
+OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the result is used."
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Yield a finding a kind of collective that a planned step waits for."""
+    return planned_exposure(
+        trace,
+        least=EXPOSED_SHARE,
+        part=PART_SHARE,
+        advice=lambda kind: ADVICE.get("sendrecv" if kind in ("send", "recv") else kind.replace("-", ""), OTHER_ADVICE),
+    )
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield a finding a kind of collective for the device with most exposed communication."""
+    if "device_work" not in trace.recorded:
+        return _without_device(trace)
+    device = _worst(trace)
+    if device is None:
+        return []
+    found = device_set(trace) if len(trace.rows["hlo_ops"]) else None
+    if found is None:
+        return _findings(trace, device)
+    waits = waits_of(found.collectives, align(found.collectives, found.devices), all_here=True)
+    sides = _sides(trace, device, device.ordinal, waits.get(device.ordinal, {}))
+    here = found.world_size is None or len(found.devices) >= found.world_size
+    unclear = "no longer than their ends differ" if here else "not all devices are here"
+    return [
+        exposed_finding([side], member="device", elsewhere=False, unclear=unclear)
+        if side.matched  # of a group that reaches into other processes, this recording shows its own devices only
+        else side.finding
+        for side in sides
+    ]
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Yield a finding a kind of collective of each job, and again what traces outside of the jobs say of that kind."""
+    try:
+        sets = comparable(traces)
+    except AbstainError:  # nobody to hold it against: each rank's own finding stands and says so
+        sets = ()
+    processes = [one for one in process_sets(traces) if one.ranks.matching.matched]
+    inside: set[int] = set()
+    kinds: set[str] = set()
+    judged = [(one.job, _of_ranks(one)) for one in sets] + [(one.ranks.job, _of_processes(one)) for one in processes]
+    for job, findings in judged:
+        inside.update(id(member.trace) for member in job.members)
+        for finding in findings:
+            kinds.add(finding.subject)
+            yield finding
+    for trace in traces if kinds else ():
+        device = _worst(trace) if id(trace) not in inside else None
+        if device is not None:
+            rank = trace.source.rank
+            yield from (
+                replace(finding, ranks=() if rank is None else (rank,))
+                for finding in _findings(trace, device)
+                if finding.subject in kinds
+            )
+
+
+def _of_ranks(ranks: RankSet) -> Iterator[Finding]:
+    waits = waits_of(ranks.matching.matched, ranks.clocks, all_here=not ranks.job.missing)
+    sides: list[Side] = []
+    for member in ranks.job.members:
+        device = _worst(member.trace)
+        if device is not None:
+            sides += _sides(member.trace, device, member.rank, waits.get(member.rank, {}))
+    unclear = f"clocks agree to {format_ns(ranks.clocks.worst_ns)}"
+    if ranks.job.missing:
+        unclear += ", and ranks are missing"
+    for found in by_kind(sides).values():
+        yield exposed_finding(found, member="rank", elsewhere=True, unclear=unclear)
+
+
+def _of_processes(found: ProcessSet) -> Iterator[Finding]:
+    """The device of each process with most exposed communication stands for it."""
+    clocks = device_clocks(found)
+    waits = waits_of_processes(found, clocks)
+    sides: list[Side] = []
+    for member in found.ranks.job.members:
+        device = _worst(member.trace)
+        if device is not None:
+            sides += _sides(member.trace, device, member.rank, waits.get((member.rank, device.device), {}))
+    unclear = f"ends on the devices agree to {format_ns(clocks.worst_ns)}"
+    if found.ranks.job.missing:
+        unclear += ", and processes are missing"
+    for each in by_kind(sides).values():
+        yield exposed_finding(each, member="rank", elsewhere=True, unclear=unclear, processes=True)
+
+
+def _sides(trace: Trace, device: DeviceTime, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:
+    """What the trace says of each kind on its device, with its parts."""
+    members = _by_kind(trace, device, _collective_of(trace))
+    for finding in _findings(trace, device):
+        kind = finding.subject
+        yield Side(
+            finding=finding,
+            advice=finding.advice.removesuffix(ALONE_ADVICE),
+            shares=shares_of(trace, member, device.device, members[kind], waits),
+            span_ns=device.span_ns,
+            whole_ns=whole_ns(trace),
+            steps=trace.fact(step_windows).count,
+        )
+
+
+def _worst(trace: Trace) -> DeviceTime | None:
+    """The device with most exposed communication, if it is enough to be told."""
+    devices = [
+        device
+        for device in trace.fact(device_times)
+        if device.exposed_communication_ns >= EXPOSED_SHARE * device.span_ns > 0
+    ]
+    return max(devices, key=lambda device: device.exposed_communication_ns, default=None)
+
+
+def _without_device(trace: Trace) -> list[Finding]:
+    if trace.recorded == {"hlo"}:
+        raise AbstainError("a program has no clock: blocking_collective says what a device would wait for")
+    if (len(trace.rows["collectives"]) and len(trace.rows["hlo_ops"])) or is_process(trace):
+        raise AbstainError(
+            "XLA's CPU backend: its devices share the cores of one host, so while one waits for a collective, "
+            "others compute on the same cores and nothing is idle; record on the accelerators to judge"
+        )
+    if len(trace.rows["collectives"]):
+        raise AbstainError(
+            "the collectives ran on the host (gloo): the recording does not show when the program waited for them"
+        )
+    if "host_ops" not in trace.recorded:
+        raise AbstainError("neither device work nor host ops were recorded")
+    return []
+
+
+def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
+    kernels, exposed = trace.rows["kernels"], trace.fact(exposed_communication)
+    named = _collective_of(trace)
+    for kind, members in sorted(_by_kind(trace, device, named).items()):
+        cost = int(exposed[members].sum())
+        if cost < PART_SHARE * device.span_ns:
+            continue
+        total = int((kernels["end_ns"] - kernels["start_ns"])[members].sum())
+        worst = max(members, key=lambda row: int(exposed[row]))
+        alone = trace.source.world_size != 1
+        instruction = trace.fact(communication_instructions).get(worst)
+        line = NOWHERE if instruction is None else where_of(instruction)
+        yield Finding(
+            subject=kind,
+            title=f"{kind}: {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span) run while "
+            f"nothing computes, {format_share(cost, total)} of its {len(members):,} kernels' time",
+            severity=severity_of(cost, whole_ns(trace)),
+            basis="measured",
+            cost_ns=cost,
+            cost_ns_per_step=per_step(trace, cost),
+            advice=(_advice(kind) if instruction is None else XLA_ADVICE) + (ALONE_ADVICE if alone else ""),
+            where=Where(
+                file=line.file,
+                line=line.line,
+                kernel=_algorithm(trace.text(int(kernels["name"][worst]))) if line.file is None else None,
+            ),
+            evidence=_evidence(trace, members, exposed, named),
+            spans=worst_spans(kernels["start_ns"][members], kernels["end_ns"][members], exposed[members]),
+        )
+
+
+def _by_kind(trace: Trace, device: DeviceTime, named: dict[int, int]) -> dict[str, list[int]]:
+    """Operation -> rows of ``kernels``."""
+    kernels = trace.rows["kernels"]
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for row in np.flatnonzero((kernels["device"] == device.device) & kernels["communication"]).tolist():
+        kinds[_operation(trace, row, named)].append(row)
+    return kinds
+
+
+def _evidence(
+    trace: Trace, members: list[int], exposed: np.ndarray, named: dict[int, int]
+) -> tuple[Mapping[str, Cell], ...]:
+    """Exposed time by kernel, group and message size."""
+    kernels, collectives = trace.rows["kernels"], trace.rows["collectives"]
+    instructions = trace.fact(communication_names)
+    groups: dict[tuple[str, str, int | None, int | None, str], list[int]] = defaultdict(list)
+    for row in members:
+        collective = named.get(row)
+        group, size, elements = "", None, None
+        if collective is not None:
+            group = trace.text(int(collectives["group"][collective]))
+            size = _known(collectives["group_size"][collective])
+            elements = _known(collectives["elements_in"][collective])
+        groups[trace.text(int(kernels["name"][row])), group, size, elements, instructions.get(row, "")].append(row)
+    duration = kernels["end_ns"] - kernels["start_ns"]
+    table: list[Mapping[str, Cell]] = [
+        {
+            "kernel": name,
+            "instruction": instruction or None,
+            "group": group or None,
+            "ranks": size,
+            "elements_in": elements,
+            "kernels": len(rows),
+            "exposed_ns": int(exposed[rows].sum()),
+            "duration_ns": int(duration[rows].sum()),
+            "shortest_ns": int(duration[rows].min()),
+            "longest_ns": int(duration[rows].max()),
+        }
+        for (name, group, size, elements, instruction), rows in groups.items()
+    ]
+    table.sort(key=lambda row: -int(row["exposed_ns"] or 0))
+    return tuple(table[:ROWS])
+
+
+def _collective_of(trace: Trace) -> dict[int, int]:
+    """Row of ``kernels`` -> row of ``collectives``."""
+    rows = trace.rows["collectives"]["kernel"].tolist()
+    return {kernel: row for row, kernel in enumerate(rows) if kernel != MISSING}
+
+
+def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
+    """The instruction says it best: kernels of NCCL send and receive for several operations."""
+    instruction = trace.fact(communication_names).get(kernel)
+    if instruction is not None and (found := _INSTRUCTION.match(instruction)) is not None:
+        return found[1].replace("-", "_")
+    collective = named.get(kernel)
+    name = "" if collective is None else trace.text(int(trace.rows["collectives"]["name"][collective]))
+    if name in ("", "unknown"):
+        return operation_of_kernel(trace.text(int(trace.rows["kernels"]["name"][kernel])))
+    return name
+
+
+def operation_of_kernel(name: str) -> str:
+    """``all_reduce`` of ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``; ``communication`` if the name is silent."""
+    found = _KERNEL_OPERATION.search(name)
+    return "communication" if found is None or found[1] == "Generic" else _CAMEL.sub("_", found[1]).lower()
+
+
+def _advice(kind: str) -> str:
+    spelled = kind.replace("_", "").lower()
+    return next((text for operation, text in ADVICE.items() if operation in spelled), OTHER_ADVICE)
+
+
+def _algorithm(name: str) -> str:
+    """The kernel's name without its arguments."""
+    return name.split("(")[0]
+
+
+def _known(value: int) -> int | None:
+    return None if value == MISSING else int(value)

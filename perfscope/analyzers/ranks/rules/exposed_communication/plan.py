@@ -1,0 +1,78 @@
+"""Findings on the collectives of a planned step: what the step would wait for them on the target. Modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from perfscope.analyzers.plans.exchanges import ExchangeRow, exchange_rows
+from perfscope.analyzers.plans.time import plan_works
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+ROWS = 20
+
+
+def planned_exposure(trace: Trace, *, least: float, part: float, advice: Callable[[str], str]) -> Iterator[Finding]:
+    """One finding for each kind of collective that the step as the program runs it waits for, at the low end.
+
+    ``least``: share of the step that all of them, ``part``: that one kind has; ``advice(kind)``. What is not known of
+    the links costs no more than their steps, and the finding says so.
+    """
+    for work in trace.fact(plan_works):
+        plan = work.held.plan
+        compiled = plan.compiled_by == "program"
+        found, step = (work.compiled_exchanges, work.compiled) if compiled else (work.eager_exchanges, work.eager)
+        if plan.processes is None:
+            continue
+        if found is None or step is None:
+            raise AbstainError("no whole step of the job was planned")
+        whole = step.step.low
+        if found.exposed.low < least * whole:
+            continue
+        kinds: dict[str, list[ExchangeRow]] = {}
+        for row in exchange_rows(found.rows, plan.processes.groups):
+            kinds.setdefault(row.kind, []).append(row)
+        for kind, rows in kinds.items():
+            cost = sum(row.exposed_ns.low for row in rows)
+            if cost and cost >= part * whole:
+                yield _finding(kind, rows, cost, whole, advice(kind), known=found.known)
+
+
+def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: str, *, known: bool) -> Finding:
+    times, blocking = sum(row.times for row in rows), sum(row.blocking for row in rows)
+    moved = sum(row.bytes for row in rows)
+    worst = rows[0]
+    several = f"{times:,} {kind}s of {format_bytes(moved)}" if times > 1 else f"{kind} of {format_bytes(moved)}"
+    beside = {0: "kernels can run beside all of them", times: "no kernel can run beside any"}.get(
+        blocking, f"no kernel can run beside {blocking:,} of them"
+    )
+    least = "" if known else "; the links are not known, so this is the least"
+    return Finding(
+        subject=f"exposed {kind} (planned)",
+        title=f"planned: the step waits {format_ns(cost)} or more for {several} ({format_share(cost, whole)}); "
+        f"{beside}{least}",
+        severity=severity_of(cost, whole),
+        basis="modelled",
+        cost_ns=cost,
+        cost_ns_per_step=cost,
+        cost_bytes=moved,
+        where=Where(file=worst.file, line=worst.line, op=kind),
+        evidence=tuple(_row(row) for row in rows[:ROWS]),
+        advice=advice,
+    )
+
+
+def _row(row: ExchangeRow) -> dict[str, Cell]:
+    return {
+        "at": Where(file=row.file, line=row.line).label(),
+        "asked_for_by": row.by,
+        "phase": row.phase,
+        "times": row.times,
+        "ranks": row.group_size,
+        "moved_bytes": row.bytes,
+        "takes_ns": row.busy_ns.low,
+        "exposed_ns": row.exposed_ns.low,
+        "beside_ns": row.beside_ns.low,
+        "over": row.algorithm,
+    }

@@ -1,0 +1,170 @@
+"""The finding of exposed communication where several ranks (or devices) show who waited: what is whose, and advice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from perfscope.analyzers.ranks.exposed import Share, summed
+from perfscope.analyzers.ranks.matching import Group
+from perfscope.analyzers.time.spans import spans_of_ranks
+from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.model.units import format_ns, format_share
+
+ROWS = 20
+
+MOST_NAMED = 3
+"""Late members in a title: the evidence has all."""
+
+UNMATCHED = "not matched"
+
+TOLD_MORE = 1.1
+"""Times what the most exposed member has besides waiting: below it another member's is the same to a reader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What the single trace of a member says of one kind of collective, and its parts by group."""
+
+    finding: Finding
+    advice: str
+    """How its transfer is hidden or made smaller."""
+    shares: tuple[Share, ...]
+    span_ns: int
+    """Of the device."""
+    whole_ns: int
+    """What severities are a share of."""
+    steps: int
+    """0 where none is known."""
+
+    @property
+    def matched(self) -> bool:
+        """Whether any of it is told apart."""
+        return self.total.unmatched_ns < self.total.exposed_ns
+
+    @property
+    def total(self) -> Share:
+        """All groups together."""
+        return summed(self.shares)
+
+
+def exposed_finding(
+    sides: Sequence[Side], *, member: str, elsewhere: bool, unclear: str, processes: bool = False
+) -> Finding:
+    """One finding of one kind of collective; ``sides``: at least one, all of that kind.
+
+    ``member``: ``rank`` or ``device``. ``elsewhere``: waiting for late members is the cost of ``straggler`` and
+    not of this finding. ``unclear``: why some of it may be either. ``processes``: members have devices of their own,
+    one of which may have waited for another.
+    """
+    sides = sorted(sides, key=lambda side: (-side.total.exposed_ns, side.total.member))
+    worst, whole = sides[0], sides[0].total
+    costly = max(sides, key=_cost) if elsewhere else worst
+    cost = _cost(costly) if elsewhere else whole.exposed_ns
+    said = [f"{format_ns(whole.late_ns)} waiting for {_late(whole, member)}"] if whole.late_ns else []
+    for ns, what in (
+        (whole.own_ns, f"waiting for another device of the same {member}"),
+        (whole.together_ns, f"waiting for {member}s that came last together"),
+        (whole.core_ns, "the transfer itself"),
+        (whole.unclear_ns, f"waiting or transfer ({unclear})"),
+        (whole.unmatched_ns, f"of collectives that no other {member} shows"),
+    ):
+        if ns:
+            said.append(f"{format_ns(ns)} {what}")
+    more = ""
+    if elsewhere and cost > TOLD_MORE * _cost(worst):
+        more = f"; {member} {costly.total.member} has most besides waiting, {format_ns(cost)}"
+    return replace(
+        worst.finding,
+        title=f"{worst.finding.subject}: {format_ns(whole.exposed_ns)} "
+        f"({format_share(whole.exposed_ns, worst.span_ns)} of the device's span) run on {member} {whole.member} while "
+        f"nothing computes: {', '.join(said)}{more}",
+        severity=severity_of(cost, costly.whole_ns),
+        cost_ns=cost,
+        cost_ns_per_step=round(cost / costly.steps) if costly.steps else None,
+        ranks=tuple(sorted(side.total.member for side in sides)) if member == "rank" else worst.finding.ranks,
+        evidence=tuple(_row(side, share, member, processes=processes) for side in sides for share in side.shares)[
+            :ROWS
+        ],
+        spans=spans_of_ranks(_pieces(sides)) if member == "rank" else worst.finding.spans,
+        advice=_advice(whole, worst.advice, member, elsewhere=elsewhere),
+    )
+
+
+def _pieces(sides: Sequence[Side]) -> Iterator[tuple[int | None, int, int]]:
+    """The costliest of each rank in turn, the most exposed rank first."""
+    for each in zip_longest(*(side.finding.spans for side in sides)):
+        for side, span in zip(sides, each, strict=True):
+            if span is not None:
+                yield side.total.member, span.start_ns, span.end_ns
+
+
+def _cost(side: Side) -> int:
+    return side.total.exposed_ns - side.total.late_ns
+
+
+def _late(share: Share, member: str) -> str:
+    """``rank 2``; ``late ranks (2: 30.0 ms, 5: 1.0 ms)``."""
+    late = sorted(share.waiting_ns.items(), key=lambda pair: (-pair[1], pair[0]))
+    late = [pair for pair in late if pair[1] and pair[0] != share.member]
+    if len(late) == 1:
+        return f"{member} {late[0][0]}, which came late"
+    named = ", ".join(f"{who}: {format_ns(ns)}" for who, ns in late[:MOST_NAMED])
+    return f"late {member}s ({named}{', ...' if len(late) > MOST_NAMED else ''})"
+
+
+def _advice(whole: Share, transfer: str, member: str, *, elsewhere: bool) -> str:
+    """What most of it is comes first: a late rank is not mended by overlapping, nor a transfer by an even load."""
+    waited = whole.late_ns + whole.together_ns
+    late = f"Waiting ends where the late {member} comes in time: "
+    late += (
+        "`straggler` says which and what it did before; that part is its cost and is not in this one."
+        if elsewhere
+        else f"compare what it does before with the other {member}s (shard sizes, padding, uneven experts or layers)."
+    )
+    if elsewhere and whole.core_ns:
+        transfer += (
+            " Whether another algorithm or protocol of NCCL, or other links, would make it shorter: `nvlink_stall`."
+        )
+    if not waited:
+        return transfer
+    if 2 * waited > whole.exposed_ns:
+        return f"{late} Only the transfer can be hidden or made smaller: {transfer}"
+    return f"{transfer} {late}"
+
+
+def _row(side: Side, share: Share, member: str, *, processes: bool) -> dict[str, Cell]:
+    others = {late: waited for late, waited in share.waiting_ns.items() if late != share.member}
+    most = max(others, key=lambda late: others[late], default=None)
+    return {
+        member: share.member,
+        "group": UNMATCHED if share.group is None else _group(share.group),
+        "kernels": share.collectives,
+        "exposed_ns": share.exposed_ns,
+        "waiting_ns": share.late_ns,
+        "mostly_for": most if share.late_ns else None,
+        "for_it_ns": others[most] if most is not None and share.late_ns else None,
+        **({"own_device_ns": share.own_ns} if processes else {}),
+        "together_ns": share.together_ns,
+        "transfer_ns": share.core_ns,
+        "unclear_ns": share.unclear_ns,
+        "unmatched_ns": share.unmatched_ns,
+        "span_ns": side.span_ns,
+    }
+
+
+def _group(group: Group) -> str:
+    """``0-7``, ``0,2,4``, ``0,8,... (16)``."""
+    if len(group) > 1 and list(group) == list(range(group[0], group[-1] + 1)):
+        return f"{group[0]}-{group[-1]}"
+    return ",".join(map(str, group)) if len(group) <= 8 else f"{group[0]},{group[1]},... ({len(group)})"
+
+
+def by_kind(sides: Sequence[Side]) -> Mapping[str, list[Side]]:
+    """Sides by what they are of, in order."""
+    found: dict[str, list[Side]] = defaultdict(list)
+    for side in sides:
+        found[side.finding.subject].append(side)
+    return dict(sorted(found.items()))

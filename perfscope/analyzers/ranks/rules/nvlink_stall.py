@@ -1,0 +1,213 @@
+"""Collectives take far longer than their links need for them, though no rank comes late and nothing runs beside them.
+
+Why it costs:
+    A collective that moves a gigabyte at a tenth of what the links between the devices carry takes ten times as long,
+    and all ranks with it. Links that fell back to fewer lanes, traffic over PCIe or the host instead of NVLink, a
+    protocol or too few channels chosen for other sizes, network cards that are not used, or errors that are sent
+    again, all look like this.
+
+How it is found:
+    From traces of all ranks of a group. The core of a collective is its shortest duration over the ranks: whoever
+    came last waited for nobody, so waiting for a late rank (`straggler`) is not in it. The ideal is the latency (the
+    shortest core of the smallest collectives in these traces) plus the bytes a device has to send, by the factors of
+    nccl-tests, over the peak of its links (`perfscope/analyzers/hardware`, one direction). A collective is judged
+    where bytes, not latency, make up its ideal, and where less than a fifth of it lies beside computing or another
+    communication (`link_contention`) on the rank that came last: what runs beside it takes links, memory bandwidth
+    and SMs from it. It stalls if it takes more than twice
+    the ideal; with protocol LL, which sends a flag with every word and reaches half the peak at best, more than four
+    times. NVLS is held to the bytes it sends, (1 + 1/n) of the message.
+
+    Ranks are held to lie in nodes of eight (0-7, 8-15, ...): hosts are not read from traces. `--topology` says
+    otherwise, may name other links, and may name the network between nodes. With a network, groups that span nodes are
+    held to the slower of two stages: what a node has to send over the network cards of its ranks in the group, and what
+    a device has to send inside the node (`perfscope/analyzers/ranks/ideal.py`). Without one they are not judged.
+
+    Where counters of the links were recorded (Nsight Systems, `--gpu-metrics-devices=all`; `--nic-metrics` for the
+    network), the finding says how full the links were while the collective itself ran: saturated (80% of their peak in
+    the mean: there is no more to get, unless another stream takes part of it, or the algorithm sends more than it has
+    to), idle (less than 5% for half of the time or more: it waits, launches, or takes another way), or partly.
+
+    The cost is modelled, and an upper bound: the core beyond the ideal, as far as it is exposed. From one rank alone
+    wait and stall cannot be told apart, and the rule abstains, unless its counters settle it: time in which its links
+    are idle is waiting, and what is left is held to the ideal; links that stay idle all along did not carry the
+    collective. It abstains for devices whose links are not known.
+
+Fix:
+    Compare with nccl-tests on the same machine (`all_reduce_perf -b 64M -e 1G -f 2 -g 8`). If it is slow there too:
+    `nvidia-smi nvlink -s` (lanes and speed), `nvidia-smi nvlink -e` (errors), `nvidia-smi topo -m`; in containers,
+    shared memory and `NCCL_P2P_DISABLE` (`NCCL_DEBUG=INFO` says which transport each pair uses). If it is fast there:
+    remove what pins the choice (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`), and send larger
+    messages. Between nodes: `NCCL_IB_HCA` (which cards), GPUDirect RDMA (`NCCL_DEBUG=INFO` says `GDRDMA`), the ports'
+    speed (`ibstat`), and on EC2 the EFA plugin (`NET/OFI` in the same log). If the links are full: fewer bytes (a
+    smaller dtype, sharding that sends less), or a stream less beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from perfscope.analyzers.ranks.contention import Verdict, has_counters
+from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.sets import comparable
+from perfscope.analyzers.ranks.stalls import Call, of_job, of_rank, stalled
+from perfscope.analyzers.time.spans import spans_of_ranks
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ()
+
+STALLED = 2.0
+"""Times the ideal. Applications reach about 80% of raw NVLink (nccl#1054), so 1.25 is as good as it gets."""
+STALLED_LL = 4.0
+"""The same for protocol LL, whose every 8 bytes hold 4 of data."""
+
+COST_SHARE = 0.02
+"""Of the steps. The ideal is modelled: ask for more than the usual 1% spread between launches."""
+
+ROWS = 20
+
+NVLINK_ADVICE = (
+    "Run nccl-tests of that size on the same machine. Slow there too: nvidia-smi nvlink -s, nvidia-smi "
+    "nvlink -e, nvidia-smi topo -m, NCCL_DEBUG=INFO (which transport). Fast there: unset NCCL_ALGO, NCCL_PROTO and "
+    "NCCL_MAX_NCHANNELS, and send larger messages. Nodes of other than eight devices: say so (--topology)."
+)
+NETWORK_ADVICE = (
+    "Run nccl-tests of that size on the same nodes. Slow there too: NCCL_DEBUG=INFO (which cards, GDRDMA or not, "
+    "NET/IB or NET/Socket), ibstat (speed of the ports), NCCL_IB_HCA. Fast there: unset NCCL_ALGO, NCCL_PROTO and "
+    "NCCL_MAX_NCHANNELS, and send larger messages."
+)
+ADVICE: dict[Verdict | None, str] = {
+    "saturated": "The links were full: send fewer bytes (smaller dtype, sharding that sends less), keep other streams "
+    "off them meanwhile, or let NCCL choose an algorithm that sends less (unset NCCL_ALGO).",
+    "idle": "The links were idle: look at what the kernel waits for (too few channels, a protocol of another size, "
+    "PCIe or host memory in place of the links: NCCL_DEBUG=INFO says which transport).",
+    "partly": "",
+    None: "Whether the links were full or idle meanwhile was not recorded: nsys profile --gpu-metrics-devices=all "
+    "(--nic-metrics for the network) would tell.",
+}
+"""By what the counters of the links say."""
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Nothing: what one rank alone can tell is asked for by ``compare``, where no other rank can be asked."""
+    if not has_ranks(trace):
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
+    return ()
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Yield a finding for each operation and group of a job whose collectives stall."""
+    try:
+        sets = comparable(traces)
+    except AbstainError as cause:
+        yield from _alone(traces, cause)
+        return
+    reasons = []
+    for ranks in sets:
+        calls, why = of_job(ranks)
+        if calls is None:
+            reasons.append(why)
+            continue
+        whole = max(whole_ns(member.trace) for member in ranks.job.members)
+        yield from _findings(list(stalled(calls, STALLED, STALLED_LL)), whole, alone=False)
+    if sets and len(reasons) == len(sets):
+        raise AbstainError(reasons[0])
+
+
+def _alone(traces: Sequence[Trace], cause: AbstainError) -> Iterable[Finding]:
+    """What ranks that no other can be held against tell by the counters of their links."""
+    told = False
+    for trace in filter(has_ranks, traces):
+        calls = of_rank(trace) if has_counters(trace) else []
+        told = told or any(one.judged for one in calls)
+        yield from _findings(list(stalled(calls, STALLED, STALLED_LL)), whole_ns(trace), alone=True)
+    if not told:
+        counters = (
+            "counters of the links are too coarse or say nothing of a collective of known size"
+            if any(map(has_counters, filter(has_ranks, traces)))
+            else "counters of the links, which would tell, are not recorded (nsys profile --gpu-metrics-devices=all)"
+        )
+        raise AbstainError(f"wait or stall, it cannot be told: {cause}; {counters}") from cause
+
+
+def _findings(stalls: Sequence[Call], whole: int, *, alone: bool) -> Iterable[Finding]:
+    by_kind: dict[tuple[object, ...], list[Call]] = defaultdict(list)
+    for one in stalls:
+        by_kind[one.operation, one.group, one.size, one.ideal.network].append(one)
+    for kind in by_kind.values():
+        cost = sum(one.cost_ns for one in kind)
+        if cost >= COST_SHARE * whole > 0:
+            yield _finding(sorted(kind, key=lambda one: -one.cost_ns), cost, whole, alone=alone)
+
+
+def _finding(stalls: Sequence[Call], cost: int, whole: int, *, alone: bool) -> Finding:
+    worst = stalls[0]
+    ideal, trace = worst.ideal, worst.trace
+    reached = float(np.median([one.ideal.sent_bytes / max(1, one.took_ns) * 1e9 for one in stalls]))
+    name = trace.text(int(trace.rows["kernels"]["name"][worst.side.kernel])).split("(", 1)[0]
+    by_verdict: Counter[Verdict | None] = Counter()
+    for one in stalls:
+        by_verdict[one.use.verdict if one.use is not None else None] += one.cost_ns
+    verdict = by_verdict.most_common(1)[0][0]
+    counted = any(one.use is not None for one in stalls)
+    ranks = worst.group if worst.group else () if worst.rank is None else (worst.rank,)
+    after = "without the time its links were idle" if alone else "after the last rank came"
+    advice = NETWORK_ADVICE if ideal.network else NVLINK_ADVICE
+    return Finding(
+        subject=f"collectives far below their {'network' if ideal.network else 'links'}",
+        title=f"{len(stalls):,} {worst.operation} in a group of {worst.size} reach {reached / 1e9:.1f} GB/s of the "
+        f"{ideal.bandwidth / 1e9:.0f} GB/s of {ideal.link} (median): one of "
+        f"{format_bytes(worst.message_bytes)} takes {format_ns(worst.took_ns)} {after}, where "
+        f"{format_ns(worst.ideal_ns)} are ideal; up to {format_ns(cost)} ({format_share(cost, whole)})"
+        + _links(stalls, verdict),
+        severity=severity_of(cost, whole),
+        basis="modelled",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        where=Where(op=worst.operation, kernel=name),
+        ranks=tuple(sorted(ranks)),
+        evidence=tuple(_row(one, counted=counted) for one in stalls[:ROWS]),
+        spans=spans_of_ranks((one.rank, one.side.start_ns, one.side.end_ns) for one in stalls if one.rank is not None),
+        advice=" ".join(filter(None, (ADVICE[verdict], advice))),
+    )
+
+
+def _links(stalls: Sequence[Call], verdict: Verdict | None) -> str:
+    """What the counters say of the links meanwhile, for the title; empty where none were recorded."""
+    used = [one.use for one in stalls if one.use is not None]
+    if verdict is None or not used:
+        return ""
+    mean, idle = (float(np.median([getattr(use, name) for use in used])) for name in ("mean", "idle"))
+    what = "network cards" if used[0].network else "NVLinks"
+    if verdict == "saturated":
+        return f"; its {what} are full meanwhile ({mean:.0%} of their peak): they are the limit"
+    if verdict == "idle":
+        return f"; its {what} are idle for {idle:.0%} of it ({mean:.0%} of their peak): they are not the limit"
+    return f"; its {what} are at {mean:.0%} of their peak meanwhile"
+
+
+def _row(one: Call, *, counted: bool) -> dict[str, Cell]:
+    """``counted``: counters were recorded of the links of any of the finding's collectives."""
+    use = one.use
+    found: dict[str, Cell] = {
+        "number": one.number,
+        "message_bytes": one.message_bytes,
+        "core_ns": one.took_ns,
+        "ideal_ns": round(one.ideal_ns),
+        "sent_bytes_per_s": round(one.ideal.sent_bytes / max(1, one.took_ns) * 1e9),
+        "longest_wait_ns": one.waited_ns,
+        "exposed_ns": one.exposed_ns,
+        "saves_ns": one.cost_ns,
+        "algorithm": " ".join(filter(None, (one.algorithm, one.protocol))) or None,
+        "links": "not recorded" if use is None else use.verdict,
+    }
+    if counted:
+        found["links_mean_share"] = None if use is None else round(use.mean, 3)
+        found["links_peak_share"] = None if use is None else round(use.peak, 3)
+        found["links_idle_share"] = None if use is None else round(use.idle, 3)
+    return found

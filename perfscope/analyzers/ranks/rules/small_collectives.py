@@ -1,0 +1,188 @@
+"""Many small collectives one after the other, where a few large ones would do.
+
+Why it costs:
+    A collective takes its latency, some microseconds to tens of them, before its size matters at all: every rank has
+    to say that it is there. A hundred small ones cost a hundred latencies; in one buffer they cost one.
+
+How it is found:
+    The latency is measured: the shortest duration of the smallest collectives in the trace (a longer one may hold
+    waiting for another rank). A collective is small if, at the best bandwidth the trace shows of its operation (1 GB/s
+    at least), its bytes take less than that latency. Counted are rows of small ones of one operation, type and group
+    that follow each other on a stream, either back to back or of flat tensors; activations of tensor parallelism,
+    which depend on each other, are neither as a rule. The cost is modelled, and an upper bound: one latency for each
+    that fits into a common buffer of 25 MiB (the default of DistributedDataParallel), and no more than the time in
+    which the device did nothing else. Where sizes are not recorded the rule abstains. One rank is enough.
+
+Fix:
+    Reduce many tensors as one: DistributedDataParallel does it (`bucket_cap_mb=25`, check that gradients are not
+    reduced by hand beside it), FSDP per wrapped block (wrap larger blocks). For collectives of one's own::
+
+        with torch.distributed._coalescing_manager(device=device):     # one launch for all of them
+            for tensor in tensors: torch.distributed.all_reduce(tensor)
+
+        flat = torch.cat([t.flatten() for t in tensors]); dist.all_reduce(flat)
+
+    Metrics: stack the scalars and reduce them once, every N steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.local import Local, locals_of
+from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.trace import MISSING, RECORDED, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ()
+
+BUCKET_BYTES = 25 << 20
+"""``bucket_cap_mb`` of DistributedDataParallel: large enough to use the links, small enough to start early."""
+
+MIN_ROW = 8
+"""Small collectives in a row. A step has a few that stand alone: a gradient norm, a loss, a flag."""
+
+COST_SHARE = 0.02
+"""Of the steps. The saving is modelled: ask for more than the usual 1% spread between launches."""
+
+SLOWEST = 1.0
+"""Bytes/ns, 1 GB/s: slower than any link a collective is run over. Holds where a trace has small ones only."""
+
+BUCKETED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
+"""Operations that one buffer can hold for many tensors."""
+
+ROWS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """Small collectives that could be a few."""
+
+    members: tuple[Local, ...]
+    bytes: int
+    latency_ns: int
+    exposed_ns: int
+
+    @property
+    def buckets(self) -> int:
+        return max(1, -(-self.bytes // BUCKET_BYTES))
+
+    @property
+    def cost_ns(self) -> int:
+        return min((len(self.members) - self.buckets) * self.latency_ns, self.exposed_ns)
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding for all rows of small collectives of a trace."""
+    if not has_ranks(trace):
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
+    on_device = [one for one in trace.fact(locals_of) if one.kernel != MISSING]
+    if not on_device:
+        raise AbstainError("the collectives ran on the host (gloo): what they cost the program is not recorded")
+    sized = [one for one in on_device if one.operation in BUCKETED and one.message_bytes() is not None]
+    if not sized and any(one.operation in BUCKETED for one in on_device):
+        raise AbstainError("the sizes of the collectives are not recorded: record shapes (record_shapes=True)")
+    rows = [row for row in _rows(trace, sized) if row.cost_ns > 0]
+    cost = sum(row.cost_ns for row in rows)
+    if rows and cost >= COST_SHARE * whole_ns(trace) > 0:
+        yield _finding(trace, sorted(rows, key=lambda row: -row.cost_ns), cost)
+
+
+def _rows(trace: Trace, sized: Sequence[Local]) -> Iterator[_Row]:
+    """The rows of each operation, type, group and stream."""
+    exposed = trace.fact(exposed_communication)
+    for operation in sorted({one.operation for one in sized}):
+        alike = [one for one in sized if one.operation == operation]
+        latency = _latency_ns(alike)
+        best = max([SLOWEST, *((one.message_bytes() or 0) / max(1, one.duration_ns) for one in alike)])
+        lanes: dict[tuple[object, ...], list[Local]] = {}
+        for one in alike:
+            lanes.setdefault((one.lane, one.group, one.ranks, one.dtype), []).append(one)
+        for lane in lanes.values():
+            for members in _runs(lane, latency, best):
+                yield _Row(
+                    members=tuple(members),
+                    bytes=sum(one.message_bytes() or 0 for one in members),
+                    latency_ns=latency,
+                    exposed_ns=int(sum(exposed[one.kernel] for one in members)),
+                )
+
+
+def _latency_ns(alike: Sequence[Local]) -> int:
+    """The shortest duration of those of the smallest size."""
+    smallest = min(one.message_bytes() or 0 for one in alike)
+    return min(one.duration_ns for one in alike if one.message_bytes() == smallest)
+
+
+def _runs(lane: Sequence[Local], latency_ns: int, best: float) -> Iterator[list[Local]]:
+    """Small ones in a row, each back to back with the one before, or both flat."""
+    small = [(one.message_bytes() or 0) < best * latency_ns for one in lane]
+    run = [lane[0]] if small[0] else []
+    for (before, one), is_small in zip(pairwise(lane), small[1:], strict=True):
+        joined = one.start_ns - before.end_ns <= latency_ns or before.dims == one.dims == 1
+        if run and not (is_small and joined):
+            if len(run) >= MIN_ROW:
+                yield run
+            run = []
+        if is_small:
+            run.append(one)
+    if len(run) >= MIN_ROW:
+        yield run
+
+
+def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
+    worst = rows[0]
+    count = sum(len(row.members) for row in rows)
+    whole = whole_ns(trace)
+    operation = worst.members[0].operation
+    return Finding(
+        subject="small collectives that could be bucketed",
+        title=f"{count:,} small collectives in {len(rows):,} row{'s' if len(rows) > 1 else ''} could be "
+        f"{sum(row.buckets for row in rows):,}: {len(worst.members):,} {operation} of "
+        f"{format_bytes(worst.bytes / len(worst.members))} on average at {format_ns(worst.latency_ns)} each, whatever "
+        f"their size; up to {format_ns(cost)} ({format_share(cost, whole)})",
+        severity=severity_of(cost, whole),
+        basis="modelled",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        where=_where(trace, worst.members[0]),
+        evidence=tuple(_evidence(row) for row in rows[:ROWS]),
+        spans=worst_spans(
+            [row.members[0].start_ns for row in rows],
+            [row.members[-1].end_ns for row in rows],
+            [row.cost_ns for row in rows],
+        ),
+        advice="Reduce them as one buffer: DistributedDataParallel(bucket_cap_mb=25) for gradients, larger blocks for "
+        "fully_shard, torch.distributed._coalescing_manager() or torch.cat() around collectives of your own, one "
+        "stacked tensor for metrics.",
+    )
+
+
+def _where(trace: Trace, one: Local) -> Where:
+    if one.slice == MISSING:
+        return NOWHERE
+    return call_site(trace, one.slice).where(op=one.operation)
+
+
+def _evidence(row: _Row) -> dict[str, Cell]:
+    first, last = row.members[0], row.members[-1]
+    return {
+        "operation": first.operation,
+        "collectives": len(row.members),
+        "buckets": row.buckets,
+        "message_bytes": row.bytes,
+        "latency_ns": row.latency_ns,
+        "row_ns": last.end_ns - first.start_ns,
+        "kernels_ns": sum(one.duration_ns for one in row.members),
+        "exposed_ns": row.exposed_ns,
+        "saves_ns": row.cost_ns,
+        "dtype": first.dtype,
+        "group": first.group,
+    }

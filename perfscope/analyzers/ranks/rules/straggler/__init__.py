@@ -1,0 +1,185 @@
+"""Ranks or devices wait for one another at collectives, because one of them comes late.
+
+Why it costs:
+    A collective begins when its last rank arrives. What the others wait is lost on each of them, and
+    the whole step is as slow as the slowest rank before every collective. A rank that is always the
+    last one has more work than the others (a larger shard, padding, an uneven split of layers or experts), waits
+    for its data, or does something on the host that the others do not.
+
+How it is found:
+    Traces of several ranks of a job: their collectives are matched (by recorded number in the group, else in order),
+    and the shortest side of each is that of the rank that came last, since it waits for nobody; the rest of the other
+    durations is waiting. No common clock is needed for that. A rank is late by what the next-to-last one waited:
+    no more could be saved. Lateness below the spread of the collectives' ends is not counted, nor below
+    10 ms for collectives on the host (gloo), where ranks share cores.
+
+    What the rank did is held against the others since the collective before, on each one's own clock: its device
+    computed longer, was in an earlier collective, its host was in a data loader, or busy with ops. Where none of it
+    explains most of its lateness, the time right before its arrival is looked at, and if nothing is in it that the
+    trace shows, it says so (`host gap`). A rank that is missing may have come later still: that is said, and with
+    more than half of them missing the rule abstains.
+
+    The cost is measured and an upper bound: the rank's lateness, and no more than the longest time that another rank
+    waited for it while its device computed nothing. Of collectives on the host (gloo) what they hide is not known.
+
+    Processes of one JAX program (`jax.distributed`), each with several devices, are ranks: executions of a program
+    have the same number on all of them, and a process is as late as its device that comes last. Which devices a
+    profile is of must be in it (so on the CPU from jax 0.7 on), and which process in it or in the run directory;
+    otherwise the rule abstains.
+
+    XLA's CPU backend records the meeting of its devices' threads at each collective in one trace: the same is
+    said of its devices. Those threads share the cores of one machine: they say who is late to what, not what it would
+    cost on accelerators, so no saving is named. One rank or process alone, or one XLA profile of accelerators, shows
+    its own kernels and not who arrived when: there the rule abstains.
+
+Fix:
+    If one rank causes most of it, compare what it does before that collective: shard sizes that do
+    not divide evenly, padding, uneven experts or layers, its data loader, work on rank 0 only. If all are late in
+    turn, look at the host: ranks that share too few cores, garbage collection (`gc.freeze()`), interrupts. On XLA's
+    CPU backend, use no more virtual devices than cores (`--xla_force_host_platform_device_count`) before reading
+    anything into it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from perfscope.analyzers.hlo.program import where_of
+from perfscope.analyzers.programs.rendezvous import CollectiveSkew, Skew, collective_skew
+from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.lateness import lateness_of
+from perfscope.analyzers.ranks.processes import comparable_processes, is_process
+from perfscope.analyzers.ranks.rules.straggler.ranks import straggler_finding
+from perfscope.analyzers.ranks.sets import RankSet, comparable
+from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.steps import whole_ns
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ()
+
+WAIT_SHARE = 0.05
+"""Of the steps' time, as mean wait of a device. Below a twentieth the spread of a thread's scheduling explains it."""
+
+MIN_EXECUTIONS = 3
+"""Of a collective, in all. The first one of a program also waits for its compilation on other threads."""
+
+CAUSE_SHARE = 0.5
+"""Of the way from an even share of the waiting to all of it: a device that causes more is the straggler."""
+
+PART_SHARE = 0.01
+"""Of the steps' time: where several ranks are late in turn, those that cause less are not named."""
+
+ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding if the devices of one trace wait long for one another, with a row a collective."""
+    if has_ranks(trace):
+        return  # one rank: `compare` holds it against the others
+    skew = trace.fact(collective_skew)
+    if not skew.meetings and is_process(trace):
+        return  # one process of several: likewise
+    if not skew.meetings and "hlo" not in trace.recorded:
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
+    if not skew.meetings:
+        raise AbstainError(
+            "who arrives when at a collective was not recorded (XLA's CPU backend with several devices records it)"
+        )
+    judged = [one for one in skew.collectives if one.executions >= MIN_EXECUTIONS]
+    devices = {device for one in judged for device in one.devices}
+    if not devices:
+        raise AbstainError(f"no collective ran {MIN_EXECUTIONS} times: record more steps")
+    mean = sum(one.wait_ns for one in judged) // len(devices)
+    whole = whole_ns(trace)
+    if mean >= WAIT_SHARE * whole > 0:
+        yield _finding(trace, skew, judged, len(devices), mean)
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Yield one finding for each job whose ranks wait long for one another."""
+    sets = (*comparable(traces), *comparable_processes(traces))
+    known = [ranks for ranks in sets if 2 * len(ranks.job.members) >= (ranks.job.world_size or 0)]
+    if sets and not known:
+        recorded, world = len(sets[0].job.members), sets[0].job.world_size
+        raise AbstainError(f"{recorded:,} of {world:,} ranks are here: who came last is not known; record all of them")
+    for ranks in known:
+        found = _of_ranks(ranks)
+        if found is not None:
+            yield found
+
+
+def _of_ranks(ranks: RankSet) -> Finding | None:
+    late = lateness_of(ranks)
+    if late.whole_ns <= 0 or late.cost_ns < WAIT_SHARE * late.whole_ns:
+        return None
+    size = len(ranks.job.members)
+    share = late.stragglers[0].cost_ns / late.cost_ns
+    one_is_late = share >= 1 / size + CAUSE_SHARE * (1 - 1 / size)
+    named = [one for one in late.stragglers if one.cost_ns >= PART_SHARE * late.whole_ns] or late.stragglers
+    return straggler_finding(ranks, late, named[:1] if one_is_late else named, share=share)
+
+
+def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: int, mean: int) -> Finding:
+    names = {(one.program_id, one.module, one.instruction) for one in judged}
+    caused: dict[int, int] = defaultdict(int)
+    met = [one for one in skew.meetings if (one.program_id, one.module, one.instruction) in names]
+    for meeting in met:
+        caused[meeting.straggler] += sum(meeting.waits_ns)
+    late = max(sorted(caused), key=lambda device: caused[device])
+    share = caused[late] / max(1, sum(caused.values()))
+    one_is_late = share >= 1 / devices + CAUSE_SHARE * (1 - 1 / devices)
+    verdict = (
+        f"device {late} causes {share:.0%} of it"
+        if one_is_late
+        else f"all are late in turn (device {late} most, {share:.0%} of it)"
+    )
+    return Finding(
+        subject="one device comes late" if one_is_late else "devices come unevenly",
+        title=f"{devices} devices wait {format_ns(mean)} each ({format_share(mean, whole_ns(trace))}) for one another "
+        f"at {len(judged):,} collectives; {verdict}",
+        severity="medium" if one_is_late else "low",
+        basis="measured",
+        where=_where(trace, judged[0]),
+        evidence=tuple(_row(one) for one in judged[:ROWS]),
+        spans=worst_spans(
+            [min(one.arrivals_ns) for one in met],
+            [max(one.arrivals_ns) for one in met],
+            [one.skew_ns for one in met],
+        ),
+        advice=(
+            f"Compare what device {late} does before `{judged[0].instruction}` with the others: shard sizes, padding, "
+            "uneven experts or layers, work on process 0 only."
+            if one_is_late
+            else "Virtual devices that outnumber the cores take turns: set "
+            "XLA_FLAGS=--xla_force_host_platform_device_count to the number of cores, and look again."
+        ),
+    )
+
+
+def _row(one: CollectiveSkew) -> dict[str, Cell]:
+    return {
+        "collective": one.instruction,
+        "operation": one.operation,
+        "program": one.module,
+        "executions": one.executions,
+        "wait_ns": one.wait_ns,
+        "skew_ns": one.skew_ns,
+        "largest_skew_ns": one.largest_skew_ns,
+        "work_ns": one.work_ns,
+        "straggler": one.straggler,
+        "straggler_last": f"{one.straggler_share:.0%}",
+    }
+
+
+def _where(trace: Trace, one: CollectiveSkew) -> Where:
+    """The line that the program's metadata names for the collective."""
+    for module in trace.hlo:
+        if (module.name, module.program_id) != (one.module, one.program_id):
+            continue
+        for computation in module.computations.values():
+            if one.instruction in computation.by_name:
+                return where_of(computation.by_name[one.instruction])
+    return NOWHERE

@@ -1,0 +1,134 @@
+"""What torch.compile did in all ranks as one bounded section of an analysis; what breaks in it breaks nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfscope.analyzers.torch_compile.summary import CompileSummary, compile_summary
+from perfscope.model.compile_log import CacheResult
+from perfscope.model.trace import Trace
+
+_log = logging.getLogger(__name__)
+
+MOST_ROWS = 20
+"""Frames, lines, guards and kernels of a section: what is beyond the twentieth is rare or short."""
+
+MOST_OPS = 12
+"""ATen ops of a kernel; a fused kernel of a deep model may have dozens."""
+
+MOST_PLACES = 4
+"""Lines of a kernel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCompile:
+    """Counts of one rank."""
+
+    label: str
+    """``rank 3``, ``source 0`` where the rank is not known."""
+    rank: int | None
+    frames: int
+    compiles: int
+    graphs: int
+    breaks: int
+    recompiles: int
+    eager_frames: int
+    limit_frames: int
+    total_ns: int
+    in_steps_ns: int | None
+    caches: Mapping[str, Mapping[CacheResult, int]] = field(default_factory=dict)
+
+    def counts(self) -> tuple[int, ...]:
+        """What must be equal in ranks of one job that compile the same."""
+        return (
+            self.frames, self.compiles, self.graphs, self.breaks, self.recompiles, self.eager_frames, self.limit_frames,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileSection:
+    """Ranks side by side, and of the one that compiled longest what it compiled; bounded, the rest is counted."""
+
+    ranks: tuple[RankCompile, ...] = ()
+    detail: CompileSummary | None = None
+    """Of the rank that compiled longest. ``None``: nothing was compiled."""
+    detail_label: str = ""
+    left: Mapping[str, int] = field(default_factory=dict)
+    """Rows that are not in the lists of ``detail``, by list: ``frames``, ``breaks``, ``recompiles``, ``kernels``."""
+    left_records: Mapping[str, int] = field(default_factory=dict)
+    """Breaks and recompilations that those rows stand for."""
+    problems: tuple[str, ...] = ()
+    """Why a trace's compilations are not in here."""
+
+
+NO_COMPILE = CompileSection()
+
+
+def compile_section(traces: Sequence[Trace]) -> CompileSection:
+    """The section of all traces; a trace whose log breaks it is named in ``problems``."""
+    found: list[tuple[str, CompileSummary]] = []
+    problems = []
+    for index, trace in enumerate(traces):
+        try:
+            summary = trace.fact(compile_summary)
+        except Exception as error:  # as with a rule: what breaks here must not cost the findings
+            _log.warning("compilations of %s", trace.source.path, exc_info=True)
+            problems.append(f"what torch.compile did could not be summed up: {type(error).__name__}: {error}")
+            continue
+        if summary is not None:
+            label = f"source {index}" if summary.rank is None else f"rank {summary.rank}"
+            found.append((label, summary))
+    if not found:
+        return replace(NO_COMPILE, problems=tuple(problems))
+    label, longest = max(found, key=lambda pair: pair[1].total_ns)
+    detail, left, records = _bounded(longest)
+    return CompileSection(
+        ranks=tuple(_rank(*pair) for pair in found),
+        detail=detail,
+        detail_label=label,
+        left=left,
+        left_records=records,
+        problems=tuple(problems),
+    )
+
+
+def _rank(label: str, summary: CompileSummary) -> RankCompile:
+    return RankCompile(
+        label=label,
+        rank=summary.rank,
+        frames=len(summary.frames),
+        compiles=summary.compiles,
+        graphs=summary.graphs,
+        breaks=summary.breaks,
+        recompiles=summary.recompiles,
+        eager_frames=summary.eager_frames,
+        limit_frames=summary.limit_frames,
+        total_ns=summary.total_ns,
+        in_steps_ns=summary.in_steps_ns,
+        caches=summary.caches,
+    )
+
+
+def _bounded(summary: CompileSummary) -> tuple[CompileSummary, dict[str, int], dict[str, int]]:
+    lists = {
+        "frames": summary.frames, "breaks": summary.break_rows, "recompiles": summary.recompile_rows,
+        "kernels": summary.kernels,
+    }  # fmt: skip
+    left = {name: len(rows) - MOST_ROWS for name, rows in lists.items() if len(rows) > MOST_ROWS}
+    records = {
+        "breaks": sum(row.count for row in summary.break_rows[MOST_ROWS:]),
+        "recompiles": sum(row.count for row in summary.recompile_rows[MOST_ROWS:]),
+    }
+    kernels = [
+        replace(one, ops=one.ops[:MOST_OPS], places=one.places[:MOST_PLACES]) for one in summary.kernels[:MOST_ROWS]
+    ]
+    kept = replace(
+        summary,
+        frames=summary.frames[:MOST_ROWS],
+        break_rows=summary.break_rows[:MOST_ROWS],
+        recompile_rows=summary.recompile_rows[:MOST_ROWS],
+        kernels=tuple(kernels),
+    )
+    return kept, left, {name: count for name, count in records.items() if count}

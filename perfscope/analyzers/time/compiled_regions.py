@@ -1,0 +1,263 @@
+"""Time inside compiled regions that no compiled graph runs in: what graph breaks leave to Python and to eager ops.
+
+A profiler shows a frame that dynamo rewrote as ``Torch-Compiled Region: 0/0``. Inside it stand calls of compiled graphs
+(``CompiledFunction`` where gradients are recorded, ``## Call CompiledFxGraph`` else) and, behind a graph break, the
+line itself and the regions of the functions it calls and of the resume function. What a region does outside of all
+those is its own time: the broken line, lookups of compiled code, the way into the next graph.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.time.spans import lineage, nearest_ancestor
+from perfscope.model.compile_log import CodeLine, CompiledKernel
+from perfscope.model.frames import Owner, owner_of
+from perfscope.model.intervals import complement, union
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+REGION = "Torch-Compiled Region"
+_GRAPH = "CompiledFunction"
+_INDUCTOR_GRAPH = "## Call CompiledFxGraph"
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A piece of host time."""
+
+    thread: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """One run of a compiled frame."""
+
+    compile_id: str | None
+    """``None``: this version of torch does not write it."""
+    outer: int | None
+    """Index of the region around it."""
+    own: tuple[Window, ...]
+    """Its time outside compiled graphs and regions inside it; the way into the first graph left out where no region is
+    around it: a frame that compiles whole has that as well."""
+    graphs: int
+    """Calls of compiled graphs directly in it."""
+
+
+def regions(trace: Trace) -> tuple[Region, ...]:
+    """Every run of a compiled frame, by thread and start."""
+    slices = trace.rows["slices"]
+    by_prefix = {
+        REGION: [code for code, text in enumerate(trace.strings) if text == REGION or text.startswith(REGION + ":")],
+        _GRAPH: [code for code, text in enumerate(trace.strings) if text == _GRAPH or text.startswith(_INDUCTOR_GRAPH)],
+    }
+    real = slices["kind"] != SliceKind.PYTHON
+    is_region = real & np.isin(slices["name"], by_prefix[REGION])
+    marked = is_region | (real & np.isin(slices["name"], by_prefix[_GRAPH]))
+    rows = np.flatnonzero(is_region)
+    index = {int(row): place for place, row in enumerate(rows.tolist())}
+    around = nearest_ancestor(trace, slices["parent"][rows], is_region)
+    marks = np.flatnonzero(marked)
+    holders = nearest_ancestor(trace, slices["parent"][marks], marked)
+    inside: dict[int, list[int]] = defaultdict(list)
+    for mark, holder in zip(marks.tolist(), holders.tolist(), strict=True):
+        if holder != MISSING and is_region[holder]:
+            inside[holder].append(mark)
+    return tuple(
+        Region(
+            compile_id=_id_of(trace.text(int(slices["name"][row]))),
+            outer=index.get(int(outer)),
+            own=_own(trace, row, inside[row], outermost=int(outer) == MISSING, is_region=is_region),
+            graphs=sum(not is_region[mark] for mark in inside[row]),
+        )
+        for row, outer in zip(rows.tolist(), around.tolist(), strict=True)
+    )
+
+
+def _id_of(name: str) -> str | None:
+    return name.partition(": ")[2] or None
+
+
+def _own(
+    trace: Trace, row: int, inside: list[int], *, outermost: bool, is_region: npt.NDArray[np.bool_]
+) -> tuple[Window, ...]:
+    slices = trace.rows["slices"]
+    start, end = int(slices["start_ns"][row]), int(slices["end_ns"][row])
+    graphs = [mark for mark in inside if not is_region[mark]]
+    if outermost and graphs:
+        start = min(end, int(slices["start_ns"][graphs].min()))
+    taken = union(slices["start_ns"][inside], slices["end_ns"][inside])
+    free = complement(taken, start, end)
+    thread = int(slices["thread"][row])
+    return tuple(
+        Window(thread=thread, start_ns=begin, end_ns=finish)
+        for begin, finish in zip(free.starts.tolist(), free.ends.tolist(), strict=True)
+    )
+
+
+# From what ran to what inductor compiled: which kernel of the log a host span of a trace is.
+#
+# A call of a compiled graph (``## Call CompiledFxGraph <hash> ##``) runs its kernels and library calls as its
+# children:
+# ``triton_poi_fused_add_0`` or ``graph_0_cpp_fused_add_0`` (with inductor's kernel profile), and ``aten::mm`` for
+# ``extern_kernels.mm``. They come in the order of the output code, so the k-th one is the k-th call of the log. Which
+# graph a hash stands for follows from the names: of the graphs of the log, the one whose calls are all of them in
+# order. A frame that was compiled again may fit several times: all of them are the same lines. Where no graph fits,
+# or
+# graphs of different lines do, a kernel is joined by its name alone if the log has one of that name.
+
+
+GRAPH_CALL = "## Call CompiledFxGraph"
+COMPILED_KERNELS_REGION = "Torch-Compiled Region: "
+
+_CPU_KERNEL = re.compile(r"graph_\d+_(cpp_\w+)$")
+_LIBRARY = re.compile(r"(?:extern_kernels|torch\.ops\.aten|aten)\.(\w+)")
+_OWN = re.compile(r"(?:torch\.ops\.)?(\w+)(?:::|\.)(\w+)(?:\.\w+)?")
+"""An op of a library of somebody's own: ``mine::halved``, ``torch.ops.mine.halved.default``."""
+_FUSED = re.compile(r"(?:triton_\w{2,4}|cpp)_fused_")
+
+_GraphKey = tuple[str, str]
+
+
+def compiled_rows(trace: Trace) -> Mapping[int, int]:
+    """Row of ``slices`` -> index in ``CompileLog.kernels``, of all that fit one; empty without a log."""
+    log = trace.compile_log
+    if log is None or not log.kernels:
+        return {}
+    slices = trace.rows["slices"]
+    names = [call_name(text) for text in trace.strings]
+    graphs: dict[_GraphKey, list[int]] = defaultdict(list)
+    for index, kernel in enumerate(log.kernels):
+        graphs[kernel.compile_id, kernel.direction].extend([index] * (1 if kernel.handle else kernel.calls))
+    said = {key: [call_name(log.kernels[index].name) or "" for index in held] for key, held in graphs.items()}
+    found: dict[int, int] = {}
+    joined: dict[tuple[int, str | None], _GraphKey | None] = {}
+    for call, children in _calls(trace).items():
+        ran = [(row, name) for row in children if (name := names[int(slices["name"][row])]) is not None]
+        key = (int(slices["name"][call]), _region_of(trace, call))
+        if key not in joined:
+            fitting = _graphs_of([name for _, name in ran], said, key[1])
+            same = {tuple(log.kernels[index].places for index in graphs[graph]) for graph in fitting}
+            joined[key] = fitting[0] if len(same) == 1 else None  # compiled again, the lines are the same
+        graph = joined[key]
+        if graph is None:
+            continue
+        order = _in_order([name for _, name in ran], said[graph])
+        for (row, _), position in zip(ran, order, strict=True):
+            if position is not None:
+                found[row] = graphs[graph][position]
+    _by_name_alone(trace, names, log.kernels, found)
+    return found
+
+
+def compiled_kernel(trace: Trace, row: int) -> CompiledKernel | None:
+    """The kernel of the log that a row of ``slices`` is, or runs inside."""
+    rows = trace.fact(compiled_rows)
+    log = trace.compile_log
+    if not rows or log is None:
+        return None
+    held = next((rows[ancestor] for ancestor in lineage(trace, row) if ancestor in rows), None)
+    return None if held is None else log.kernels[held]
+
+
+def user_line(kernel: CompiledKernel) -> CodeLine | None:
+    """The first of its lines that is the user's, else the first one."""
+    mine = (place for place in kernel.places if owner_of(place.file) is Owner.USER)
+    return next(mine, kernel.places[0] if kernel.places else None)
+
+
+def call_name(name: str) -> str | None:
+    """What a kernel or library call is called on both sides; ``None`` for anything else.
+
+    ``cpp_fused_mul_0`` of ``graph_3_cpp_fused_mul_0``, ``mm`` of ``aten::mm`` and of ``extern_kernels.mm``,
+    ``mine.halved`` of ``mine::halved`` and of ``torch.ops.mine.halved.default``.
+    """
+    on_cpu = _CPU_KERNEL.match(name)
+    if on_cpu is not None:
+        return on_cpu[1]
+    if name.startswith("aten::"):
+        return name.removeprefix("aten::")
+    library = _LIBRARY.match(name)
+    if library is not None:
+        return library[1]
+    if _FUSED.match(name):
+        return name
+    own = _OWN.fullmatch(name)
+    return f"{own[1]}.{own[2]}" if own else None
+
+
+def _calls(trace: Trace) -> dict[int, list[int]]:
+    """Row of each call of a graph -> its direct children, in order of start."""
+    slices = trace.rows["slices"]
+    codes = [code for code, text in enumerate(trace.strings) if text.startswith(GRAPH_CALL)]
+    rows = np.flatnonzero(np.isin(slices["name"], codes) & (slices["kind"] != SliceKind.PYTHON))
+    children: dict[int, list[int]] = {int(row): [] for row in rows}
+    for row in np.flatnonzero(np.isin(slices["parent"], rows)).tolist():
+        children[int(slices["parent"][row])].append(row)
+    return children
+
+
+def _region_of(trace: Trace, row: int) -> str | None:
+    """The compile id of the region around a row; a backward graph runs in none."""
+    slices = trace.rows["slices"]
+    for ancestor in lineage(trace, row):
+        text = trace.text(int(slices["name"][ancestor]))
+        if text.startswith(COMPILED_KERNELS_REGION):
+            return text.removeprefix(COMPILED_KERNELS_REGION)
+    return None
+
+
+def _graphs_of(ran: Sequence[str], said: Mapping[_GraphKey, list[str]], region: str | None) -> list[_GraphKey]:
+    """The graphs whose calls ran, in their order; of several those that have every fused kernel that ran."""
+    fitting = [
+        key
+        for key, calls in said.items()
+        if calls and (region is None or key[0] == region) and all(place is not None for place in _places(calls, ran))
+    ]
+    if len(fitting) < 2:
+        return fitting
+    fused = [name for name in ran if _FUSED.match(name)]
+    return [key for key in fitting if [name for name in said[key] if _FUSED.match(name)] == fused]
+
+
+def _places(wanted: Sequence[str], held: Sequence[str]) -> list[int | None]:
+    """Of each wanted name its position in ``held``, every one behind the last; ``None`` where it does not come."""
+    places: list[int | None] = []
+    at = 0
+    for name in wanted:
+        while at < len(held) and held[at] != name:
+            at += 1
+        places.append(at if at < len(held) else None)
+        at += 1
+    return places
+
+
+def _in_order(ran: Sequence[str], calls: Sequence[str]) -> list[int | None]:
+    """For each span that ran the call it is; ``None`` for those between (allocations, copies)."""
+    order: list[int | None] = [None] * len(ran)
+    for position, place in enumerate(_places(calls, ran)):
+        if place is not None:
+            order[place] = position
+    return order
+
+
+def _by_name_alone(
+    trace: Trace, names: Sequence[str | None], kernels: Sequence[CompiledKernel], found: dict[int, int]
+) -> None:
+    """Join fused kernels that no graph call told, where the log has one kernel of that name."""
+    counts = Counter(kernel.name for kernel in kernels)
+    only = {kernel.name: index for index, kernel in enumerate(kernels) if counts[kernel.name] == 1}
+    slices = trace.rows["slices"]
+    codes = {code: only[name] for code, name in enumerate(names) if name in only and _FUSED.match(name)}
+    wanted = np.isin(slices["name"], list(codes)) & (slices["kind"] != SliceKind.PYTHON)
+    for row in np.flatnonzero(wanted).tolist():
+        found.setdefault(row, codes[int(slices["name"][row])])

@@ -1,0 +1,311 @@
+"""The host waits for the device, and the device then waits for the host.
+
+Why it costs: an accelerator works through a queue that the host fills ahead of time. A call that needs a
+value of the device (`.item()`, `nonzero`, an `if` on a tensor, a copy to the host) holds the host until
+the queue is empty. Afterwards the device stands still until the host has launched the next work. The
+wait itself is harmless: what costs is the idle time that follows it.
+
+How it is found: every gap in the work of a device is charged to the blocking call that was waiting when
+the device ran dry, if the launch that ended the gap came after that call returned (CUDA, HIP and driver
+calls; asynchronous copies into pageable memory block too). The cost of a line is the idle time charged
+to its waits, never the time of the waits: a wait from which the host returns in time to keep the device
+busy costs nothing, and a trace with only such waits is clean. The profiler's own waits are not counted,
+and time in a data loader belongs to `input_stall`. Idle time is an upper bound: without the wait the host
+may still be the slower of the two. Reads of the loss at the very end of a step count as well: they drain
+the queue between two steps.
+
+The line is the one that ran where a run's op graph knows it; a trace's Python stacks only know where the
+function begins. `line_is` in the evidence tells.
+
+Without an accelerator in the recording the op graph of a run is searched for ops that would make an
+accelerator drain its queue. These findings are structural and carry no time. The range check that
+`one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given.
+Of a planned program (`perfscope compile`) two more are left out: a line that read once in the four steps
+that were walked through (a loss that is read every N steps), and reads of values that torch itself holds on
+the host (the optimizer's counters).
+Of a JAX program the reads that `perfscope run` saw are listed instead (`float(x)`, `.item()`,
+`block_until_ready` ...): a line counts if it reads in at least half of the steps that read at all.
+
+Fix: keep the value on the device. Use `torch.where` or a mask in place of a branch, accumulate metrics in
+a tensor and read them every N steps, `torch.nonzero_static` or a fixed capacity in place of `nonzero`,
+`x.to("cpu", non_blocking=True)` into pinned memory in place of `.cpu()`, and put the read after the
+launches of the next step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfscope.analyzers.ops.finding_spans import spans_of_ops
+from perfscope.analyzers.time.alignment import graph_ops_inside
+from perfscope.analyzers.time.blocking_calls import NO_OP, blocking_calls
+from perfscope.analyzers.time.device_time import device_times
+from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.analyzers.time.rules.host_sync.jax_reads import read_findings
+from perfscope.analyzers.time.sites import CallSite, call_site, op_of
+from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.documents.torch_plan import ALL_STEPS
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where, severity_of
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ()
+
+IDLE_SHARE = MEDIUM_SHARE
+"""Of the step, all lines together. Below it the gain drowns in the spread between launches."""
+
+LINE_SHARE = 0.001
+"""Of the step: a line with less gets no finding of its own."""
+
+UNKNOWN_SHARE = 0.5
+"""Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
+
+ROWS = 20
+
+READS = {
+    "item": "`.item()`, `float()`, `int()` or printing a tensor",
+    "bool": "a branch on a tensor",
+    "nonzero": "`nonzero`, one-argument `torch.where` or a boolean index",
+    "masked_select": "`masked_select`",
+    "unique": "`unique`",
+    "equal": "`torch.equal`",
+    "to_host": "a copy to the host",
+}
+"""Kinds of ``GraphOp.host_read`` in words; other kinds are shown as they are."""
+
+_DATA_DEPENDENT = (
+    "Avoid sizes that depend on data: work on all rows under a mask, `index_add_` with a fixed capacity, a "
+    "grouped matmul, or `torch.nonzero_static(x, size=n)`."
+)
+FIXES = {
+    "item": "Keep the value on the device: sum `loss.detach()` into a tensor and read it every N steps.",
+    "bool": "Decide on the device: `torch.where(condition, a, b)` or a mask.",
+    "equal": "Compare on the device with `(a == b).all()` and read the result every N steps.",
+    "nonzero": _DATA_DEPENDENT,
+    "masked_select": _DATA_DEPENDENT,
+    "unique": _DATA_DEPENDENT,
+    "to_host": 'Copy later and without waiting: `x.to("cpu", non_blocking=True)` into pinned memory, then read after '
+    "the next step has been launched.",
+    "copy": "Let the copy run beside the computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`; "
+    "read what comes back after the next step has been launched.",
+    "wait": "Work on one stream keeps its order without a wait. Leave one wait where the host reads a result (an "
+    "event, or the stream, not the whole device) and take the others out, those behind every kernel first.",
+    "free": "The caching allocator gave memory back to the driver, which waits for the device. Keep shapes stable, "
+    "warm up with the largest batch, remove `torch.cuda.empty_cache()`, or set "
+    "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+}
+"""What to write instead, by kind of read."""
+
+OTHER_FIX = "Read the value after the next step has been launched, or not at all."
+
+CHECKED_ON_CPU_ONLY = frozenset({"aten::one_hot"})
+"""Ops that read values on a CPU to check them and do not on CUDA (ATen, `one_hot` with a number of classes)."""
+
+_KIND_OF_OP = {
+    "aten::_local_scalar_dense": "item",
+    "aten::item": "item",
+    "aten::is_nonzero": "bool",
+    "aten::equal": "equal",
+    "aten::nonzero": "nonzero",
+    "aten::index": "nonzero",
+    "aten::masked_select": "masked_select",
+    "aten::_unique2": "unique",
+    "aten::copy_": "copy",
+    "aten::_to_copy": "copy",
+    "aten::to": "copy",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """The waits of one op at one place."""
+
+    op: str
+    site: CallSite
+    calls: set[str] = field(default_factory=set)
+    waits: int = 0
+    wait_ns: int = 0
+    charged: int = 0
+    gaps: list[int] = field(default_factory=list)
+    """Charged to it: places in the fact ``gaps``."""
+    idle_by_device: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    @property
+    def idle_ns(self) -> int:
+        """Idle time of the device that idles most: several devices idle side by side."""
+        return max(self.idle_by_device.values(), default=0)
+
+    def kind(self) -> str:
+        """Key of ``FIXES``: what the program did to wait."""
+        if all("Free" in name for name in self.calls):
+            return "free"
+        if self.op == NO_OP and all("Synchronize" in name for name in self.calls):
+            return "wait"
+        return _KIND_OF_OP.get(self.op, "")
+
+    def in_words(self) -> str:
+        """What waits: the Python operation where the op tells, else the calls and the op."""
+        known = {"item": "`.item()`", "nonzero": "`nonzero`"}.get(self.kind())
+        return known or f"{'/'.join(sorted(self.calls))} {'outside every op' if self.op == NO_OP else f'in {self.op}'}"
+
+    def row(self) -> Mapping[str, Cell]:
+        return {
+            "op": self.op,
+            "site": self.site.where().label(),
+            "line_is": self.site.line_is(),
+            "idle_ns": self.idle_ns,
+            "waits": self.waits,
+            "waits_that_cost": self.charged,
+            "wait_ns": self.wait_ns,
+            "calls": ", ".join(sorted(self.calls)),
+        }
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding a line that waits: with device work by measured idle time, else from the op graph."""
+    if "device_work" in trace.recorded:
+        return _measured(trace)
+    if trace.op_graph is not None:
+        return _structural(trace, trace.op_graph)
+    if "host_reads" in trace.recorded:
+        return read_findings(trace)
+    raise AbstainError(
+        "no accelerator work in the recording, and nothing else that tells; `perfscope run` records it (the op graph "
+        "of a PyTorch program, the host's reads of a JAX program)"
+    )
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """Reads of the step that was kept, by line, where the other steps that were walked through read there, too."""
+    if trace.op_graph is None:
+        raise AbstainError("the ops of the planned program were not kept")
+    times: dict[tuple[str, int], int] = defaultdict(int)
+    for held in trace.torch_plans:
+        for read in held.plan.made_up:
+            if read.place is not None:
+                # of a program that ended before all steps were seen once may be every step
+                times[read.place.file, read.place.line] += read.times if held.plan.stopped == ALL_STEPS else 2
+    for finding in _structural(trace, trace.op_graph):
+        read_at = (finding.where.file or "", finding.where.line or 0)
+        if finding.subject == "to_host read" or times[read_at] > 1:
+            yield finding
+
+
+def _measured(trace: Trace) -> list[Finding]:
+    absent = {"runtime_calls", "launch_links"} - trace.recorded
+    if absent:
+        raise AbstainError("runtime calls and their links to device work were not recorded")
+    if "waiting_calls" not in trace.recorded:
+        raise AbstainError("the profiler recorded calls that launch and none that wait for the device")
+    whole = whole_ns(trace)
+    lines = _lines(trace)
+    costly = sorted((line for line in lines if line.idle_ns), key=lambda line: -line.idle_ns)
+    if sum(line.idle_ns for line in costly) < IDLE_SHARE * whole or not costly:
+        _abstain_if_blind(trace, whole)
+        return []
+    harmless = sorted((line for line in lines if not line.idle_ns), key=lambda line: -line.wait_ns)
+    shown = [line for line in costly if line.idle_ns >= LINE_SHARE * whole][:ROWS] or costly[:1]
+    return [_finding(trace, line, harmless if line is shown[0] else [], whole) for line in shown]
+
+
+def _finding(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Finding:
+    advice = FIXES.get(line.kind(), OTHER_FIX)
+    found, idle = trace.fact(gaps), np.array(line.gaps, np.int64)
+    if harmless:
+        waited = format_ns(sum(other.wait_ns for other in harmless))
+        count = sum(other.waits for other in harmless)
+        advice += f" {count} other waits ({waited} of waiting) left the device busy: they cost nothing."
+    return Finding(
+        subject="/".join(sorted(line.calls)) if line.op == NO_OP else line.op,
+        title=f"{line.in_words()} waits for the device, which then idles {format_ns(line.idle_ns)} "
+        f"({format_share(line.idle_ns, whole)}); {line.charged} of {line.waits} waits cost",
+        severity=severity_of(line.idle_ns, whole),
+        basis="measured",
+        cost_ns=line.idle_ns,
+        cost_ns_per_step=per_step(trace, line.idle_ns),
+        advice=advice,
+        where=line.site.where(op=line.op),
+        evidence=tuple(other.row() for other in (line, *harmless[: ROWS - 1])),
+        spans=worst_spans(found.start_ns[idle], found.end_ns[idle], found.duration_ns[idle]),
+    )
+
+
+def _lines(trace: Trace) -> list[_Line]:
+    """All waits of the program by op and place, with the idle time charged to them."""
+    calls, found = trace.rows["calls"], trace.fact(gaps)
+    charged = found.charged_ns(GapCause.HOST_SYNC)
+    of_sync: dict[int, list[int]] = defaultdict(list)
+    for gap in np.flatnonzero(charged).tolist():
+        of_sync[int(found.sync[gap])].append(gap)
+    lines: dict[tuple[str, Where], _Line] = {}
+    for call in trace.fact(blocking_calls).tolist():
+        parent = int(calls["parent"][call])
+        name = trace.text(int(calls["name"][call]))
+        op, site = op_of(trace, parent) or NO_OP, call_site(trace, parent)
+        # outside every op the call is all that is known of what waits
+        line = lines.setdefault((name if op == NO_OP else op, site.where()), _Line(op=op, site=site))
+        line.calls.add(name)
+        line.waits += 1
+        line.wait_ns += int(calls["end_ns"][call] - calls["start_ns"][call])
+        line.charged += call in of_sync
+        line.gaps += of_sync.get(call, ())
+        for gap in of_sync.get(call, ()):
+            line.idle_by_device[int(found.device[gap])] += int(charged[gap])
+    return list(lines.values())
+
+
+def _abstain_if_blind(trace: Trace, whole: int) -> None:
+    totals = trace.fact(gaps).totals()
+    idle = sum(device.idle_ns for device in trace.fact(device_times))
+    if totals["unknown"] > UNKNOWN_SHARE * idle and totals["unknown"] >= IDLE_SHARE * whole:
+        raise AbstainError(
+            f"{format_share(totals['unknown'], idle)} of the idle time follows work whose launch was not recorded"
+        )
+
+
+def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
+    reads: dict[tuple[str, str | None, int | None], list[GraphOp]] = defaultdict(list)
+    checks = graph_ops_inside(trace, CHECKED_ON_CPU_ONLY) if graph.device == "cpu" else frozenset()
+    for op in graph.ops:
+        if op.host_read is not None and op.index not in checks:
+            reads[op.host_read, op.file, op.line].append(op)
+    last_update = max((op.index for op in graph.ops if op.phase == "optimizer"), default=-1)
+    return [_structural_finding(trace, kind, ops, last_update) for (kind, _, _), ops in reads.items()]
+
+
+def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update: int) -> Finding:
+    """``last_update``: index of the last op of the optimizer, -1 without one."""
+    first = ops[0]
+    severity: Severity = "medium"
+    each = f"{len(ops)} times a step" if len(ops) > 1 else "once a step"
+    what = READS.get(kind, kind)
+    advice = FIXES.get(kind, OTHER_FIX)
+    if first.index > last_update >= 0:
+        severity = "low"
+        advice += " It is read when the step is over: the queue still runs dry once a step, between two steps."
+    return Finding(
+        subject=f"{kind} read",
+        title=f"{what[0].upper() + what[1:]} reads a tensor on the host {each}: an accelerator would run dry there",
+        severity=severity,
+        basis="structural",
+        advice=advice,
+        where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
+        evidence=tuple(
+            {"op": name, "phase": phase, "module": module, "reads_per_step": count}
+            for (name, phase, module), count in _counts(ops)[:ROWS]
+        ),
+        spans=spans_of_ops(trace, (op.index for op in ops)),
+    )
+
+
+def _counts(ops: list[GraphOp]) -> list[tuple[tuple[str, str, str], int]]:
+    counts: dict[tuple[str, str, str], int] = defaultdict(int)
+    for op in ops:
+        counts[op.name, op.phase, op.module] += 1
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -1,0 +1,167 @@
+"""The program waits for its next batch.
+
+Why it costs: while the loop waits in the data loader nothing new is launched, and the device runs dry.
+
+How it is found: with device work, the idle time of the device during which the thread that launches was
+inside a data loader (`enumerate(DataLoader)#...`, or a region of the program's own named `input`). Waiting
+while the device still has work costs nothing and is not counted. Without device work, the time the
+program's own thread spends in the loader: nothing else of the program runs meanwhile. Worker threads and
+processes that load ahead are not counted. A loader of another kind, without such a region, cannot be seen:
+then the rule abstains, unless the device was busy throughout.
+
+Fix: load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`;
+do the decoding and augmentation once and store the result, or move it to the device; copy with
+`non_blocking=True` and fetch the next batch before the step, not after it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from perfscope.analyzers.time.device_time import device_busy, device_times
+from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.analyzers.time.sites import CallSite, call_site
+from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, worst_spans
+from perfscope.analyzers.time.steps import per_step, step_windows, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ("host_ops",)
+
+STALL_SHARE = 0.05
+"""Of the step. Fetching a finished batch from a queue costs some tens of microseconds; a twentieth is waiting."""
+
+ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding a loader (name and line of the loop) that stalls the program."""
+    whole = whole_ns(trace)
+    rows = _outermost(trace)
+    on_device = "device_work" in trace.recorded
+    if not len(rows):
+        if on_device and _late_ns(trace) < STALL_SHARE * whole:
+            return []
+        raise AbstainError(
+            "no data loader in the recording; put a loader of your own in "
+            f'`with perfscope.region("{INPUT_REGION}"):` to have it judged'
+        )
+    stalled = _device_idle_in(trace, rows) if on_device else _own_time(trace, rows)
+    return _findings(trace, rows, stalled, whole, on_device=on_device)
+
+
+def _outermost(trace: Trace) -> Int64:
+    """Loader spans that no other loader span encloses."""
+    slices = trace.rows["slices"]
+    rows = trace.fact(input_slices)
+    inside = np.zeros(len(slices), bool)
+    inside[rows] = True
+    outermost = nearest_ancestor(trace, slices["parent"][rows], inside) == MISSING
+    return np.asarray(rows[outermost], np.int64)
+
+
+def _late_ns(trace: Trace) -> int:
+    """Idle time of the device that idles most in which the host was late or is unknown."""
+    found = trace.fact(gaps)
+    late = found.duration_ns[found.cause != GapCause.DEPENDENCY]
+    devices = found.device[found.cause != GapCause.DEPENDENCY]
+    return max((int(late[devices == device.device].sum()) for device in trace.fact(device_times)), default=0)
+
+
+def _device_idle_in(trace: Trace, rows: Int64) -> Int64:
+    """Per loader span: time of it in gaps that ended with a late launch of its thread; the worst device."""
+    slices, found, calls = trace.rows["slices"], trace.fact(gaps), trace.rows["calls"]
+    worst = np.zeros(len(rows), np.int64)
+    for device in trace.fact(device_busy):
+        stalled = np.zeros(len(rows), np.int64)
+        for thread in np.unique(slices["thread"][rows]):
+            late = (found.input_ns > 0) & (found.device == device)
+            late[late] = calls["thread"][found.launch[late]] == thread
+            begin = calls["start_ns"][found.launch[late]] if late.any() else np.empty(0, np.int64)
+            idle = union(found.start_ns[late], np.minimum(found.end_ns[late], begin))
+            own = slices["thread"][rows] == thread
+            stalled[own] = covered(idle, slices["start_ns"][rows[own]], slices["end_ns"][rows[own]])
+        if stalled.sum() > worst.sum():
+            worst = stalled
+    return worst
+
+
+def _own_time(trace: Trace, rows: Int64) -> Int64:
+    """Per loader span: its duration within the steps, on the thread that runs the program; 0 elsewhere."""
+    slices, windows = trace.rows["slices"], trace.fact(step_windows)
+    starts, ends = slices["start_ns"][rows], slices["end_ns"][rows]
+    time = covered(union(windows.starts, windows.ends), starts, ends) if windows.count else ends - starts
+    return np.where(slices["thread"][rows] == _program_thread(trace), time, 0)
+
+
+def _program_thread(trace: Trace) -> int:
+    """The thread of the steps' annotation or of the optimizer, else the one with most time in ops."""
+    slices = trace.rows["slices"]
+    marks = [code for code, text in enumerate(trace.strings) if text.startswith(("ProfilerStep#", "Optimizer.step#"))]
+    steps = trace.rows["steps"]  # whatever the program calls them: JAX's are ``train`` or any other word
+    is_step = np.isin(slices["start_ns"], steps["start_ns"]) & np.isin(slices["end_ns"], steps["end_ns"])
+    is_mark = is_step | np.isin(slices["name"], marks)
+    marked = slices["thread"][is_mark & (slices["kind"] == SliceKind.ANNOTATION)]
+    if len(marked):
+        return int(np.bincount(marked).argmax())
+    top = (slices["kind"] == SliceKind.OP) & (slices["parent"] == MISSING)
+    time = np.zeros(len(trace.rows["threads"]), np.int64)
+    np.add.at(time, slices["thread"][top], (slices["end_ns"] - slices["start_ns"])[top])
+    return int(time.argmax())
+
+
+def _findings(trace: Trace, rows: Int64, stalled: Int64, whole: int, *, on_device: bool) -> list[Finding]:
+    if stalled.sum() < STALL_SHARE * whole or not stalled.any():
+        return []
+    slices = trace.rows["slices"]
+    loops: dict[tuple[str, Where], list[int]] = defaultdict(list)
+    sites: dict[tuple[str, Where], CallSite] = {}
+    for index in np.flatnonzero(stalled).tolist():
+        site = call_site(trace, int(rows[index]))
+        key = (
+            trace.text(int(slices["name"][rows[index]])),
+            site.where(op=trace.text(int(slices["name"][rows[index]]))),
+        )
+        loops[key].append(index)
+        sites[key] = site
+    return [
+        _finding(trace, key[0], sites[key], rows[members], stalled[members], whole, on_device=on_device)
+        for key, members in loops.items()
+    ]
+
+
+def _finding(
+    trace: Trace, name: str, site: CallSite, rows: Int64, stalled: Int64, whole: int, *, on_device: bool
+) -> Finding:
+    slices = trace.rows["slices"]
+    cost = int(stalled.sum())
+    duration = slices["end_ns"][rows] - slices["start_ns"][rows]
+    who = "the device idles" if on_device else "the program waits"
+    table: list[Mapping[str, Cell]] = [
+        {
+            "stall_ns": int(stalled[i]),
+            "fetch_ns": int(duration[i]),
+            "start_ns": int(slices["start_ns"][rows[i]]),
+            "line_is": site.line_is(),
+        }
+        for i in np.argsort(-stalled, kind="stable")[:ROWS].tolist()
+    ]
+    return Finding(
+        subject=name,
+        title=f"{who[0].upper() + who[1:]} {format_ns(cost)} ({format_share(cost, whole)}) for the next batch, "
+        f"in {len(rows):,} fetches",
+        severity=severity_of(cost, whole),
+        basis="measured",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        advice="Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, "
+        "pin_memory=True)`; decode and augment once, or on the device; fetch the next batch before the step ends.",
+        where=site.where(op=name),
+        evidence=tuple(table),
+        spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
+    )

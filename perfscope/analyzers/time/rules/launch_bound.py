@@ -1,0 +1,186 @@
+"""The host launches work later than the device could take it, with nothing blocking the host.
+
+Why it costs: an accelerator works through a queue that the host fills. When preparing a launch (Python,
+dispatcher, runtime call) takes longer than the kernel it launches, the queue is empty and the device
+waits for the next launch. A faster device or faster kernels then change nothing.
+
+How it is found: every gap in the work of a device is looked at. If the call that ended it began after the
+gap did, the host was late. If no call that waits for the device explains that (`host_sync`) and the
+thread was not waiting for input (`input_stall`), the gap counts here. Three things are told apart: gaps
+under 1 ms (the price of launching, op by op), gaps from 1 ms on (the host was doing something else), and
+time in device memory calls such as `cudaMalloc` and `cudaFree`. The cost is the sum of the gaps: all of
+it is device idle time, so overlap is accounted for. Kernels whose launch was not recorded are not judged.
+
+Fix: take the host out of the loop: `torch.compile(model, mode="reduce-overhead")` or
+`torch.cuda.CUDAGraph` replays a whole step with one launch; larger batches and fused ops
+(`torch.optim.AdamW(..., fused=True)`) need fewer launches. Against memory calls: let the caching
+allocator keep its blocks (stable shapes, `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, no
+`torch.cuda.empty_cache()` in the loop). Against long gaps: move the Python work to another thread or
+process, or out of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from perfscope.analyzers.time.blocking_calls import largest_by_op, ops_of_calls
+from perfscope.analyzers.time.device_time import DeviceTime, device_times
+from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
+from perfscope.analyzers.time.launches import launch_delays
+from perfscope.analyzers.time.sites import call_site, op_of
+from perfscope.analyzers.time.spans import covering_slices, worst_spans
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ("device_work", "launch_links", "runtime_calls")
+
+LATE_SHARE = 0.10
+"""Of a device's span. Below a tenth the device's own work decides how long the step takes."""
+
+PART_SHARE = 0.01
+"""Of a device's span: a part smaller than this gets no finding of its own."""
+
+STALL_NS = 1_000_000
+"""Launching one op from Python costs 5 to 50 us; a gap of 1 ms is no launch overhead but other work."""
+
+UNKNOWN_SHARE = 0.5
+"""Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
+
+ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield up to three findings for the device that waits longest for its launches."""
+    found = trace.fact(gaps)
+    devices = trace.fact(device_times)
+    late = {device.device: _late_ns(found)[found.device == device.device].sum() for device in devices}
+    judged = [device for device in devices if late[device.device] >= LATE_SHARE * device.span_ns > 0]
+    if not judged:
+        for device in devices:
+            unknown = found.totals(device.device)["unknown"]
+            if unknown > UNKNOWN_SHARE * device.idle_ns and unknown >= LATE_SHARE * device.span_ns:
+                raise AbstainError(
+                    f"{format_share(unknown, device.idle_ns)} of the idle time follows work whose launch was not "
+                    "recorded; record runtime calls with correlation ids from before the window"
+                )
+        return []
+    return _findings(trace, found, max(judged, key=lambda device: int(late[device.device])))
+
+
+def _late_ns(found: Gaps) -> Int64:
+    return found.charged_ns(GapCause.LAUNCH)
+
+
+def _findings(trace: Trace, found: Gaps, device: DeviceTime) -> Iterator[Finding]:
+    here = found.device == device.device
+    own = np.where(here, _late_ns(found) - found.allocator_ns, 0)
+    long = own >= STALL_NS
+    allocating = np.where(here, found.allocator_ns, 0)
+    least = PART_SHARE * device.span_ns
+    if own[~long].sum() >= least:
+        yield _overhead(trace, found, device, np.where(long, 0, own))
+    if own[long].sum() >= least:
+        yield _stall(trace, found, device, np.where(long, own, 0))
+    if allocating.sum() >= least:
+        yield _allocator(trace, found, device, allocating)
+
+
+def _overhead(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Finding:
+    cost, count = int(idle.sum()), int((idle > 0).sum())
+    lookup = int(found.compile_lookup_ns[idle > 0].sum())
+    delay = trace.fact(launch_delays).get(device.device)
+    queue = (
+        f"{delay.unqueued} of {delay.launches} launches started within 10 us, "
+        f"on average {delay.mean_queue:.1f} were queued. "
+        if delay is not None
+        else ""
+    )
+    lookups = f"{format_ns(lookup)} of it is the lookup of compiled code. " if lookup else ""
+    return Finding(
+        subject="launch overhead",
+        title=f"{device.name or 'The device'} waits {format_ns(cost)} ({format_share(cost, device.span_ns)} of its "
+        f"span) for launches, in {count:,} gaps under 1 ms",
+        severity=severity_of(cost, whole_ns(trace)),
+        basis="measured",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        advice=f'{queue}{lookups}Launch less often: `torch.compile(model, mode="reduce-overhead")` or a '
+        "`torch.cuda.CUDAGraph` around the step, larger batches, fused optimizers (`fused=True`).",
+        evidence=_by_op(trace, found, idle),
+        spans=worst_spans(found.start_ns, found.end_ns, idle),
+    )
+
+
+def _stall(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Finding:
+    cost, count = int(idle.sum()), int((idle > 0).sum())
+    worst = np.flatnonzero(idle)[np.argsort(-idle[idle > 0], kind="stable")][:ROWS]
+    middle = (found.start_ns[worst] + found.end_ns[worst]) // 2
+    threads = trace.rows["calls"]["thread"][found.launch[worst]]
+    doing = covering_slices(trace, threads, middle)
+    rows: list[Mapping[str, Cell]] = []
+    for gap, row in zip(worst.tolist(), doing.tolist(), strict=True):
+        site = call_site(trace, row)
+        name = trace.text(int(trace.rows["slices"]["name"][row])) if row != MISSING else "(nothing recorded)"
+        rows.append(
+            {
+                "idle_ns": int(idle[gap]),
+                "host_was_in": name,
+                "site": site.where().label(),
+                "line_is": site.line_is(),
+                "start_ns": int(found.start_ns[gap]),
+            }
+        )
+    site = call_site(trace, int(doing[0]))
+    return Finding(
+        subject="host stall",
+        title=f"{device.name or 'The device'} waits {format_ns(cost)} ({format_share(cost, device.span_ns)} of its "
+        f"span) while the host does something else, in {count:,} gaps of 1 ms or more",
+        severity=severity_of(cost, whole_ns(trace)),
+        basis="measured",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        advice="See what the host does there (`host_was_in`; nothing recorded means plain Python, a lock or a sleep: "
+        "record with Python stacks). Move it to another thread or process, or out of the step.",
+        where=site.where(op=op_of(trace, int(doing[0]))),
+        evidence=tuple(rows),
+        spans=worst_spans(found.start_ns, found.end_ns, idle),
+    )
+
+
+def _allocator(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Finding:
+    cost = int(idle.sum())
+    return Finding(
+        subject="device memory calls",
+        title=f"{device.name or 'The device'} waits {format_ns(cost)} ({format_share(cost, device.span_ns)} of its "
+        "span) while the host allocates or frees device memory",
+        severity=severity_of(cost, whole_ns(trace)),
+        basis="measured",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        advice="The caching allocator asked the driver for memory in the loop. Keep shapes stable, warm up with the "
+        "largest batch, remove `torch.cuda.empty_cache()`, or set "
+        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+        where=_most_of(trace, found, idle),
+        evidence=_by_op(trace, found, idle),
+        spans=worst_spans(found.start_ns, found.end_ns, idle),
+    )
+
+
+def _by_op(trace: Trace, found: Gaps, idle: Int64) -> tuple[Mapping[str, Cell], ...]:
+    """Idle time by the op whose launch came late, worst first."""
+    chosen = np.flatnonzero(idle)
+    return tuple(
+        {"op": op, "idle_ns": total, "gaps": count, "longest_ns": longest}
+        for op, total, count, longest in largest_by_op(trace, found.launch[chosen], idle[chosen], ROWS)
+    )
+
+
+def _most_of(trace: Trace, found: Gaps, idle: Int64) -> Where:
+    """The place of the longest gap."""
+    op = int(ops_of_calls(trace, found.launch[[int(np.argmax(idle))]])[0])
+    return call_site(trace, op).where(op=op_of(trace, op))

@@ -1,0 +1,172 @@
+"""Copies between the device and pageable host memory.
+
+Why it costs: the copy engine reads and writes pinned memory only. From or to pageable memory the driver
+copies in pieces through a buffer of its own: several times slower, and the call holds the host even with
+`non_blocking=True`.
+
+How it is found: copies recorded as pageable, without the reads of one number (`.item()`), which
+`host_sync` judges. The cost of a line has two parts that never overlap: the time its copies ran while no
+kernel did (exposed), and the idle time of the device charged to the copy's own call or to the wait in the
+same op. Copies that run beside kernels and do not make the device idle cost nothing. The second part is
+idle time that `host_sync` names as well, at the same line: fixing the copy saves it once. Sources that do
+not record the kind of host memory (ROCm) cannot be judged if their copies cost anything.
+
+Fix: `DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`; reuse one pinned buffer
+(`torch.empty(..., pin_memory=True)`) for what goes to and fro in every step; copy results to the host into
+a pinned buffer and read them a step later.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfscope.analyzers.time.blocking_calls import NO_OP, ops_of_calls
+from perfscope.analyzers.time.exposure import exposed_copies
+from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.analyzers.time.sites import CallSite, call_site, op_of
+from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ("device_work",)
+
+COST_SHARE = MEDIUM_SHARE
+"""Of the step, all lines together. Below it the gain drowns in the spread between launches."""
+
+LINE_SHARE = 0.001
+"""Of the step: a line with less gets no finding of its own."""
+
+ROWS = 20
+
+ONE_VALUE_READS = ("aten::_local_scalar_dense", "aten::is_nonzero")
+"""Reading one number cannot be pinned: `host_sync` judges it."""
+
+_DIRECTIONS = {CopyKind.HOST_TO_DEVICE: "host to device", CopyKind.DEVICE_TO_HOST: "device to host"}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """The pageable copies of one direction, op and place."""
+
+    direction: str
+    op: str
+    site: CallSite
+    copies: list[int] = field(default_factory=list)
+    exposed_ns: int = 0
+    idle_ns: int = 0
+
+    @property
+    def cost_ns(self) -> int:
+        return self.exposed_ns + self.idle_ns
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding a direction and line whose pageable copies cost time."""
+    copies, whole = trace.rows["copies"], whole_ns(trace)
+    if not len(copies) and not {"runtime_calls", "launch_links"} & trace.recorded and len(trace.rows["hlo_ops"]):
+        raise AbstainError("instructions of compiled programs were recorded, and not which of them copy to the host")
+    exposed = trace.fact(exposed_copies)
+    crossing = np.isin(copies["kind"], list(_DIRECTIONS))
+    pageable = np.flatnonzero(crossing & (copies["host_memory"] == HostMemory.PAGEABLE))
+    unknown = np.flatnonzero(crossing & (copies["host_memory"] == HostMemory.UNKNOWN))
+    lines = _lines(trace, pageable, exposed)
+    if sum(line.cost_ns for line in lines) < COST_SHARE * whole or not lines:
+        hidden = sum(line.cost_ns for line in _lines(trace, unknown, exposed))
+        if hidden and hidden >= COST_SHARE * whole:
+            raise AbstainError(
+                f"{len(unknown)} copies between host and device cost up to {format_ns(hidden)}, and the recording "
+                "does not say whether their host memory is pinned"
+            )
+        return []
+    costly = sorted((line for line in lines if line.cost_ns), key=lambda line: -line.cost_ns)
+    shown = [line for line in costly if line.cost_ns >= LINE_SHARE * whole][:ROWS] or costly[:1]
+    return [_finding(trace, line, exposed, whole) for line in shown]
+
+
+def _lines(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
+    """The copies of ``rows`` by direction, op and place; each wait's idle time is given to one copy only."""
+    copies = trace.rows["copies"]
+    calls = copies["call"][rows].astype(np.int64)
+    call_ops = ops_of_calls(trace, calls)
+    idle_of = _idle_by_wait(trace)
+    waits_in: dict[tuple[int, int], list[int]] = defaultdict(list)
+    waits = np.array(sorted({wait for _, wait in idle_of}), np.int64)
+    for wait, op in zip(waits.tolist(), ops_of_calls(trace, waits).tolist(), strict=True):
+        for device in range(len(trace.rows["devices"])):
+            if op != MISSING and (device, wait) in idle_of:
+                waits_in[device, op].append(wait)
+    lines: dict[tuple[str, str, Where], _Line] = {}
+    for row, call, call_op in zip(rows.tolist(), calls.tolist(), call_ops.tolist(), strict=True):
+        op_row, device = int(copies["op"][row]), int(copies["device"][row])
+        op = op_of(trace, op_row) or NO_OP
+        if op in ONE_VALUE_READS:
+            continue
+        site = call_site(trace, op_row)
+        direction = _DIRECTIONS[CopyKind(int(copies["kind"][row]))]
+        line = lines.setdefault((direction, op, site.where()), _Line(direction=direction, op=op, site=site))
+        line.copies.append(row)
+        line.exposed_ns += int(exposed[row])
+        for wait in (call, *waits_in[device, call_op]):
+            line.idle_ns += idle_of.pop((device, wait), 0)
+    return list(lines.values())
+
+
+def _idle_by_wait(trace: Trace) -> dict[tuple[int, int], int]:
+    """(device, row of ``calls`` that waited) -> idle time charged to it."""
+    found = trace.fact(gaps)
+    charged = found.charged_ns(GapCause.HOST_SYNC)
+    idle: dict[tuple[int, int], int] = defaultdict(int)
+    for gap in np.flatnonzero(charged).tolist():
+        idle[int(found.device[gap]), int(found.sync[gap])] += int(charged[gap])
+    return dict(idle)
+
+
+def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
+    copies = trace.rows["copies"]
+    rows = np.array(line.copies, np.int64)
+    known = copies["bytes"][rows] != MISSING
+    size = int(copies["bytes"][rows][known].sum())
+    worst = rows[np.argsort(-(exposed[rows]), kind="stable")][:ROWS]
+    table: list[Mapping[str, Cell]] = [
+        {
+            "copy": trace.text(int(copies["name"][row])),
+            "bytes": int(copies["bytes"][row]) if copies["bytes"][row] != MISSING else None,
+            "duration_ns": int(copies["end_ns"][row] - copies["start_ns"][row]),
+            "exposed_ns": int(exposed[row]),
+            "line_is": line.site.line_is(),
+        }
+        for row in worst.tolist()
+    ]
+    to_device = line.direction == "host to device"
+    fix = (
+        "Pin the source: `DataLoader(..., pin_memory=True)` or `x.pin_memory()` once, then "
+        "`x.to(device, non_blocking=True)`."
+        if to_device
+        else "Copy into one pinned buffer with `buffer.copy_(x, non_blocking=True)` and read it a step later."
+    )
+    also = f" {format_ns(line.idle_ns)} of it is idle time that host-sync names too." if line.idle_ns else ""
+    amount = f" of {format_bytes(size)}" if known.any() else ""
+    return Finding(
+        subject=f"pageable {line.direction}",
+        title=f"{len(rows):,} pageable copies {line.direction}{amount} cost {format_ns(line.cost_ns)} "
+        f"({format_share(line.cost_ns, whole)}): {format_ns(line.exposed_ns)} alone on the device, "
+        f"{format_ns(line.idle_ns)} idle after waiting for them",
+        severity=severity_of(line.cost_ns, whole),
+        basis="measured",
+        cost_ns=line.cost_ns,
+        cost_ns_per_step=per_step(trace, line.cost_ns),
+        cost_bytes=size if known.any() else None,
+        advice=fix + also,
+        where=line.site.where(op=line.op),
+        evidence=tuple(table),
+        spans=worst_spans(
+            copies["start_ns"][rows], copies["end_ns"][rows], (copies["end_ns"] - copies["start_ns"])[rows]
+        ),
+    )

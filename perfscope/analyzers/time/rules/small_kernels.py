@@ -1,0 +1,114 @@
+"""Many short kernels in a row, on a device that has work queued.
+
+Why it costs: a kernel needs about 2 us to fill the device and to drain it again, whatever it computes, and
+the device needs about 1 us from one kernel to the next. Where kernels run for only a few microseconds, a
+good part of the device's time is this ramp.
+
+How it is found: kernels under 10 us that follow each other on one stream with nothing else running, where
+the next was launched before the one before it ended. Merging such a pair would save the gap between them
+and at most one ramp: the cost is the sum of the gaps and of 2 us (or of the kernel's whole time, if that is
+shorter) for every kernel after the first of a row. It is modelled, and an upper bound: not every pair can
+be merged. Where the device waits for the host, shorter kernels save nothing: those pairs are not counted
+here but in `launch_bound`, so the two costs never hold the same time.
+
+Fix: `torch.compile` merges pointwise and reduction kernels; optimizers take `fused=True` or `foreach=True`;
+batch small matmuls (`torch.bmm`, grouped matmul) and small tensors (`torch._foreach_*`); use larger
+batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from perfscope.analyzers.time.device_time import DeviceTime, device_times
+from perfscope.analyzers.time.launches import SHORT_NS, ShortPairs, short_pairs
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ("device_work", "launch_links")
+
+COUNT_SHARE = 0.5
+"""Of a device's compute kernels: with fewer, short kernels are not what the program is made of."""
+
+COST_SHARE = 0.05
+"""Of a device's span. The saving is modelled and not all pairs can be merged: ask for a clear margin."""
+
+ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding for the device where merging short kernels would save most."""
+    kernels = trace.rows["kernels"]
+    found: list[Finding] = []
+    for device in trace.fact(device_times):
+        compute = (kernels["device"] == device.device) & ~kernels["communication"]
+        short = compute & (kernels["end_ns"] - kernels["start_ns"] < SHORT_NS)
+        if short.sum() < COUNT_SHARE * compute.sum() or not compute.any():
+            continue
+        pairs = short_pairs(trace, device.device)
+        if pairs.saved_ns.sum() >= COST_SHARE * device.span_ns:
+            found.append(_finding(trace, device, pairs, int(short.sum()), int(compute.sum())))
+    return sorted(found, key=lambda finding: -(finding.cost_ns or 0))[:1]
+
+
+def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, compute: int) -> Finding:
+    cost = int(pairs.saved_ns.sum())
+    kernels = trace.rows["kernels"]
+    starts, ends = (kernels[key][pairs.kernel] for key in ("start_ns", "end_ns"))
+    return Finding(
+        subject="short kernels",
+        title=f"{short:,} of {compute:,} kernels run for less than {format_ns(SHORT_NS)}; merging those that follow "
+        f"each other would save up to {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span)",
+        severity=severity_of(cost, whole_ns(trace)),
+        basis="modelled",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        advice="`torch.compile` the model, `fused=True` for the optimizer, batch small matmuls (`torch.bmm`). The cost "
+        "holds only pairs that were queued; idle time in which the host was late is in launch-bound.",
+        evidence=_evidence(trace, pairs),
+        spans=worst_spans(starts - pairs.gap_ns, ends, pairs.saved_ns),
+    )
+
+
+def _evidence(trace: Trace, pairs: ShortPairs) -> tuple[Mapping[str, Cell], ...]:
+    """Saved time by op and kernel of the second of a pair."""
+    kernels, slices = trace.rows["kernels"], trace.rows["slices"]
+    names = kernels["name"][pairs.kernel].astype(np.int64)
+    ops = kernels["op"][pairs.kernel]
+    op_names = np.where(ops == MISSING, MISSING, slices["name"][np.maximum(ops, 0)]) if len(slices) else ops
+    keys, first, index = np.unique(np.stack([names, op_names]), axis=1, return_index=True, return_inverse=True)
+    index = index.reshape(-1)
+    duration = (kernels["end_ns"] - kernels["start_ns"])[pairs.kernel]
+    saved, gap, total = (_summed(values, index, keys.shape[1]) for values in (pairs.saved_ns, pairs.gap_ns, duration))
+    count = np.bincount(index, minlength=keys.shape[1])
+    return tuple(
+        {
+            "op": trace.text(int(keys[1, i])) or None,
+            "kernel": trace.text(int(keys[0, i])),
+            "at": _at(trace, int(ops[first[i]])),
+            "kernels": int(count[i]),
+            "saved_ns": int(saved[i]),
+            "gap_ns": int(gap[i]),
+            "duration_ns": int(total[i]),
+        }
+        for i in np.argsort(-saved, kind="stable")[:ROWS].tolist()
+    )
+
+
+def _at(trace: Trace, op: int) -> str | None:
+    """The user's line behind an op, of a kernel that inductor compiled the one it computes; ``None``: not known."""
+    site = call_site(trace, op)
+    return site.where().label() if site.file is not None else None
+
+
+def _summed(values: Int64, index: Int64, size: int) -> Int64:
+    total = np.zeros(size, np.int64)
+    np.add.at(total, index, values)
+    return total

@@ -1,0 +1,180 @@
+"""From a host span to the user's line: four sources, the most exact one first.
+
+0. The log of torch.compile, for kernels and library calls of a compiled graph: inductor says which lines each of them
+   computes; the first one that is the user's is given. A Python stack would show the call of the compiled function.
+1. The op graph of a run has the line that ran. Its ops are matched with the trace's by the k-th op of a
+   name in the step, and only in steps where both have the same number of that name.
+2. Python spans of the trace itself: the innermost frame of the user's that covers the moment; for an op of
+   the backward pass that of its forward op.
+3. Python spans of ``trace.detail``, a second recording of the same program: matched by the order of the
+   ops in a step, never by time (``alignment.py``).
+
+Python spans carry the line where a function's definition begins, or, if the function was running already,
+the line it stood at when recording began; never the line that ran. ``line_is`` tells which it is. For an
+annotation (a data loader's fetch) the op graph's line is that of an op inside it, in the same function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.time.alignment import detail_row, graph_op
+from perfscope.analyzers.time.compiled_regions import compiled_kernel, user_line
+from perfscope.analyzers.time.spans import lineage
+from perfscope.model.finding import Where
+from perfscope.model.frames import Frame, Owner, parse_frame, parse_module
+from perfscope.model.intervals import Int64
+from perfscope.model.op_graph import GraphOp
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+MOST_INSIDE = 1000
+"""Spans looked at inside an annotation: a fetch runs a few ops of its own, a whole step has thousands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSite:
+    """Where in the user's program a host span was called from. All parts may be unknown."""
+
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    module: str | None = None
+    exact: bool = False
+    """``line`` is the line that ran."""
+    running: bool = False
+    """``function`` was running when recording began, and ``line`` is where it stood then."""
+
+    def line_is(self) -> str | None:
+        """What ``line`` says, in words; None without a line."""
+        if self.line is None:
+            return None
+        if self.exact:
+            return "the line that ran"
+        return f"where {self.function} {'stood when recording began' if self.running else 'begins'}"
+
+    def where(self, op: str | None = None, kernel: str | None = None) -> Where:
+        """As place of a finding."""
+        return Where(op=op, kernel=kernel, module=self.module, file=self.file, line=self.line)
+
+
+UNKNOWN_SITE = CallSite()
+
+
+def call_site(trace: Trace, row: int) -> CallSite:
+    """The call site of a row of ``slices`` (``MISSING``: unknown)."""
+    if row == MISSING:
+        return UNKNOWN_SITE
+    compiled = compiled_kernel(trace, row)
+    place = None if compiled is None else user_line(compiled)
+    if place is not None:
+        return CallSite(file=place.file, line=place.line, function=place.function, exact=True)
+    recorded = _from_stack(trace, row)
+    if recorded.file is None and trace.detail is not None:
+        match = detail_row(trace, row)
+        recorded = recorded if match is None else _from_stack(trace.detail, match)
+    graph = graph_op(trace, row) or _op_inside(trace, row, recorded)
+    if graph is None or graph.file is None:
+        return recorded
+    return CallSite(
+        file=graph.file,
+        line=graph.line,
+        function=graph.function,
+        module=graph.module or recorded.module,
+        exact=True,
+    )
+
+
+def op_of(trace: Trace, row: int) -> str | None:
+    """Name of the innermost op that encloses a row of ``slices``, or of the row itself; None if none does."""
+    slices = trace.rows["slices"]
+    for ancestor in lineage(trace, row):
+        if slices["kind"][ancestor] == SliceKind.OP:
+            return trace.text(int(slices["name"][ancestor]))
+    return None
+
+
+def _op_inside(trace: Trace, row: int, recorded: CallSite) -> GraphOp | None:
+    """An op of the graph that ran inside an annotation, called from the function that ``recorded`` names."""
+    slices = trace.rows["slices"]
+    if trace.op_graph is None or recorded.file is None or slices["kind"][row] != SliceKind.ANNOTATION:
+        return None
+    end = row + int(np.searchsorted(slices["start_ns"][row:], slices["end_ns"][row]))
+    for inner in range(row + 1, min(end, row + MOST_INSIDE)):
+        if slices["thread"][inner] != slices["thread"][row]:
+            break
+        graph = graph_op(trace, inner)
+        if graph is None or graph.file is None or graph.function is None:
+            continue
+        same_file = graph.file.endswith(recorded.file) or recorded.file.endswith(graph.file)
+        if same_file and graph.function.rpartition(".")[2] == recorded.function:
+            return graph
+    return None
+
+
+def _from_stack(trace: Trace, row: int) -> CallSite:
+    slices = trace.rows["slices"]
+    module: str | None = None
+    library: Frame | None = None
+    found: Frame | None = None
+    place = MISSING
+    for ancestor in lineage(trace, row):
+        if slices["kind"][ancestor] != SliceKind.PYTHON:
+            forward = MISSING if found else _forward_of(trace, ancestor)
+            if forward != MISSING:
+                return _from_stack(trace, forward)
+            continue
+        name = trace.text(int(slices["name"][ancestor]))
+        module = module or parse_module(name)
+        frame = parse_frame(name) if found is None else None
+        if frame is None:
+            if found is not None and module is not None:
+                break
+        elif frame.owner is Owner.USER:
+            found, place = frame, ancestor
+        elif frame.owner is Owner.LIBRARY and library is None:
+            library, place = frame, ancestor
+    found = found or library
+    if found is None:
+        return CallSite(module=module)
+    return CallSite(
+        file=found.file,
+        line=found.line,
+        function=found.function,
+        module=module,
+        running=_was_running(trace, place),
+    )
+
+
+def _forward_of(trace: Trace, row: int) -> int:
+    """The forward op that a node of the backward pass belongs to, by autograd sequence number; else ``MISSING``."""
+    slices = trace.rows["slices"]
+    sequence = int(slices["sequence"][row])
+    if slices["kind"][row] != SliceKind.OP or sequence == MISSING or slices["forward_thread"][row] <= 0:
+        return MISSING
+    forward = trace.fact(_forward_ops).get(sequence, MISSING)
+    return forward if forward != MISSING and slices["start_ns"][forward] < slices["start_ns"][row] else MISSING
+
+
+def _forward_ops(trace: Trace) -> dict[int, int]:
+    """Sequence number -> row of the op of the forward pass; of several (some show a stale number) the last begun."""
+    slices = trace.rows["slices"]
+    numbered = (slices["kind"] == SliceKind.OP) & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0)
+    rows = np.flatnonzero(numbered)
+    rows = rows[np.argsort(slices["start_ns"][rows], kind="stable")]
+    return dict(zip(slices["sequence"][rows].tolist(), rows.tolist(), strict=True))
+
+
+def _was_running(trace: Trace, row: int) -> bool:
+    """Whether every Python span that began before this one on its thread encloses it: its call was not seen."""
+    slices, counted = trace.rows["slices"], trace.fact(_python_spans_before)
+    first = int(np.searchsorted(slices["thread"], slices["thread"][row]))
+    around = sum(int(slices["kind"][outer] == SliceKind.PYTHON) for outer in lineage(trace, row)) - 1
+    return int(counted[row] - counted[first]) == around
+
+
+def _python_spans_before(trace: Trace) -> Int64:
+    """Per row of ``slices``: Python spans in the rows before it."""
+    is_python = trace.rows["slices"]["kind"] == SliceKind.PYTHON
+    return np.asarray(np.cumsum(is_python) - is_python, np.int64)

@@ -1,0 +1,222 @@
+"""Host spans with a known purpose, per thread: data loading, lookup of compiled code, device memory calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.model.finding import MOST_SPANS, Span
+from perfscope.model.intervals import Intervals, intersection_total, union
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
+
+INPUT_REGION = "input"
+"""Name of the user's own region (``perfscope.region("input")``) that counts as data loading."""
+
+_LOADER_PREFIXES = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
+_LOOKUP_NAMES = ("TorchDynamo Cache Lookup",)
+
+
+def input_slices(trace: Trace) -> npt.NDArray[np.int64]:
+    """Rows of ``slices`` in which the program fetches its next batch.
+
+    PyTorch names them ``enumerate(DataLoader)#...``; a loader of the user's own counts if it stands
+    in a region named ``input``.
+    """
+    return _named(trace, lambda name: name.startswith(_LOADER_PREFIXES) or name == INPUT_REGION)
+
+
+def input_spans(trace: Trace) -> dict[int, Intervals]:
+    """Time in data loaders, per row of ``threads``."""
+    return _by_thread(trace, "slices", input_slices(trace))
+
+
+def compile_lookup_spans(trace: Trace) -> dict[int, Intervals]:
+    """Time in the lookup of compiled code, per row of ``threads``."""
+    return _by_thread(trace, "slices", _named(trace, lambda name: name.startswith(_LOOKUP_NAMES)))
+
+
+def allocator_spans(trace: Trace) -> dict[int, Intervals]:
+    """Time in device memory calls (``cudaMalloc``, ``cudaFree`` ...), per row of ``threads``."""
+    return _by_thread(trace, "calls", np.flatnonzero(trace.rows["calls"]["kind"] == CallKind.MEMORY))
+
+
+def _named(trace: Trace, matches: Callable[[str], bool]) -> npt.NDArray[np.int64]:
+    slices = trace.rows["slices"]
+    kinds = np.isin(slices["kind"], [SliceKind.OP, SliceKind.ANNOTATION])
+    codes = [code for code in np.unique(slices["name"][kinds]) if matches(trace.text(int(code)))]
+    return np.flatnonzero(kinds & np.isin(slices["name"], codes))
+
+
+def _by_thread(trace: Trace, table: str, rows: npt.NDArray[np.int64]) -> dict[int, Intervals]:
+    data = trace.rows[table]
+    threads = data["thread"][rows]
+    return {
+        int(thread): union(data["start_ns"][rows[threads == thread]], data["end_ns"][rows[threads == thread]])
+        for thread in np.unique(threads)
+    }
+
+
+# Which host span covers a moment, and which enclosing span is of a given kind. Vectorised.
+#
+# Both rest on the order of the ``slices`` table (thread, start, longest first) and on its parent links.
+
+
+Rows = npt.NDArray[np.int64]
+_Condition = Callable[[Rows, Rows], npt.NDArray[np.bool_]]
+
+
+def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLike) -> Rows:
+    """Row of the innermost host span that covers each (thread, moment); ``MISSING`` where none does.
+
+    ``threads``: rows of the ``threads`` table; ``times_ns``: moments on the trace's clock. A span
+    covers the moments from its start up to, not including, its end.
+    """
+    slices = trace.rows["slices"]
+    thread, time = np.broadcast_arrays(np.asarray(threads, np.int64), np.asarray(times_ns, np.int64))
+    found = np.full(len(thread), MISSING, np.int64)
+    for value in np.unique(thread):
+        first, last = np.searchsorted(slices["thread"], [value, value + 1])
+        asked = thread == value
+        index = first - 1 + np.searchsorted(slices["start_ns"][first:last], time[asked], side="right")
+        found[asked] = np.where(index < first, MISSING, index)
+    return _climb_until(trace, found, lambda rows, at: slices["end_ns"][rows] > time[at])
+
+
+def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Rows:
+    """For each row of ``slices``: itself or its innermost enclosing span with ``wanted``; else ``MISSING``.
+
+    ``wanted`` is a mask over the ``slices`` table. Rows that are ``MISSING`` stay so.
+    """
+    return _climb_until(trace, np.array(rows, np.int64), lambda found, _: wanted[found])
+
+
+def lineage(trace: Trace, row: int) -> Iterator[int]:
+    """The row itself, its parent, and so on outwards."""
+    parents = trace.rows["slices"]["parent"]
+    while row != MISSING:
+        yield row
+        row = int(parents[row])
+
+
+def _climb_until(trace: Trace, rows: Rows, holds: _Condition) -> Rows:
+    """Replaces rows by their parents until ``holds(rows, their positions)`` or no parent is left."""
+    parents = trace.rows["slices"]["parent"]
+    active = np.flatnonzero(rows != MISSING)
+    while len(active):
+        active = active[~holds(rows[active], active)]
+        rows[active] = parents[rows[active]]
+        active = active[rows[active] != MISSING]
+    return rows
+
+
+# The device work launched inside host spans, and how much of it nothing else hides.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkTime:
+    """Time of some device work, in ns."""
+
+    sum_ns: int
+    """Sum of durations."""
+    exposed_ns: int
+    """While it was the only work on its device: removing it frees no more than this."""
+    kernels: int
+    """Kernels and copies."""
+
+    def __add__(self, other: WorkTime) -> WorkTime:
+        return WorkTime(
+            sum_ns=self.sum_ns + other.sum_ns,
+            exposed_ns=self.exposed_ns + other.exposed_ns,
+            kernels=self.kernels + other.kernels,
+        )
+
+
+NO_WORK = WorkTime(sum_ns=0, exposed_ns=0, kernels=0)
+
+
+def work_time(trace: Trace, spans: npt.ArrayLike) -> WorkTime:
+    """Device work launched inside the given rows of ``slices`` (nested rows count once)."""
+    total = NO_WORK
+    for table in ("kernels", "copies"):
+        total += time_of(trace, table, work_inside(trace, table, np.asarray(spans, np.int64)))
+    return total
+
+
+def time_of(trace: Trace, table: str, rows: Rows) -> WorkTime:
+    """Time of rows of ``kernels`` or ``copies``."""
+    work = trace.rows[table]
+    exposed = 0
+    for device in np.unique(work["device"][rows]).tolist():
+        chosen = rows[work["device"][rows] == device]
+        exposed += intersection_total(
+            trace.fact(unshared_time)[device], union(work["start_ns"][chosen], work["end_ns"][chosen])
+        )
+    return WorkTime(sum_ns=int((work["end_ns"] - work["start_ns"])[rows].sum()), exposed_ns=exposed, kernels=len(rows))
+
+
+def work_inside(trace: Trace, table: str, spans: Rows) -> Rows:
+    """Rows of ``kernels`` or ``copies`` whose op is one of ``spans`` or lies inside one; sorted, each once."""
+    order, ops = trace.fact(_work_by_op)[table]
+    firsts, lasts = np.searchsorted(ops, spans), np.searchsorted(ops, trace.fact(subtree_ends)[spans])
+    pieces = [order[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    return np.unique(np.concatenate(pieces)) if pieces else np.empty(0, np.int64)
+
+
+def subtree_ends(trace: Trace) -> Rows:
+    """By row of ``slices``: one past the last row inside it; those rows stand right behind it."""
+    slices = trace.rows["slices"]
+    ends = np.arange(1, len(slices) + 1)
+    for thread in np.unique(slices["thread"]):
+        first, last = np.searchsorted(slices["thread"], [thread, thread + 1])
+        reach = first + np.searchsorted(slices["start_ns"][first:last], slices["end_ns"][first:last], side="left")
+        ends[first:last] = np.maximum(ends[first:last], reach)
+    return ends
+
+
+def unshared_time(trace: Trace) -> dict[int, Intervals]:
+    """By device: when exactly one piece of work (kernel, copy, memset) runs on it."""
+    found = {}
+    for device in range(len(trace.rows["devices"])):
+        starts, ends = [], []
+        for table in ("kernels", "copies"):
+            work = trace.rows[table]
+            on_device = work["device"] == device
+            starts.append(work["start_ns"][on_device])
+            ends.append(work["end_ns"][on_device])
+        times = np.concatenate((*starts, *ends))
+        change = np.repeat([1, -1], [sum(map(len, starts)), sum(map(len, ends))])
+        order = np.lexsort((change, times))  # at one moment, what ends leaves before the next begins
+        times, running = times[order], np.cumsum(change[order])
+        alone = running[:-1] == 1
+        found[device] = union(times[:-1][alone], times[1:][alone])
+    return found
+
+
+def _work_by_op(trace: Trace) -> dict[str, tuple[Rows, Rows]]:
+    """By table: its rows ordered by op, and that op for each."""
+    found = {}
+    for table in ("kernels", "copies"):
+        ops = trace.rows[table]["op"].astype(np.int64)
+        order = np.argsort(ops, kind="stable")
+        found[table] = (order, ops[order])
+    return found
+
+
+# The pieces of time in which a finding costs most: where to look for it on a timeline.
+
+
+def worst_spans(starts: npt.ArrayLike, ends: npt.ArrayLike, costs: npt.ArrayLike) -> tuple[Span, ...]:
+    """Of arrays of one length (ns, ns on the trace's clock; a cost each) the costliest pieces that cost anything."""
+    held = np.asarray(costs)
+    order = np.argsort(-held, kind="stable")[:MOST_SPANS]
+    begins, stops = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+    return tuple(Span(start_ns=int(begins[at]), end_ns=int(stops[at])) for at in order.tolist() if held[at] > 0)
+
+
+def spans_of_ranks(pieces: Iterable[tuple[int | None, int, int]]) -> tuple[Span, ...]:
+    """The first of (rank, start, end), each on the clock of its rank's trace; the costliest come first."""
+    found = [Span(start_ns=start, end_ns=end, rank=rank) for rank, start, end in pieces]
+    return tuple(found[:MOST_SPANS])

@@ -1,0 +1,230 @@
+"""Step windows on the trace's clock, and how long a step is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.model.intervals import union
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.trace.columns import Array
+
+HOST_AHEAD = 1.1
+"""Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWindows:
+    """The steps of a trace: recorded ones, or windows between optimizer steps where none is."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+    numbers: np.ndarray
+    how: str
+    """``recorded``, ``optimizer`` (from the end of one optimizer step to the next) or ``none``."""
+
+    @property
+    def count(self) -> int:
+        """Steps; 0 if the trace shows none."""
+        return len(self.starts)
+
+
+def step_windows(trace: Trace) -> StepWindows:
+    """Recorded steps; else windows between the ends of optimizer steps; else none."""
+    rows = trace.rows["steps"]
+    if len(rows):
+        return StepWindows(starts=rows["start_ns"], ends=rows["end_ns"], numbers=rows["number"], how="recorded")
+    slices = trace.rows["slices"]
+    marks = [code for code, text in enumerate(trace.strings) if text.startswith("Optimizer.step#")]
+    found = np.isin(slices["name"], marks) & (slices["kind"] == SliceKind.ANNOTATION)
+    ends = np.sort(slices["end_ns"][found])
+    if len(ends) < 2:
+        nothing = np.empty(0, np.int64)
+        return StepWindows(starts=nothing, ends=nothing, numbers=nothing, how="none")
+    return StepWindows(starts=ends[:-1], ends=ends[1:], numbers=np.arange(len(ends) - 1), how="optimizer")
+
+
+def whole_ns(trace: Trace) -> int:
+    """What a cost over the whole trace is a share of: summed steps, else the device span, else the span.
+
+    Steps that do not wait for their work count from the first one's dispatch to the last one's work end.
+    """
+    from perfscope.analyzers.time.device_time import device_times
+
+    late = late_span_ns(trace)
+    if late is not None:
+        return late
+    steps = trace.fact(step_windows)
+    if steps.count:
+        return int((steps.ends - steps.starts).sum())
+    devices = trace.fact(device_times)
+    if devices:
+        return max(device.span_ns for device in devices)
+    start, end = trace.span_ns()
+    return end - start
+
+
+def per_step(trace: Trace, cost_ns: int | float) -> int | None:
+    """A cost over the whole trace as cost of one step; None where no step is known."""
+    steps = trace.fact(step_windows)
+    return round(cost_ns / steps.count) if steps.count else None
+
+
+# When the work of a step ran, where the host dispatches it and goes on (XLA).
+#
+# A step's range on the host then lasts as long as its dispatch. Each execution of a compiled program is given to
+# the step that called it: calls of ``f`` are spans ``PjitFunction(f)`` on the host, executions are the run ids of
+# the module ``jit_f``, and both are numbered in the order of dispatch, so the first belongs to the first. On a GPU
+# the call that launched the kernel is known, and its time decides. Where a module has other counts of the two (a
+# call that was not recorded, a program compiled ahead of time) its executions stay unlinked and no step is given
+# a work end.
+
+
+_CALL = re.compile(r"PjitFunction\((?P<name>.*)\)")
+_MODULE = "jit_"
+_NOT_IN_A_MODULE = re.compile(r"[^\w.-]")
+"""What jax replaces in a function's name when it names the module: ``<lambda>`` becomes ``_lambda_``."""
+
+LEAST_LATE = 0.05
+"""Of the summed steps: work that ends so much behind the last one was not waited for. Less is the way from the
+last instruction to the host, and would not move a share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """One step: its dispatch on the host, and the work of the executions that were dispatched in it."""
+
+    number: int
+    dispatch_ns: int
+    """How long its range on the host is."""
+    start_ns: int
+    """First instruction of its executions; equal to ``end_ns`` where it has none."""
+    end_ns: int
+    """Last one's end."""
+    busy_ns: int
+    """Union of its instructions over all devices: parts in which none of them ran are left out."""
+    complete_ns: int
+    """From the completion of the step before (for the first: from the beginning of its dispatch) to its own.
+    These follow each other without a gap: their sum is ``StepsWork.span_ns``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsWork:
+    """The work of all steps of a trace that holds executions of compiled programs."""
+
+    start_ns: int
+    """Where the dispatch of the first step begins; what was dispatched before had been waited for."""
+    end_ns: int
+    """End of the last instruction, or of the last step's range if that is later."""
+    late: bool
+    """Whether work goes on behind the last step's range: the steps do not wait for their work."""
+    steps: tuple[StepWork, ...]
+    """In order; empty where an execution could not be linked to its step."""
+
+    @property
+    def span_ns(self) -> int:
+        """How long the steps took together, their work included."""
+        return self.end_ns - self.start_ns
+
+
+def steps_work(trace: Trace) -> StepsWork | None:
+    """The work of the steps; ``None`` without steps or without instructions of compiled programs."""
+    windows, ops = trace.fact(step_windows), trace.rows["hlo_ops"]
+    if windows.how != "recorded" or not len(ops):
+        return None
+    start, last = int(windows.starts.min()), int(windows.ends.max())
+    mine = ops["end_ns"] > start
+    if not mine.any():
+        return None
+    end = max(last, int(ops["end_ns"][mine].max()))
+    late = end - last > LEAST_LATE * int((windows.ends - windows.starts).sum())
+    return StepsWork(start_ns=start, end_ns=end, late=late, steps=_steps(trace, mine, start, end))
+
+
+def late_span_ns(trace: Trace) -> int | None:
+    """How long the steps took together where none waits for its work; ``None`` where the host's times are right."""
+    work = trace.fact(steps_work)
+    return work.span_ns if work is not None and work.late else None
+
+
+def _steps(trace: Trace, mine: Array, start: int, end: int) -> tuple[StepWork, ...]:
+    windows, ops = trace.fact(step_windows), trace.rows["hlo_ops"]
+    order = np.argsort(windows.starts, kind="stable")
+    step_of = _step_of_ops(trace, mine, windows.starts[order])
+    if step_of is None:
+        return ()
+    found: list[StepWork] = []
+    done = start
+    for place, row in enumerate(order):
+        inside = mine & (step_of == place)
+        host_end = int(windows.ends[row])
+        first = int(ops["start_ns"][inside].min()) if inside.any() else host_end
+        finish = int(ops["end_ns"][inside].max()) if inside.any() else host_end
+        last = end if place == len(order) - 1 else max(done, finish)
+        found.append(
+            StepWork(
+                number=int(windows.numbers[row]),
+                dispatch_ns=host_end - int(windows.starts[row]),
+                start_ns=first,
+                end_ns=finish,
+                busy_ns=union(ops["start_ns"][inside], ops["end_ns"][inside]).total(),
+                complete_ns=last - done,
+            )
+        )
+        done = last
+    return tuple(found)
+
+
+def _step_of_ops(trace: Trace, mine: Array, starts: Array) -> Array | None:
+    """Place of each instruction's step among ``starts`` (-1: dispatched before them); ``None``: not known of one."""
+    ops = trace.rows["hlo_ops"]
+    dispatched = _launches(trace)
+    calls = _calls(trace)
+    for code in np.unique(ops["module"][mine]).tolist():
+        of_module = mine & (ops["module"] == code)
+        if (dispatched[of_module] != MISSING).all():
+            continue
+        runs, run_of = np.unique(ops["run_id"][of_module], return_inverse=True)
+        times = calls.get(trace.text(code), np.empty(0, np.int64))
+        if len(runs) != len(times) or (runs == MISSING).any():
+            return None
+        dispatched[of_module] = times[run_of]
+    if (dispatched[mine] > ops["start_ns"][mine]).any():  # work before its dispatch: these are not its calls
+        return None
+    return np.searchsorted(starts, dispatched, side="right") - 1
+
+
+def _launches(trace: Trace) -> Array:
+    """When the call began that launched each instruction's kernel or copy; ``MISSING`` where there is none."""
+    ops, calls = trace.rows["hlo_ops"], trace.rows["calls"]
+    found = np.full(len(ops), MISSING, np.int64)
+    for column, table in (("kernel", "kernels"), ("copy", "copies")):
+        on_device = np.flatnonzero(ops[column] != MISSING)
+        launch = trace.rows[table]["call"][ops[column][on_device]]
+        known = launch != MISSING
+        found[on_device[known]] = calls["start_ns"][launch[known]]
+    return found
+
+
+def _calls(trace: Trace) -> dict[str, Array]:
+    """When the host called each jitted function, by its module's name, in order; calls inside a call left out."""
+    slices = trace.rows["slices"]
+    modules = {
+        code: _MODULE + _NOT_IN_A_MODULE.sub("_", match["name"])
+        for code, text in enumerate(trace.strings)
+        if (match := _CALL.fullmatch(text))
+    }
+    is_call = np.isin(slices["name"], list(modules))
+    inner = np.zeros(len(slices), bool)
+    above = slices["parent"].astype(np.int64)
+    while (above != MISSING).any():  # a level of nesting a round
+        known = np.maximum(above, 0)
+        inner |= (above != MISSING) & is_call[known]
+        above = np.where(above == MISSING, MISSING, slices["parent"][known])
+    outer = np.flatnonzero(is_call & ~inner)
+    times: dict[str, list[int]] = {}
+    for row in outer:
+        times.setdefault(modules[int(slices["name"][row])], []).append(int(slices["start_ns"][row]))
+    return {module: np.sort(np.array(found, np.int64)) for module, found in times.items()}

@@ -1,0 +1,171 @@
+"""Neighbours that inductor left as two kernels, with the bytes that go from one to the other through memory."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perfscope.analyzers.ops.fusion import NOTHING_LOST
+from perfscope.analyzers.time.compiled_regions import user_line
+from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
+from perfscope.model.trace import Trace
+
+ITEM_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2,
+    "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+Platform = Literal["gpu", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedPair:
+    """A producer and a consumer that inductor did not make one kernel."""
+
+    refusal: FusionRefusal
+    platform: Platform
+    first: CompiledKernel | None
+    """The kernel that writes the value; ``None`` where the log does not tell which one it became."""
+    second: CompiledKernel | None
+    value_bytes: int
+    saved_bytes: int
+    """What one kernel would not move in one run: the read, and the write where nothing else needs the value."""
+    needed_elsewhere: bool
+    graph_bytes: int | None
+    """What all kernels of the graph read and write in one run, or no less; ``None`` on a CPU and without a graph."""
+
+    written_at: CodeLine | None
+    """The line that makes the value."""
+    read_at: CodeLine | None
+    """The line that reads it."""
+
+
+def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
+    """Pairs of kernels with a value between them that a reason other than ``NOTHING_LOST`` kept apart.
+
+    Those that a later round fused, or another kernel computes whole, are none. (A C++ kernel is no sign of that:
+    inductor puts several loops one behind the other into one function.)
+    """
+    log = trace.compile_log
+    if log is None:
+        return ()
+    kernels = _by_graph(log.kernels)
+    graphs: dict[tuple[str, str], Graph] = {(graph.compile_id, graph.direction): graph for graph in log.graphs}
+    users = {key: _users(graph) for key, graph in graphs.items()}
+    totals = {key: touched_bytes(graph, kernels.get(key, [])) for key, graph in graphs.items()}
+    found = []
+    for refusal in log.refusals:
+        if not refusal.shared_bytes or NOTHING_LOST.search(refusal.reason):
+            continue
+        key = (refusal.compile_id or "", str(refusal.direction))
+        held, graph = kernels.get(key, []), graphs.get(key)
+        on_cpu = any(one.backend == "cpp" for one in held)
+        if not on_cpu and _ended_together(refusal, held):
+            continue
+        elsewhere = graph is None or _needed_elsewhere(refusal, graph, users[key])
+        first = _named(refusal.first_kernel, refusal.first_nodes, held)
+        second = _named(refusal.second_kernel, refusal.second_nodes, held)
+        written, read = _lines(refusal, graph)
+        found.append(
+            RefusedPair(
+                refusal=refusal,
+                platform="cpu" if on_cpu else "gpu",
+                first=first,
+                second=second,
+                value_bytes=refusal.shared_bytes,
+                saved_bytes=refusal.shared_bytes * (1 if elsewhere else 2),
+                needed_elsewhere=elsewhere,
+                graph_bytes=None if on_cpu else totals.get(key),
+                written_at=written or (user_line(first) if first else None),
+                read_at=read or (user_line(second) if second else None),
+            )
+        )
+    return tuple(found)
+
+
+def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int:
+    """Bytes that the kernels of a graph read and write in one run.
+
+    Of each kernel the distinct values from outside of it, and those used outside of it; dynamic sizes count as
+    nothing. If the nodes of a kernel are not known, what all nodes would move one by one, which is no less.
+    """
+    by_name = {node.name: node for node in (*graph.inputs, *graph.nodes)}
+    if not kernels or any(not one.nodes for one in kernels):
+        moved = (name for node in graph.nodes for name in (node.name, *set(node.inputs)))
+        return sum(node_bytes(by_name[name]) for name in moved if name in by_name)
+    users = _users(graph)
+    outputs = set(graph.outputs)
+    total = 0
+    for one in kernels:
+        own = set(one.nodes)
+        reads = {name for node in own if node in by_name for name in by_name[node].inputs if name not in own}
+        writes = {name for name in own if name in outputs or users[name] - own}
+        total += sum(node_bytes(by_name[name]) for name in reads | writes if name in by_name)
+    return total
+
+
+def _by_graph(kernels: Iterable[CompiledKernel]) -> dict[tuple[str, str], list[CompiledKernel]]:
+    held: dict[tuple[str, str], list[CompiledKernel]] = defaultdict(list)
+    for one in kernels:
+        held[one.compile_id, one.direction].append(one)
+    return held
+
+
+def _ended_together(refusal: FusionRefusal, kernels: Iterable[CompiledKernel]) -> bool:
+    both = {*refusal.first_nodes, *refusal.second_nodes}
+    return bool(both) and any(both <= set(one.nodes) for one in kernels)
+
+
+def _needed_elsewhere(refusal: FusionRefusal, graph: Graph, users: Mapping[str, set[str]]) -> bool:
+    """Whether something besides the second needs what it reads of the first; where it cannot be told, yes."""
+    first, second = set(refusal.first_nodes), set(refusal.second_nodes)
+    outputs = set(graph.outputs)
+    passed = [name for name in first - second if users.get(name, set()) & second]
+    return not passed or any(name in outputs or users[name] - first - second for name in passed)
+
+
+def _lines(refusal: FusionRefusal, graph: Graph | None) -> tuple[CodeLine | None, CodeLine | None]:
+    """The lines of a node whose value passes from the first to the second, and of one that reads it."""
+    if graph is None:
+        return None, None
+    first, second = set(refusal.first_nodes), set(refusal.second_nodes)
+    by_name = {node.name: node for node in graph.nodes}
+    for reader in graph.nodes:
+        if reader.name not in second or reader.name in first or reader.place is None:
+            continue
+        for name in reader.inputs:
+            writer = by_name.get(name)
+            if name in first and writer is not None and writer.place is not None:
+                return writer.place, reader.place
+    return None, None
+
+
+def _users(graph: Graph) -> dict[str, set[str]]:
+    users: dict[str, set[str]] = defaultdict(set)
+    for node in graph.nodes:
+        for name in node.inputs:
+            users[name].add(node.name)
+    return users
+
+
+def _named(name: str | None, nodes: Sequence[str], kernels: Sequence[CompiledKernel]) -> CompiledKernel | None:
+    """The kernel of that name; of several calls of it the one that computes most of the nodes."""
+    wanted = set(nodes)
+    fitting = [one for one in kernels if one.name == name]
+    return max(fitting, key=lambda one: len(wanted & set(one.nodes)), default=None)
+
+
+def node_bytes(node: GraphNode) -> int:
+    """Bytes of a node's result; 0 where its dtype is not known or a size is dynamic."""
+    sizes = [size for size in node.shape if isinstance(size, int)]
+    if node.dtype is None or len(sizes) < len(node.shape):
+        return 0
+    return ITEM_BYTES.get(node.dtype.removeprefix("torch."), 4) * math.prod(sizes)
+
+
+def log_has_refusals(log: CompileLog | None) -> bool:
+    """Whether inductor's decisions can be judged at all."""
+    return log is not None and log.has_refusals

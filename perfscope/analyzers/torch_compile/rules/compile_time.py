@@ -1,0 +1,228 @@
+"""torch.compile works for minutes before the program does, and a cache would have spared it.
+
+Why it costs:
+    Dynamo traces a function, AOT autograd makes its backward, inductor lowers, fuses and generates code, and g++ or
+    Triton builds every kernel; autotuning runs many versions of each. A cold start of a large model takes
+    minutes, on every machine that has not compiled it before, at each restart, and no rank goes on before the last
+    one is done. A warm start still traces (guards and bytecode are made anew), but takes the rest from disk.
+
+How it is found:
+    From the log of torch.compile (`perfscope run`, or `TORCH_TRACE=DIR` of any program). Its phases overlap and nest;
+    each moment is counted once, for the innermost phase, so that stages and compilations sum to the whole.
+    A compilation is cold where inductor's cache (or AOT autograd's, where that is all that was asked) answered
+    miss or bypass. The cost is measured: AOT autograd, lowering, code generation, building and autotuning of cold
+    compilations, which is the most that a warm cache spares, once a start. Tracing and imports are left out, and so is
+    a function's second compilation, which `recompilation` judges. A profiled run changes settings of inductor that
+    are part of the caches' keys; that is said, for without the profiler the cache may have been warm.
+
+    A compilation that a cache refuses (`bypass`) is cold in every start, whatever was saved before: it is judged
+    by itself, with torch's reason. Of several ranks: whether all of them compiled the same functions cold at the
+    same time, where one could have done it for all.
+
+Fix:
+    Keep the cache between starts: a `TORCHINDUCTOR_CACHE_DIR` that outlives the container, or the artifacts of one
+    run for all others::
+
+        artifacts = torch.compiler.save_cache_artifacts()    # after the first steps; (bytes, info) or None
+        ...
+        torch.compiler.load_cache_artifacts(saved_bytes)     # before the first compiled call
+
+    Compile a repeated block once (regional compilation)::
+
+        for layer in model.layers:
+            layer.compile()            # instead of torch.compile(model)
+
+    or mark it with `torch.compiler.nested_compile_region` inside a compiled model. Leave `mode="max-autotune"` for
+    the last run; let more processes build (`TORCHINDUCTOR_COMPILE_THREADS`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from perfscope.analyzers.ops.finding_spans import spans_within
+from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.torch_compile.cost import CacheUse, bypass_advice, cache_use, cold_advice, repeated_part
+from perfscope.analyzers.torch_compile.frames import (
+    compile_log_of,
+    compile_spans,
+    plain_function,
+    short_place,
+    user_place,
+    where_of,
+)
+from perfscope.analyzers.torch_compile.phases import CompileTime, Stage
+from perfscope.model.compile_log import Compile
+from perfscope.model.finding import Cell, Finding, Severity
+from perfscope.model.intervals import intersection_total, union
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ()
+
+MIN_COLD_NS = 60 * 10**9
+"""A minute: what cold compiling may take beyond a warm start. Shorter waits are of the order of starting the processes,
+loading a checkpoint and filling the data loaders, which every start takes."""
+
+HIGH_NS = 600 * 10**9
+"""Ten minutes: the default timeout of a NCCL process group. A rank that is still warm waits so long and dies."""
+
+MIN_BYPASSED_NS = 10 * 10**9
+"""What a cache refuses is paid at each start, also on a machine that has compiled everything: a start's own time,
+imports and processes, is about that."""
+
+MAX_ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield cold compiling of a minute or more, and what caches refuse of ten seconds or more."""
+    compile_log_of(trace)
+    use = trace.fact(cache_use)
+    if use.spared_ns >= MIN_COLD_NS:
+        yield _cold(trace, use)
+    yield from _bypassed(trace, use)
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Yield one finding where all ranks compiled the same functions cold for a minute or more."""
+    uses = {
+        trace.source.rank: trace.fact(cache_use)
+        for trace in traces
+        if trace.compile_log is not None and trace.source.rank is not None
+    }
+    done = {rank: [_what(one.compile) for one in (*use.cold, *use.uncached)] for rank, use in uses.items()}
+    if len(uses) < 2 or len({tuple(what) for what in done.values()}) > 1:
+        return
+    least = min(use.spared_ns for use in uses.values())
+    if least < MIN_COLD_NS:
+        return
+    ranks = tuple(sorted(rank for rank in uses if rank is not None))
+    first = uses[ranks[0]]
+    dearest = max((*first.cold, *first.uncached), key=lambda one: one.cached_ns).compile
+    yield Finding(
+        subject="every rank compiles the same cold",
+        title=f"{len(ranks)} ranks each compile the same {len(done[ranks[0]]):,} graphs cold, "
+        f"{format_ns(least)} or more on each of them",
+        severity="medium",
+        basis="structural",
+        where=where_of(user_place(dearest.place, dearest.stack)),
+        ranks=ranks,
+        evidence=tuple(
+            {"rank": rank, "cold_compilations": len(uses[rank].cold), "spared_ns": uses[rank].spared_ns}
+            for rank in sorted(ranks, key=lambda rank: -uses[rank].spared_ns)[:MAX_ROWS]
+        ),
+        advice="Compile once, in a job of one rank or its first start: artifacts, _ = "
+        "torch.compiler.save_cache_artifacts(); call torch.compiler.load_cache_artifacts(artifacts) on all ranks "
+        "before the first compiled call.",
+    )
+
+
+def _what(one: Compile) -> tuple[str, str | None, int | None]:
+    return (one.compile_id, one.function, one.graph_ops)
+
+
+def _cold(trace: Trace, use: CacheUse) -> Finding:
+    log = compile_log_of(trace)
+    missed = (*use.cold, *use.uncached)
+    dearest = max(missed, key=lambda one: one.cached_ns)
+    stages: dict[Stage, int] = defaultdict(int)
+    for one in missed:
+        for stage, spent in one.stages_ns.items():
+            stages[stage] += spent
+    top = max(stages, key=lambda stage: stages[stage], default=None)
+    whole = sum(one.total_ns for one in (*missed, *use.warm))
+    title = (
+        f"compiling takes {format_ns(whole)}, of which warm caches would spare up to {format_ns(use.spared_ns)} "
+        f"({len(missed):,} of {len(missed) + len(use.warm):,} compilations missed them)"
+    )
+    if top is not None:
+        title += f"; {top} takes {format_share(stages[top], whole)}"
+    title += f"; {plain_function(dearest.compile.function)} alone {format_ns(dearest.total_ns)}"
+    title += _in_steps(trace, whole)
+    if log.settings:
+        title += f"; without perfscope's own settings ({', '.join(log.settings)}) they may hit"
+    return Finding(
+        subject="cold compilation",
+        title=title,
+        # of a run whose settings are not the program's own it is not known whether that one starts cold
+        severity="low" if log.settings else _severity(use.spared_ns),
+        basis="measured",
+        cost_ns=use.spared_ns,
+        where=where_of(user_place(dearest.compile.place, dearest.compile.stack)),
+        evidence=tuple(_row(one) for one in sorted(missed, key=lambda one: -one.total_ns)[:MAX_ROWS]),
+        spans=spans_within(trace, compile_spans(trace, [one.compile for one in missed])),
+        advice=cold_advice(top, repeated_part(log, [one.compile for one in missed]), asked=bool(use.cold)),
+    )
+
+
+def _severity(spared_ns: int) -> Severity:
+    return "high" if spared_ns >= HIGH_NS else "medium"
+
+
+def _in_steps(trace: Trace, whole: int) -> str:
+    """How long that is in steps, and how much of all compiling lies in recorded ones."""
+    said = ""
+    if trace.step_times_ns:
+        step = median(trace.step_times_ns)
+        said += f"; as long as {whole / step:,.0f} steps" if step else ""
+    windows = trace.fact(step_windows)
+    log = compile_log_of(trace)
+    inside = intersection_total(compile_spans(trace, log.compiles), union(windows.starts, windows.ends))
+    return said + (f"; {format_ns(inside)} of all compiling lies in the recorded steps" if inside else "")
+
+
+def _row(one: CompileTime) -> dict[str, Cell]:
+    stages, place = one.stages_ns, user_place(one.compile.place, one.compile.stack)
+    return {
+        "compile_id": one.compile.compile_id,
+        "frame": plain_function(one.compile.function) + (f" ({short_place(place)})" if place else ""),
+        "ops": one.compile.graph_ops,
+        "caches": _answers(one.compile),
+        "total_ns": one.total_ns,
+        "tracing_ns": stages.get(Stage.TRACING, 0),
+        "aot_ns": stages.get(Stage.AOT, 0),
+        "lowering_ns": stages.get(Stage.LOWERING, 0),
+        "code_ns": stages.get(Stage.CODE, 0),
+        "kernels_ns": stages.get(Stage.KERNELS, 0),
+        "tuning_ns": stages.get(Stage.TUNING, 0),
+        "loading_ns": stages.get(Stage.CACHES, 0),
+    }
+
+
+def _answers(one: Compile) -> str:
+    if len(set(one.caches.values())) == 1:
+        return f"each a {next(iter(one.caches.values()))}"
+    return ", ".join(f"{cache} {result}" for cache, result in sorted(one.caches.items())) or "not asked"
+
+
+def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
+    """One finding for each cache and reason."""
+    groups: dict[tuple[str, str], list[CompileTime]] = defaultdict(list)
+    for one in (*use.cold, *use.warm):
+        for cache, result in one.compile.caches.items():
+            if result == "bypass":
+                groups[cache, one.compile.cache_reasons.get(cache, "no reason given")].append(one)
+    for (cache, reason), members in groups.items():
+        spent = sum(_refused_ns(cache, one) for one in members)
+        if spent < MIN_BYPASSED_NS:
+            continue
+        worst = max(members, key=lambda one: _refused_ns(cache, one)).compile
+        yield Finding(
+            subject=f"not cacheable ({cache})",
+            title=f"{len(members):,} compilations are not cacheable ({cache}: {reason}): {format_ns(spent)} at each "
+            "start, warm or not",
+            severity=_severity(spent),
+            basis="measured",
+            cost_ns=spent,
+            where=where_of(user_place(worst.place, worst.stack)),
+            evidence=tuple(_row(one) for one in sorted(members, key=lambda one: -one.total_ns)[:MAX_ROWS]),
+            spans=spans_within(trace, compile_spans(trace, [one.compile for one in members])),
+            advice=bypass_advice(reason),
+        )
+
+
+def _refused_ns(cache: str, one: CompileTime) -> int:
+    """What the refusal costs: of AOT autograd's cache its own stage, of inductor's all that is behind it."""
+    return one.stages_ns.get(Stage.AOT, 0) if cache == "aotautograd" else one.cached_ns

@@ -1,0 +1,419 @@
+"""What torch.compile did in one process, summed up for a report: counts, time, and frames with what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.torch_compile.cost import compiled_kernel_times
+from perfscope.analyzers.torch_compile.frames import (
+    CompiledFrame,
+    compile_spans,
+    compiled_frames,
+    plain_function,
+    resumed_at,
+    user_place,
+)
+from perfscope.analyzers.torch_compile.guards import parse_guard
+from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
+from perfscope.model.compile_log import (
+    CacheResult,
+    CodeLine,
+    Compile,
+    CompiledKernel,
+    CompileLog,
+    Direction,
+    GraphBreak,
+    KernelBackend,
+)
+from perfscope.model.intervals import intersection_total, union
+from perfscope.model.trace import Trace
+
+# Graph breaks, recompiles and kernels of a log of torch.compile as rows: each record is in exactly one.
+
+
+MOST_VALUES = 12
+"""Values of a guard that are kept: what they do (grow, repeat) shows in a dozen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakSummary:
+    """Graph breaks of one reason at one line."""
+
+    place: CodeLine | None
+    reason: str
+    doc_id: str | None
+    count: int
+    """Records of the log: a function that was inlined is said for each frame it is in."""
+    whole_frame: bool
+    """It left the whole frame to eager mode."""
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecompileSummary:
+    """Recompilations of one frame for guards on one thing."""
+
+    function: str
+    place: CodeLine | None
+    guard: str
+    """The guard that failed first, in torch's words."""
+    guard_place: CodeLine | None
+    """The line that made it necessary."""
+    values: tuple[str, ...]
+    """What the guard compared with, in order, without repeats; bounded."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSummary:
+    """Kernels or library calls of one name."""
+
+    name: str
+    backend: KernelBackend
+    calls: int
+    """In the output code of all graphs."""
+    ops: tuple[str, ...]
+    places: tuple[CodeLine, ...]
+    time_ns: int | None = None
+    """Measured in the whole recording; ``None``: it did not run in it, or nothing tells."""
+
+
+Holders = Mapping[str, Sequence[Compile]]
+"""By id the compilations that had it, in turn: ``torch._dynamo.reset()`` numbers frames anew."""
+
+
+def holders_of(log: CompileLog) -> Holders:
+    """By id the compilations that had it."""
+    found: dict[str, list[Compile]] = defaultdict(list)
+    for one in log.compiles:
+        found[one.compile_id].append(one)
+    return found
+
+
+def holder_of(holders: Holders, found: GraphBreak) -> Compile | None:
+    """The compilation that a break was met in."""
+    same = holders.get(found.compile_id, ())
+    begun = [one for one in same if found.time_ns is None or (one.start_ns or 0) <= found.time_ns]
+    return (begun or same)[-1] if same else None
+
+
+def leaves_frame(holders: Holders, found: GraphBreak) -> bool:
+    """Whether a break left all of its frame to eager mode; older versions of torch tell it of the compilation alone."""
+    holder = holder_of(holders, found)
+    return found.skipped_frame or (holder is not None and holder.has_code is False)
+
+
+def break_rows(log: CompileLog, holders: Holders) -> tuple[BreakSummary, ...]:
+    """By line and reason; those that left a whole frame to eager mode first, then the most frequent."""
+    groups: dict[tuple[object, ...], list[tuple[GraphBreak, CodeLine | None]]] = defaultdict(list)
+    for found in log.breaks:
+        place = user_place(found.place, found.stack)
+        key = (place and (place.file, place.line), found.reason, found.doc_id, leaves_frame(holders, found))
+        groups[key].append((found, place))
+    rows = [
+        BreakSummary(
+            place=held[0][1],
+            reason=held[0][0].reason,
+            doc_id=held[0][0].doc_id,
+            count=len(held),
+            whole_frame=bool(key[-1]),
+            hint=next((one.hints[0] for one, _ in held if one.hints), None),
+        )
+        for key, held in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (not row.whole_frame, -row.count)))
+
+
+def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
+    """By frame and by what the guard is about; its values stand behind one another."""
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    guards = [parse_guard(one.reasons[0]) if one.reasons else None for one in log.recompiles]
+    stacks = {one.compile_id: one.stack for one in log.compiles}
+    for index, (one, guard) in enumerate(zip(log.recompiles, guards, strict=True)):
+        about = None if guard is None else guard.text if guard.source is None else guard.key
+        groups[one.function, one.place and (one.place.file, one.place.line), about].append(index)
+    rows = []
+    for members in groups.values():
+        first = log.recompiles[members[0]]
+        said = [guard for index in members if (guard := guards[index]) is not None]
+        values = [value for guard in said for value in (guard.expected, guard.actual) if value is not None]
+        rows.append(
+            RecompileSummary(
+                function=plain_function(first.function),
+                place=user_place(first.place, stacks.get(first.compile_id, ())),
+                guard=said[0].text if said else "the log names no guard",
+                guard_place=next(
+                    (log.recompiles[i].guard_place for i in members if log.recompiles[i].guard_place), None
+                ),
+                values=tuple(dict.fromkeys(values))[:MOST_VALUES],
+                count=len(members),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.count))
+
+
+def kernel_rows(kernels: Sequence[CompiledKernel], times_ns: Mapping[int, int]) -> tuple[KernelSummary, ...]:
+    """By name; those with most measured time first, then generated ones, of those the ones that hold most ops.
+
+    ``times_ns``: by index in ``kernels``.
+    """
+    groups: dict[tuple[str, KernelBackend], list[int]] = defaultdict(list)
+    for index, one in enumerate(kernels):
+        groups[one.name, one.backend].append(index)
+    rows = []
+    for (name, backend), members in groups.items():
+        held = [kernels[index] for index in members]
+        rows.append(
+            KernelSummary(
+                name=name,
+                backend=backend,
+                calls=sum(one.calls for one in held),
+                ops=tuple(dict.fromkeys(op for one in held for op in one.ops)),
+                places=tuple(dict.fromkeys(place for one in held for place in one.places)),
+                time_ns=sum(times_ns.get(index, 0) for index in members)
+                if any(index in times_ns for index in members)
+                else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-(row.time_ns or 0), row.backend == "extern", -len(row.ops), row.name)))
+
+
+FrameState = Literal["compiled", "eager", "partly eager", "recompile limit", "nothing to compile", "unfinished"]
+"""``eager``: all of the frame runs in eager mode; ``partly eager``: earlier compilations of it are used where their
+guards hold; ``nothing to compile``: it holds no op; ``unfinished``: the log ends before its compilation did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphGroup:
+    """Graphs of one frame and one direction."""
+
+    direction: Direction
+    count: int
+    ops_least: int
+    ops_most: int
+    """Ops of the smallest and of the largest of them, after inductor's passes where the log has that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSummary:
+    """One code object: a function, or what follows a graph break in it."""
+
+    function: str
+    """The program's name of it."""
+    after_line: int | None
+    """It is what follows a graph break at this line of the function."""
+    place: CodeLine | None
+    """Its first line, or the user's line that called it."""
+    compiles: int
+    restarts: int
+    """Attempts beyond the first of each compilation."""
+    graphs: tuple[GraphGroup, ...]
+    dynamo_graphs: int
+    """Graphs that dynamo handed to the backend; what it did with them is in ``graphs``, where it was inductor."""
+    breaks: int
+    recompiles: int
+    caches: Mapping[str, Mapping[CacheResult, int]]
+    cache_reasons: tuple[str, ...]
+    time_ns: int
+    stages_ns: Mapping[Stage, int]
+    """Exclusive; their sum is ``time_ns`` where the log has phases, else it is empty."""
+    state: FrameState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileSummary:
+    """All of one process."""
+
+    rank: int | None
+    path: str
+    torch_version: str | None
+    compiles: int
+    graphs: int
+    """That inductor compiled; those of dynamo where it compiled none."""
+    graph_kind: Literal["inductor", "dynamo"]
+    breaks: int
+    """Breaks that left the rest of their frame compiled."""
+    eager_frames: int
+    """Frames that are in eager mode as a whole or from some moment on, the limit aside."""
+    limit_frames: int
+    recompiles: int
+    caches: Mapping[str, Mapping[CacheResult, int]]
+    total_ns: int
+    in_steps_ns: int | None
+    """Of it inside the recorded steps; ``None``: there are none."""
+    stages_ns: Mapping[Stage, int]
+    frames: tuple[FrameSummary, ...]
+    """The longest compiled first."""
+    break_rows: tuple[BreakSummary, ...]
+    recompile_rows: tuple[RecompileSummary, ...]
+    kernels: tuple[KernelSummary, ...]
+    unowned_ns: int = 0
+    """Compile time that the log says of no frame."""
+    corrupt: int = 0
+    unknown: Mapping[str, int] = field(default_factory=dict)
+
+
+def compile_summary(trace: Trace) -> CompileSummary | None:
+    """The summary of a trace's log; ``None`` where there is no log or nothing was compiled."""
+    log = trace.compile_log
+    if log is None or not (log.compiles or log.breaks):
+        return None
+    times = trace.fact(compile_times)
+    holders = holders_of(log)
+    frames = _frames(trace, log, holders)
+    rows = break_rows(log, holders)
+    return CompileSummary(
+        rank=trace.source.rank if trace.source.rank is not None else log.rank,
+        path=log.path,
+        torch_version=log.torch_version,
+        compiles=len(log.compiles),
+        graphs=len(log.graphs) or sum(one.dynamo_graphs for one in frames),
+        graph_kind="inductor" if log.graphs else "dynamo",
+        breaks=sum(row.count for row in rows if not row.whole_frame),
+        eager_frames=sum(one.state in ("eager", "partly eager") for one in frames),
+        limit_frames=sum(one.state == "recompile limit" for one in frames),
+        recompiles=len(log.recompiles),
+        caches=_caches(log.compiles),
+        total_ns=times.total_ns,
+        in_steps_ns=_in_steps(trace, log),
+        stages_ns=times.stages_ns,
+        frames=frames,
+        break_rows=rows,
+        recompile_rows=recompile_rows(log),
+        kernels=kernel_rows(log.kernels, trace.fact(compiled_kernel_times)),
+        unowned_ns=times.total_ns - sum(one.time_ns for one in frames),
+        corrupt=log.corrupt,
+        unknown=log.unknown,
+    )
+
+
+def _in_steps(trace: Trace, log: CompileLog) -> int | None:
+    steps = trace.fact(step_windows)
+    if not steps.count:
+        return None
+    return intersection_total(compile_spans(trace, log.compiles), union(steps.starts, steps.ends))
+
+
+def _graphs(log: CompileLog, holders: Holders) -> dict[int, list[tuple[Direction, int]]]:
+    """By ``id()`` of the compilation the (direction, ops) of its graphs.
+
+    Graphs have no time of their own: of an id that was given anew each further graph that is no backward belongs to
+    the next compilation that traced one.
+    """
+    turns = {name: [one for one in held if one.traced_graphs] or list(held) for name, held in holders.items()}
+    begun: Counter[str] = Counter()
+    found: dict[int, list[tuple[Direction, int]]] = defaultdict(list)
+    for graph in log.graphs:
+        held = turns.get(graph.compile_id)
+        if not held:
+            continue
+        begun[graph.compile_id] += graph.direction != "backward"
+        turn = min(max(begun[graph.compile_id], 1), len(held)) - 1
+        found[id(held[turn])].append((graph.direction, len(graph.nodes)))
+    return found
+
+
+def _frames(trace: Trace, log: CompileLog, holders: Holders) -> tuple[FrameSummary, ...]:
+    """Frames of one code object together, also where it was numbered anew."""
+    whole = trace.fact(compile_times)
+    times = {id(one.compile): one for one in whole.compiles}
+    graphs = _graphs(log, holders)
+    broken, left = Counter[int](), set[int]()
+    for found in log.breaks:
+        holder = id(holder_of(holders, found))
+        if leaves_frame(holders, found):
+            left.add(holder)
+        else:
+            broken[holder] += 1
+    groups: dict[object, list[CompiledFrame]] = defaultdict(list)
+    for frame in trace.fact(compiled_frames):
+        first = frame.compiles[0]
+        key = (first.function, first.place.file, first.place.line) if first.place is not None else id(frame)
+        groups[key].append(frame)
+    rows = []
+    for held in groups.values():
+        compiles = [one for frame in held for one in frame.compiles]
+        mine = [pair for one in compiles for pair in graphs.get(id(one), ())]
+        breaks = sum(broken[id(one)] for one in compiles)
+        given_up = any(id(one) in left for one in compiles)
+        rows.append(_frame(held, times, mine, breaks, given_up=given_up, parted=bool(whole.stages_ns)))
+    return tuple(sorted(rows, key=lambda row: -row.time_ns))
+
+
+def _frame(
+    held: Sequence[CompiledFrame],
+    times: Mapping[int, CompileTime],
+    graphs: Sequence[tuple[Direction, int]],
+    breaks: int,
+    *,
+    given_up: bool,
+    parted: bool,
+) -> FrameSummary:
+    """``given_up``: a record says that dynamo left it to eager mode.
+
+    ``parted``: the log has phases, so that a compilation without any took no moment of its own.
+    """
+    compiles = [one for frame in held for one in frame.compiles]
+    stages: Counter[Stage] = Counter()
+    for one in compiles:
+        stages.update(times[id(one)].stages_ns)
+    name = next((one.function for one in compiles if one.function), None)
+    resumed = resumed_at(name)
+    return FrameSummary(
+        function=plain_function(name),
+        after_line=None if resumed is None else resumed[1],
+        place=held[0].user_place,
+        compiles=len(compiles),
+        restarts=sum(one.attempts - 1 for one in compiles),
+        graphs=tuple(_groups(graphs)),
+        dynamo_graphs=sum(one.traced_graphs for one in compiles),
+        breaks=breaks,
+        recompiles=sum(len(frame.recompiles) for frame in held),
+        caches=_caches(compiles),
+        cache_reasons=tuple(dict.fromkeys(reason for one in compiles for reason in one.cache_reasons.values())),
+        time_ns=sum(times[id(one)].total_ns for one in compiles if parted == bool(times[id(one)].stages_ns)),
+        stages_ns=dict(stages.most_common()),
+        state=_state(held, compiles, any_graph=bool(graphs), given_up=given_up),
+    )
+
+
+def _groups(graphs: Sequence[tuple[Direction, int]]) -> Iterable[GraphGroup]:
+    directions: tuple[Direction, ...] = ("forward", "backward", "inference")
+    for direction in directions:
+        ops = [count for where, count in graphs if where == direction]
+        if ops:
+            yield GraphGroup(direction=direction, count=len(ops), ops_least=min(ops), ops_most=max(ops))
+
+
+def _state(
+    held: Sequence[CompiledFrame], compiles: Sequence[Compile], *, any_graph: bool, given_up: bool
+) -> FrameState:
+    """A frame without code of which no record says why holds nothing to compile, unless it was compiled before."""
+    if any(frame.limit is not None for frame in held):
+        return "recompile limit"
+    worked = any_graph or any(one.traced_graphs and one.has_code is not False for one in compiles)
+    if given_up or any(map(_failed, held)) or any(frame.skips for frame in held):
+        return "partly eager" if worked else "eager"
+    if any(not one.complete for one in compiles):
+        return "unfinished"
+    return "compiled" if worked else "nothing to compile"
+
+
+def _failed(frame: CompiledFrame) -> bool:
+    """Whether a compilation of it says that it failed, or left without code what earlier ones had graphs of."""
+    worked = any(one.traced_graphs for one in frame.compiles)
+    return any(one.complete and one.has_code is False and (worked or one.fail_type) for one in frame.compiles)
+
+
+def _caches(compiles: Iterable[Compile]) -> dict[str, dict[CacheResult, int]]:
+    """By cache and result; a forward's and a backward's lookups in one cache are counted together."""
+    found: dict[str, dict[CacheResult, int]] = {}
+    for one in compiles:
+        for cache, result in one.caches.items():
+            counts = found.setdefault(cache.removesuffix("_backward"), {})
+            counts[result] = counts.get(result, 0) + 1
+    return found

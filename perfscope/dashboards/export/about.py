@@ -1,0 +1,145 @@
+"""What an export says of its sources and devices, and of what the rules found."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perfscope.analyzers.readers.perfetto import vocabulary as words
+from perfscope.dashboards.export.events import Argument, Events, constant, no_flow, of_column, spread
+from perfscope.dashboards.export.texts import Texts
+from perfscope.dashboards.export.tracks import Track, Tracks
+from perfscope.model.finding import Cell, Finding
+from perfscope.model.trace import Trace
+from perfscope.model.trace.columns import Array
+from perfscope.model.untrusted_text import sanitize_value
+
+
+def about(trace: Trace, texts: Texts, home: Track, devices: Sequence[int]) -> Events:
+    """One instant for the source and one for each device, at the trace's first time."""
+    rows = trace.rows["devices"]
+    size = 1 + len(rows)
+    start = first_ns(trace)
+    source = texts.code(json.dumps(_source(trace), sort_keys=True))
+    unplaced = texts.code(", ".join(f"{reason}: {count}" for reason, count in trace.source.unplaced.items()))
+    arguments = [
+        spread(Argument(name=name, value="text", values=_one(code)), _one(0), size)
+        for name, code in (("source", source), ("unplaced", unplaced))
+    ]
+    places = np.arange(1, size)
+    for column, name in words.ARGUMENTS["devices"].items():
+        arguments.append(spread(of_column(name, rows.table.column(column), rows[column]), places, size))
+    category = constant(texts.code(words.DEVICE), size)
+    category[0] = texts.code(words.SOURCE)
+    titles = constant(texts.code("device"), size)
+    titles[0] = texts.code("source")
+    return Events(
+        kind="instants",
+        track=np.array([home.uuid, *devices], np.int64),
+        start_ns=constant(start, size),
+        end_ns=constant(start, size),
+        name=titles,
+        category=category,
+        flow=no_flow(size),
+        arguments=tuple(arguments),
+    )
+
+
+def _one(value: int) -> Array:
+    return np.array([value], np.int64)
+
+
+_WORD = re.compile(r"[\w:,.+-]{1,40}$")
+
+
+def _source(trace: Trace) -> dict[str, object]:
+    """What the reader of an export needs: nothing in it may be so long, or so secret, that it is cut or masked."""
+    source = trace.source
+    return {
+        "format": source.format,
+        "rank": source.rank,
+        "world_size": source.world_size,
+        "backend": source.backend if source.backend and _WORD.match(source.backend) else None,
+        "events_read": source.events_read,
+        "events_only": source.events_only,
+        "recorded": sorted(trace.recorded),
+    }
+
+
+def first_ns(trace: Trace) -> int:
+    """The first time of a trace; 0 where nothing has one."""
+    times = [
+        int(rows[name].min())
+        for rows in trace.rows.values()
+        for name in ("start_ns", "time_ns")
+        if name in rows and len(rows)
+    ]
+    return min(times, default=0)
+
+
+def has_times(trace: Trace) -> bool:
+    """True if anything in the trace has a time."""
+    return any(len(rows) and ("start_ns" in rows or "time_ns" in rows) for rows in trace.rows.values())
+
+
+def found(findings: Sequence[tuple[str, Finding]], texts: Texts, tracks: Tracks, start_ns: int) -> list[Events]:
+    """Findings as instants at the beginning, the costliest first, with their advice and evidence as arguments.
+
+    They are not drawn as spans: a cost is a sum over the trace, after overlap, and lies nowhere.
+    """
+    if not findings:
+        return []
+    marks = tracks.plain(tracks.process("findings"), "what was found")
+    size = len(findings)
+    return [
+        Events(
+            kind="instants",
+            track=constant(marks.uuid, size),
+            start_ns=constant(start_ns, size),
+            end_ns=constant(start_ns, size),
+            name=_codes([finding.title for _, finding in findings], texts),
+            category=constant(texts.code(words.FINDING), size),
+            flow=no_flow(size),
+            arguments=_said(findings, texts),
+        )
+    ]
+
+
+def _codes(values: Sequence[str], texts: Texts) -> Array:
+    return np.array([texts.code(value) for value in values], np.int64)
+
+
+def _said(rows: Sequence[tuple[str, Finding]], texts: Texts) -> tuple[Argument, ...]:
+    said: dict[str, list[str | None]] = {
+        "rule": [rule for rule, _ in rows],
+        "subject": [finding.subject for _, finding in rows],
+        "severity": [finding.severity for _, finding in rows],
+        "basis": [finding.basis for _, finding in rows],
+        "where": [finding.where.label() for _, finding in rows],
+        "ranks": [", ".join(map(str, finding.ranks)) or None for _, finding in rows],
+        "advice": [finding.advice for _, finding in rows],
+    }
+    for place in range(max(len(finding.evidence) for _, finding in rows)):
+        said[f"evidence {place + 1:02}"] = [
+            _evidence(finding.evidence[place]) if place < len(finding.evidence) else None for _, finding in rows
+        ]
+    arguments = []
+    for name, values in said.items():
+        present = np.array([value is not None for value in values], np.bool_)
+        codes = _codes([value or "" for value in values], texts)
+        arguments.append(Argument(name=name, value="text", values=codes, present=present))
+    for name in ("cost_ns", "cost_ns_per_step", "cost_bytes"):
+        held = [getattr(finding, name) for _, finding in rows]
+        present = np.array([value is not None for value in held], np.bool_)
+        if present.any():
+            numbers = np.array([value or 0 for value in held], np.int64)
+            arguments.append(Argument(name=name, value="int", values=numbers, present=present))
+    return tuple(arguments)
+
+
+def _evidence(row: Mapping[str, Cell]) -> str:
+    """``wait_ns=12000, op=aten::item``: what the row has."""
+    return ", ".join(f"{key}={value}" for key, value in sanitize_value(row).items() if value is not None)

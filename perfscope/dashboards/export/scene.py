@@ -1,0 +1,246 @@
+"""A trace as tracks and events: what a viewer of timelines draws. Nothing with a time is left out.
+
+Host threads carry slices and runtime calls, streams kernels and copies, with waits on a lane of their own below the
+stream. Collectives and XLA instructions are arguments of the kernel, copy or span that is theirs; those without one
+have a track. Arrows lead from a call to all it launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from perfscope.analyzers.readers.perfetto import vocabulary as words
+from perfscope.dashboards.export.about import about
+from perfscope.dashboards.export.events import Argument, Events, constant, no_flow, of_column, op_of, spread, together
+from perfscope.dashboards.export.samples import counters, memory
+from perfscope.dashboards.export.texts import Texts
+from perfscope.dashboards.export.tracks import Track, Tracks
+from perfscope.model.trace import SliceKind, Trace
+from perfscope.model.trace.columns import MISSING, Array, Rows
+
+
+class Scene:
+    """The tracks of one trace and the events on them."""
+
+    def __init__(self, trace: Trace, tracks: Tracks, *, index: int, label: str) -> None:
+        """``index``: of the trace in its file; ``label``: what the names of its processes begin with."""
+        self.trace, self.tracks, self.label = trace, tracks, label
+        self.texts = Texts(trace)
+        self._base_flow = (index + 1) << 40
+        self._rows = trace.rows
+        self._processes: dict[str, Track] = {}
+        self.threads = self._host_threads()
+        self.device_tracks = [self._device(row) for row in range(len(self._rows["devices"]))]
+        self.streams: dict[tuple[int, int], Track] = {}
+        """(row of the device, stream) -> its track, as far as events were asked for."""
+
+    def events(self) -> Iterator[Events]:
+        """All events; those of kind ``slices`` that share a track come together."""
+        yield about(self.trace, self.texts, self.home(), [track.uuid for track in self.device_tracks])
+        yield from self.on_host()
+        yield from self._on_devices()
+        yield from self._alone("steps", words.STEP, "steps", {})
+        yield from memory(self.trace, self.tracks, self.texts, self.home, self.threads)
+        yield from counters(self.trace, self.tracks, self.texts, self.home)
+
+    def home(self) -> Track:
+        """The process that holds what belongs to no thread and no stream."""
+        if self._processes:
+            return next(iter(self._processes.values()))
+        if self.device_tracks:
+            return self.device_tracks[0]
+        return self._process("trace")
+
+    def _process(self, name: str) -> Track:
+        if name not in self._processes:
+            self._processes[name] = self.tracks.process(words.host_name(self.label, name), name)
+        return self._processes[name]
+
+    def _host_threads(self) -> list[Track]:
+        rows = self._rows["threads"]
+        found = []
+        for process, thread in zip(rows["process"].tolist(), rows["thread"].tolist(), strict=True):
+            name = self.texts.shown(thread)
+            found.append(
+                self.tracks.thread(self._process(self.texts.shown(process)), words.thread_name(name), wanted=name)
+            )
+        return found
+
+    def _device(self, row: int) -> Track:
+        devices = self._rows["devices"]
+        code = int(devices["name"][row])
+        product = "" if code == MISSING else self.texts.shown(code)
+        return self.tracks.process(words.device_name(self.label, int(devices["ordinal"][row]), product))
+
+    def on_host(self) -> Iterator[Events]:
+        """Spans and runtime calls of the host threads."""
+        slices, calls = self._rows["slices"], self._rows["calls"]
+        parts = []
+        if len(slices):
+            codes = np.array([self.texts.code(words.SLICE_CATEGORIES[kind]) for kind in SliceKind], np.int64)
+            arguments = [*self._columns("slices"), *self._attached("slices", "slice"), self._op_numbers()]
+            parts.append(self._spans(slices, self._thread_of(slices), codes[slices["kind"]], arguments))
+        if len(calls):
+            category = constant(self.texts.code(words.CALL), len(calls))
+            parts.append(self._spans(calls, self._thread_of(calls), category, self._columns("calls"), self._starts()))
+        if parts:
+            yield together(parts)
+
+    def _thread_of(self, rows: Rows) -> Array:
+        uuids = np.array([track.uuid for track in self.threads], np.int64)
+        return np.asarray(uuids[rows["thread"]])
+
+    def _op_numbers(self) -> Argument:
+        """The number of each span that launched or allocated something."""
+        size = len(self._rows["slices"])
+        named = np.zeros(size, np.bool_)
+        for table in ("kernels", "copies", "memory"):
+            ops = self._rows[table]["op"]
+            named[ops[ops != MISSING]] = True
+        return Argument(name=words.OP_ARGUMENT, value="int", values=np.arange(size), present=named)
+
+    def _starts(self) -> Array:
+        """Arrow of each call: its own number, if it launched anything that is in the trace."""
+        flow = no_flow(len(self._rows["calls"]))
+        for table in ("kernels", "copies"):
+            launched = np.unique(self._rows[table]["call"]).astype(np.int64)
+            launched = launched[launched != MISSING]
+            flow[launched] = (self._base_flow + 1 + launched).astype(np.uint64)
+        return flow
+
+    def _on_devices(self) -> Iterator[Events]:
+        parts = []
+        for table in ("kernels", "copies"):
+            rows = self._rows[table]
+            if not len(rows):
+                continue
+            call = rows["call"].astype(np.int64)
+            flow = np.where(call == MISSING, 0, self._base_flow + 1 + call).astype(np.uint64)
+            owner = {"kernels": "kernel", "copies": "copy"}[table]
+            arguments = [*self._columns(table), self._ordinals(rows), op_of(rows), *self._attached(table, owner)]
+            parts.append(self._spans(rows, self._stream_of(rows), self._device_category(table), arguments, flow))
+        if parts:
+            yield together(parts)
+        waits = self._rows["sync_records"]
+        if len(waits):
+            uuids, places = np.unique(self._stream_of(waits), return_inverse=True)
+            below = [self.tracks.plain(self.tracks[uuid], f"{self.tracks[uuid].name} waits") for uuid in uuids.tolist()]
+            track = np.array([one.uuid for one in below], np.int64)[places]
+            category = constant(self.texts.code(words.SYNC), len(waits))
+            yield self._spans(waits, track, category, [*self._columns("sync_records"), self._ordinals(waits)])
+        yield from self._alone("collectives", words.COLLECTIVE, "collectives", {"kernels": "kernel", "slices": "slice"})
+        owners = {"kernels": "kernel", "copies": "copy", "slices": "slice"}
+        yield from self._alone("hlo_ops", words.HLO_OP, "XLA instructions", owners)
+
+    def _device_category(self, table: str) -> Array:
+        rows = self._rows[table]
+        if table == "kernels":
+            return constant(self.texts.code(words.KERNEL), len(rows))
+        copy, memset = self.texts.code(words.COPY), self.texts.code(words.MEMSET)
+        memset_kind = 5
+        return np.where(rows["kind"] == memset_kind, memset, copy).astype(np.int64)
+
+    def _stream_of(self, rows: Rows) -> Array:
+        pairs = np.stack((rows["device"].astype(np.int64), rows["stream"]))
+        kinds, places = np.unique(pairs, axis=1, return_inverse=True)
+        uuids = []
+        for device, stream in kinds.T.tolist():
+            if (device, stream) not in self.streams:
+                process = self.device_tracks[device]
+                self.streams[device, stream] = self.tracks.thread(process, f"stream {stream}")
+            uuids.append(self.streams[device, stream].uuid)
+        return np.array(uuids, np.int64)[places.ravel()]
+
+    def _ordinals(self, rows: Rows) -> Argument:
+        ordinals = self._rows["devices"]["ordinal"][rows["device"]]
+        return Argument(name=words.DEVICE_ARGUMENT, value="int", values=ordinals)
+
+    def _columns(self, table: str) -> list[Argument]:
+        rows = self._rows[table]
+        return [self._argument(table, rows, column, name) for column, name in words.ARGUMENTS[table].items()]
+
+    def _argument(self, table: str, rows: Rows, column: str, name: str) -> Argument:
+        return worded(table, rows, column, name, self.texts)
+
+    def _attached(self, table: str, owner: str) -> Iterator[Argument]:
+        """What the tables of collectives and instructions say of the rows of ``table``."""
+        size = len(self._rows[table])
+        for other in ("collectives", "hlo_ops"):
+            rows = self._rows[other]
+            if owner not in rows or not len(rows):
+                continue
+            chosen = self._owned(other, owner, table)
+            part = rows.take(chosen)
+            owners = part[owner].astype(np.int64)
+            for column, name in words.ARGUMENTS[other].items():
+                yield spread(self._argument(other, part, column, name), owners, size)
+            if other == "hlo_ops":
+                yield from _durations(part, self._rows[table], owners, size)
+
+    def _owned(self, other: str, owner: str, table: str) -> Array:
+        """Rows of ``other`` that are shown on their kernel, copy or span: the only one of it, begun with it."""
+        rows, target = self._rows[other], self._rows[table]
+        held = rows[owner]
+        at = np.maximum(held, 0)
+        counts = np.bincount(at, weights=held != MISSING, minlength=len(target)) if len(target) else np.zeros(1)
+        fits = (held != MISSING) & (counts[at] == 1)
+        if len(target):
+            fits &= rows["start_ns"] == target["start_ns"][at]
+            if other == "collectives":
+                fits &= rows["end_ns"] == target["end_ns"][at]
+        return np.flatnonzero(fits)
+
+    def _alone(self, table: str, category: str, title: str, owners: dict[str, str]) -> Iterator[Events]:
+        """Rows that no other event stands for, on a track of their own."""
+        rows = self._rows[table]
+        rest = np.ones(len(rows), np.bool_)
+        for target, owner in owners.items():
+            rest[self._owned(table, owner, target)] = False
+        if not rest.any():
+            return
+        part = rows.take(np.flatnonzero(rest))
+        track = self.tracks.plain(self.home(), title)
+        arguments = [self._argument(table, part, column, name) for column, name in words.ARGUMENTS[table].items()]
+        if table == "hlo_ops":
+            arguments += _durations(part, part, np.arange(len(part)), len(part))
+        uuids = constant(track.uuid, len(part))
+        yield self._spans(part, uuids, constant(self.texts.code(category), len(part)), arguments)
+
+    def _spans(
+        self, rows: Rows, track: Array, category: Array, arguments: list[Argument], flow: Array | None = None
+    ) -> Events:
+        return Events(
+            kind="slices",
+            track=track,
+            start_ns=rows["start_ns"],
+            end_ns=rows["end_ns"],
+            name=rows["name"].astype(np.int64),
+            category=category,
+            flow=no_flow(len(rows)) if flow is None else flow,
+            arguments=tuple(arguments),
+        )
+
+
+def worded(table: str, rows: Rows, column: str, name: str, texts: Texts) -> Argument:
+    """A column of a table as an argument; the numbers of an enumeration as their names."""
+    values = rows[column]
+    named = words.ENUMS.get((table, column))
+    if named is None:
+        return of_column(name, rows.table.column(column), values)
+    codes = np.array([texts.code(one.name.lower()) for one in sorted(named)], np.int64)
+    return Argument(name=name, value="text", values=codes[values])
+
+
+def _durations(part: Rows, target: Rows, owners: Array, size: int) -> Iterator[Argument]:
+    """How long instructions ran where their span does not say it, and how long the calls took that began them."""
+    lasted = part["end_ns"] - part["start_ns"]
+    differs = part["end_ns"] != target["end_ns"][owners]
+    launch = part["launch_end_ns"]
+    for name, values, present in (
+        (words.HLO_DURATION, lasted, differs),
+        (words.HLO_LAUNCH, launch - part["start_ns"], launch != MISSING),
+    ):
+        if present.any():
+            yield spread(Argument(name=name, value="int", values=values, present=present), owners, size)

@@ -1,0 +1,124 @@
+"""Rules that could not look, by reason; those on what is not there at all are one phrase."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.report.remarks import REASON_LIMIT
+from perfscope.model.trace import RECORDED
+from perfscope.model.untrusted_text import sanitize
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.engine import Analysis
+
+LOG_FORMAT = "torch_trace"
+"""The format of torch.compile's log alone."""
+
+NO_MEMORY = f"not recorded: {RECORDED['memory']}"
+"""Why the rules on memory cannot look."""
+
+NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
+"""Why the rules on XLA programs cannot look at a recording of PyTorch."""
+
+LOG_ALONE = "torch.compile's log holds no time of any op or kernel; `perfscope run` records them with it"
+"""Why the other rules cannot look at such a log."""
+
+DUMPS_ALONE = "the flight recorder's dumps hold collectives and no time of any op or kernel; record a trace beside them"
+"""Why the other rules cannot look at such dumps."""
+
+DUMP_FORMAT = "flight_recorder"
+"""The format of NCCL's flight recorder."""
+
+DUMP_RULES = frozenset({"hung_collective"})
+"""Rules that look at such dumps."""
+
+COMPILE_RULES = frozenset(
+    {"compile_time", "dynamic_shape_churn", "eager_fallback", "graph_break", "rank_divergence", "recompilation",
+     "unfused_ops"}
+)  # fmt: skip
+"""Rules that look at such a log: where one of them cannot, its own reason tells more."""
+
+COMPILED_FORMAT = "compiled"
+"""The format of what `perfscope compile` wrote: programs and plans, and no recording."""
+
+NOTHING_RAN = "nothing ran"
+"""Why rules that look at times and memory of a run cannot look at it."""
+
+PROGRAM_RULES = COMPILE_RULES | {
+    "blocking_collective", "dense_expert_compute", "donation_missed", "excess_remat", "full_precision_matmul",
+    "missing_remat", "resharding_collective", "sequential_scan", "unfused_attention", "unfused_ops",
+    "unfused_optimizer",
+}  # fmt: skip
+"""Rules that look at such programs or plans: where one of them cannot, its own reason tells more."""
+
+ONE_PROCESS = "one process, and no other to work with or to compare it with"
+"""Why rules on jobs of several processes do not concern the reader."""
+
+RANK_RULES = frozenset(
+    {"expert_imbalance", "hung_collective", "link_contention", "nvlink_stall", "pipeline_bubble", "rank_divergence",
+     "small_collectives", "straggler"}
+)  # fmt: skip
+"""Rules that look at what several ranks or devices do together."""
+
+FOLDED = {
+    ONE_PROCESS: "jobs of several processes",
+    NO_PROGRAMS: "XLA programs",
+    NO_MEMORY: "memory",
+    f"not recorded: {RECORDED['compile_log']}": "torch.compile",
+    "nothing was compiled": "torch.compile",
+    LOG_ALONE: "recordings of a run",
+    NOTHING_RAN: "recordings of a run",
+    DUMPS_ALONE: "recordings of a run",
+}
+"""How a reason ends -> what the rules are on that abstain for it."""
+
+FOLDED_FROM = 3
+"""Rules of one such reason from which they are one phrase; who asked for one or two of them wants their names."""
+
+
+def dashed(rule: str) -> str:
+    """A rule's id as it is shown and typed: ``host-sync``."""
+    return sanitize(rule).replace("_", "-")
+
+
+def logs_alone(analysis: Analysis) -> bool:
+    """Logs of torch.compile, or dumps of the flight recorder, and no recording of a run.
+
+    No op, step or device is in them, whatever ran.
+    """
+    if analysis.steps or analysis.windows or analysis.devices:
+        return False
+    formats = {source.format for source in analysis.sources if source.events_read}
+    return formats == {DUMP_FORMAT} or (bool(analysis.compile.ranks) and formats <= {LOG_FORMAT})
+
+
+def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(reason, rules), those of what is not there last."""
+    reasons: dict[str, list[str]] = {}
+    alone = logs_alone(analysis)
+    own, why = (COMPILE_RULES, LOG_ALONE) if analysis.compile.ranks else (DUMP_RULES, DUMPS_ALONE)
+    compiled = bool(analysis.sources) and {one.format for one in analysis.sources} == {COMPILED_FORMAT}
+    of_ranks = [one for one in analysis.outcomes if one.status == "abstained" and one.rule in RANK_RULES]
+    single = (
+        not alone and len(of_ranks) > 1 and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
+    )
+    for outcome in analysis.outcomes:
+        if outcome.status == "abstained":
+            reason = sanitize(outcome.reason or "no reason given", REASON_LIMIT)
+            if compiled and (outcome.rule not in PROGRAM_RULES or reason.startswith("not recorded: ")):
+                reason = NOTHING_RAN
+            elif single and outcome.rule in RANK_RULES:
+                reason = ONE_PROCESS
+            elif alone and outcome.rule not in own:
+                reason = why
+            reasons.setdefault(reason, []).append(dashed(outcome.rule))
+    folded = [_fold(reason, rules) for reason, rules in reasons.items()]
+    return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
+
+
+def _fold(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Rules on what is not there as one short phrase: they do not concern the reader."""
+    of = next((what for end, what in FOLDED.items() if reason.endswith(end)), None)
+    if of is not None and (len(rules) >= FOLDED_FROM or reason == ONE_PROCESS):
+        return reason, (f"{len(rules)} rules on {of}",)
+    return reason, tuple(rules)

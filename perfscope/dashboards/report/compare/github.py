@@ -1,0 +1,201 @@
+"""A comparison in a GitHub job: annotations on the lines of a pull request, and its part of the job's summary.
+
+An annotation is a line on stdout (a workflow command), so a line of a stranger's text could be one too: what is printed
+beside them is put between ``::stop-commands::`` and its end.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.report.compare import markdown
+from perfscope.dashboards.report.compare.programs import row_of_metric
+from perfscope.dashboards.report.compare.rows import cause_row, finding_cost, headline, rule_name
+from perfscope.dashboards.report.compare.wording import change, value
+from perfscope.dashboards.report.markdown_text import escape
+from perfscope.model.errors import DataError
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.report.compare.document import Document
+    from perfscope.dashboards.report.compare.types import FindingChange, Metric
+
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+
+MOST_OF_A_KIND = 10
+"""GitHub shows ten errors, ten warnings and ten notices of a step."""
+
+MOST_SUMMARY = 1 << 20
+"""Bytes of a step's summary: GitHub drops a larger one as a whole."""
+
+LIBRARIES = frozenset({"site-packages", "dist-packages"})
+"""Folders of code that is not the repository's, whatever its name is."""
+
+
+def annotated(document: Document, repository: Path) -> str:
+    """Workflow commands, a line each: what is worse as errors, findings as warnings, what is better as notices.
+
+    Places are shown where they name a file of ``repository``.
+    """
+    kinds = {
+        "error": _errors(document, repository),
+        "warning": _warnings(document, repository),
+        "notice": _notices(document),
+    }
+    lines = []
+    for kind, found in kinds.items():
+        first = list(islice(found, MOST_OF_A_KIND + 1))
+        kept = first if len(first) <= MOST_OF_A_KIND else first[: MOST_OF_A_KIND - 1]
+        lines += [command(kind, properties, message) for properties, message in kept]
+        if len(kept) < len(first):
+            lines.append(command(kind, {"title": "perfscope"}, "and more: see the summary"))
+    return "".join(f"{line}\n" for line in lines)
+
+
+_Said = tuple[dict[str, str], str]
+
+
+def _errors(document: Document, repository: Path) -> Iterator[_Said]:
+    """Metrics that are worse, each at the first place that a cause has for it; and gates that were not met."""
+    worse = [one for one in document.metrics if one.verdict == "regression" and one.gates]
+    for metric in worse:
+        moved = f"{value(metric, metric.base)} → {value(metric, metric.head)} {change(metric)}".rstrip()
+        why = _why(document, metric)
+        title = {"title": f"perfscope: {sanitize(metric.name)}: regression"}
+        yield {**_place(why[0], repository), **title}, f"{sanitize(metric.name)}: {moved}{why[1]}"
+    told = {f"{one.name}: regression" for one in worse}
+    for gate in document.failed:
+        if gate not in told:
+            yield {"title": "perfscope: gate not met"}, sanitize(gate, TEXT_LIMIT)
+
+
+def _why(document: Document, metric: Metric) -> tuple[str, str]:
+    """(place, words) of what stands first behind a metric: of a time the first cause, of a count its own."""
+    per = "step" if document.step is None else document.step.per
+    found = row_of_metric(document, metric.name)
+    if found is not None:
+        said = f"{sanitize(found.change)}: {sanitize(found.what, 160)}"
+        return found.where(), f"; {sanitize(found.where())}: {said}" if found.where() else f"; {said}"
+    exact = [one for one in document.causes if one.exact]
+    own = [one for one in exact if any(at.name == metric.name for at in one.metrics)]
+    if metric.known == "exact" and not own:
+        place = metric.places[0].place if metric.places else ""
+        return place, f"; most of it at {sanitize(place)}" if place else ""
+    if not exact:
+        return "", ""
+    row = cause_row((own or exact)[0], per)
+    return (own or exact)[0].place, f"; {row.place}: {'; '.join(row.lines)}"
+
+
+def _warnings(document: Document, repository: Path) -> Iterator[_Said]:
+    for one in document.findings:
+        if one.is_worse:
+            where = one.shown.where
+            place = _place(where.label() if where.file else "", repository)
+            yield {**place, "title": _title(one)}, _words(one)
+
+
+def _notices(document: Document) -> Iterator[_Said]:
+    """What is better has no place: its line may be gone."""
+    for metric in document.metrics:
+        if metric.verdict == "improvement" and metric.gates:
+            moved = f"{value(metric, metric.base)} → {value(metric, metric.head)} {change(metric)}".rstrip()
+            yield {"title": f"perfscope: {sanitize(metric.name)}: improvement"}, f"{sanitize(metric.name)}: {moved}"
+    for one in document.findings:
+        if one.change in ("fixed", "better") and not one.by_time:
+            yield {"title": _title(one)}, _words(one)
+
+
+def _title(one: FindingChange) -> str:
+    return f"perfscope: {rule_name(one.rule)}: {one.change}"
+
+
+def _words(one: FindingChange) -> str:
+    cost = finding_cost(one)
+    return sanitize(one.shown.title, 320) + (f" ({cost})" if cost else "")
+
+
+def _place(place: str, repository: Path) -> dict[str, str]:
+    """``file`` and ``line`` of ``train.py:88``, where it is a file of the repository; else nothing."""
+    file, _, line = place.rpartition(":")
+    if not file or not line.isdecimal():
+        file, line = place, ""
+    found = relative(file, repository)
+    if found is None:
+        return {}
+    return {"file": found, **({"line": line} if line else {})}
+
+
+def relative(file: str, repository: Path) -> str | None:
+    """A path of the repository for a path of another checkout of it: its longest end that is a file there.
+
+    ``None``: there is none, or it is a library's.
+    """
+    parts = [part for part in PurePosixPath(file).parts if part not in ("/", ".", "~")]
+    if not parts or ".." in parts or LIBRARIES & set(parts) or len(file) > TEXT_LIMIT or "\x00" in file:
+        return None
+    for start in range(len(parts)):
+        end = PurePosixPath(*parts[start:])
+        try:
+            if (repository / end).is_file():
+                return end.as_posix()
+        except OSError:  # a name that no file can have
+            return None
+    return None
+
+
+def command(kind: str, properties: Mapping[str, str], message: str) -> str:
+    """``::error file=a.py,line=3,title=t::message``, escaped as the runner's toolkit does."""
+    told = ",".join(f"{key}={_property(held)}" for key, held in properties.items())
+    return f"::{kind}{f' {told}' if told else ''}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def summarize(document: Document, *, link: str | None = None, file: str | None = None) -> str | None:
+    """Append the comment's text to the job's summary (``file``, else what the runner names).
+
+    What was wrong with that, in words: there is no summary here, or no room for this one; ``None`` where it was
+    written. ``DataError``: it cannot be written.
+    """
+    name = file or os.environ.get(SUMMARY_VARIABLE)
+    if not name:
+        return f"{SUMMARY_VARIABLE} is not set: no summary is written"
+    path = Path(name)
+    try:
+        room = MOST_SUMMARY - (path.stat().st_size if path.exists() else 0)
+        text = markdown.render(document, url=link).partition("\n")[2]
+        if len(text.encode()) + 2 > room:
+            text = f"{escape(headline(document))}\n"
+        if len(text.encode()) + 2 > room:
+            return f"{SUMMARY_VARIABLE} is full: no summary is written"
+        with path.open("a", encoding="utf-8", errors="replace") as stream:
+            stream.write(f"\n{text}")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+    return None
+
+
+def is_job() -> bool:
+    """Whether a GitHub runner reads what is printed."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def inert(text: str) -> str:
+    """``text`` for stdout of a job: no line of it is taken for a command."""
+    if not is_job():
+        return text
+    token = secrets.token_hex(16)
+    end = "" if text.endswith("\n") else "\n"
+    return f"::stop-commands::{token}\n{text}{end}::{token}::\n"

@@ -1,0 +1,121 @@
+"""A comparison as JUnit XML, for what shows test results: a case a metric, and one a severity of findings.
+
+A metric that is worse is a failure; one that could not be judged is skipped, with the reason. New and worse findings
+fail a case where ``--fail-on finding:SEVERITY`` asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from perfscope.analyzers.compare.programs.gates import ProgramGate, program_gate
+from perfscope.dashboards.report.compare.rows import headline, method_lines, not_looked, rule_name, title
+from perfscope.dashboards.report.compare.wording import SINGLE, change, value, verdict
+from perfscope.model.errors import UsageError
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.report.compare.document import Document
+    from perfscope.dashboards.report.compare.types import FindingChange, Metric
+
+SUITE = "perfscope compare"
+SEVERITIES = ("high", "medium", "low")
+MOST_CASES = 1_000
+MOST_LINES = 50
+
+
+def render(document: Document) -> str:
+    """The XML text. No character of it is one that XML does not allow."""
+    cases = [_metric(one) for one in document.metrics[:MOST_CASES]]
+    cases += [_gate(document, severity) for severity in SEVERITIES]
+    cases += _program_gates(document)
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": "0",
+    }
+    whole = ET.Element("testsuites", {"name": SUITE, **counts})
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    suite = ET.SubElement(whole, "testsuite", {"name": title(document), **counts, "skipped": str(skipped)})
+    suite.extend(cases)
+    ET.SubElement(suite, "system-out").text = "\n".join(_said(document))
+    ET.indent(whole)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(whole, encoding="unicode") + "\n"
+
+
+def _case(kind: str, name: str) -> ET.Element:
+    return ET.Element("testcase", {"classname": f"perfscope.{kind}", "name": name, "time": "0"})
+
+
+def _metric(metric: Metric) -> ET.Element:
+    case = _case("metric", sanitize(metric.name))
+    said = verdict(metric)
+    moved = f"{value(metric, metric.base)} → {value(metric, metric.head)}"
+    grown = change(metric)
+    words = f"{said}: {moved}" + (f", {grown}" if grown else "")
+    lines = [sanitize(remark, TEXT_LIMIT) for remark in metric.remarks[:MOST_LINES]]
+    lines += [f"{sanitize(at.place)}: {at.base:g} → {at.head:g}" for at in metric.places[:MOST_LINES]]
+    if metric.verdict == "regression" and metric.gates:
+        ET.SubElement(case, "failure", {"type": "regression", "message": words}).text = "\n".join(lines)
+    elif metric.verdict == "inconclusive" or not metric.gates:
+        why = words if metric.known != SINGLE else f"{words}; one launch each"
+        ET.SubElement(case, "skipped", {"message": why})
+    else:
+        ET.SubElement(case, "system-out").text = "\n".join([words, *lines])
+    return case
+
+
+def _gate(document: Document, severity: str) -> ET.Element:
+    """Findings of exactly this severity that are new or worse."""
+    case = _case("finding", f"no new or worse finding of {severity} severity")
+    found = [one for one in document.findings if one.is_worse and one.shown.severity == severity]
+    if not found:
+        return case
+    lines = "\n".join(map(_finding, found[:MOST_LINES]))
+    least = SEVERITIES.index(severity)
+    asked = {f"finding:{one}" for one in SEVERITIES[least:]} & set(document.gates)
+    if asked:
+        message = f"{len(found)} new or worse"
+        ET.SubElement(case, "failure", {"type": "finding", "message": message}).text = lines
+    else:
+        message = f"{len(found)} new or worse; not asked for with --fail-on finding:{severity}"
+        ET.SubElement(case, "skipped", {"message": message})
+        ET.SubElement(case, "system-out").text = lines
+    return case
+
+
+def _program_gates(document: Document) -> list[ET.Element]:
+    """A case for each gate on compiled programs that was asked for."""
+    asked = dict.fromkeys(gate.name for text in document.gates for gate in _asked(text))
+    cases = []
+    for name in asked if document.programs else ():
+        case = _case("program", name)
+        failed = [sanitize(line, TEXT_LIMIT) for line in document.failed if f"{name}: " in f"{line}"]
+        if failed:
+            lines = "\n".join(failed[:MOST_LINES])
+            ET.SubElement(case, "failure", {"type": "program", "message": failed[0]}).text = lines
+        cases.append(case)
+    return cases
+
+
+def _asked(text: str) -> tuple[ProgramGate, ...]:
+    """The gates that a document names; what is none of ours asks for nothing."""
+    try:
+        return program_gate(text)
+    except UsageError:
+        return ()
+
+
+def _finding(one: FindingChange) -> str:
+    where = one.shown.where.label()
+    place = f" at {sanitize(where)}" if where else ""
+    return f"{one.change}: {rule_name(one.rule)}{place}: {sanitize(one.shown.title, 320)}"
+
+
+def _said(document: Document) -> list[str]:
+    """The verdict, why, and what was not looked at."""
+    lines = [headline(document), *(f"gate not met: {sanitize(one)}" for one in document.failed[:MOST_LINES])]
+    lines += method_lines(document)
+    blind = not_looked(document)[:MOST_LINES]
+    return lines + [f"could not look: {names} ({reason})" for names, reason in blind]

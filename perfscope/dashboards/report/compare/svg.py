@@ -1,0 +1,207 @@
+"""Pictures of a comparison as inline SVG: intervals, the change of the step from part to part, launches one by one.
+
+Shapes only: the words and numbers stand beside them in HTML, where a phone can read them. Worse and better differ in
+colour, in direction and in the sign of the number beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.report.compare.wording import SINGLE, has_interval, percent, signed_ns
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import sanitize
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.report.compare.types import Launch, Metric
+
+
+WORSE, BETTER, PLAIN = "#cf4a32", "#1f8f74", "#8a94a3"
+BASE, HEAD = "#6f7c8f", "#e0892b"
+COLORS = {"regression": WORSE, "improvement": BETTER}
+
+STYLE = """
+.ps-interval{display:block;width:220px;max-width:100%;height:22px;color:var(--ink)}
+.ps-fall{display:block;width:100%;height:20px;color:var(--ink)}
+.ps-launches{display:block;width:100%;height:auto;color:var(--ink)}
+"""
+
+_WIDTH = 1000
+_FROM_ZERO = 0.5
+"""Share of the largest level from which on an axis does not begin at zero: a change of 3% would be a hair."""
+_PAD = 0.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """A row of a waterfall: from one level to the next, in ns; a whole (``base``, ``head``) begins at the axis."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    whole: bool = False
+
+    @property
+    def delta_ns(self) -> int:
+        """ns that the step grew by here."""
+        return self.end_ns - self.start_ns
+
+
+def falls(base_ns: int, head_ns: int, changes: Sequence[tuple[str, int]]) -> list[Fall]:
+    """Rows from base to head. ``ValueError`` unless the changes sum to the difference."""
+    rows = [Fall(name="base", start_ns=0, end_ns=base_ns, whole=True)]
+    level = base_ns
+    for name, change in changes:
+        rows.append(Fall(name=name, start_ns=level, end_ns=level + change))
+        level += change
+    if level != head_ns:
+        raise ValueError(f"the changes lead to {level} ns, not to {head_ns}")
+    return [*rows, Fall(name="head", start_ns=0, end_ns=head_ns, whole=True)]
+
+
+def axis_of(rows: Sequence[Fall]) -> tuple[float, float]:
+    """(left, right) of the axis in ns: from zero, unless all levels lie close together."""
+    levels = [row.end_ns for row in rows]
+    low, high = min(levels), max(levels)
+    if low < _FROM_ZERO * high:
+        return min(0.0, float(low)), max(high, 1) * (1 + _PAD)
+    margin = max((high - low) * 0.25, high * 0.001, 1.0)
+    return low - margin, high + margin * _PAD
+
+
+def fall_bar(row: Fall, axis: tuple[float, float]) -> str:
+    """One row as a bar on the shared axis."""
+    left, right = axis
+
+    def at(ns: float) -> float:
+        return _WIDTH * min(max((ns - left) / (right - left), 0.0), 1.0)
+
+    first, last = sorted((at(row.start_ns), at(row.end_ns)))
+    if row.whole:
+        first, color = 0.0, BASE if row.name == "base" else HEAD
+    else:
+        color = WORSE if row.delta_ns > 0 else BETTER
+    title = f"{row.name}: {format_ns(row.end_ns) if row.whole else signed_ns(row.delta_ns)}"
+    bar = f'<rect x="{first:.1f}" y="12" width="{max(last - first, 2):.1f}" height="76" fill="{color}"/>'
+    line = (
+        f'<rect x="{max(at(row.end_ns) - 1, 0):.1f}" y="0" width="2" height="100" fill="currentColor" opacity="0.5"/>'
+    )
+    return (
+        f'<svg class="ps-fall" role="img" aria-label="{escape(title)}" viewBox="0 0 {_WIDTH} 100"'
+        f' preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">{bar}{line}</svg>'
+    )
+
+
+def interval_bar(metric: Metric, end: float) -> str:
+    """An effect and its interval between ``-end`` and ``end``; the band in the middle does not matter."""
+    if metric.effect is None:
+        return ""
+
+    def at(share: float) -> float:
+        return 110 + 104 * min(max(share / end, -1.0), 1.0)
+
+    shapes = []
+    if metric.least:
+        low, high = at(-metric.least), at(metric.least)
+        shapes.append(f'<rect x="{low:.1f}" width="{high - low:.1f}" height="22" fill="{PLAIN}" opacity="0.22"/>')
+    shapes.append('<rect x="109.5" width="1" height="22" fill="currentColor" opacity="0.55"/>')
+    color = COLORS.get(metric.verdict, PLAIN)
+    words = percent(metric.effect)
+    if metric.low is not None and metric.high is not None:
+        low, high = at(metric.low), at(metric.high)
+        shapes.append(f'<rect x="{low:.1f}" y="9.5" width="{max(high - low, 1):.1f}" height="3" fill="{color}"/>')
+        words += f", interval {percent(metric.low)} to {percent(metric.high)}"
+    if abs(metric.effect) <= end:
+        shapes.append(f'<circle cx="{at(metric.effect):.1f}" cy="11" r="5" fill="{color}"/>')
+    else:
+        tip = 218 if metric.effect > 0 else 2
+        back = tip - 9 if metric.effect > 0 else tip + 9
+        shapes.append(f'<path d="M{tip} 11 L{back} 5 L{back} 17 Z" fill="{color}"/>')
+    return (
+        f'<svg class="ps-interval" role="img" aria-label="{escape(words)}" viewBox="0 0 220 22"'
+        f' xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
+    )
+
+
+def launches_chart(launches: Sequence[Launch]) -> tuple[str, float, float] | None:
+    """(picture, fastest, slowest) in ns: each pair of launches in its order, base and head joined by a line."""
+    kept = [one for one in launches if one.ns is not None]
+    if not kept:
+        return None
+    values = [one.ns for one in kept if one.ns is not None]
+    low, high = min(values), max(values)
+    pairs = list(dict.fromkeys((one.phase, one.pair) for one in kept))
+    slot = _WIDTH / len(pairs)
+    radius = min(9.0, max(2.5, 0.3 * slot))
+
+    def height(ns: float) -> float:
+        return 240 - 220 * ((ns - low) / (high - low) if high > low else 0.5)
+
+    shapes = []
+    phases = [phase for phase, _ in pairs]
+    for number, (phase, pair) in enumerate(pairs):
+        x = slot * (number + 0.5)
+        if number and phases[number - 1] != phase:
+            line = f'<rect x="{slot * number:.1f}" width="1.5" height="260" fill="currentColor" opacity="0.4"/>'
+            shapes.append(line)
+        members = [one for one in kept if (one.phase, one.pair) == (phase, pair)]
+        ends = [height(one.ns) for one in members if one.ns is not None]
+        shapes.append(
+            f'<rect x="{x - 0.75:.1f}" y="{min(ends):.1f}" width="1.5" height="{max(ends) - min(ends):.1f}"'
+            ' fill="currentColor" opacity="0.3"/>'
+        )
+        for one in members:
+            color = BASE if one.arm == "base" else HEAD
+            title = f"{one.arm}, {sanitize(phase)} {pair}: {format_ns(one.ns or 0)}"
+            shapes.append(
+                f'<circle cx="{x:.1f}" cy="{height(one.ns or 0):.1f}" r="{radius:.1f}" fill="{color}">'
+                f"<title>{escape(title)}</title></circle>"
+            )
+    words = f"{len(kept)} launches in {len(pairs)} pairs, {format_ns(low)} to {format_ns(high)}"
+    drawn = (
+        f'<svg class="ps-launches" role="img" aria-label="{escape(words)}" viewBox="0 0 {_WIDTH} 260"'
+        f' xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
+    )
+    return drawn, low, high
+
+
+# Intervals on one scale: how wide it is, and each as a line of characters.
+
+
+ENDS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 3, 5))
+"""Where a scale may end, relative: 0.1% to 5,000%."""
+
+HALF = 10
+"""Characters on each side of the middle."""
+
+
+def scale_of(metrics: Iterable[Metric]) -> float | None:
+    """The end of a scale around 0 that holds every interval of launches; ``None`` where there is none."""
+    ends = [
+        abs(end)
+        for one in metrics
+        if one.known != SINGLE and has_interval(one)
+        for end in (one.low, one.high)
+        if end is not None
+    ]
+    return next((end for end in ENDS if end >= max(ends)), ENDS[-1]) if ends else None
+
+
+def text_bar(metric: Metric, end: float) -> str:
+    """``··········│··──●──···``: the middle is no change, both ends are ``end``; ``▶`` lies beyond it."""
+    if metric.effect is None:
+        return ""
+    cells = ["·"] * (2 * HALF + 1)
+    if metric.low is not None and metric.high is not None:
+        for at in range(_at(metric.low, end), _at(metric.high, end) + 1):
+            cells[at] = "─"
+    cells[HALF] = "│"
+    cells[_at(metric.effect, end)] = "●" if abs(metric.effect) <= end else "▶" if metric.effect > 0 else "◀"
+    return "".join(cells)
+
+
+def _at(share: float, end: float) -> int:
+    return min(max(round(HALF * share / end), -HALF), HALF) + HALF

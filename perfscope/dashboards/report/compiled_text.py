@@ -1,0 +1,194 @@
+"""The page of `perfscope compile` for a terminal: for what, what came of it, its cost, what is not covered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.hlo.collectives import collectives_of
+from perfscope.analyzers.predict import estimate
+from perfscope.analyzers.programs.programs import programs
+from perfscope.dashboards.report.sections.plan_formats import plan_part
+from perfscope.dashboards.report.summary import summarize, tail
+from perfscope.dashboards.report.text import findings_part, line_of, not_flagged
+from perfscope.dashboards.report.text_page import WIDTH, printed
+from perfscope.dashboards.report.text_tables import fitting, table_of
+from perfscope.model.errors import DataError
+from perfscope.model.units import format_bytes, format_count, format_ns, format_share
+from perfscope.model.untrusted_text import sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from perfscope.analyzers.devices.target import Target
+    from perfscope.analyzers.engine import Analysis
+    from perfscope.analyzers.hlo.module import HloModule
+    from perfscope.analyzers.predict import Estimate
+    from perfscope.analyzers.programs.programs import Program
+    from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram
+    from perfscope.model.trace import Trace
+
+MOST_ROWS = 12
+"""Programs in the table; the report holds all."""
+MOST_NOTES = 6
+"""Notes on what was made up or is not covered; `compile.json` holds all."""
+MOST_LINE = 300
+"""Characters of a note."""
+PLACE = 34
+"""Characters of a place: the end of a path tells."""
+
+_GIVE_WAY = ("at", "calls", "compiled in", "collectives", "FLOPs")
+"""Columns that go, in this order, where the terminal is too narrow; the report holds all."""
+
+
+def compiled_page(
+    manifest: Compiled,
+    trace: Trace,
+    analysis: Analysis,
+    folder: str,
+    *,
+    width: int = WIDTH,
+    color: bool = False,
+    verbose: bool = False,
+) -> str:
+    """The page as text for ``width`` columns. ``folder``: as a user would name it in the next command."""
+
+    def parts(columns: int) -> Iterator[RenderableType]:
+        summary = summarize(analysis)
+        yield line_of("perfscope: ", _headline(manifest, trace), style="bold")
+        if trace.target is not None:
+            yield from (line_of("  ", text) for text in _target_lines(trace.target))
+        yield ""
+        if trace.hlo:
+            yield _programs_table(manifest, trace, columns)
+            yield from _known_by(trace)
+            yield ""
+        for plan in summary.plans:
+            yield from plan_part(plan, columns, verbose=verbose)
+        yield from findings_part(summary, columns, verbose=verbose)
+        yield from not_flagged(summary)
+        yield from _not_here(manifest, verbose=verbose)
+        yield ""
+        yield line_of("  kept  ", folder)
+        yield line_of("  next  ", _next(manifest, summary.findings[0].rule if summary.findings else None, folder))
+
+    return printed(parts, width=width, color=color)
+
+
+def _headline(manifest: Compiled, trace: Trace) -> str:
+    many = len(manifest.programs)
+    what = {"jax": "program", "torch": "graph"}[manifest.framework]
+    verb = "compiled" if manifest.framework == "jax" else "planned"
+    target = sanitize(manifest.target.device) if trace.target is None else trace.target.shown
+    command = sanitize(" ".join(manifest.command))
+    policy = "" if manifest.checkpoint is None else f" with --checkpoint {sanitize(manifest.checkpoint.policy)}"
+    took = "" if manifest.seconds is None else f" in {manifest.seconds:.0f} s"
+    return f"{many} {what}{'' if many == 1 else 's'} of {command} {verb} for {target}{policy}{took}; nothing ran on one"
+
+
+def _target_lines(target: Target) -> Iterator[str]:
+    """The numbers it is judged with."""
+    device = target.device
+    peaks = device.peak_flops
+    numbers = []
+    if target.memory_bytes is not None:
+        numbers.append(f"{format_bytes(target.memory_bytes)} at {device.memory_bandwidth / 1e12:.2f} TB/s")
+    else:
+        numbers.append(f"{device.memory_bandwidth / 1e12:.2f} TB/s of memory")
+    numbers += [
+        f"{peaks[name] / 1e12:,.0f} TFLOP/s {name}" for name in ("bfloat16", "tf32", "float32") if peaks.get(name)
+    ]
+    if target.count > 1 and device.link_bandwidth:
+        numbers.append(f"{device.link} {device.link_bandwidth / 1e9:,.0f} GB/s a direction")
+    yield f"each: {', '.join(numbers)}"
+    yield from (f"assumed: {sanitize(text)}" for text in target.assumptions)
+
+
+def _programs_table(manifest: Compiled, trace: Trace, width: int) -> RenderableType:
+    said = {f"{trace.source.path}/{one.file}": one for one in manifest.programs}
+    rows = [one for one in trace.fact(programs) if one.module_index is not None]
+    held = [_cells(row, said.get(trace.hlo[row.module_index or 0].source), trace) for row in rows[:MOST_ROWS]]
+    return table_of(fitting(held, _GIVE_WAY, width))
+
+
+def _cells(row: Program, said: CompiledProgram | None, trace: Trace) -> dict[str, str]:
+    module = trace.hlo[row.module_index or 0]
+    memory = "-" if row.peak_bytes is None else format_bytes(row.peak_bytes)
+    most = None if trace.target is None else trace.target.memory_bytes
+    if row.peak_bytes is not None and most:
+        memory += f" ({format_share(row.peak_bytes, most)})"
+    at_least = "" if row.exact else ">= "
+    place = None if said is None else said.place
+    return {
+        "program": sanitize(row.name),
+        "at": "" if place is None else sanitize(tail(f"{place.file}:{place.line}", PLACE)),
+        "calls": "-" if said is None else f"{said.calls:,}",
+        "compiled in": "-" if said is None or said.seconds_to_compile is None else f"{said.seconds_to_compile:.1f} s",
+        "peak memory": memory,
+        "FLOPs": "-" if row.flops is None else f"{at_least}{format_count(row.flops)}",
+        "HBM bytes": "-" if row.bytes is None else f"{at_least}{format_bytes(row.bytes)}",
+        "collectives": _collectives(module),
+        "a run takes": _modelled(module, trace),
+    }
+
+
+def _collectives(module: HloModule) -> str:
+    found = collectives_of(module)
+    blocking = sum(one.blocks is not None for one in found)
+    if not found:
+        return "none"
+    return f"{len(found)}" + (f", {blocking} block" if blocking else "")
+
+
+def _modelled(module: HloModule, trace: Trace) -> str:
+    """The modelled time of a run as a range."""
+    found = _estimate(module, trace)
+    if found is None:
+        return "-"
+    low, high = format_ns(found.step_ns.low), format_ns(found.step_ns.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _estimate(module: HloModule, trace: Trace) -> Estimate | None:
+    if trace.target is None:
+        return None
+    try:
+        return estimate(module, trace.target)
+    except DataError:
+        return None
+
+
+def _known_by(trace: Trace) -> Iterator[RenderableType]:
+    known = {row.peak_known_by for row in trace.fact(programs)}
+    memory = "as XLA assigned it" if known <= {"assigned"} else "as XLA assigned it, where it said so"
+    yield line_of(
+        "    ",
+        f"one run on one device; peak memory {memory}; FLOPs, bytes and time are modelled, nothing is measured",
+    )
+    sizes = [(row, trace.target.memory_bytes) for row in trace.fact(programs) if trace.target is not None]
+    for row, most in sizes:
+        if row.peak_bytes is not None and most is not None and row.peak_bytes > most:
+            over = format_bytes(row.peak_bytes - most)
+            yield line_of("  ", f"{sanitize(row.name)} does not fit: its peak is {over} above the memory of one device")
+
+
+def _not_here(manifest: Compiled, *, verbose: bool) -> Iterator[RenderableType]:
+    """What was not compiled, where the program was left, and what it was given that nobody computed."""
+    for one in manifest.not_compiled[: None if verbose else MOST_NOTES]:
+        where = "" if one.place is None else f" ({one.place.file}:{one.place.line})"
+        yield line_of("  not compiled: ", sanitize(f"{one.name}{where}: {one.reason}", MOST_LINE))
+    if manifest.stopped:
+        yield line_of("  stopped: ", sanitize(manifest.stopped, MOST_LINE))
+    for note in manifest.notes[: None if verbose else MOST_NOTES]:
+        yield line_of("  note: ", sanitize(note, MOST_LINE))
+    left = max(len(manifest.notes), len(manifest.not_compiled)) - MOST_NOTES
+    if left > 0 and not verbose:
+        yield f"  and {left} more: -v shows all"
+
+
+def _next(manifest: Compiled, rule: str | None, folder: str) -> str:
+    commands = [f"perfscope rules {rule}"] if rule is not None else []
+    if manifest.framework == "jax":
+        commands.append(f"perfscope advise memory {folder}")
+    return "     ".join([*commands, f"perfscope serve {folder}"])

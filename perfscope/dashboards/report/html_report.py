@@ -1,0 +1,283 @@
+"""The report as one HTML file: opens offline, loads nothing, reads well on a phone and in the dark.
+
+It is a bounded summary however large the trace: rows are capped and what is left out is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from perfscope.dashboards.report import svg
+from perfscope.dashboards.report.html_findings import MOST_FINDINGS, card, findings, prose, table
+from perfscope.dashboards.report.html_page import page
+from perfscope.dashboards.report.json_report import document
+from perfscope.dashboards.report.sections.collectives_formats import collectives_cards
+from perfscope.dashboards.report.sections.compile_formats import compile_card
+from perfscope.dashboards.report.sections.estimate_formats import estimate_card
+from perfscope.dashboards.report.sections.memory_formats import memory_cards
+from perfscope.dashboards.report.sections.plan_formats import plan_card
+from perfscope.dashboards.report.sections.program_formats import programs_cards
+from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
+from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from perfscope.analyzers.engine import Analysis, Step
+    from perfscope.dashboards.report.device_rows import DeviceRow
+
+SUFFIXES = (".html", ".htm")
+
+MOST_SOURCES = 64
+"""Rows of the table of sources."""
+
+MOST_STEPS = 2_000
+"""Step times in the embedded JSON: about 250 KB."""
+
+FEW_SOURCES = 4
+"""Up to it the table of sources stands open."""
+
+
+def render(analysis: Analysis) -> str:
+    """The whole page. Every text of the trace is escaped; the policy forbids any request."""
+    summary = summarize(analysis)
+    title = _title(analysis)
+    return page(_page(summary, analysis, title), title=title, data_id="perfscope-report", data=embedded(analysis))
+
+
+def _title(analysis: Analysis) -> str:
+    if not analysis.sources:
+        return "no source"
+    if len(analysis.sources) > 1:
+        return f"{len(analysis.sources):,} traces"
+    return sanitize(Path(sanitize(analysis.sources[0].path)).name)
+
+
+def embedded(analysis: Analysis) -> str:
+    """The JSON report for a ``<script>`` block, bounded; ``left_out`` says what was cut. No ``<`` is in it."""
+    held = document(analysis)
+    left_out = []
+    if len(held["steps"]) > MOST_STEPS:
+        left_out.append(f"{len(held['steps']) - MOST_STEPS} steps")
+        held["steps"] = held["steps"][:MOST_STEPS]
+    found = 0
+    for outcome in held["outcomes"]:
+        kept = outcome["findings"][: max(0, MOST_FINDINGS - found)]
+        found += len(outcome["findings"])
+        outcome["findings"] = kept
+    if found > MOST_FINDINGS:
+        left_out.append(f"{found - MOST_FINDINGS} findings")
+    if left_out:
+        held["left_out"] = left_out
+    text = json.dumps(held, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
+    yield f"<header><h1><b>perfscope</b> <span>{escape(title)}</span></h1>"
+    yield f'<p class="sub">{escape(summary.headline)}</p></header>'
+    yield tiles(summary, analysis)
+    yield from findings(summary)
+    yield from map(plan_card, summary.plans)
+    if summary.estimate is not None:
+        yield estimate_card(summary.estimate)
+    if summary.programs is not None:
+        yield from programs_cards(summary.programs)
+    if summary.compile is not None:
+        yield compile_card(summary.compile)
+    if summary.collectives is not None:
+        yield from collectives_cards(summary.collectives)
+    if summary.memory is not None:
+        yield from memory_cards(summary.memory)
+    yield from not_flagged(summary)
+    yield from _devices_and_steps(summary, analysis)
+    yield from _origin_cards(summary, analysis)
+    yield f"<footer>{escape(_origin())}</footer>"
+
+
+def overview_parts(
+    summary: Summary,
+    analysis: Analysis,
+    more: Sequence[tuple[str, str, str]] = (),
+    *,
+    first: Sequence[tuple[str, str, str]] = (),
+) -> dict[str, str]:
+    """What the dashboard's first page shows around the findings, by name: HTML, its texts escaped.
+
+    ``first`` and ``more``: further tiles, (name, value, note), before and behind the others.
+    """
+    return {
+        "headline": f'<p class="sub">{escape(summary.headline)}</p>',
+        "tiles": tiles(summary, analysis, more, first=first),
+        "devices": "".join(_device_cards(summary)),
+        "steps": "".join(_step_cards(analysis)),
+        "rest": "".join((*not_flagged(summary), *_origin_cards(summary, analysis))),
+    }
+
+
+def tiles(
+    summary: Summary,
+    analysis: Analysis,
+    more: Sequence[tuple[str, str, str]] = (),
+    *,
+    first: Sequence[tuple[str, str, str]] = (),
+) -> str:
+    """The few numbers at the top; ``first`` and ``more``: further ones, (name, value, note)."""
+    drawn = (*(_tile(*one) for one in first), *_tiles(summary, analysis), *(_tile(*one) for one in more))
+    return f'<section class="tiles">{"".join(drawn)}</section>'
+
+
+def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
+    yield from _device_cards(summary)
+    yield from _step_cards(analysis)
+
+
+def _device_cards(summary: Summary) -> Iterator[str]:
+    if summary.devices:
+        bars = "".join(map(_device, summary.devices))
+        yield card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')
+
+
+def _step_cards(analysis: Analysis) -> Iterator[str]:
+    if analysis.steps:
+        yield card("Step times", "".join(_steps(analysis.steps)))
+
+
+def _origin_cards(summary: Summary, analysis: Analysis) -> Iterator[str]:
+    if analysis.run is not None:
+        yield card("Run", _run(analysis.run))
+    yield card("Sources", "".join(_sources(analysis, summary)))
+
+
+def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
+    free = [step.duration_ns for step in analysis.steps if not step.traced]
+    spread = Spread.of(free or [step.duration_ns for step in analysis.steps])
+    waited = window_mean(analysis, median(free) if free else None)
+    if waited is not None:
+        yield _tile("step time", format_ns(waited[0]), f"mean of {waited[1]:,} {WAITED}")
+    elif spread is not None:
+        how = "no profiler on" if free else "while traced"
+        around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
+        note = f"median of {spread.count:,}, {how}; {around}" if spread.count > 1 else f"one, {how}"
+        yield _tile("step time", format_ns(spread.median_ns), note)
+    if summary.estimate is not None and summary.estimate.tile is not None:
+        yield _tile(*summary.estimate.tile)
+    spans = sum(device.span_ns for device in analysis.devices)
+    if spans:
+        busy = 100 * sum(device.busy_ns for device in analysis.devices) / spans
+        count = len(analysis.devices)
+        yield _tile("device busy", f"{busy:.1f}%", "of its span" if count == 1 else f"mean of {count} devices")
+    section = analysis.programs
+    if section.on_cpu and not spans:
+        programs = f"{section.ran:,} program{'' if section.ran == 1 else 's'} on XLA's CPU backend"
+        yield _tile("instruction time", format_ns(section.instructions_ns), f"{programs}, thread pools included")
+    if summary.timed:
+        best = summary.timed[0]
+        share = f"{best.share} {SHARE_OF[best.per_step]}; " if best.share else ""
+        yield _tile("largest saving, up to", best.saves, f"{share}{best.rule}")
+    if summary.memory is not None and summary.memory.fullest is not None:
+        yield _tile(*summary.memory.fullest)
+    blind = f"; {summary.blind} could not look" if summary.blind else ""
+    clean = f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean"
+    yield _tile("findings", str(len(summary.findings)), f"{clean}{blind}")
+
+
+def _tile(name: str, value: str, note: str) -> str:
+    return (
+        f'<div class="card"><div class="tile">{escape(name)}</div><div class="big">{escape(value)}</div>'
+        f'<div class="note">{escape(note)}</div></div>'
+    )
+
+
+def not_flagged(summary: Summary) -> Iterator[str]:
+    """Cards of what could not look, and of what looked and is clean."""
+    if summary.abstained or summary.partly:
+        items = [f"<li><b>{escape(', '.join(rules))}</b>: {prose(reason)}</li>" for reason, rules in summary.abstained]
+        items += [f"<li><b>{escape(rule)}</b>, in part: {prose(reason)}</li>" for rule, reason in summary.partly]
+        body = f"<p>These rules say nothing, neither good nor bad.</p><ul>{''.join(items)}</ul>"
+        yield card("Could not look", body, kind="unseen")
+    if summary.clean:
+        chips = "".join(f'<span class="chip ok">{escape(rule)}</span>' for rule in summary.clean)
+        yield card("Looked at and clean", f'<div class="rules">{chips}</div>')
+
+
+def _device(row: DeviceRow) -> str:
+    rank = f"rank {row.ranks} · " if row.ranks != "-" else ""
+    parts = " · ".join(f"{words} {share}" for (words, _, _), share in zip(svg.PARTS, row.shares(), strict=True))
+    return (
+        f'<div class="device"><div class="name">{escape(rank + row.device)}</div>{svg.device_bar(row)}'
+        f'<div class="parts">{escape(f"span {format_ns(row.span_ns)} · {parts}")}</div></div>'
+    )
+
+
+def _steps(steps: Sequence[Step]) -> Iterator[str]:
+    kinds = [
+        ("no profiler on", svg.FREE_COLOR, [step for step in steps if not step.traced]),
+        ("while traced", svg.TRACED_COLOR, [step for step in steps if step.traced]),
+    ]
+    yield '<div class="legend">'
+    for words, color, members in kinds:
+        spread = Spread.of([step.duration_ns for step in members])
+        if spread is not None:
+            yield f"<span>{svg.swatch(color)} {escape(spread.text(words))}</span>"
+    yield "</div>"
+    shown_steps = [step for _, _, members in kinds for step in members]
+    yield svg.step_chart(shown_steps)
+    longest = max(step.duration_ns for step in steps)
+    bunched = f"; each bar is the longest of {-(-len(steps) // svg.MOST_BARS)}" if len(steps) > svg.MOST_BARS else ""
+    many = f"{len(steps):,} step{'s' * (len(steps) != 1)}{bunched}"
+    yield f'<div class="ends"><span>{many}</span><span>tallest {format_ns(longest)}</span></div>'
+
+
+def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:
+    heads = ("<th>path</th>", *(f'<th class="n">{name}</th>' for name in ("rank", "events", "unplaced")))
+    rows = (
+        f'<tr><td class="t">{escape(sanitize(source.path))} <span class="note">{escape(sanitize(source.format))}</span></td>'
+        f'<td class="n">{"-" if source.rank is None else source.rank}</td>'
+        f'<td class="n">{source.events_read:,}</td><td class="n">{source.events_unplaced:,}</td></tr>'
+        for source in analysis.sources[:MOST_SOURCES]
+    )
+    drawn = table(heads, rows)
+    if len(analysis.sources) > MOST_SOURCES:
+        drawn += f'<p class="note">and {len(analysis.sources) - MOST_SOURCES:,} more</p>'
+    folded = len(analysis.sources) > FEW_SOURCES
+    yield f"<details><summary>all {len(analysis.sources):,} sources</summary>{drawn}</details>" if folded else drawn
+    if summary.remarks:
+        yield f"<ul>{''.join(f'<li>{prose(remark)}</li>' for remark in summary.remarks)}</ul>"
+
+
+_RUN_FACTS = ("command", "created_utc", "state", "exit_code", "git", "python", "platform", "packages", "driver")
+"""What of a run's manifest is shown; the JSON report holds all of it."""
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    rows = []
+    for key in _RUN_FACTS:
+        words = _words(run.get(key))
+        if words:
+            name = escape(key.replace("_", " "))
+            rows.append(f'<tr><th scope="row">{name}</th><td class="t">{escape(sanitize(words, TEXT_LIMIT))}</td></tr>')
+    return f'<div class="scroll"><table class="facts"><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _words(value: Any) -> str:
+    """A part of the manifest on one line; nothing for what is not known."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(held)}" for key, held in value.items() if held not in (None, ""))
+    if isinstance(value, list | tuple):
+        return " ".join(map(_words, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
+
+
+def _origin() -> str:
+    import perfscope
+
+    return f"perfscope {perfscope.__version__}. This file loads nothing; the report as JSON is embedded in it."

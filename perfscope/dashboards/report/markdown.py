@@ -1,0 +1,130 @@
+"""The report as a comment on a pull request: GitHub's Markdown, within GitHub's size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
+from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
+from perfscope.dashboards.report.sections.collectives_formats import collectives_details
+from perfscope.dashboards.report.sections.compile_formats import compile_details
+from perfscope.dashboards.report.sections.estimate_formats import estimate_details
+from perfscope.dashboards.report.sections.memory_formats import memory_details
+from perfscope.dashboards.report.sections.plan_formats import plan_details
+from perfscope.dashboards.report.sections.program_formats import programs_details
+from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
+from perfscope.model.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from perfscope.analyzers.engine import Analysis
+
+SUFFIXES = (".md", ".markdown")
+
+MOST_CHARACTERS = 60_000
+"""GitHub refuses comments above 65,536 characters; the rest is room for what a bot adds."""
+
+MOST_ROWS = 50
+"""Findings in the table: more than anyone acts on in one pull request."""
+
+MOST_EVIDENCE = 5
+"""Evidence rows of a finding: a comment is an overview, the other formats hold all."""
+
+_MARKS = {"high": "\N{LARGE RED CIRCLE}", "medium": "\N{LARGE YELLOW CIRCLE}", "low": "\N{MEDIUM WHITE CIRCLE}"}
+
+
+def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
+    """The report as Markdown of at most ``limit`` characters; what does not fit is said to be missing."""
+    summary = summarize(analysis)
+    head = "\n\n".join(_head(summary)) + "\n"
+    parts = [_finding(row) for row in summary.findings]
+    tail = "\n".join(_tail(summary))
+    notice = "\n_{} more findings do not fit here; the JSON and HTML reports hold all._\n"
+    room = limit - len(head) - min(len(tail), limit // 3) - len(notice) - 20
+    kept: list[str] = []
+    for part in parts:
+        if len(part) > room:
+            break
+        kept.append(part)
+        room -= len(part)
+    missing = notice.format(len(parts) - len(kept)) if len(kept) < len(parts) else ""
+    return _cut(f"{head}{''.join(kept)}{missing}\n{tail}\n", limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    notice = "\n\n_cut: the report is larger than a comment may be._\n"
+    return text[: limit - len(notice)].rpartition("\n")[0] + notice
+
+
+def _head(summary: Summary) -> Iterable[str]:
+    counts = [f"{_MARKS[level]} {count} {level}" for level in _MARKS if (count := _count(summary, level))]
+    yield f"### perfscope: {', '.join(counts) or 'no findings'}"
+    yield escape(summary.headline)
+    if summary.facts:
+        yield "\n".join(f"- {escape(fact)}" for fact in summary.facts)
+    if summary.devices:
+        rows = [(escape(row.ranks), code(row.device), format_ns(row.span_ns), *row.shares()) for row in summary.devices]
+        heads = ("rank", "device", "span", "compute", "comm exposed", "copy exposed", "idle")
+        yield markdown_table(heads, rows, "llrrrrr")
+    if summary.findings:
+        share = SHARE_OF[any(row.per_step for row in summary.findings)]
+        titles = ("", "saves up to", share, "finding", "where", "known by")
+        yield markdown_table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
+        if len(summary.findings) > MOST_ROWS:
+            yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
+    yield from map(plan_details, summary.plans)
+    if summary.estimate is not None:
+        yield estimate_details(summary.estimate)
+    if summary.programs is not None:
+        yield programs_details(summary.programs)
+    if summary.compile is not None:
+        yield compile_details(summary.compile)
+    if summary.collectives is not None:
+        yield collectives_details(summary.collectives)
+    if summary.memory is not None:
+        yield memory_details(summary.memory)
+
+
+def _count(summary: Summary, level: str) -> int:
+    return sum(row.severity == level for row in summary.findings)
+
+
+def _row(row: FindingRow) -> tuple[str, ...]:
+    title = f"**{escape(row.rule)}**: {escape(row.title + row.on_ranks)}"
+    return (_MARKS[row.severity], row.gain, row.share, title, code(row.where), row.known_by)
+
+
+def _finding(row: FindingRow) -> str:
+    """One finding folded away: place, evidence, advice."""
+    title = f"{in_html(row.rule)}: {in_html(row.title)}"  # a line of HTML: no Markdown is read in it
+    parts = [f"\n<details><summary>{title}</summary>\n"]
+    known = [f"{what} {code(name)}" for what, name in row.place]
+    if row.bytes:
+        known.append(f"moves {row.bytes}")
+    if known:
+        parts.append(", ".join(known) + "\n")
+    if row.evidence:
+        heads = list(map(escape, evidence_headers(row.evidence[0]).values()))
+        align = "".join("l" if isinstance(value, str) else "r" for value in row.evidence[0].values())
+        rows = [
+            [code(text) if isinstance(value, str) else text for key, value in cells.items()
+             for text in (evidence_cell(key, value),)]
+            for cells in row.evidence[:MOST_EVIDENCE]
+        ]  # fmt: skip
+        parts.append(markdown_table(heads, rows, align) + "\n")
+    parts.append(advice_text(row.advice))
+    parts.append("\n</details>\n")
+    return "\n".join(parts)
+
+
+def _tail(summary: Summary) -> Iterable[str]:
+    if summary.clean:
+        yield f"clean: {escape(', '.join(summary.clean))} ({len(summary.clean)})\n"
+    for reason, rules in summary.abstained:
+        yield f"**could not look**: {escape(', '.join(rules))} ({prose(reason)})\n"
+    for rule, reason in summary.partly:
+        yield f"**looked at a part**: {escape(rule)} ({prose(reason)})\n"
+    yield from (f"{prose(remark)}\n" for remark in summary.remarks)

@@ -1,0 +1,60 @@
+"""What a reader of a report must know of its sources: unplaced events, repairs, notes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.report.device_rows import span_text
+from perfscope.model.untrusted_text import sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from perfscope.model.trace import Source
+
+REASON_LIMIT = 600
+"""Characters of a reason or a note: what to capture, in full."""
+
+_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+def remarks(sources: Sequence[Source]) -> Iterator[str]:
+    """One line each; counts are summed over the sources, and notes that differ in numbers only are said once."""
+    unplaced = sum(source.events_unplaced for source in sources)
+    if unplaced:
+        why = _counted([source.unplaced for source in sources])
+        read = sum(source.events_read for source in sources)
+        yield f"unplaced: {unplaced:,} of {read:,} events" + (f" ({why})" if why else "")
+    if repairs := _counted([source.repairs for source in sources]):
+        yield f"repaired: {repairs}"
+    ranks = Counter(source.rank for source in sources if source.rank is not None)
+    if twice := [rank for rank, count in ranks.items() if count > 1]:
+        yield f"note: several traces of rank {span_text(twice)}: judged as one job, which they may not be"
+    yield from _notes(sources)
+
+
+def _counted(parts: Sequence[Mapping[str, int]]) -> str:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return "; ".join(f"{count:,} {sanitize(reason)}" for reason, count in sorted(total.items()))
+
+
+def _notes(sources: Sequence[Source]) -> Iterator[str]:
+    """Each kind of note with its first wording; of many sources, how many have it."""
+    kinds: dict[str, tuple[str, int]] = {}
+    for source in sources:
+        for note in source.notes:
+            kind = _NUMBER.sub("#", note)
+            first, count = kinds.get(kind, (note, 0))
+            kinds[kind] = (first, count + 1)
+    for first, count in kinds.values():
+        yield f"note: {sanitize(first, REASON_LIMIT)}{_of_many(count, len(sources))}"
+
+
+def _of_many(count: int, sources: int) -> str:
+    if sources == 1:
+        return ""
+    return " (one source)" if count == 1 else f" (one source; {count} of {sources} say the like)"

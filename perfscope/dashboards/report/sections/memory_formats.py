@@ -1,0 +1,291 @@
+"""Memories in the JSON report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from html import escape as escape_html
+from typing import TYPE_CHECKING, Any
+
+from rich.padding import Padding
+from rich.text import Text
+
+from perfscope.dashboards.report.html_findings import card
+from perfscope.dashboards.report.markdown_text import escape, in_html
+from perfscope.dashboards.report.sections.memory_picture import legend, memory_chart
+from perfscope.dashboards.report.sections.program_formats import cells_table, cells_table_html_programs
+from perfscope.dashboards.report.text_tables import INDENT, fitting, hanging, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from perfscope.analyzers.memory.picture import MemoryPicture
+    from perfscope.analyzers.memory.trace_memories import Held, HeldCategory, Holders, Memory, Reserved
+    from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection, RankMemory
+    from perfscope.dashboards.report.sections.memory import HolderTable, MemoriesView, MemoryView
+    from perfscope.model.memory import SourceLine
+
+
+def memory_document(section: MemorySection) -> dict[str, Any]:
+    """The section as dicts and lists; positions are on the memory's own axis."""
+    return {
+        "items": [_entry(entry) for entry in section.entries],
+        "left": section.entries_left,
+        "problems": list(section.problems),
+    }
+
+
+def _entry(entry: MemoryEntry) -> dict[str, Any]:
+    return {
+        "source": entry.source,
+        **_memory(entry.worst),
+        "others": [_other(one) for one in entry.others],
+        "others_left": entry.others_left,
+    }
+
+
+def _memory(memory: Memory) -> dict[str, Any]:
+    return {
+        "rank": memory.rank,
+        "space": memory.space,
+        "label": memory.label,
+        "known_from": memory.known_from,
+        "basis": memory.basis,
+        "of_driver": memory.of_driver,
+        "axis": memory.axis,
+        "first": memory.first,
+        "last": memory.last,
+        "peak_bytes": memory.peak_bytes,
+        "peak_position": memory.peak_position,
+        "phase": memory.phase.name.lower(),
+        "step": memory.step,
+        "op": memory.op,
+        "where": _line(memory.line),
+        "by_category": [_category(one) for one in memory.by_category],
+        "by_module": _holders(memory.by_module),
+        "by_line": _holders(memory.by_line),
+        "unseen_bytes": memory.unseen_bytes,
+        "reserved": None if memory.reserved is None else _reserved(memory.reserved),
+        "capacity_bytes": memory.capacity_bytes,
+        "headroom_bytes": memory.headroom_bytes,
+        "out_of_memory": memory.out_of_memory,
+        "failed_bytes": memory.failed_bytes,
+        "unmatched": memory.unmatched,
+        "growth": None if memory.growth is None else asdict(memory.growth),
+        "notes": list(memory.notes),
+        "picture": None if memory.picture is None else _picture(memory.picture),
+    }
+
+
+def _line(line: SourceLine | None) -> dict[str, Any] | None:
+    return None if line is None else asdict(line)
+
+
+def _category(one: HeldCategory) -> dict[str, Any]:
+    return {
+        "category": one.category.name.lower(),
+        "bytes": one.bytes,
+        "blocks": one.blocks,
+        "known_by": one.known_by.name.lower(),
+        "mostly_at": _line(one.place),
+        "largest_name": one.name,
+        "place_bytes": one.place_bytes,
+    }
+
+
+def _holders(holders: Holders) -> dict[str, Any]:
+    return {
+        "rows": [_held(one) for one in holders.rows],
+        "left": holders.left,
+        "left_bytes": holders.left_bytes,
+    }
+
+
+def _held(one: Held) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "bytes": one.bytes,
+        "blocks": one.blocks,
+        "members": one.members,
+        "where": _line(one.line),
+    }
+
+
+def _reserved(reserved: Reserved) -> dict[str, Any]:
+    return {**asdict(reserved), "fragmentation": reserved.fragmentation}
+
+
+def _other(one: RankMemory) -> dict[str, Any]:
+    return {**asdict(one), "phase": one.phase.name.lower()}
+
+
+def _picture(picture: MemoryPicture) -> dict[str, Any]:
+    return {
+        "positions": picture.positions.tolist(),
+        "bytes": {
+            category.name.lower(): held
+            for category, held in zip(picture.categories, picture.bytes.tolist(), strict=True)
+        },
+        "unseen_bytes": picture.unseen_bytes,
+        "reserved": None if picture.reserved is None else picture.reserved.tolist(),
+        "steps": [asdict(band) for band in picture.steps],
+        "phases": [asdict(band) for band in picture.phases],
+    }
+
+
+# Memories on a terminal: the peak in a line and who holds it; every list with ``-v``.
+
+
+FEW_MEMORIES = 2
+"""Memories without ``-v``: a device's, and the program's or the host's beside it."""
+
+FEW_CATEGORIES = 5
+"""Categories without ``-v``: the others are smaller still."""
+
+FEW_NOTES = 2
+"""Notes without ``-v``."""
+
+MOST_ROWS = 10
+"""Modules and lines with ``-v``; the JSON report holds twice as many."""
+
+_GIVE_WAY = ("known by", "blocks", "there")
+"""Columns that go, in this order, where the terminal is too narrow."""
+
+
+def memory_section(view: MemoriesView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """Each memory's peak, and with ``-v`` its modules, lines and ranks. Ends with an empty line."""
+    memories = view.memories if verbose else [one for one in view.memories[:FEW_MEMORIES] if not one.minor]
+    for one in memories:
+        yield from _memory_memory_text(one, width, verbose=verbose)
+        yield ""
+    left = view.memories_left + len(view.memories) - len(memories)
+    if left:
+        yield f"    and {left:,} more memor{'y' if left == 1 else 'ies'}, with lower peaks"
+        yield ""
+    for note in view.notes:
+        yield hanging(note)
+        yield ""
+
+
+def _memory_memory_text(one: MemoryView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    yield _lead(f"{one.title}: {one.headline}")
+    rows = one.categories if verbose else one.categories[:FEW_CATEGORIES]
+    if rows:
+        yield table_of(fitting([dict(cells) for cells in rows], _GIVE_WAY, width))
+    if len(rows) < len(one.categories):
+        yield f"    and {len(one.categories) - len(rows)} more categories, which hold less"
+    yield hanging("; ".join(one.facts))
+    yield from map(hanging, one.notes if verbose else one.notes[:FEW_NOTES])
+    if not verbose:
+        return
+    for holders in (one.modules, one.lines):
+        if holders is not None:
+            yield ""
+            yield from _holders_memory_text(holders, width)
+    if one.others:
+        yield ""
+        yield table_of(fitting([dict(cells) for cells in one.others], ("phase", "step"), width))
+        if one.others_left:
+            yield f"    and {one.others_left:,} more, with lower peaks"
+
+
+def _lead(text: str) -> RenderableType:
+    return Padding(Text(text, overflow="fold"), (0, 0, 0, INDENT))
+
+
+def _holders_memory_text(holders: HolderTable, width: int) -> Iterator[RenderableType]:
+    rows: Sequence[tuple[tuple[str, str], ...]] = holders.rows[:MOST_ROWS]
+    yield table_of(fitting([dict(cells) for cells in rows], ("blocks",), width))
+    if left := holders.left(MOST_ROWS):
+        yield f"    {left}"
+
+
+# Memories in a comment on a pull request: the peak of each open, the tables folded away.
+
+
+MOST_MEMORIES = 4
+"""Memories in a comment: an overview, the other formats hold all."""
+
+MEMORY_MARKDOWN_MOST_ROWS = 8
+"""Modules, lines and ranks in a comment."""
+
+
+def memory_details(view: MemoriesView) -> str:
+    """A folded block for each memory; its summary is its peak."""
+    memories = [one for one in view.memories[:MOST_MEMORIES] if not one.minor]
+    parts = [part for one in memories for part in _memory_memory_markdown(one)]
+    left = view.memories_left + len(view.memories) - len(memories)
+    if left:
+        parts.append(f"and {left:,} more memor{'y' if left == 1 else 'ies'}, with lower peaks\n")
+    return "\n".join([*parts, *(f"{escape(note)}\n" for note in view.notes)])
+
+
+def _memory_memory_markdown(one: MemoryView) -> Iterator[str]:
+    yield f"<details><summary>{in_html(f'{one.title}: {one.headline}')}</summary>\n"
+    if one.categories:
+        yield cells_table(one.categories)
+    for holders in (one.modules, one.lines):
+        if holders is not None:
+            yield cells_table(holders.rows[:MEMORY_MARKDOWN_MOST_ROWS])
+            if left := holders.left(MEMORY_MARKDOWN_MOST_ROWS):
+                yield f"- {left}"
+    if one.others:
+        yield cells_table(one.others[:MEMORY_MARKDOWN_MOST_ROWS])
+    more = one.others_left + len(one.others[MEMORY_MARKDOWN_MOST_ROWS:])
+    if more:
+        yield f"- and {more:,} more, with lower peaks"
+    yield from (f"- {escape(said)}" for said in (*one.facts, *one.notes))
+    yield "</details>"
+
+
+# Memories in the HTML report: the picture over time, who holds the peak, and the same in numbers.
+
+
+FIRST_MEMORIES = 4
+"""Memories that have a card of their own; the others are folded."""
+
+
+def memory_cards(view: MemoriesView) -> Iterator[str]:
+    """A card for each memory."""
+    first = [one for one in view.memories[:FIRST_MEMORIES] if not one.minor]
+    for one in first:
+        yield card(one.title, "".join(_memory_html_memory(one)))
+    rest = view.memories[len(first) :]
+    said = [f"<details><summary>{escape_html(f'{one.title}: {one.headline}')}</summary>{''.join(_body(one))}</details>"
+            for one in rest]  # fmt: skip
+    if view.memories_left:
+        said.append(f'<p class="note">and {view.memories_left:,} more, with lower peaks</p>')
+    if said or view.notes:
+        yield card("More memories" if view.memories else "Memory", "".join(said) + _list(view.notes))
+
+
+def _memory_html_memory(one: MemoryView) -> Iterator[str]:
+    yield f"<p>{escape_html(one.headline[:1].upper() + one.headline[1:])}.</p>"
+    if one.picture is not None:
+        yield memory_chart(one.picture, f"{one.title}: {one.headline}. The same in numbers below.")
+        yield f'<div class="legend">{legend(one.picture)}</div>'
+    yield from _body(one)
+
+
+def _body(one: MemoryView) -> Iterator[str]:
+    if one.categories:
+        yield cells_table_html_programs(one.categories)
+    yield _list((*one.facts, *one.notes))
+    for holders in (one.modules, one.lines):
+        if holders is not None:
+            yield f"<details><summary>{escape_html(holders.title)}</summary>{_holders_html_memory(holders)}</details>"
+    if one.others:
+        left = f'<p class="note">and {one.others_left:,} more, with lower peaks</p>' if one.others_left else ""
+        yield f"<details><summary>side by side</summary>{cells_table_html_programs(one.others)}{left}</details>"
+    if one.picture is not None:
+        yield f"<details><summary>the picture in numbers</summary>{cells_table_html_programs(one.picture.moments)}</details>"
+
+
+def _holders_html_memory(holders: HolderTable) -> str:
+    left = holders.left(len(holders.rows))
+    return cells_table_html_programs(holders.rows) + (f'<p class="note">{escape_html(left)}</p>' if left else "")
+
+
+def _list(said: tuple[str, ...]) -> str:
+    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in said)}</ul>" if said else ""

@@ -1,0 +1,330 @@
+"""The picture of a memory: areas, bands and marks in parts of its width and in bytes, before any format draws it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.report.svg import swatch
+from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.units import format_bytes, format_ns
+from perfscope.model.untrusted_text import sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from perfscope.analyzers.memory.picture import Band, MemoryPicture
+    from perfscope.analyzers.memory.trace_memories import Memory
+
+
+COLORS = {
+    MemoryCategory.PARAMETER: "#3f7fd6",
+    MemoryCategory.OPTIMIZER_STATE: "#2a9d8f",
+    MemoryCategory.GRADIENT: "#9465c2",
+    MemoryCategory.ACTIVATION: "#e0892b",
+    MemoryCategory.INPUT: "#c6b132",
+    MemoryCategory.TEMPORARY: "#d4526e",
+    MemoryCategory.COMMUNICATION: "#7c5b45",
+    MemoryCategory.WORKSPACE: "#77923a",
+    MemoryCategory.AUTOGRAD_DETAIL: "#cf86bd",
+    MemoryCategory.OUTPUT: "#56b4d9",
+    MemoryCategory.CONSTANT: "#6f7b8a",
+    MemoryCategory.CODE: "#525c69",
+    MemoryCategory.UNKNOWN: "#a7afb9",
+}
+NOT_KNOWN = "not known"
+
+UNSEEN_COLOR = "#c9ced5"
+RESERVED_COLOR = "#5c6775"
+
+PHASE_COLORS = {
+    "forward": "#8fb8e8", "backward": "#e0a3c8", "optimizer": "#a5c98b", "recompute": "#e6d27a",
+}  # fmt: skip
+"""Paler than the areas: a phase must not look like a category."""
+
+ORDER = (
+    MemoryCategory.CODE, MemoryCategory.CONSTANT, MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE,
+    MemoryCategory.GRADIENT, MemoryCategory.INPUT, MemoryCategory.OUTPUT, MemoryCategory.UNKNOWN,
+    MemoryCategory.ACTIVATION, MemoryCategory.AUTOGRAD_DETAIL, MemoryCategory.COMMUNICATION,
+    MemoryCategory.WORKSPACE, MemoryCategory.TEMPORARY,
+)  # fmt: skip
+"""Bottom to top: what lasts lies below what comes and goes."""
+
+MOMENTS = 12
+"""Rows of the table that says the same as the picture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """What one category holds from each place up to the next one."""
+
+    name: str
+    color: str
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandView:
+    """A step or a phase as parts (0 to 1) of the width."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureView:
+    """Places are parts (0 to 1) of the width."""
+
+    places: tuple[float, ...]
+    areas: tuple[Area, ...]
+    """Bottom to top."""
+    reserved: tuple[int, ...] | None
+    capacity_bytes: int | None
+    peak_place: float
+    peak_bytes: int
+    steps: tuple[BandView, ...]
+    phases: tuple[BandView, ...]
+    begins: str
+    ends: str
+    moments: tuple[tuple[tuple[str, str], ...], ...]
+    """Rows of (column, cell): the picture in numbers, the highest moment of each part of the axis."""
+
+
+def moment(memory: Memory, position: int) -> str:
+    """``'50.5 ms of 280 ms'``, ``'event 1,204 of 8,255'``, ``'instruction 15 of 22'``."""
+    at, whole = position - memory.first, memory.last - memory.first
+    if memory.axis == "ns":
+        return f"{format_ns(at)} of {format_ns(whole)}"
+    return f"{memory.axis} {at + 1:,} of {whole + 1:,}"
+
+
+def picture_view(memory: Memory, picture: MemoryPicture) -> PictureView:
+    """The picture of ``memory`` in parts of its width."""
+    span = memory.last - memory.first + 1
+
+    def place(position: int) -> float:
+        return (position - memory.first) / span
+
+    held = dict(zip(picture.categories, picture.bytes.tolist(), strict=True))
+    areas = [
+        Area(name=category_words(one), color=COLORS[one], bytes=tuple(held[one]))
+        for one in ORDER
+        if any(held.get(one, ()))
+    ]
+    if picture.unseen_bytes:
+        many = len(picture.positions)
+        areas.insert(0, Area(name="held before", color=UNSEEN_COLOR, bytes=(picture.unseen_bytes,) * many))
+
+    def band(one: Band) -> BandView:
+        return BandView(name=sanitize(one.name), start=place(one.start), end=place(one.end))
+
+    begins, ends = ("0", format_ns(span - 1)) if memory.axis == "ns" else (f"{memory.axis} 1", f"{span:,}")
+    return PictureView(
+        places=tuple(place(position) for position in picture.positions.tolist()),
+        areas=tuple(areas),
+        reserved=None if picture.reserved is None else tuple(picture.reserved.tolist()),
+        capacity_bytes=memory.capacity_bytes,
+        peak_place=place(memory.peak_position),
+        peak_bytes=memory.peak_bytes,
+        steps=tuple(map(band, picture.steps)),
+        phases=tuple(map(band, picture.phases)),
+        begins=begins,
+        ends=ends,
+        moments=tuple(_moments(memory, picture, areas)),
+    )
+
+
+def category_words(category: MemoryCategory) -> str:
+    """``optimizer state``; ``not known`` for blocks of no known category."""
+    return NOT_KNOWN if category == MemoryCategory.UNKNOWN else category.name.lower().replace("_", " ")
+
+
+def _moments(memory: Memory, picture: MemoryPicture, areas: list[Area]) -> Iterator[tuple[tuple[str, str], ...]]:
+    total = picture.total.tolist()
+    positions = picture.positions.tolist()
+    span = memory.last - memory.first + 1
+    highest: dict[int, int] = {}
+    for index, position in enumerate(positions):
+        part = (position - memory.first) * MOMENTS // span
+        if part not in highest or total[index] > total[highest[part]]:
+            highest[part] = index
+    for index in highest.values():
+        cells = [("at", moment(memory, positions[index])), ("in use", format_bytes(total[index]))]
+        cells += [(area.name, format_bytes(area.bytes[index])) for area in areas]
+        if picture.reserved is not None:
+            cells.append(("reserved", format_bytes(int(picture.reserved[index]))))
+        yield tuple(cells)
+
+
+# The picture of a memory as inline SVG: areas by category over time, the peak marked, phases and steps below.
+#
+# Areas are stretched to the width there is; words stand at parts of it and are never stretched, so that they stay
+# readable on a phone. Bytes stand to the left of the picture (the page leaves room for them), where no area lies.
+
+
+_TOP, _PLOT, _BANDS, _WORDS = 24, 190, 16, 20
+"""Pixels: the peak's words, the areas, the strip of phases or of steps, the words below."""
+
+_X, _Y = 2000, 1000
+"""Units of the stretched areas."""
+
+ROOM_ABOVE = 1.04
+"""Of what is highest: a peak that touched the upper edge would look cut off."""
+
+NEAR = 1.5
+"""The device's size is drawn if what was taken comes within it: else it would press all areas flat."""
+
+PLOT_LEAST = 400
+"""Part of the peak that is half a pixel high: what never holds so much has no colour to explain."""
+
+FEW_NUMBERS = 4
+"""Numbers of steps below the areas: so many stand side by side on a phone, ``step 12345`` too."""
+
+NUMBER = 0.24
+"""Part of the width that such words take on a phone."""
+
+TOP_SHARE = 0.85
+"""Of the upper edge: higher up the words of a round number would touch those of the device's size."""
+
+
+def memory_chart(picture: PictureView, words: str) -> str:
+    """The whole picture; ``words`` say what it shows to who cannot see it."""
+    whole = _TOP + _PLOT + (_BANDS if picture.phases else 0) + (_BANDS if picture.steps else 0) + _WORDS
+    inner = (
+        f'<svg x="0" y="{_TOP}" width="100%" height="{_PLOT}" viewBox="0 0 {_X} {_Y}" preserveAspectRatio="none">'
+        f"{''.join(_areas(picture))}</svg>"
+    )
+    return (
+        f'<svg class="ps-memory" role="img" aria-label="{escape(words)}" width="100%" height="{whole}"'
+        f' xmlns="http://www.w3.org/2000/svg">{inner}{"".join(_lines(picture))}{"".join(_below(picture))}'
+        f"{_peak(picture)}</svg>"
+    )
+
+
+def legend(picture: PictureView) -> str:
+    """The colours in words, top to bottom as the areas lie, and those of the strip below them."""
+    least = picture.peak_bytes / PLOT_LEAST
+    said = [(area.color, area.name) for area in reversed(picture.areas) if max(area.bytes) >= least]
+    if picture.reserved is not None:
+        said.insert(0, (RESERVED_COLOR, "reserved (line)"))
+    phases = [(PHASE_COLORS[name], name) for name in dict.fromkeys(one.name for one in picture.phases)]
+    below = f"<span>below:</span>{_keys(phases)}" if phases else ""
+    return f"{_keys(said)}{below}"
+
+
+def _keys(said: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"<span>{swatch(color)} {escape(words)}</span>" for color, words in said)
+
+
+def ceiling(picture: PictureView) -> float:
+    """Bytes at the upper edge."""
+    highest = max([picture.peak_bytes, *(picture.reserved or ())])
+    if picture.capacity_bytes is not None and picture.capacity_bytes <= NEAR * highest:
+        highest = max(highest, picture.capacity_bytes)
+    return highest * ROOM_ABOVE
+
+
+def _areas(picture: PictureView) -> Iterator[str]:
+    """The highest sum first; each lower one is drawn over it, so every area ends where the next begins."""
+    top = ceiling(picture)
+    places = [round(_X * place) for place in (*picture.places, 1.0)]
+    sums = [[0] * len(picture.places)]
+    for area in picture.areas:
+        sums.append([below + here for below, here in zip(sums[-1], area.bytes, strict=True)])
+    for area, heights in zip(reversed(picture.areas), reversed(sums[1:]), strict=True):
+        most = f"{area.name}: at most {format_bytes(max(area.bytes))}"
+        yield f'<path d="{_steps(places, heights, top, closed=True)}" fill="{area.color}"><title>{escape(most)}'
+        yield "</title></path>"
+    if picture.reserved is not None:
+        path = _steps(places, picture.reserved, top, closed=False)
+        yield f'<path class="ps-line" d="{path}" fill="none" stroke="{RESERVED_COLOR}"><title>reserved: at most '
+        yield f"{format_bytes(max(picture.reserved))}</title></path>"
+
+
+def _steps(places: Sequence[int], heights: Sequence[int], top: float, *, closed: bool) -> str:
+    """A path along a step function; ``closed``: down to the ground at both ends."""
+    levels = [round(_Y - _Y * height / top) for height in heights]
+    path = [f"M{places[0]} {_Y}V{levels[0]}" if closed else f"M{places[0]} {levels[0]}"]
+    path += [
+        f"H{places[index]}V{levels[index]}" for index in range(1, len(levels)) if levels[index] != levels[index - 1]
+    ]
+    path.append(f"H{places[-1]}" + (f"V{_Y}Z" if closed else ""))
+    return "".join(path)
+
+
+def _lines(picture: PictureView) -> Iterator[str]:
+    """Lines of round numbers of bytes, of the device's size, and between steps."""
+    top = ceiling(picture)
+    step = 1
+    while step * 4 < top:
+        step *= 2
+    for number in range(1, 4):
+        if step * number < TOP_SHARE * top:
+            yield _across(_height(step * number, top), format_bytes(step * number), "ps-grid")
+    if picture.capacity_bytes is not None and picture.capacity_bytes <= top:
+        height = _height(picture.capacity_bytes, top)
+        yield _across(height, format_bytes(picture.capacity_bytes), "ps-full")
+        x, anchor = ("100%", "end") if picture.peak_place < 0.5 else ("0", "start")  # not on the peak's line
+        yield f'<text x="{x}" y="{height - 4:.1f}" text-anchor="{anchor}">size of the device</text>'
+    for band in picture.steps[1:]:
+        at = f"{100 * band.start:.2f}%"
+        yield f'<line class="ps-grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{_TOP + _PLOT}"/>'
+
+
+def _height(bytes_: float, top: float) -> float:
+    return _TOP + _PLOT * (1 - bytes_ / top)
+
+
+def _across(height: float, words: str, kind: str) -> str:
+    return (
+        f'<line class="{kind}" x1="0" x2="100%" y1="{height:.1f}" y2="{height:.1f}"/>'
+        f'<text x="-6" y="{height + 4:.1f}" text-anchor="end">{escape(words)}</text>'
+    )
+
+
+def _below(picture: PictureView) -> Iterator[str]:
+    y = _TOP + _PLOT + 3
+    if picture.phases:
+        for band in picture.phases:
+            yield _strip(band, y, PHASE_COLORS[band.name])
+        y += _BANDS
+    if picture.steps:
+        yield from _numbers(picture.steps, y + 10)
+        y += _BANDS
+    yield f'<text x="0" y="{y + 13}">{escape(picture.begins)}</text>'
+    yield f'<text x="100%" y="{y + 13}" text-anchor="end">{escape(picture.ends)}</text>'
+
+
+def _numbers(steps: Sequence[BandView], y: int) -> Iterator[str]:
+    """Of few steps each number in its middle, of many that of every so many where it begins; none on another."""
+    every = -(-len(steps) // FEW_NUMBERS)
+    few = every == 1
+    behind = 0.0
+    for band in steps[::every]:
+        middle = min(max((band.start + band.end) / 2, NUMBER / 2), 1 - NUMBER / 2)
+        begins = middle - NUMBER / 2 if few else band.start
+        if behind <= begins <= 1 - NUMBER:
+            x, anchor = (middle, "middle") if few else (begins, "start")
+            yield f'<text x="{100 * x:.2f}%" y="{y}" text-anchor="{anchor}">step {escape(band.name)}</text>'
+            behind = begins + NUMBER
+
+
+def _strip(band: BandView, y: int, color: str) -> str:
+    width = max(100 * (band.end - band.start), 0.1)
+    return (
+        f'<rect x="{100 * band.start:.2f}%" y="{y}" width="{width:.2f}%" height="{_BANDS - 6}" fill="{color}">'
+        f"<title>{escape(band.name)}</title></rect>"
+    )
+
+
+def _peak(picture: PictureView) -> str:
+    x, y = f"{100 * picture.peak_place:.2f}%", _height(picture.peak_bytes, ceiling(picture))
+    anchor = "start" if picture.peak_place < 0.25 else "end" if picture.peak_place > 0.75 else "middle"
+    return (
+        f'<line class="ps-peak" x1="{x}" x2="{x}" y1="18" y2="{_TOP + _PLOT}"/>'
+        f'<circle class="ps-peak" cx="{x}" cy="{y:.1f}" r="4"/>'
+        f'<text class="ps-said" x="{x}" y="13" text-anchor="{anchor}">'
+        f"peak {escape(format_bytes(picture.peak_bytes))}</text>"
+    )

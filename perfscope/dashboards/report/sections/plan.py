@@ -1,0 +1,361 @@
+"""Plans of PyTorch programs as rows and sentences, decided once for every report. Planned, never measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from perfscope.model.torch_plan import (
+    EXCLUDED_FROM_PEAK,
+    StepMemory,
+    by_category,
+    category_label,
+    fits,
+    planning_mode_text,
+)
+from perfscope.model.units import format_bytes, format_count, format_ns, format_share
+from perfscope.model.untrusted_text import sanitize, shorten
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.plans.exchanges import ExchangeSummary, ExchangeTotals
+    from perfscope.analyzers.plans.time import Work
+    from perfscope.analyzers.predict.spans import Range
+    from perfscope.analyzers.sections.plan import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
+    from perfscope.model.torch_plan import PlanLine
+
+
+# The memory of planned PyTorch steps as rows: the peaks, who holds the one that counts, whether it fits.
+
+
+NAME = 44
+PLACE = 40
+
+Cells = tuple[tuple[str, str], ...]
+
+
+def peak_rows(plan: PlanSummary) -> Iterator[Cells]:
+    """A row for the eager and one for the compiled step."""
+    if plan.memory is None:
+        return
+    for name, step in (("eager", plan.memory.eager), ("compiled", plan.memory.planned)):
+        if step is None:
+            continue
+        yield (
+            ("a step", name),
+            ("peak, planned", format_bytes(step.peak_bytes)),
+            ("of memory", "-" if plan.memory_bytes is None else format_share(step.peak_bytes, plan.memory_bytes)),
+            ("fits", {True: "yes", False: "no", None: "not known"}[fits(step, plan.memory_bytes)]),
+            ("in", step.phase if step.graph is None else f"{step.phase}, graph {sanitize(step.graph)}"),
+            ("asks for it", shorten(sanitize(step.op or "-"), NAME)),
+            ("at", place_of(step.file, step.line)),
+        )
+
+
+def holder_rows(plan: PlanSummary) -> Iterator[Cells]:
+    """Who holds the peak of the step as the program runs it, by category."""
+    step = shown_step(plan)
+    if step is None or not step.peak_bytes:
+        return
+    for row in by_category(step):
+        most = row.most
+        yield (
+            ("at the peak", category_label(row.category)),
+            ("bytes", format_bytes(row.bytes)),
+            ("share", format_share(row.bytes, step.peak_bytes)),
+            ("blocks", f"{row.blocks:,}"),
+            ("mostly at", place_of(most.file, most.line)),
+            ("there", format_bytes(most.bytes) if most.file is not None else ""),
+        )
+    if step.left_bytes:
+        yield (
+            ("at the peak", "others"), ("bytes", format_bytes(step.left_bytes)),
+            ("share", format_share(step.left_bytes, step.peak_bytes)), ("blocks", f"{step.left_blocks:,}"),
+            ("mostly at", ""), ("there", ""),
+        )  # fmt: skip
+
+
+def memory_notes(plan: PlanSummary) -> Iterator[str]:
+    """What is not in the peaks, where there are any."""
+    if plan.memory is None:
+        yield "this plan is of an earlier perfscope and says nothing of memory: plan it again"
+        return
+    yield from (f"memory: {sanitize(text)}" for text in plan.memory.uncounted)
+    if plan.memory.eager is None and plan.memory.planned is None:
+        yield "no step was seen whole: the peak of its memory is not known"
+    else:
+        yield EXCLUDED_FROM_PEAK
+
+
+def shown_step(plan: PlanSummary) -> StepMemory | None:
+    """The step whose holders are shown: as the program runs it, else the other one."""
+    if plan.memory is None:
+        return None
+    eager, planned = plan.memory.eager, plan.memory.planned
+    return (planned or eager) if plan.compiled_by == "program" else (eager or planned)
+
+
+def file_of(path: str) -> str:
+    """The end of a path tells: its folder and name."""
+    return shorten(sanitize("/".join(PurePath(path).parts[-2:])), PLACE)
+
+
+def place_of(file: str | None, line: int | None) -> str:
+    """``attention.py:38``; ``-`` where there is none."""
+    return "-" if file is None else f"{file_of(file)}:{line}"
+
+
+# What a planned rank exchanges with the others, as rows and sentences. Bytes are planned, times modelled.
+
+
+def exchange_cells(plan: PlanSummary) -> Iterator[Cells]:
+    """Collectives of the step as the program runs it, by kind and line."""
+    held = plan.exchanges
+    for row in () if held is None else held.rows:
+        yield (
+            ("collective", row.kind),
+            ("asked for by", sanitize(row.by)),
+            ("phase", row.phase),
+            ("at", place_of(row.file, row.line)),
+            ("runs", f"{row.times:,}"),
+            ("ranks", f"{row.group_size:,}"),
+            ("bytes", format_bytes(row.bytes)),
+            ("takes", span_text(row.busy_ns)),
+            ("step waits", span_text(row.exposed_ns)),
+            ("beside it", "nothing" if row.blocking == row.times else span_text(row.beside_ns)),
+        )
+
+
+def exchange_sentences(plan: PlanSummary) -> Iterator[str]:
+    """What is said of them above and below the rows."""
+    held = plan.exchanges
+    if held is None:
+        return
+    yield f"planned as rank 0 of {held.world_size:,} processes ({sanitize(held.backend or 'no backend named')})"
+    for name, totals in (("eager", held.eager), ("compiled", held.compiled)):
+        if totals is not None and totals.collectives:
+            yield _totals(name, totals)
+    rows = held.eager if held.step == "eager" else held.compiled
+    if rows is not None and rows.blocking:
+        yield (
+            f"{rows.blocking:,} of {rows.collectives:,} collectives of the {held.step} step can hide behind nothing: "
+            "the step waits for them before any kernel that could run beside them"
+        )
+    if held.buckets is not None:
+        yield _buckets(held)
+    if held.left:
+        yield f"and {held.left:,} more lines of collectives"
+    yield from (sanitize(text) for text in held.notes)
+
+
+def _totals(name: str, totals: ExchangeTotals) -> str:
+    known = "" if totals.known else "; what joins the devices is not known, so times are the least there can be"
+    return (
+        f"{name} step: {totals.collectives:,} collectives of {format_bytes(totals.bytes)} take "
+        f"{span_text(totals.busy_ns)} over the links, and the step waits {span_text(totals.exposed_ns)} for them, "
+        f"modelled{known}"
+    )
+
+
+def _buckets(held: ExchangeSummary) -> str:
+    found = held.buckets
+    if found is None:
+        return ""
+    sizes = format_bytes(found.largest_bytes)
+    if found.smallest_bytes != found.largest_bytes:
+        sizes = f"{format_bytes(found.smallest_bytes)} to {sizes}"
+    count = f"{found.buckets:,} buckets" if found.buckets > 1 else "1 bucket"
+    gradients = f"{format_bytes(found.bytes)} of gradients in {count}"
+    return f"DistributedDataParallel sums up {gradients} ({sizes})"
+
+
+def span_text(span: Range) -> str:
+    """``'84 us to 257 us'``."""
+    low, high = format_ns(span.low), format_ns(span.high)
+    return low if low == high else f"{low} to {high}"
+
+
+REASON = 110
+FEW_OPS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanView:
+    """One plan."""
+
+    title: str
+    headline: str
+    steps: tuple[Cells, ...]
+    """Eager against compiled, one step each."""
+    peaks: tuple[Cells, ...]
+    """The peak of memory of each of them."""
+    holders: tuple[Cells, ...]
+    """Who holds the peak of the step as the program runs it, by category."""
+    exchanges: tuple[Cells, ...]
+    """Collectives of that step, where there are several processes."""
+    exchanged: tuple[str, ...]
+    """What is said of them, a sentence each."""
+    graphs: tuple[Cells, ...]
+    kernels: tuple[Cells, ...]
+    apart: tuple[str, ...]
+    """Neighbours that inductor would not fuse, a sentence each."""
+    breaks: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What was made up, what is not covered, where it was stopped."""
+    left: tuple[str, ...]
+    """What is not in the lists."""
+
+
+def plan_views(section: PlanSection) -> tuple[PlanView, ...]:
+    """Every plan as rows; plans that could not be summed up have a view with the reason alone."""
+    views = [_view(plan) for plan in section.plans]
+    if section.problems and not views:
+        views.append(
+            PlanView(
+                title="planned by torch.compile", headline="", steps=(), peaks=(), holders=(), exchanges=(),
+                exchanged=(), graphs=(), kernels=(),
+                apart=(), breaks=(), notes=tuple(map(sanitize, section.problems)), left=(),
+            )
+        )  # fmt: skip
+    return tuple(views)
+
+
+def _view(plan: PlanSummary) -> PlanView:
+    by = "as the program compiles it" if plan.compiled_by == "program" else "as if its model were compiled"
+    made = ", ".join(f"{name} {plan.versions[name]}" for name in ("torch", "triton") if name in plan.versions)
+    of = "" if plan.way == "cpu-triton" else f" of {plan.target}"
+    return PlanView(
+        title=f"planned for {plan.target}, not measured",
+        headline=f"what torch.compile would make of {sanitize(plan.name)} on {plan.target}, {by} "
+        f"({made}; planned {planning_mode_text(plan.way)}{of}): no kernel was compiled or run, every time is modelled",
+        steps=tuple(_steps(plan)),
+        peaks=tuple(peak_rows(plan)),
+        holders=tuple(holder_rows(plan)),
+        exchanges=tuple(exchange_cells(plan)),
+        exchanged=tuple(exchange_sentences(plan)),
+        graphs=tuple(map(_graph, plan.graphs)),
+        kernels=tuple(map(_kernel, plan.kernels)),
+        apart=tuple(_counted(map(_apart, plan.apart))),
+        breaks=tuple(_break(one, plan) for one in plan.breaks)
+        + tuple(
+            f"compiled again: {sanitize(function)}: {sanitize(reason, REASON)}" for function, reason in plan.recompiles
+        ),
+        notes=tuple(_notes(plan)),
+        left=tuple(f"and {count:,} more {_WHAT.get(name, name)}" for name, count in plan.left.items()),
+    )
+
+
+_WHAT = {
+    "apart": "pairs left apart", "breaks": "graph breaks", "recompiles": "recompilations", "made_up": "made-up values",
+}  # fmt: skip
+
+
+def _steps(plan: PlanSummary) -> Iterator[Cells]:
+    rows: list[tuple[str, Work | None]] = [
+        ("eager", plan.eager),
+        ("compiled" if plan.compiled is not None else "planned graphs", plan.compiled or plan.inside),
+    ]
+    if plan.compiled is not None:
+        rows += [("  planned graphs", plan.inside), ("  outside of them", plan.outside)]
+    for name, work in rows:
+        if work is not None:
+            yield (
+                ("a step", name),
+                ("launches", f"{work.launches:,}"),
+                ("bytes", format_bytes(work.bytes)),
+                ("FLOPs", format_count(work.flops) if work.flops else "-"),
+                ("kernels take", range_text(work.device)),
+                ("with launches" if plan.exchanges is None else "with launches and waits", range_text(work.step)),
+            )
+
+
+def _graph(row: GraphRow) -> Cells:
+    return (
+        ("graph", f"{row.compile_id} {row.direction}"),
+        ("of", shorten(sanitize(row.function or "-"), NAME)),
+        ("at", _place(row.place)),
+        ("runs", f"{row.calls:,}"),
+        ("nodes", f"{row.nodes:,}"),
+        ("kernels", f"{row.kernels:,} ({row.triton:,} Triton)"),
+        ("bytes", format_bytes(row.bytes)),
+        ("FLOPs", format_count(row.flops) if row.flops else "-"),
+        ("takes", range_text(row.device_ns)),
+        ("sizes", "dynamic" if row.dynamic else "fixed"),
+    )
+
+
+def _kernel(row: KernelRow) -> Cells:
+    more = f" +{len(row.ops) - FEW_OPS}" if len(row.ops) > FEW_OPS else ""
+    moved = format_bytes(row.read_bytes + row.written_bytes)
+    if row.reread_bytes:
+        moved += f" (+{format_bytes(row.reread_bytes)} read again)"
+    what = row.shape or " ".join(op.removeprefix("aten.") for op in row.ops[:FEW_OPS]) + more
+    cells = (
+        ("kernel", shorten(sanitize(row.name), NAME)),
+        ("computes", shorten(sanitize(what), NAME)),
+        ("at", ", ".join(_place(place) for place in row.places[:1]) or "-"),
+        ("way", row.direction),
+        ("nodes", f"{row.members:,}"),
+        ("runs", f"{row.calls:,}"),
+        ("bytes", moved),
+        ("takes", range_text(row.device_ns)),
+    )
+    registers = row.registers
+    if registers is None:
+        return (*cells, ("registers", ""), ("block size", ""))
+    spilled = f", {format_bytes(registers.spilled_bytes)} spilled" if registers.spilled_bytes else ""
+    said = "not compiled" if registers.registers is None else f"{registers.registers}{spilled}"
+    return (*cells, ("registers", said), ("block size", sanitize(registers.blocks)))
+
+
+def _apart(row: ApartRow) -> str:
+    at = f" at {_place(row.place)}" if row.place is not None else ""
+    return (
+        f"not fused{at}: {sanitize(row.first, NAME)} and {sanitize(row.second, NAME)} ({row.direction}), "
+        f"{format_bytes(row.shared_bytes)} between them; inductor: {sanitize(row.reason, REASON)}"
+    )
+
+
+def _counted(sentences: Iterable[str]) -> Iterator[str]:
+    """Each once: layers that are alike say the same."""
+    for sentence, times in Counter(sentences).items():
+        yield sentence if times == 1 else f"{sentence} ({times:,} times)"
+
+
+def _break(row: BreakRow, plan: PlanSummary) -> str:
+    verb = "ends" if plan.compiled_by == "program" else "would end"
+    at = "" if row.file is None else f" at {file_of(row.file)}:{row.line}"
+    eager = "; the whole function stays in eager mode" if row.eager else ""
+    return f"{sanitize(row.reason, REASON)} {verb} a graph of {sanitize(', '.join(row.functions))}{at}{eager}"
+
+
+def _notes(plan: PlanSummary) -> Iterator[str]:
+    if plan.failure is not None:
+        yield f"the program failed: {sanitize(plan.failure)}"
+    yield f"stopped: {sanitize(plan.stopped)}"
+    for what, where, answer, times in plan.made_up:
+        yield f"made up at {sanitize(where)}: {what} was answered {sanitize(answer)} ({times:,} times)"
+    yield from (f"not covered: {sanitize(text)}" for text in plan.not_covered)
+    yield from (sanitize(text) for text in plan.notes[1:])
+    yield from memory_notes(plan)
+    yield (
+        "grouping is inductor's own, "
+        + (
+            "its Triton backend over CPU tensors may split reductions of backward graphs otherwise than on the device"
+            if plan.way == "cpu-triton"
+            else "which took the tensors for those of the device"
+        )
+        + "; library calls are costed by a roofline, and nothing is autotuned"
+    )
+
+
+def range_text(span: Range) -> str:
+    """``'84 us to 257 us'``."""
+    low, high = format_ns(span.low), format_ns(span.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _place(place: PlanLine | None) -> str:
+    return "-" if place is None else place_of(place.file, place.line)

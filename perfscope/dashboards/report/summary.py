@@ -1,0 +1,345 @@
+"""What every report says, decided once: which rows, in which order, with which words.
+
+The faces differ in layout alone. All text here is already fit to be shown (``dashboards.shown``)
+but escaped for no format.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePath
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.time.steps import HOST_AHEAD
+from perfscope.dashboards.report.abstained import could_not_look, dashed, logs_alone
+from perfscope.dashboards.report.alone import memory_alone, programs_alone
+from perfscope.dashboards.report.device_rows import DeviceRow, fold_devices, span_text
+from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
+from perfscope.dashboards.report.remarks import REASON_LIMIT, remarks
+from perfscope.dashboards.report.sections.collectives import CollectivesView, collectives_view
+from perfscope.dashboards.report.sections.compile import CompileView, compile_view
+from perfscope.dashboards.report.sections.estimate import EstimateView, estimate_view
+from perfscope.dashboards.report.sections.memory import MemoriesView, memory_view
+from perfscope.dashboards.report.sections.plan import PlanView, plan_views
+from perfscope.dashboards.report.sections.program import ProgramsView, programs_view, ran_on_cpu
+from perfscope.dashboards.report.wholes import Wholes
+from perfscope.model.finding import source_label
+from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from perfscope.analyzers.engine import Analysis
+    from perfscope.model.finding import Cell, Finding, Severity
+    from perfscope.model.trace import Source
+
+FEW_STEPS = 10
+"""Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
+
+WAITED = "without a profiler, waited for at both ends"
+"""How steps were timed whose work the devices go on with behind them."""
+
+GIVES_BACK = frozenset({"donation_missed", "memory_fragmentation", "memory_leak", "missing_remat", "peak_owner"})
+"""Rules whose ``cost_bytes`` are memory that a fix gives back."""
+
+OF_MEMORY = frozenset({*GIVES_BACK, "oom_near"})
+"""Rules on memory: their bytes are held or asked for, and not moved."""
+
+NO_TIME = "no time"
+"""Stands where a saving would: the finding is known from the program alone."""
+
+SHARE_OF = {True: "of step", False: "of span"}
+"""What a share is of, by whether a step is known."""
+
+WHERE_LIMIT = 34
+"""Characters of a place in a table: the end of a path tells, its beginning is the same for all."""
+
+PATH_LIMIT = 64
+"""Characters of the path in the headline, which is one line; the table of sources holds all."""
+
+TITLE_LIMIT = 320
+"""Characters of a title: a sentence and a kernel name in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """A finding as a row. ``share`` is of the step (or of the device's span), ``''`` if unknown."""
+
+    rule: str
+    """The id as a person types it, with dashes."""
+    title: str
+    severity: Severity
+    saves: str
+    """``'6.90 ms'`` a step, ``'6.90 ms in all'``, ``'6.90 ms a run'`` of a program without a recording, or ``''``
+    where no time is known."""
+    share: str
+    per_step: bool
+    where: str
+    place: tuple[tuple[str, str], ...]
+    """All that is known of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
+    known_by: str
+    on_ranks: str
+    """``' (ranks 0-7)'``, ``''`` where there is one source only."""
+    bytes: str
+    """What it moves through memory."""
+    memory: str
+    """What a fix gives back of the memory at its peak, ``''`` where that is not what the rule is about."""
+    advice: str
+    evidence: tuple[Mapping[str, Cell], ...]
+    """The first rows, without columns that hold nothing."""
+    evidence_left: int
+    """Rows that are not in ``evidence``."""
+
+    @property
+    def gain(self) -> str:
+        """What a fix saves: time where that is known, else memory, else that no time is known."""
+        return self.saves or self.memory or NO_TIME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The middle of some durations and how far they spread: the range, or 10th to 90th percentile."""
+
+    count: int
+    median_ns: float
+    low_ns: float
+    high_ns: float
+    how: str
+    """``'min-max'`` or ``'p10-p90'``."""
+
+    @classmethod
+    def of(cls, durations_ns: Sequence[int]) -> Spread | None:
+        """``None`` if there are no durations."""
+        if not durations_ns:
+            return None
+        low, high, how = float(min(durations_ns)), float(max(durations_ns)), "min-max"
+        if len(durations_ns) >= FEW_STEPS:
+            deciles = quantiles(durations_ns, n=10, method="inclusive")
+            low, high, how = deciles[0], deciles[-1], "p10-p90"
+        return cls(count=len(durations_ns), median_ns=median(durations_ns), low_ns=low, high_ns=high, how=how)
+
+    def text(self, when: str) -> str:
+        """``'41.2 ms (median of 20 while traced, p10-p90 40.8 ms to 41.9 ms)'``."""
+        middle = format_ns(self.median_ns)
+        if self.count == 1:
+            return f"{middle} (one, {when})"
+        spread = f"{self.how} {format_ns(self.low_ns)} to {format_ns(self.high_ns)}"
+        return f"{middle} (median of {self.count:,} {when}, {spread})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All a report shows of an analysis, in the order in which it shows it."""
+
+    headline: str
+    facts: tuple[str, ...]
+    """Sentences on the whole: step time, how busy the devices were."""
+    devices: tuple[DeviceRow, ...]
+    timed: tuple[FindingRow, ...]
+    """Findings with a time, the costliest first."""
+    untimed: tuple[FindingRow, ...]
+    """Findings known from the program alone: no time is known."""
+    clean: tuple[str, ...]
+    blind: int
+    """Rules that could not look at all."""
+    abstained: tuple[tuple[str, tuple[str, ...]], ...]
+    """(reason, rules) that could not look."""
+    partly: tuple[tuple[str, str], ...]
+    """(rule, reason) that looked at some sources only."""
+    again: str
+    """How to see more: the command, or where the path does not fit a line the option."""
+    remarks: tuple[str, ...]
+    """Unplaced events, repairs and notes of the readers."""
+    programs: ProgramsView | None = None
+    """Compiled XLA programs and where their time goes; ``None`` where there are none."""
+    compile: CompileView | None = None
+    """What torch.compile did; ``None`` where it compiled nothing."""
+    collectives: CollectivesView | None = None
+    """Ranks of a job side by side; ``None`` where there are no two."""
+    memory: MemoriesView | None = None
+    """Memories and who holds their peaks; ``None`` where none is known of."""
+    estimate: EstimateView | None = None
+    """Modelled time of programs compiled for a target; ``None`` where there are none."""
+    plans: tuple[PlanView, ...] = ()
+    """What torch.compile would make of PyTorch programs on a target."""
+
+    @property
+    def findings(self) -> tuple[FindingRow, ...]:
+        """All findings: with a time first."""
+        return (*self.timed, *self.untimed)
+
+
+def summarize(analysis: Analysis) -> Summary:
+    """The analysis as rows and sentences."""
+    wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
+    compiled, memory = compile_view(analysis.compile), memory_view(analysis.memory)
+    modelled = estimate_view(analysis.estimate)
+    starts = starts_by_label(analysis)
+    rows = [
+        _finding_row(rule, finding, wholes, starts, several=several, alone=alone)
+        for rule, finding in analysis.findings()
+    ]
+    return Summary(
+        headline=_headline(analysis),
+        facts=(
+            *_facts(analysis),
+            *([modelled.headline] if modelled is not None and modelled.headline else []),
+            *([compiled.headline] if compiled is not None and compiled.headline else []),
+            *([memory.summary] if memory is not None and memory.summary else []),
+        ),
+        devices=fold_devices(analysis.devices),
+        timed=tuple(row for row in rows if row.saves),
+        untimed=tuple(row for row in rows if not row.saves),
+        clean=tuple(dashed(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
+        blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),
+        abstained=could_not_look(analysis),
+        partly=tuple(
+            (dashed(outcome.rule), sanitize(outcome.reason, REASON_LIMIT))
+            for outcome in analysis.outcomes
+            if outcome.status == "flagged" and outcome.reason
+        ),
+        again=_again(analysis),
+        remarks=tuple(remarks(analysis.sources)),
+        programs=programs_view(analysis.programs),
+        compile=compiled,
+        collectives=collectives_view(analysis.collectives),
+        memory=memory,
+        estimate=modelled,
+        plans=plan_views(analysis.plans),
+    )
+
+
+def _again(analysis: Analysis) -> str:
+    path = analysis.sources[0].path if len(analysis.sources) == 1 else ""
+    several = bool(path) and analysis.sources[0].programs is not None and ", " in path  # no one path to give again
+    if not path or several or len(path) > PATH_LIMIT or sanitize(path) != path:
+        return "-v for evidence and advice"
+    return f"perfscope analyze -v {shlex.quote(path)}"
+
+
+def _headline(analysis: Analysis) -> str:
+    sources = analysis.sources
+    if not sources:
+        return "nothing was read"
+    unit = "instructions" if programs_alone(analysis) else "records" if logs_alone(analysis) else "events"
+    events = f"{sum(source.events_read for source in sources):,} {unit}"
+    formats = ", ".join(sorted({sanitize(source.format) for source in sources}))
+    ranks = [source.rank for source in sources if source.rank is not None]
+    if len(sources) == 1:
+        rank = f", rank {ranks[0]}" if ranks else ""
+        if (programs := sources[0].programs or 0) > 1:
+            rank = f", {programs:,} compiled programs"
+        return f"{_path(sources[0])} ({formats}{rank}, {events})"
+    whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
+    return f"{len(sources)} traces, {tail(sanitize(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
+
+
+def _path(source: Source) -> str:
+    """Where a source lies. Programs that were handed in as several files: their folder, or the first of them."""
+    files = source.path.split(", ") if (source.programs or 0) > 1 else [source.path]
+    folders = {str(PurePath(file).parent) for file in files}
+    if len(files) == 1:
+        return tail(sanitize(source.path), PATH_LIMIT)
+    if len(folders) == 1:
+        return f"{tail(sanitize(folders.pop()), PATH_LIMIT)}, {len(files):,} files"
+    return f"{tail(sanitize(files[0]), PATH_LIMIT)} and {len(files) - 1:,} more"
+
+
+def _facts(analysis: Analysis) -> list[str]:
+    if programs_alone(analysis) or logs_alone(analysis) or memory_alone(analysis):
+        return []
+    said = []
+    free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
+    traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced])
+    if free is not None:
+        said.append(f"step {free.text('without a profiler')}")
+    whole = timed_window(analysis, None if free is None else free.median_ns)
+    if whole is not None:
+        said.append(whole)
+    if traced is not None:
+        said.append(f"step {traced.text('while traced')}")
+    if free is None and traced is None and whole is None:
+        said.append("no steps in it: savings are over the whole trace")
+    spans = sum(device.span_ns for device in analysis.devices)
+    if spans:
+        busy = format_share(sum(device.busy_ns for device in analysis.devices), spans)
+        count = len(analysis.devices)
+        said.append(f"device busy {busy}" if count == 1 else f"devices busy {busy} (mean of {count})")
+    elif not analysis.devices and analysis.programs.on_cpu:
+        said.append(ran_on_cpu(analysis.programs, sum(step.traced for step in analysis.steps)))
+    elif not analysis.devices:
+        said.append("no accelerator work in it")
+    return said
+
+
+def window_mean(analysis: Analysis, host_ns: float | None) -> tuple[float, int] | None:
+    """(mean step in ns, steps) with the devices waited for, unless the host's own (``host_ns``) says the same."""
+    steps = sum(window.steps for window in analysis.windows)
+    if not steps:
+        return None
+    mean_ns = sum(window.duration_ns for window in analysis.windows) / steps
+    return None if host_ns is not None and mean_ns < HOST_AHEAD * host_ns else (mean_ns, steps)
+
+
+def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
+    """``window_mean`` in words."""
+    found = window_mean(analysis, host_ns)
+    return None if found is None else f"step {format_ns(found[0])} (mean of {found[1]:,} {WAITED})"
+
+
+def starts_by_label(analysis: Analysis) -> dict[str, int]:
+    """When each source begins, by what evidence calls it; ``""``: the only one."""
+    if len(analysis.starts_ns) == 1:
+        return {"": analysis.starts_ns[0]}
+    labels = [source_label(source.rank, index) for index, source in enumerate(analysis.sources)]
+    return dict(zip(labels, analysis.starts_ns, strict=False))  # one made by hand has none
+
+
+def _finding_row(
+    rule: str, finding: Finding, wholes: Wholes, starts: Mapping[str, int], *, several: bool, alone: bool
+) -> FindingRow:
+    cost, over = finding.cost_ns_per_step, ""
+    if cost is None and finding.cost_ns is not None:
+        cost, over = finding.cost_ns, " a run" if alone else " in all"
+    whole = wholes.of(finding)
+    line = finding.where.label() if finding.where.file is not None else None
+    place = (
+        ("at", line),
+        ("module", finding.where.module),
+        ("op", finding.where.op),
+        ("kernel", finding.where.kernel),
+    )
+    return FindingRow(
+        rule=dashed(rule),
+        title=sanitize(finding.title, TITLE_LIMIT),
+        severity=finding.severity,
+        saves="" if cost is None else f"{format_ns(cost)}{over}",
+        share="" if cost is None or not whole else format_share(cost, whole),
+        per_step=finding.cost_ns_per_step is not None,
+        where=tail(sanitize(finding.where.label()), WHERE_LIMIT),
+        place=tuple((what, sanitize(name)) for what, name in place if name),
+        known_by=finding.basis,
+        on_ranks=_on_ranks(finding.ranks) if several else "",
+        bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),
+        memory="" if finding.cost_bytes is None or rule not in GIVES_BACK else format_bytes(finding.cost_bytes),
+        advice=shorten(clean(finding.advice), TEXT_LIMIT).strip(),
+        evidence=shown_rows(finding.evidence[:MOST_EVIDENCE], starts),
+        evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),
+    )
+
+
+def _on_ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return ""
+    return f" (rank{'s' if len(ranks) > 1 else ''} {span_text(ranks)})"
+
+
+def tail(place: str, limit: int) -> str:
+    """The last parts of a path that fit, marked as cut; other text is cut in the middle."""
+    if len(place) <= limit:
+        return place
+    kept = place[-(limit - 2) :]
+    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(place, limit)

@@ -1,0 +1,65 @@
+"""Tables of sections on a terminal: the columns that fit, and lines that hang below them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from perfscope.dashboards.report.hot_rows import WORDS
+from perfscope.dashboards.report.summary import tail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
+
+_CUT = ("at", "source line", "scope", "lines", "mostly at", "module")
+"""Columns that are cut at their beginning where all that is left is too wide still."""
+
+NARROWEST_PLACE = 16
+
+INDENT, GAP = 2, 2
+
+_SHORT = {
+    "program": "compiled program", "FLOPs a run": "FLOPs", "bytes a run": "bytes", "peak memory": "peak",
+    "instructions": "instr.",
+}  # fmt: skip
+
+
+def fitting(rows: Sequence[Mapping[str, str]], give_way: Sequence[str], width: int) -> list[dict[str, str]]:
+    """The columns that the width holds, and places cut to what is left for them."""
+    widest = {name: max(len(_SHORT.get(name, name)), *(len(row[name]) for row in rows)) for name in rows[0]}
+    kept = list(rows[0])
+
+    def missing() -> int:
+        return INDENT + sum(widest[one] + GAP for one in kept) - GAP - width
+
+    for name in give_way:
+        if missing() > 0 and name in kept:
+            kept.remove(name)
+    place = next((name for name in _CUT if name in kept), None)
+    limit = 0 if place is None or missing() <= 0 else max(NARROWEST_PLACE, widest[place] - missing())
+    return [{name: tail(row[name], limit) if limit and name == place else row[name] for name in kept} for row in rows]
+
+
+def table_of(rows: Sequence[Mapping[str, str]]) -> RenderableType:
+    """Rows of the same columns; words stand left, numbers right."""
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+    for head in rows[0]:
+        left = head in WORDS
+        table.add_column(_SHORT.get(head, head), justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    return Padding(table, (0, 0, 0, INDENT))
+
+
+def hanging(text: str) -> RenderableType:
+    """A paragraph below a table, indented and dim."""
+    table = Table.grid(padding=0)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(Text("    "), Text(text, style="dim"))
+    return table

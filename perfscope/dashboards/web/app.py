@@ -1,0 +1,324 @@
+"""``create_app``: the dashboard around its pages. All is served locally; nothing of a trace is kept in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import dash
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, State, dcc, html, no_update
+
+from perfscope.dashboards.web.pages import PAGES, Asked, address, page_module
+from perfscope.dashboards.web.pages._progress import mark_of, progress, said
+from perfscope.dashboards.web.server.api import install_api
+from perfscope.dashboards.web.server.exports import FORMS
+from perfscope.dashboards.web.server.guard import Guard
+from perfscope.dashboards.web.server.kept import read_view
+from perfscope.dashboards.web.server.shelf import Shelf
+from perfscope.dashboards.web.server.works import find_work
+from perfscope.dashboards.web.server.workshop import State as Readiness
+from perfscope.dashboards.web.server.workshop import Workshop
+from perfscope.dashboards.web.ui import Exports
+from perfscope.model.untrusted_text import sanitize
+
+TICK_MS = 1_000
+"""Between two looks at what is being read."""
+ASSETS = Path(__file__).parent / "assets"
+START = "overview"
+INDEX = """<!DOCTYPE html>
+<html lang="en">
+    <head>
+        {%metas%}
+        <title>{%title%}</title>
+        {%favicon%}
+        {%css%}
+    </head>
+    <body>
+        {%app_entry%}
+        <footer>
+            {%config%}
+            {%scripts%}
+            {%renderer%}
+        </footer>
+    </body>
+</html>"""
+"""The page around everything: Dash's own, with the language that screen readers ask for."""
+
+
+def create_app(
+    shelf: Shelf,
+    workshop: Workshop,
+    *,
+    token: str | None,
+    hosts: Iterable[str],
+    base_path: str = "/",
+    title: str = "perfscope",
+    perfetto: Mapping[str, Any] | None = None,
+) -> Dash:
+    """The whole dashboard as a Dash app; ``app.server`` is what a WSGI server runs.
+
+    ``base_path`` begins and ends with ``/``: where a proxy has put it. ``perfetto``: as of `ui.Exports`.
+    """
+    app = Dash(
+        __name__,
+        title=title,
+        index_string=INDEX,
+        assets_folder=str(ASSETS),
+        requests_pathname_prefix=base_path,
+        routes_pathname_prefix=base_path,
+        serve_locally=True,
+        suppress_callback_exceptions=True,
+        update_title="",
+        external_stylesheets=[f"{base_path}api/style.css"],
+        meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+    )
+    app.enable_dev_tools(debug=False)
+    app.layout = lambda: _frame(shelf, base_path, perfetto)
+    _route(app, shelf, workshop, base_path)
+    for name in PAGES:
+        register = getattr(page_module(name), "register", None)
+        if register is not None:
+            register(app)
+    install_api(app.server, shelf, workshop, base_path)
+    Guard(
+        token=token,
+        hosts=frozenset(hosts),
+        base_path=base_path,
+        inline_hashes=tuple(f"{one}" for one in app.csp_hashes()),
+    ).install(app.server)
+    return app
+
+
+def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> Any:
+    """What stays while pages change: header, menu, the place for a page."""
+    listed = _listed(shelf)
+    picker = dmc.Select(
+        id="which",
+        data=listed,
+        placeholder="run or trace",
+        searchable=True,
+        allowDeselect=False,
+        size="sm",
+        w={"base": 150, "sm": 300},
+        **{"aria-label": "run or trace"},
+    )
+    dark = dmc.Switch(id="dark", label="dark", size="sm", persistence=True, persistence_type="local")
+    header = dmc.Group(
+        [
+            html.A("skip to the page", href="#page", className="ps-skip"),
+            dcc.Link("perfscope", href=base_path, className="ps-brand"),
+            picker,
+            html.Div(id="live", role="status", className="ps-live", **{"aria-live": "polite"}),
+            html.Div(style={"flex": 1}),
+            Exports(
+                id="exports",
+                url=f"{base_path}api/export/",
+                forms=[{"form": name, "word": form.word} for name, form in FORMS.items()],
+                perfetto=perfetto,
+            ),
+            dark,
+        ],
+        h="100%",
+        px="md",
+        gap="md",
+        wrap="nowrap",
+    )
+    return dmc.MantineProvider(
+        [
+            dcc.Location(id="at", refresh="callback-nav"),
+            dcc.Interval(id="tick", interval=TICK_MS),
+            dcc.Store(id="drawn"),
+            dcc.Store(id="listed", data=_mark_of_list(listed)),
+            dmc.AppShell(
+                [
+                    dmc.AppShellHeader(header),
+                    dmc.AppShellNavbar(html.Div(id="menu"), p="sm", **{"aria-label": "pages"}),
+                    dmc.AppShellMain(html.Div(id="page", tabIndex=-1)),
+                ],
+                header={"height": 54},
+                navbar={"width": 168, "breakpoint": "sm", "collapsed": {"mobile": False}},
+                padding="md",
+            ),
+        ],
+        id="theme",
+        forceColorScheme="light",
+        theme={
+            "fontFamily": "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif",
+            "primaryColor": "indigo",
+        },
+    )
+
+
+def _listed(shelf: Shelf) -> list[dict[str, str]]:
+    """What the picker offers: everything that is open now."""
+    return [{"value": item.key, "label": sanitize(item.title)} for item in shelf.items()]
+
+
+def _mark_of_list(listed: list[dict[str, str]]) -> str:
+    """Changes with what is open; a browser sends it back every second, and not the list."""
+    return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
+
+
+def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
+    @app.callback(
+        Output("page", "children"),
+        Output("menu", "children"),
+        Output("live", "children"),
+        Output("which", "value"),
+        Output("exports", "item"),
+        Output("drawn", "data"),
+        Output("which", "data"),
+        Output("listed", "data"),
+        Input("at", "pathname"),
+        Input("at", "search"),
+        Input("tick", "n_intervals"),
+        State("drawn", "data"),
+        State("listed", "data"),
+    )
+    def draw(pathname: str | None, search: str | None, _: int, drawn: str | None, listed: str | None) -> Any:
+        asked = asked_for(pathname, search, shelf, workshop, base_path)
+        state = None if asked.item is None else workshop.state(asked.item)
+        children, mark = _page(asked, state)
+        mark = f"{pathname}{search}|{mark}"
+        items = _listed(shelf)
+        now = _mark_of_list(items)
+        choice = (no_update, no_update) if now == listed else (items, now)
+        if mark == drawn:
+            return (*(no_update,) * 6, *choice)
+        live = [] if state is None else _live(state, asked)
+        item = None if asked.item is None else {"key": asked.item.key, "title": sanitize(asked.item.title)}
+        return children(), _menu(asked), live, asked.whose, item, mark, *choice
+
+    @app.callback(
+        Output("at", "href"),
+        Input("which", "value"),
+        State("at", "pathname"),
+        State("at", "search"),
+        prevent_initial_call=True,
+    )
+    def pick(key: str | None, pathname: str | None, search: str | None) -> Any:
+        asked = asked_for(pathname, search, shelf, workshop, base_path)
+        if key is None or asked.whose == key:
+            return no_update
+        return address(base_path, asked.page if page_module(asked.page).VIEW else START, key)
+
+    app.clientside_callback(
+        "function(on){document.documentElement.dataset.psScheme=on?'dark':'light';return on?'dark':'light'}",
+        Output("theme", "forceColorScheme"),
+        Input("dark", "checked"),
+    )
+
+    app.clientside_callback(  # on a phone the menu is a row wider than the screen: the page that is open is in sight
+        "function(){setTimeout(function(){"
+        "var menu=document.getElementById('menu'),here=menu&&menu.querySelector('.ps-here');"
+        "if(here){menu.scrollLeft=here.offsetLeft-menu.offsetLeft-(menu.clientWidth-here.offsetWidth)/2}},0)}",
+        Input("menu", "children"),
+    )
+
+    @app.callback(
+        Output("drawn", "data", allow_duplicate=True),
+        Input({"act": dash.ALL, "key": dash.ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def act(clicks: list[int | None]) -> Any:
+        """Buttons about the reading of an item: cancel, again."""
+        asked = dash.ctx.triggered_id
+        item = None if not any(clicks) or not isinstance(asked, dict) else find_work(shelf, str(asked["key"]))
+        if item is None or not isinstance(asked, dict):
+            return no_update
+        if asked["act"] == "cancel":
+            workshop.cancel(item)
+        else:
+            workshop.again(item)
+        return None
+
+
+def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: Workshop, base_path: str) -> Asked:
+    """What an address asks for; pages and keys that nothing has are the first ones."""
+    page = (pathname or "").removeprefix(base_path).strip("/") or START
+    parameters = dict(parse_qsl((search or "").removeprefix("?"), keep_blank_values=True, max_num_fields=40))
+    known = page in PAGES
+    item = came_from = None
+    if known:
+        key = parameters.pop("run", None)
+        if page_module(page).VIEW is not None:
+            item = shelf.find(key) if key is not None else next(iter(shelf.items()), None)
+        else:
+            came_from = shelf.find(key or parameters.get("head", ""))
+    return Asked(
+        page=page if known else "",
+        parameters=parameters,
+        base_path=base_path,
+        shelf=shelf,
+        workshop=workshop,
+        item=item,
+        came_from=came_from,
+    )
+
+
+def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
+    """What makes the page, and what it depends on: where that is unchanged nothing is drawn again."""
+    if not asked.page:
+        return lambda: said("There is no such page."), "none"
+    module = page_module(asked.page)
+    if module.VIEW is None:
+        mark = getattr(module, "mark", None)
+        return lambda: module.layout(asked, None), "static" if mark is None else mark(asked)
+    if asked.item is None or state is None:
+        return lambda: said(
+            "No such run or trace is open here (any more).", dcc.Link("what is", href=asked.link("runs"))
+        ), "no item"
+    view = None if state.folder is None else read_view(state.folder, module.VIEW)
+    if view is None:
+        item = asked.item
+        return lambda: progress(f"Reading {sanitize(item.title)}", item.key, state), mark_of(state)
+    if "problem" in view:
+        return lambda: said(str(view["problem"])), "problem"
+    import dataclasses
+
+    complete = dataclasses.replace(asked, folder=state.folder)
+    named = state.folder.name if state.folder is not None else ""
+    told = _planned(state)
+    banner = [html.P(told, className="ps-card ps-modelled", role="note")] if told else []
+
+    def drawn() -> Any:
+        page = module.layout(complete, view["view"])
+        return [*banner, *(page if isinstance(page, list) else [page])]
+
+    return drawn, f"{named} {state.stage if state.stale else ''} {told}"
+
+
+def _planned(state: Readiness) -> str:
+    """That nothing of this ran, in a sentence; ``''`` where it did, or while that is not known yet."""
+    held = None if state.folder is None else read_view(state.folder, START)
+    return "" if held is None else str(held.get("view", {}).get("planned", ""))
+
+
+def _live(state: Readiness, asked: Asked) -> Any:
+    if state.stage == "gone":
+        return html.Span("its files are gone; this is what they held", className="ps-warn")
+    if state.stage == "failed" and state.folder is not None:
+        return html.Span(f"its files have changed and cannot be read: {sanitize(state.told)}", className="ps-warn")
+    if state.stale and state.stage in ("working", "waiting"):
+        return "its files have changed: reading them again"
+    if asked.item is not None and asked.item.running():
+        return "in progress: this is what there is so far"
+    return ""
+
+
+def _menu(asked: Asked) -> list[Any]:
+    return [
+        html.Div(
+            dcc.Link(
+                page_module(name).TITLE,
+                href=asked.link(name),
+                className="ps-nav" + (" ps-here" if name == asked.page else ""),
+            ),
+            **({"aria-current": "page"} if name == asked.page else {}),
+        )
+        for name in PAGES
+    ]

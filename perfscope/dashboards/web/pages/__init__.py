@@ -1,0 +1,75 @@
+"""The pages of the dashboard, a written list in the order of the menu: name -> module. One page a file.
+
+A page's module has ``TITLE``, ``VIEW`` (the data it shows: a name of ``views.VIEWS``, or ``None`` for a page about no
+item), ``layout(asked, view)``, and maybe ``register(app)`` for callbacks of its own. A page about no item may have
+``mark(asked)``: a text that changes when it must be drawn again; without it the page is drawn once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.web.server.shelf import Item, Shelf
+    from perfscope.dashboards.web.server.workshop import Workshop
+
+PAGES: dict[str, str] = {
+    "overview": "perfscope.dashboards.web.pages.overview",
+    "timeline": "perfscope.dashboards.web.pages.timeline",
+    "kernels": "perfscope.dashboards.web.pages.kernels",
+    "flame": "perfscope.dashboards.web.pages.flame",
+    "roofline": "perfscope.dashboards.web.pages.roofline",
+    "memory": "perfscope.dashboards.web.pages.memory",
+    "ranks": "perfscope.dashboards.web.pages.ranks",
+    "graph": "perfscope.dashboards.web.pages.graph",
+    "compile": "perfscope.dashboards.web.pages.compile",
+    "compare": "perfscope.dashboards.web.pages.compare",
+    "history": "perfscope.dashboards.web.pages.history",
+    "findings": "perfscope.dashboards.web.pages.findings",
+    "runs": "perfscope.dashboards.web.pages.runs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What an address asks for. ``parameters`` are a stranger's; ``item`` and ``folder``: of a page with a view.
+
+    ``came_from``: of a page about no item, the one that was looked at before: the menu leads back to it.
+    """
+
+    page: str
+    parameters: Mapping[str, str]
+    base_path: str
+    shelf: Shelf
+    workshop: Workshop
+    item: Item | None = None
+    folder: Path | None = None
+    came_from: Item | None = None
+
+    @property
+    def whose(self) -> str | None:
+        """The key of the item that the page is about, or that was looked at before it."""
+        item = self.item or self.came_from
+        return None if item is None else item.key
+
+    def link(self, page: str, **parameters: str) -> str:
+        """The address of a page about the same item."""
+        return address(self.base_path, page, self.whose, **parameters)
+
+
+def address(base_path: str, page: str, key: str | None, **parameters: str) -> str:
+    """The address of a page; what it shows stands in it whole, so that it can be sent to a colleague."""
+    held = {"run": key} if key is not None else {}
+    query = urlencode({**held, **parameters})
+    return f"{base_path}{page}" + (f"?{query}" if query else "")
+
+
+def page_module(name: str) -> ModuleType:
+    """The module of a page; ``KeyError`` if there is none of that name."""
+    return importlib.import_module(PAGES[name])

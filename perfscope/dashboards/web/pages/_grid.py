@@ -1,0 +1,151 @@
+"""Tables of views as grids: sorted, searched, with units, and as a file to take away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_ag_grid as dag
+from dash import ClientsideFunction, Input, Output, dcc, html
+
+from perfscope.dashboards.web.pages import Asked
+
+_NUMBERS = {
+    "ns": "psNs",
+    "bytes": "psBytes",
+    "count": "psCount",
+    "share": "psShare",
+    "number": "psNumber",
+    "chance": "psChance",
+}
+"""Formats of assets/grid.js by unit."""
+
+LINES = frozenset({"line", "place", "where"})
+"""Columns with lines of files."""
+
+FEW_ROWS = 18
+ROW_PX, HEAD_PX = 34, 50
+HEAD_ROOM_PX, LETTER_PX = 52, 8
+"""Of a column's title: what stands beside its words (padding, the filter's sign), and a letter at most on average."""
+
+
+def grid(
+    name: str,
+    held: dict[str, Any],
+    asked: Asked,
+    *,
+    table: str,
+    links: dict[str, tuple[str, str, str]] | None = None,
+    key: str | None = None,
+    view: str | None = None,
+    picks: bool = False,
+) -> Any:
+    """The grid of a table (`views._tables.table`) with its search and its CSV.
+
+    ``name``: of the page, for the ids; ``table``: its name in the view, for the download. ``links``: column -> (page,
+    parameter, what the parameter is with ``{}`` for the value as a regular expression); a page may be an address.
+    ``key`` and ``view``: whose table it is, where that is not the item and the page.
+    ``picks``: rows can be ticked (``selectedRows`` of the grid), and there is no file to take away. A column whose
+    title is empty is not shown; one named ``href`` is where the first column leads to. Columns that hold nothing in any
+    row make room, and are named below the grid.
+    """
+    columns = [_column(column, asked, (links or {}).get(column["key"])) for column in held["columns"]]
+    keys = [column["key"] for column in held["columns"]]
+    rows = [dict(zip(keys, row, strict=True)) for row in held["rows"]]
+    empty = [column for column in held["columns"] if column["title"] and _is_empty(held["rows"], keys, column["key"])]
+    for column in columns:
+        if column["field"] in {one["key"] for one in empty}:
+            column |= {"hide": True}
+    whose = key if key is not None else "" if asked.item is None else asked.item.key
+    csv = f"{asked.base_path}api/table/{whose}/{view or name}/{table}.csv"
+    label = html.Label("search in the table", htmlFor=f"{name}-search", className="ps-hidden")
+    search = dcc.Input(id=f"{name}-search", type="search", placeholder="search", className="ps-tl-find")
+    file = [] if picks else [html.A("CSV", href=csv, className="ps-button", download=f"{name}-{table}.csv")]
+    if "href" in keys:
+        columns[0] |= {"cellRenderer": "PsTo"}
+    ticks = {"rowSelection": {"mode": "multiRow", "enableClickSelection": False}} if picks else {}
+    left = [html.P(f"{held['left']:,} more rows are left out", className="ps-soft")] if held["left"] else []
+    absent = " · ".join(one["title"] for one in empty)
+    left += [html.P(f"nothing in any row, so left out: {absent}", className="ps-soft ps-absent")] if absent else []
+    return html.Div(
+        [
+            html.Div([label, search, *file], className="ps-tl-bar"),
+            dag.AgGrid(
+                id=f"{name}-grid",
+                columnDefs=columns,
+                rowData=rows,
+                defaultColDef={"sortable": True, "resizable": True, "wrapHeaderText": True,
+                               "autoHeaderHeight": True, "filter": True, "tooltipComponentParams": {},
+                               "suppressKeyboardEvent": {"function": "psEnter(params)"}},
+                dashGridOptions={
+                    "theme": {"function": "psTheme(themeQuartz)"},
+                    "animateRows": False,
+                    "enableCellTextSelection": True,
+                    "ensureDomOrder": True,
+                    "tabToNextCell": {"function": "psLeave(params)"},
+                    "rowHeight": ROW_PX,
+                    "tooltipShowDelay": 400,
+                    "suppressContentVisibilityAuto": True,  # or what is below the fold is empty in print and pictures
+                    **ticks,
+                },
+                style={"height": f"{HEAD_PX + 14 + ROW_PX * min(max(len(rows), 3), FEW_ROWS)}px"},
+            ),
+            *left,
+        ],
+        className="ps-card ps-grid",
+    )  # fmt: skip
+
+
+def register_grid(app: Any, name: str) -> None:
+    """What is typed above a grid is searched in it; on a phone its columns make room for each other."""
+    app.clientside_callback(
+        ClientsideFunction(namespace="perfscope_grid", function_name="fit"),
+        Output(f"{name}-grid", "className"),
+        Input(f"{name}-grid", "id"),
+    )
+    app.clientside_callback(
+        ClientsideFunction(namespace="perfscope_grid", function_name="search"),
+        Output(f"{name}-grid", "dashGridOptions"),
+        Input(f"{name}-search", "value"),
+        prevent_initial_call=True,
+    )
+
+
+def _is_empty(rows: list[list[Any]], keys: list[str], key: str) -> bool:
+    at = keys.index(key)
+    return bool(rows) and all(row[at] is None or row[at] == "" for row in rows)
+
+
+def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | None) -> dict[str, Any]:
+    unit, key = column["unit"], column["key"]
+    made: dict[str, Any] = {"field": key, "headerName": column["title"], "minWidth": 70}
+    if not column["title"]:
+        made |= {"hide": True}
+    if column["width"] is None:
+        made |= {"flex": 1, "minWidth": 300}
+    else:
+        longest = max(map(len, column["title"].split()), default=0)
+        made |= {"width": max(column["width"], HEAD_ROOM_PX + LETTER_PX * longest)}
+    if unit in _NUMBERS:
+        made |= {
+            "type": "rightAligned",
+            "filter": "agNumberColumnFilter",
+            "valueFormatter": {"function": f"{_NUMBERS[unit]}(params.value)"},
+        }
+    else:
+        made |= {"filter": "agTextColumnFilter", "tooltipField": key}
+    if key in LINES:
+        made |= {"valueFormatter": {"function": "psLine(params.value)"}}
+    if unit == "code":
+        made |= {"cellClass": "ps-code"}
+    if link is not None:
+        page, parameter, pattern = link
+        base = page if page.startswith("/") else asked.link(page)
+        made |= {
+            "cellRenderer": "PsLink",
+            "cellRendererParams": {
+                "base": base,
+                "parameter": parameter,
+                "pattern": pattern,
+            },
+        }
+    return made

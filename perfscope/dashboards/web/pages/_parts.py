@@ -1,0 +1,122 @@
+"""Pieces that pages share: tabs that are links, bars with their numbers, where a timeline begins, where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.server.kept import read_view
+
+
+def tabs(asked: Asked, parameter: str, words: Mapping[str, str], here: str, *, label: str) -> Any:
+    """Links to the same page with another value of ``parameter``; ``words``: value -> what stands on its tab."""
+    return html.Nav(
+        [
+            html.Div(
+                dcc.Link(
+                    name,
+                    href=asked.link(asked.page, **{**asked.parameters, parameter: value}),
+                    className="ps-tab" + (" ps-here" if value == here else ""),
+                ),
+                **({"aria-current": "true"} if value == here else {}),
+            )
+            for value, name in words.items()
+        ],
+        className="ps-tabs",
+        **{"aria-label": label},
+    )
+
+
+def chosen(asked: Asked, parameter: str, known: Mapping[str, str]) -> str:
+    """The value that the address asks for if there is such a one, else the first."""
+    wanted = asked.parameters.get(parameter, "")
+    return wanted if wanted in known else next(iter(known), "")
+
+
+def origins(asked: Asked) -> dict[str, str]:
+    """What stands at 0 in the timeline, by number of the trace; empty while it is still being made."""
+    held = None if asked.folder is None else read_view(asked.folder, "timeline")
+    found = {} if held is None else held.get("view", {})
+    return {str(one["trace"]): one["origin"] for one in found.get("traces", ()) if one["events"]}
+
+
+OTHERS = {"compile": "what was compiled or planned", "memory": "memory", "graph": "graph"}
+"""Pages that have something of programs and snapshots, which hold no time."""
+SHOWN = {"compile": ("html", "tables"), "memory": ("html", "memories", "planned"), "graph": ("subjects",)}
+"""Of their views, what they draw."""
+NOTHING_RAN = "Nothing of this ran, so there is nothing to show here."
+
+
+def planned(asked: Asked) -> bool:
+    """Whether it was compiled or planned and never ran."""
+    held = None if asked.folder is None else read_view(asked.folder, "overview")
+    return bool(held and held.get("view", {}).get("planned"))
+
+
+def nothing(asked: Asked, words: str) -> list[Any]:
+    """What stands on a page that has nothing to show: why, and the pages that have something of the same item."""
+    links = [dcc.Link(name, href=asked.link(page)) for page, name in OTHERS.items() if _has(asked, page)]
+    see = [html.P(["See: ", *(part for link in links for part in (link, " · "))][:-1], className="ps-note")]
+    return [
+        html.P(NOTHING_RAN if planned(asked) else words, className="ps-card", role="status"),
+        *(see if links else []),
+    ]
+
+
+def _has(asked: Asked, page: str) -> bool:
+    """Whether a page has more than words; true while that is not known yet."""
+    held = None if asked.folder is None else read_view(asked.folder, page)
+    if held is None:
+        return True
+    view = held.get("view", {})
+    return any(view.get(key) for key in SHOWN[page])
+
+
+def pictures(asked: Asked) -> dict[int, str]:
+    """Number of a finding -> the first picture of the graph that is about it; empty while they are being made."""
+    held = None if asked.folder is None else read_view(asked.folder, "graph")
+    found: dict[int, str] = {}
+    for number, subject in enumerate(({} if held is None else held.get("view", {})).get("subjects", ())):
+        for one in subject["findings"]:
+            found.setdefault(one["at"], str(number + 1))
+    return found
+
+
+def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title: str, words: str = "") -> Any:
+    """Stacked bars on one scale: ``rows`` with ``label``, ``said`` (its numbers) and ``parts`` (name -> value)."""
+    whole = max((sum(row["parts"].values()) for row in rows), default=0) or 1
+    legend = [
+        html.Span([html.Span(className="ps-swatch", style={"background": color}), name])
+        for name, color in colors.items()
+    ]
+    drawn = [
+        html.Div(
+            [
+                html.Div(
+                    [html.Span(row["label"]), html.Span(row["said"], className="ps-soft")], className="ps-bar-said"
+                ),
+                html.Div(
+                    [
+                        html.Div(
+                            className="ps-bar-part",
+                            title=name,
+                            style={"width": f"{100 * value / whole:.3f}%", "background": colors[name]},
+                        )
+                        for name, value in row["parts"].items()
+                        if value
+                    ],
+                    className="ps-bar-whole",
+                    **{"aria-hidden": "true"},
+                ),
+            ],
+            className="ps-bar-row",
+        )
+        for row in rows
+    ]
+    note = [html.P(words, className="ps-soft ps-note")] if words else []
+    return html.Section(
+        [html.H2(title), *note, html.Div(legend, className="ps-legend"), *drawn], className="ps-card ps-bars"
+    )

@@ -1,0 +1,227 @@
+"""Compare: what changed from one run to another, how sure that is, and where; both timelines one below the other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import Input, Output, State, dcc, html, no_update
+
+from perfscope.dashboards.web.pages import Asked, address
+from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._pair import falls, pictures, register_pair, sides_of
+from perfscope.dashboards.web.pages._progress import mark_of, progress, said
+from perfscope.dashboards.web.server.kept import read_view
+from perfscope.dashboards.web.server.launches import SIDES
+from perfscope.dashboards.web.server.shelf import Item
+from perfscope.dashboards.web.server.works import Pair, Stored, find_work, stored
+from perfscope.dashboards.web.server.workshop import State as Readiness
+from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.untrusted_text import sanitize
+
+TITLE = "Compare"
+VIEW = None
+
+LABEL_CHARS = 60
+FIRST_CAUSES = 6
+GRIDS = ("compare-parts", "compare-kernels")
+
+
+def layout(asked: Asked, view: None) -> Any:
+    """The page: pickers, and what the child made of the two that the address names."""
+    page = [html.H1(TITLE, className="ps-title"), _pickers(asked)]
+    work = _work(asked)
+    if isinstance(work, str):
+        return [*page, said(work)]
+    state = asked.workshop.state(work)
+    made = None if state.folder is None else read_view(state.folder, "compare")
+    if made is None:
+        return [*page, progress(f"Comparing {_titles(work)}", work.key, state)]
+    stale = [html.P(_stale(state), className="ps-warn", role="status")] if state.stale else []
+    return [*page, *stale, *_shown(asked, work, made["view"])]
+
+
+def mark(asked: Asked) -> str:
+    """Changes with what is open, with how far the comparison is, and when both timelines can be shown."""
+    items = " ".join([*(item.key for item in asked.shelf.items()), *(one.key for one in stored(asked.shelf))])
+    work = _work(asked)
+    if isinstance(work, str):
+        return f"{items}|{work}"
+    state = asked.workshop.state(work)
+    if state.folder is None or read_view(state.folder, "compare") is None:
+        return f"{items}|{mark_of(state)}"
+    shown_now = read_view(state.folder, "compare")
+    sides = {} if shown_now is None else sides_of(asked, work, shown_now["view"])
+    lanes = [asked.workshop.state(item).stage for item in sides.values()] if state.stage == "ready" else []
+    ready = " ".join("read" if stage in ("ready", "failed", "gone", "cancelled") else "not read" for stage in lanes)
+    pair = " ".join(item.key for item in sides.values())
+    return f"{items}|{state.folder.name} {state.stage if state.stale else ''} {pair} {ready.count('not') == 0}"
+
+
+def register(app: Any) -> None:
+    """The pickers, and the search above each table."""
+    for name in GRIDS:
+        register_grid(app, name)
+    base_path = app.config.requests_pathname_prefix
+
+    @app.callback(
+        Output("at", "href", allow_duplicate=True),
+        *(Input(f"compare-{side}", "value") for side in SIDES),
+        State("compare-now", "data"),
+        prevent_initial_call=True,
+    )
+    def picked(base: str | None, head: str | None, now: dict[str, str]) -> Any:
+        asked = {side: key for side, key in zip(SIDES, (base, head), strict=True) if key}
+        same = all(now.get(side) == key for side, key in asked.items())
+        return no_update if same else address(base_path, "compare", None, **asked)
+
+    @app.callback(
+        Output("at", "href", allow_duplicate=True),
+        Input("compare-stored", "value"),
+        State("compare-now", "data"),
+        prevent_initial_call=True,
+    )
+    def picked_stored(key: str | None, now: dict[str, str]) -> Any:
+        return no_update if not key or key == now.get("stored") else address(base_path, "compare", None, stored=key)
+
+    register_pair(app)
+
+
+def _work(asked: Asked) -> Pair | Stored | str:
+    """What is to be compared, or why nothing is."""
+    kept = asked.parameters.get("stored")
+    if kept is not None:
+        found = find_work(asked.shelf, kept)
+        return found if isinstance(found, Stored) else "No such comparison is open here (any more)."
+    keys = [asked.parameters.get(side, "") for side in SIDES]
+    if not any(keys) and len(asked.shelf.items()) < 2 and not stored(asked.shelf):
+        return "There is one thing open here. Two are compared: perfscope serve BASE HEAD."
+    if not all(keys):
+        return "Choose what to compare with what: base is before, head is behind the change."
+    if keys[0] == keys[1]:
+        return "Both sides are the same: choose another one."
+    sides = [asked.shelf.find(key) for key in keys]
+    if sides[0] is None or sides[1] is None:
+        return "No such run or trace is open here (any more)."
+    return Pair(base=sides[0], head=sides[1])
+
+
+def _pickers(asked: Asked) -> Any:
+    items = asked.shelf.items()
+    often = Counter(item.title for item in items)
+    choice = [
+        {
+            "value": item.key,
+            "label": sanitize(item.title if often[item.title] == 1 else f"{item.path.parent.name}/{item.title}"),
+        }
+        for item in items
+    ]
+    now = {name: asked.parameters[name] for name in (*SIDES, "stored") if asked.parameters.get(name)}
+    if not now and asked.came_from is not None:
+        now["head"] = asked.came_from.key  # what was looked at is most often what is behind the change
+    selects = [
+        dmc.Select(
+            id=f"compare-{side}",
+            label=side,
+            data=choice,
+            value=now.get(side),
+            placeholder="run or trace",
+            searchable=True,
+            allowDeselect=False,
+            size="sm",
+            w=300,
+        )
+        for side in SIDES
+    ]
+    kept = stored(asked.shelf)
+    named = asked.parameters.get("stored")
+    held = dmc.Select(
+        id="compare-stored",
+        label="or a comparison that was kept",
+        data=[{"value": one.key, "label": sanitize(one.title)} for one in kept],
+        value=named if named in {one.key for one in kept} else None,
+        placeholder="compare --ab, --json",
+        searchable=True,
+        allowDeselect=False,
+        size="sm",
+        w=300,
+        style={} if kept else {"display": "none"},
+    )
+    return html.Div([dcc.Store(id="compare-now", data=now), dmc.Group([*selects, held], gap="md")], className="ps-card")
+
+
+def _titles(work: Pair | Stored) -> str:
+    if isinstance(work, Pair):
+        return f"{sanitize(work.base.title)} with {sanitize(work.head.title)}"
+    return sanitize(work.title)
+
+
+def _stale(state: Readiness) -> str:
+    if state.stage in ("working", "waiting"):
+        return "The files have changed: comparing them again. Below is what they held."
+    return f"This is what the files held before: {sanitize(state.told)}"
+
+
+def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]:
+    sides = sides_of(asked, work, view)
+    return [
+        Fragment(html=view["before"]),
+        _causes(asked, view, sides),
+        Fragment(html=view["metrics"]),
+        Fragment(html=view["findings"]),
+        Fragment(html=view["step"], links=falls(asked, view, sides)),
+        *_tables(asked, work, view, sides),
+        *pictures(asked, work, view, sides),
+        Fragment(html=view["after"]),
+    ]
+
+
+def _causes(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> Any:
+    rows = [
+        html.Div([Fragment(html=one["html"]), *_looks(asked, one, sides)], className="ps-cause")
+        for one in view["causes"]
+    ]
+    more = rows[FIRST_CAUSES:]
+    left = [html.P(f"and {view['causes_left']:,} more")] if view["causes_left"] else []
+    hidden = [html.Details([html.Summary(f"{len(more)} more places"), *more, *left])] if more else []
+    nothing = [] if rows else [html.P("Nothing changed in what can be counted.")]
+    return html.Section([html.H2("What changed"), *rows[:FIRST_CAUSES], *hidden, *nothing], className="ps-card")
+
+
+def _looks(asked: Asked, one: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+    """Links into the timeline of each side that has something there."""
+    links: list[Any] = []
+    for side, item in sides.items():
+        for at, name in enumerate(one[side]):
+            label = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
+            href = address(asked.base_path, "timeline", item.key, find=f"^{re.escape(name)}$")
+            links += [f"in the timeline of {side}: " if at == 0 else " ", html.A(html.Code(label), href=href), " "]
+    return [html.Div(links, className="ps-look")] if links else []
+
+
+def _tables(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+    links = {
+        f"in_{side}": (address(asked.base_path, "timeline", item.key), "find", "^{}$") for side, item in sides.items()
+    }
+    drawn: list[Any] = []
+    for name, title, note in (
+        (
+            "parts",
+            f"The {view['per']} in parts",
+            "They sum to it. By calls: more or fewer of them, at the old time of one; by each call: the rest.",
+        ),
+        ("kernels", "Kernels", "Of several launches; q is corrected for how many kernels there are."),
+    ):
+        held = view["tables"][name]
+        if not held["rows"]:
+            continue
+        others = view["other_parts"] if name == "parts" else 0
+        left = f" {others:,} more are one row of the document." if others else ""
+        drawn += [
+            html.H2(title, className="ps-title"),
+            html.P(f"{note}{left}", className="ps-soft ps-note"),
+            grid(f"compare-{name}", held, asked, table=name, links=links, key=work.key, view="compare"),
+        ]
+    return drawn

@@ -1,0 +1,97 @@
+"""Compile: compile time by frame and stage, graph breaks, recompilations, graphs, kernels, programs; the cards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import html
+
+from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._parts import bars, chosen, tabs
+from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.units import format_ns
+
+TITLE = "Compile"
+VIEW = "compile"
+
+NOTHING = (
+    "Nothing here was compiled, or its log was not kept: perfscope run keeps it (perfscope run -- python train.py); of "
+    "torch.compile alone TORCH_TRACE=DIR python train.py does, and of XLA's programs "
+    'XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_proto".'
+)
+KINDS = {
+    "frames": ("Frames", "Code objects that dynamo compiled or gave up; time measured, by the log's phases."),
+    "breaks": ("Graph breaks", "Lines at which a graph ended, and why; those that cost a whole frame first."),
+    "recompiles": ("Recompilations", "Frames that were compiled again, and the guard that did not hold."),
+    "graphs": ("Graphs", "Graphs that inductor compiled, the largest first."),
+    "kernels": ("Compiled kernels", "Kernels and library calls of inductor's code; time measured where one ran."),
+    "programs": (
+        "Programs",
+        "Compiled XLA programs: executions and times measured; FLOPs, bytes and least time modelled; peak memory as "
+        "XLA assigned it, or modelled.",
+    ),
+    "jax": ("JAX's compilations", "What JAX logged: tracing (what is traced inside is in it), lowering, compiling."),
+}
+LINKS = {
+    "frames": {"function": ("flame", "find", "{}")},
+    "recompiles": {"function": ("flame", "find", "{}")},
+    "kernels": {"name": ("timeline", "find", "^{}$")},
+}
+"""A cell that leads on: a function to the flame graph, a kernel to the timeline."""
+COLORS = ("#3f7fd6", "#e0892b", "#2a9d8f", "#9465c2", "#d4526e", "#c6b132", "#a7afb9")
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page: bars, one table at a time, and the cards of the report."""
+    names = {name: f"{words} ({_many(view, name)})" for name, (words, _) in KINDS.items() if name in view["tables"]}
+    cards = [Fragment(html=view["html"])] if view["html"] else []
+    heading = html.H1(TITLE, className="ps-title")
+    if not names:
+        return [heading, *(cards or [html.P(NOTHING, className="ps-card")])]
+    kind = chosen(asked, "kind", names)
+    return [
+        heading,
+        *_bars(view),
+        tabs(asked, "kind", names, kind, label="tables"),
+        html.P(KINDS[kind][1], className="ps-soft ps-note"),
+        grid("compile", view["tables"][kind], asked, table=kind, links=LINKS.get(kind)),
+        *cards,
+    ]
+
+
+def _many(view: dict[str, Any], name: str) -> str:
+    held = view["tables"][name]
+    return f"{len(held['rows']) + held['left']:,}"
+
+
+def _bars(view: dict[str, Any]) -> list[Any]:
+    rows = view["bars"]
+    if not rows:
+        return []
+    stages = dict(zip(rows[0]["stages"], COLORS, strict=False))
+    drawn = [
+        {
+            "label": " ".join(filter(None, (row["function"], row["line"]))),
+            "said": ", ".join([format_ns(row["ns"]), *_largest(row["stages"])]),
+            "parts": row["stages"],
+        }
+        for row in rows
+    ]
+    used = {stage: color for stage, color in stages.items() if any(row["stages"][stage] for row in rows)}
+    first = rows[0]
+    whose = "" if first["rank"] is None else f" Of rank {first['rank']}, which compiled longest."
+    left = f" {first['of'] - len(rows):,} more frames are in the table." if first["of"] > len(rows) else ""
+    words = f"Measured; each moment counts once, for what ran innermost.{whose}{left}"
+    return [bars(drawn, used, title="Compile time by frame and stage", words=words)]
+
+
+def _largest(stages: dict[str, int]) -> list[str]:
+    """The largest stage in words."""
+    name = max(stages, key=lambda stage: stages[stage])
+    return [f"{name} {format_ns(stages[name])}"]
+
+
+def register(app: Any) -> None:
+    """The search above the table."""
+    register_grid(app, "compile")

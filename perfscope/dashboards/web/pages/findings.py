@@ -1,0 +1,62 @@
+"""Findings: each with its evidence, what to do about it, where to look at it, and what nobody looked at."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dash import dcc, html
+
+from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages._parts import pictures
+from perfscope.dashboards.web.ui import Fragment
+
+TITLE = "Findings"
+VIEW = "findings"
+
+LABEL_CHARS = 60
+HOW = {"piece": "", "line": "events of its line: ", "name": "events of its op or kernel: "}
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page; ``rule`` in the address shows those of one rule, ``at`` the one of that number."""
+    rule, at = asked.parameters.get("rule", ""), asked.parameters.get("at", "")
+    numbered = list(enumerate(view["findings"]))
+    rows = [(place, row) for place, row in numbered if (not rule or row["rule"] == rule) and at in ("", str(place))]
+    some = (rule or at) and len(rows) < len(numbered)
+    what = f"Of {rule} alone. " if rule else "One of several. "
+    everything = [html.P([what, dcc.Link("all findings", href=asked.link("findings"))])] if some else []
+    nothing = [html.P(view["nothing"] or "No findings.", className="ps-card")] if not rows else []
+    drawn = pictures(asked)
+    left = [html.P(f"{view['left']:,} more are left out; the JSON report holds all.")] if view["left"] else []
+    return [
+        html.H1(TITLE, className="ps-title"),
+        *everything,
+        *nothing,
+        *(_finding(asked, place, row, drawn.get(place), opened=bool(rule or at)) for place, row in rows),
+        *left,
+        Fragment(html=view["after"]),
+    ]
+
+
+def _finding(asked: Asked, place: int, row: dict[str, Any], picture: str | None, *, opened: bool) -> Any:
+    links: list[Any] = [HOW[row["how"]]] if row["at"] else []
+    for piece in row["at"]:
+        href = asked.link("timeline", mark=piece["mark"], finding=str(place))
+        links += [html.A(piece["said"], href=href), " · "]
+    for name in row["find"]:
+        label = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
+        href = asked.link("timeline", find=f"^{re.escape(name)}$")
+        links += [html.A(html.Code(label), href=href), " "]
+    links = links[:-1] if row["at"] and not row["find"] else links
+    shown = [html.Div(["in the timeline: ", *links], className="ps-look")] if links else []
+    if row["none"]:
+        shown.append(html.Div(f"no piece of time: {row['none']}", className="ps-look"))
+    more = [dcc.Link("memory over time", href=asked.link("memory"))] if row["memory"] else []
+    more += [dcc.Link("the graph around it", href=asked.link("graph", picture=picture))] if picture else []
+    if more:
+        between = [one for link in more for one in (link, " · ")][:-1]
+        shown.append(html.Div(["see also: ", *between], className="ps-look"))
+    card = row["html"].replace("<details>", "<details open>", 1) if opened else row["html"]
+    named = html.H2(f"Finding {place + 1}: {row['rule']}", className="ps-hidden")
+    return html.Div([named, Fragment(html=card), *shown], className="ps-finding")

@@ -1,0 +1,126 @@
+"""Graph: what stands around a finding, with the bytes between, what is one kernel and what could be."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dash import dcc, html
+
+from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.ui import Graph
+
+TITLE = "Graph"
+VIEW = "graph"
+
+NOTE = (
+    "Boxes with a whole border are one kernel, those with a broken one could be. A number on a line is the "
+    "size of the value, from its shape: at most what goes through memory there (a kernel may read a slice alone). "
+    "Broken lines stay inside a kernel."
+)
+NOTHING = "There is no instruction or op to draw a graph around."
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page: the picture that the address asks for by number (``picture``) or holds what it looks for (``find``)."""
+    title = html.H1(TITLE, className="ps-title")
+    lacks = [html.P(said, className="ps-card") for said in view["lacks"]]
+    subjects = view["subjects"]
+    if not subjects:
+        return [title, *(lacks or [html.P(NOTHING, className="ps-card")])]
+    word = _plain(asked.parameters.get("find", ""))
+    found = _found(subjects, word)
+    number = _number(asked.parameters.get("picture", ""), found, len(subjects))
+    subject = subjects[number]
+    sel = asked.parameters.get("sel", "") or next((one["name"] for one in subject["nodes"] if one["name"] == word), "")
+    held = view["tables"]["edges"]
+    rows = [row for row in held["rows"] if row[0] == number + 1]
+    said = [html.P(one) for one in subject["said"]]
+    told = [
+        html.P(["Finding ", dcc.Link(one["rule"], href=asked.link("findings", at=str(one["at"]))), ": ", one["title"]])
+        for one in subject["findings"]
+    ]
+    alike = [html.P(f"Alike, of the same ops and bytes: {subject['alike']:,} more.")] if subject["alike"] else []
+    return [
+        title,
+        *lacks,
+        _choice(asked, view, found, number, word),
+        html.Div([html.H2(subject["title"]), *told, *said, *alike], className="ps-card"),
+        html.P(NOTE, className="ps-soft ps-note"),
+        Graph(id="graph", graph=subject, named=subject["kind"], timeline=asked.link("timeline"), sel=sel),
+        html.H2(
+            "As a table: what goes from where to where (the CSV holds all pictures)", className="ps-title ps-below"
+        ),
+        grid("graph", {**held, "rows": rows}, asked, table="edges"),
+    ]
+
+
+def register(app: Any) -> None:
+    """The search above the table."""
+    register_grid(app, "graph")
+
+
+def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, word: str) -> Any:
+    """The pictures there are, and a search in what they show; a form, so that the address holds it."""
+    fields = [
+        dcc.Input(type="search", id="graph-find", name="find", value=word, placeholder="instruction, op or line",
+                  className="ps-tl-find"),
+    ]  # fmt: skip
+    if asked.item is not None:
+        fields.append(dcc.Input(type="hidden", name="run", value=asked.item.key))
+    rows = []
+    for at in found:
+        one = view["subjects"][at]
+        tags = "".join(f" · {finding['rule']}" for finding in one["findings"])
+        link = dcc.Link(one["title"], href=asked.link("graph", picture=str(at + 1), **({"find": word} if word else {})))
+        words = html.Span(f" {one['why']}{tags}", className="ps-soft")
+        here = {"aria-current": "true"} if at == number else {}
+        rows.append(html.Li([link, words], className="ps-here" if at == number else "", **here))
+    none = [html.P(f"Nothing that is drawn is called {word}.")] if not found else []
+    left = f" {view['left']:,} smaller ones are left out." if view["left"] else ""
+    return html.Div(
+        [
+            html.Form(
+                [
+                    html.Label("search in all pictures", htmlFor="graph-find", className="ps-hidden"),
+                    *fields,
+                    html.Button("find", type="submit", className="ps-button"),
+                ],
+                method="get",
+                action=f"{asked.base_path}graph",
+                className="ps-graph-find",
+            ),
+            *none,
+            html.Ul(rows, className="ps-subjects"),
+            html.P(f"{len(found):,} of {len(view['subjects']):,} pictures, those of findings first.{left}",
+                   className="ps-soft"),
+        ],
+        className="ps-card",
+    )  # fmt: skip
+
+
+def _plain(find: str) -> str:
+    """The name that a pattern of another page's link finds: no pattern of a stranger is run here."""
+    return re.sub(r"\\(.)", r"\1", find[:400].removeprefix("^").removesuffix("$")).removeprefix("aten::")
+
+
+def _found(subjects: list[dict[str, Any]], word: str) -> list[int]:
+    """Pictures that hold the word: first those about it, then those that show exactly it, then the others."""
+    if not word:
+        return list(range(len(subjects)))
+    ranked = []
+    for at, subject in enumerate(subjects):
+        nodes = [one for one in subject["nodes"] if word.lower() in f"{one['name']}\n{one['line']}".lower()]
+        kernels = [box for box in subject["boxes"] if word.lower() in box["title"].lower()]
+        if nodes or kernels:
+            exact = any(one["name"] == word for one in nodes) or any(box["title"] == word for box in kernels)
+            centre = bool(kernels) or any(one["chosen"] for one in nodes)
+            ranked.append((not (exact and centre), not exact, not centre, at))
+    return [one[-1] for one in sorted(ranked)]
+
+
+def _number(asked: str, found: list[int], count: int) -> int:
+    if asked.isdecimal() and 1 <= int(asked[:9]) <= count:
+        return int(asked[:9]) - 1
+    return found[0] if found else 0

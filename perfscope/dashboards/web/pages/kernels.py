@@ -1,0 +1,61 @@
+"""Kernels: where the time goes by name, with what launched it and the line of the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import dcc, html
+
+from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._parts import nothing
+from perfscope.model.units import format_ns
+
+TITLE = "Kernels"
+VIEW = "kernels"
+
+KINDS = {
+    "kernels": (
+        "Device work",
+        "Kernels and copies by name: summed over streams and ranks, so side by side counts twice.",
+    ),
+    "ops": ("Ops of the host", "Time in an op and in nothing inside it, by name; each moment of a thread counts once."),
+    "instructions": ("Instructions", "Instructions of compiled XLA programs; those around others are not in it."),
+}
+USUAL = ("kernels", "instructions", "ops")
+"""What is shown first: of a JAX program on the CPU its ops say less than its instructions."""
+NOTHING = "No kernels, ops or instructions with a time were recorded."
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page: one kind at a time, the first that has rows unless the address names one."""
+    there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
+    if not there:
+        return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
+    kind = asked.parameters.get("kind", "")
+    kind = kind if kind in there else next(one for one in USUAL if one in there)
+    tabs = [
+        html.Div(
+            dcc.Link(
+                KINDS[one][0],
+                href=asked.link("kernels", kind=one),
+                className="ps-tab" + (" ps-here" if one == kind else ""),
+            ),
+            **({"aria-current": "true"} if one == kind else {}),
+        )
+        for one in there
+    ]
+    held = view["tables"][kind]
+    ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
+    said = f"{KINDS[kind][1]} {len(held['rows']):,} names, {format_ns(held['ns'])} in all{ranks}."
+    return [
+        html.H1(TITLE, className="ps-title"),
+        html.Div(tabs, className="ps-tabs"),
+        html.P(said, className="ps-soft ps-note"),
+        grid("kernels", held, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
+    ]
+
+
+def register(app: Any) -> None:
+    """The search above the table."""
+    register_grid(app, "kernels")

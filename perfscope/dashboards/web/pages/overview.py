@@ -1,0 +1,135 @@
+"""Overview: the numbers at the top, the findings to begin with, where the time goes, what was not recorded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Any
+
+from dash import dcc, html
+
+from perfscope.dashboards.web.pages import PAGES, Asked, address
+from perfscope.dashboards.web.server.shelf import Item
+from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.untrusted_text import sanitize
+
+TITLE = "Overview"
+VIEW = "overview"
+
+RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
+"""As the store names the folder of a run: when, what, and a number of its own."""
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page: one screen, and below it what rules could not see and where it all came from."""
+    parts = view["parts"]
+    cells = [
+        html.Div(Fragment(html=parts[name]), role="region", tabIndex=0, **{"aria-label": words})
+        for name, words in (("devices", "where the device time goes"), ("steps", "step times"))
+        if parts[name]
+    ]
+    return html.Div(
+        [
+            html.Div([html.H1("Overview", className="ps-title"), _compare(asked)], className="ps-over-head"),
+            Fragment(html=parts["headline"]),
+            Fragment(html=parts["tiles"]),
+            *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
+            _first(asked, view),
+            html.Div([*cells, *_missing(view)], className="ps-over-cells"),
+            html.Details(
+                [html.Summary("What could not be looked at, what is clean, and where it comes from"),
+                 Fragment(html=parts["rest"])],
+                className="ps-over-rest",
+            ),
+        ],
+        className="ps-over",
+    )  # fmt: skip
+
+
+def _compare(asked: Asked) -> Any:
+    """The way to compare this with another of its kind that is open: of its name if there is, the run before first."""
+    if asked.item is None or "compare" not in PAGES:
+        return html.Span()
+    items, kind = list(asked.shelf.items()), _kind(asked.item)
+    at = next((place for place, item in enumerate(items) if item.key == asked.item.key), 0)
+    alike = [item for item in (*items[at + 1 :], *reversed(items[:at])) if _kind(item)[:3] == kind[:3]]
+    if not alike:
+        return html.Span()
+    other = next((item for item in alike if _kind(item) == kind), alike[0])
+    href = address(asked.base_path, "compare", None, base=other.key, head=asked.item.key)
+    return dcc.Link(f"compare with {sanitize(other.title, 40)}", href=href, className="ps-tab")
+
+
+def _kind(item: Item) -> tuple[str, bool, bool, str]:
+    """What it can be compared with: runs with runs, programs with programs, files with their like; and a run's name."""
+    folder = item.kind != "file"
+    named = RUN_NAME.match(item.path.name)
+    return (
+        item.kind if folder else PurePath(item.path.name.removesuffix(".gz").removesuffix(".xz")).suffix,
+        folder and (item.path / "programs").is_dir(),
+        folder and (item.path / "plans").is_dir(),
+        named[1] if named else "",
+    )
+
+
+def _missing(view: dict[str, Any]) -> list[Any]:
+    rows = view["missing"]
+    if not rows:
+        return []
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        said.setdefault(row["command"], []).append(row["what"])
+    items = [
+        html.Li([f"{'; '.join(what)}: ", html.Code(command)] if command else "; ".join(what))
+        for command, what in said.items()
+    ]
+    listed = [html.H2("Not recorded"), html.Ul(items)]
+    return [html.Section(listed, className="ps-card", tabIndex=0, **{"aria-label": "not recorded"})]
+
+
+def _place(row: dict[str, Any]) -> list[Any]:
+    """Beside the finding, where there is room; on a narrow screen below it."""
+    return [html.Code(row["where"], title=row["where"])] if row["where"] not in ("", "-") else []
+
+
+def _first(asked: Asked, view: dict[str, Any]) -> Any:
+    rows = view["first"]
+    if not rows:
+        return html.Section([html.H2("Findings"), html.P(view["nothing"])], className="ps-card")
+    shares = any(row["share"] for row in rows)
+    heads = ("saves up to", "of it", "finding", "where", "known by")
+    body = [
+        html.Tr(
+            [
+                html.Td(row["gain"], className="ps-n", **{"data-name": heads[0]}),
+                *([html.Td(row["share"], className="ps-n", **{"data-name": heads[1]})] if shares else []),
+                html.Td(
+                    [
+                        html.Div(
+                            [
+                                dcc.Link(row["rule"], href=asked.link("findings", at=str(place))),
+                                html.Span(f": {row['title'].replace('`', '')}"),
+                            ],
+                            className="ps-over-two",
+                            title=row["title"].replace("`", ""),
+                        ),
+                        *(html.Div(one, className="ps-over-place") for one in _place(row)),
+                    ]
+                ),
+                html.Td(_place(row), className="ps-over-where", **{"data-name": heads[3]}),
+                html.Td(row["known_by"], **{"data-name": heads[4]}),
+            ],
+            className=f"ps-{row['severity']}",
+        )
+        for place, row in enumerate(rows)
+    ]
+    more = view["findings"] - len(rows)
+    named = [
+        html.Th(name, className={heads[0]: "ps-n", heads[1]: "ps-n", heads[3]: "ps-over-where"}.get(name, ""))
+        for name in heads
+        if shares or name != heads[1]
+    ]
+    table = html.Table([html.Thead(html.Tr(named)), html.Tbody(body)], className="ps-table")
+    left = [dcc.Link(f"and {more} more", href=asked.link("findings"))] if more > 0 else []
+    heading = html.Div([html.H2("First"), *left], className="ps-over-head")
+    return html.Section([heading, html.Div(table, className="ps-scroll")], className="ps-card ps-first")

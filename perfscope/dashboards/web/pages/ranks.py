@@ -1,0 +1,125 @@
+"""Ranks: who waited for whom, how busy devices were, what collectives took; each cell leads to the timeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import dcc, html
+
+from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._parts import bars, chosen, origins, planned, tabs
+from perfscope.dashboards.web.ui import Fragment, HeatMap
+from perfscope.model.units import format_bytes, format_ns
+
+TITLE = "Ranks"
+VIEW = "ranks"
+
+ONE_PROCESS = (
+    "One process: there are no ranks to compare. Record all of them (perfscope run -- torchrun --nproc-per-node 8 "
+    "train.py) or open the folder that holds the traces of all ranks (perfscope serve traces/)."
+)
+ONE_JAX_PROCESS = (
+    "One process of JAX, and no collective between its devices: there are no ranks to compare. Of several hosts "
+    "(jax.distributed.initialize) record each process, under one name: srun perfscope run train.py, or "
+    "perfscope run --run-id NAME train.py on each; or open the folder that holds the .xplane.pb of all (perfscope "
+    "serve traces/)."
+)
+NEVER_RAN = "Nothing of this ran: no rank waited for another. What its collectives cost is modelled."
+NO_LINKS = (
+    "No counters of links beside communication were recorded. Nsight Systems records them: nsys profile "
+    "--gpu-metrics-devices=all (NVLink) and --nic-metrics=true (network cards)."
+)
+CORE, WAIT = "var(--ps-core)", "var(--ps-wait)"
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page: a heat map, bars and one table at a time, and the cards of the report below."""
+    jobs = {str(at): one["label"] for at, one in enumerate(view["jobs"])}
+    maps = {}
+    if any(one["heat"] for one in view["jobs"]):
+        maps["wait"] = "waiting by collective"
+    if view["busy"] is not None:
+        maps["busy"] = "device busy by step"
+    if not maps:
+        cards = [Fragment(html=view["html"])] if view["html"] else []
+        return [html.H1(TITLE, className="ps-title"), _alone(asked, view), *cards]
+    kind = chosen(asked, "map", maps)
+    job = view["jobs"][int(chosen(asked, "job", jobs))] if jobs else None
+    alone = [] if jobs else [_alone(asked, view)]
+    several = [tabs(asked, "job", jobs, chosen(asked, "job", jobs), label="jobs")] if len(jobs) > 1 else []
+    heat = view["busy"] if kind == "busy" or job is None else job["heat"]
+    parts = [
+        html.H1(TITLE, className="ps-title"),
+        *alone,
+        *several,
+        tabs(asked, "map", maps, kind, label="heat map"),
+        html.P(_said(kind, heat), className="ps-soft ps-note"),
+        HeatMap(
+            id="heat",
+            heat=heat,
+            kind=kind,
+            timeline=asked.link("timeline"),
+            origins=origins(asked),
+            label=f"heat map: {maps[kind]}",
+        ),
+    ]
+    if job is not None:
+        parts += [_bars(job), *_tables(asked, view, job)]
+    return [*parts, *([Fragment(html=view["html"])] if view["html"] else [])]
+
+
+def _alone(asked: Asked, view: dict[str, Any]) -> Any:
+    """Why there are no ranks, and what to record to have them."""
+    if planned(asked):
+        return html.P([f"{NEVER_RAN} See: ", dcc.Link("compile", href=asked.link("compile"))], className="ps-card")
+    return html.P(ONE_JAX_PROCESS if view.get("jax") else ONE_PROCESS, className="ps-card")
+
+
+def _said(kind: str, heat: dict[str, Any]) -> str:
+    left = f" {heat['rows_left']:,} more ranks are not drawn." if heat["rows_left"] else ""
+    if kind == "busy":
+        windows = "the window of a step on the host's clock" if heat["of_steps"] else "equal parts of the recording"
+        return (
+            f"Share of {windows} in which the device worked (measured): kernels and copies; one that only waits for "
+            f"other ranks is a kernel too. Click: timeline.{left}"
+        )
+    binned = ""
+    if heat["sum"] is not None:
+        binned = f" {heat['count']:,} collectives in {heat['columns']:,} columns: each shows the worst wait in it."
+    return (
+        "Columns are collectives in order; the colour is what a rank waited for the last one to arrive (measured: its "
+        f"time less the shortest of all ranks). Click: timeline of that rank.{binned}{left}"
+    )
+
+
+def _bars(job: dict[str, Any]) -> Any:
+    rows = [
+        {
+            "label": row["label"] + ("" if row["bytes"] is None else f", {format_bytes(row['bytes'])}"),
+            "said": f"{row['count']:,} calls; itself {format_ns(row['core_ns'])}, waiting {format_ns(row['wait_ns'])}",
+            "parts": {"the collective itself": row["core_ns"], "waiting": row["wait_ns"]},
+        }
+        for row in job["bars"]
+    ]
+    colors = {"the collective itself": CORE, "waiting": WAIT}
+    return bars(rows, colors, title="Waiting against the collectives themselves", words=f"Mean of a {job['member']}.")
+
+
+def _tables(asked: Asked, view: dict[str, Any], job: dict[str, Any]) -> list[Any]:
+    names = {
+        f"kinds{job['behind']}": "kinds of collectives",
+        f"collectives{job['behind']}": "single collectives",
+        f"members{job['behind']}": f"{job['member']}s",
+        "links": "links",
+    }
+    wanted = asked.parameters.get("table", "")
+    name = wanted if wanted in names else next(iter(names))
+    held = view["tables"].get(name)
+    shown = html.P(NO_LINKS, className="ps-card") if held is None else grid("ranks", held, asked, table=name)
+    return [tabs(asked, "table", names, name, label="tables"), shown]
+
+
+def register(app: Any) -> None:
+    """The search above the table."""
+    register_grid(app, "ranks")

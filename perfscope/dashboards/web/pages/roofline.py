@@ -1,0 +1,107 @@
+"""Roofline: how fast what computes ran, and how fast the device would let it run at most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import dcc, html
+
+from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.ui import Roofline
+from perfscope.model.units import format_count, format_ns, format_share
+
+TITLE = "Roofline"
+VIEW = "roofline"
+
+KINDS = {
+    "instructions": ("Instructions", "Instructions of compiled XLA programs, one run after another."),
+    "ops": ("Ops", "Ops of one step of the program (PyTorch), those of one name, size and line together."),
+}
+COLOURS = {"compute": "arithmetic", "memory": "memory", "link": "links", "plain": "no roof known"}
+MODELLED = (
+    "No time was measured: each time is the least one the device allows, so every point lies on its roof, and nothing "
+    "is said of headroom. Record a run to measure it."
+)
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page: one kind at a time, the first that has points unless the address names one."""
+    title = html.H1(TITLE, className="ps-title")
+    lacks = [html.P(said, className="ps-card") for said in view["lacks"]]
+    there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
+    if not there:
+        return [title, *lacks]
+    kind = asked.parameters.get("kind", "")
+    kind = kind if kind in there else there[0]
+    held = view["tables"][kind]
+    tabs = [
+        html.Div(
+            dcc.Link(
+                KINDS[one][0],
+                href=asked.link("roofline", kind=one),
+                className="ps-tab" + (" ps-here" if one == kind else ""),
+            ),
+            **({"aria-current": "true"} if one == kind else {}),
+        )
+        for one in there
+    ]
+    picture = Roofline(
+        id="roofline",
+        table={"columns": held["columns"], "rows": held["rows"]},
+        devices=view["devices"],
+        what=kind,
+        timeline=asked.link("timeline"),
+        graph=asked.link("graph"),
+        most=asked.parameters.get("most", ""),
+        find=asked.parameters.get("find", ""),
+        sel=asked.parameters.get("sel", ""),
+    )
+    drawable = held["plain_ns"] < held["ns"]
+    nothing = "Nothing in the table has FLOPs that are counted, so there is no picture."
+    return [
+        title,
+        html.Div(tabs, className="ps-tabs"),
+        *lacks,
+        html.P(_said(kind, held, view), className="ps-soft ps-note"),
+        *([html.P(MODELLED, className="ps-soft ps-note")] if _modelled(held) else []),
+        *(_roofs(device) for device in view["devices"]),
+        *([_legend(), picture] if drawable else [html.P(nothing, className="ps-card")]),
+        html.H2("As a table, the largest time beyond the roof first", className="ps-title ps-below"),
+        grid("roofline", held, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
+    ]
+
+
+def register(app: Any) -> None:
+    """The search above the table."""
+    register_grid(app, "roofline")
+
+
+def _said(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:
+    ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
+    plain = ""
+    if held["plain_ns"]:
+        plain = f" {format_share(held['plain_ns'], held['ns'])} of it has no FLOPs and is in the table alone."
+    return (
+        f"{KINDS[kind][1]} {len(held['rows']):,} of them, {format_ns(held['ns'])} in all{ranks}.{plain} FLOPs and "
+        "bytes are modelled from shapes; a disc is as large as its time. What lies below its roof can rise to it."
+    )
+
+
+def _modelled(held: dict[str, Any]) -> bool:
+    at = next(index for index, column in enumerate(held["columns"]) if column["key"] == "basis")
+    return all(row[at] == "modelled" for row in held["rows"])
+
+
+def _roofs(device: dict[str, Any]) -> Any:
+    peaks = "; ".join(f"{one['label']} {format_count(one['flops'])}FLOP/s" for one in device["peaks"])
+    name = device["name"] + (" (assumed: the programs name no device)" if device["assumed"] else "")
+    return html.P(
+        f"Roofs of {name}: {peaks}; memory {format_count(device['bandwidth'])}B/s. Source: {device['source']}.",
+        className="ps-soft ps-note",
+    )
+
+
+def _legend() -> Any:
+    words = [html.Span([html.I(style={"background": f"var(--ps-{name})"}), word]) for name, word in COLOURS.items()]
+    return html.Div([html.Span("held back by"), *words], className="ps-legend")

@@ -1,0 +1,146 @@
+"""Runs: everything that is open here, the newest first; two that are ticked are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from dash import Input, Output, dcc, html
+
+from perfscope.dashboards.web.pages import Asked, address
+from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.server.shelf import Item
+from perfscope.dashboards.web.server.works import stored
+from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run_folders import row_of
+from perfscope.model.untrusted_text import sanitize
+
+TITLE = "Runs"
+VIEW = None
+
+MOST_ROWS = 500
+"""Runs that are listed, the newest ones: each is a manifest to be read. What is left out is said."""
+MOST_KEPT = 20
+COMMAND_CHARS = 400
+HEADS = (
+    Head(key="title", title="name", width=270),
+    Head(key="state", title="state", width=120),
+    Head(key="step_ns", title="a step", unit="ns", width=96),
+    Head(key="steps", title="steps", unit="count", width=88),
+    Head(key="ranks", title="ranks", unit="count", width=88),
+    Head(key="created", title="created (UTC)", width=190),
+    Head(key="command", title="command", unit="code"),
+    Head(key="read", title="here", width=140),
+    Head(key="path", title="path", unit="code", width=300),
+    Head(key="key", title=""),
+    Head(key="href", title=""),
+)
+
+_WORDS = {
+    "waiting": "not read yet",
+    "working": "being read",
+    "ready": "ready",
+    "failed": "cannot be read",
+    "cancelled": "reading cancelled",
+    "gone": "gone",
+}
+
+
+def layout(asked: Asked, view: None) -> Any:
+    """The page."""
+    items = asked.shelf.items()
+    title = html.H1(TITLE, className="ps-title")
+    if not items:
+        nothing = "Nothing is open: perfscope run train.py makes a run; perfscope serve FILE opens a trace."
+        return [title, html.Div(html.P(nothing), className="ps-card"), *_kept(asked)]
+    held = table(HEADS, [_row(asked, item) for item in items[:MOST_ROWS]])
+    held["left"] = max(0, len(items) - MOST_ROWS)
+    return [
+        title,
+        html.Div(_invited(0), id="runs-chosen", role="status", className="ps-note", **{"aria-live": "polite"}),
+        grid("runs", held, asked, table="runs", picks=True),
+        *_kept(asked),
+    ]
+
+
+def mark(asked: Asked) -> str:
+    """Changes with what is open, and with the manifests of what runs."""
+    items = " ".join(f"{item.key}{_growth(item) if item.running() else ''}" for item in asked.shelf.items())
+    return f"{items}|{' '.join(one.key for one in stored(asked.shelf)[:MOST_KEPT])}"
+
+
+def register(app: Any) -> None:
+    """The search, and the link to compare what is ticked."""
+    register_grid(app, "runs")
+    base_path = app.config.requests_pathname_prefix
+
+    @app.callback(Output("runs-chosen", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)
+    def chosen(rows: list[dict[str, Any]] | None) -> Any:
+        """The older one is the base."""
+        if rows is None or len(rows) != 2:
+            return _invited(len(rows or ()))
+        base, head = sorted(rows, key=lambda row: str(row["created"]))
+        href = address(base_path, "compare", None, base=str(base["key"]), head=str(head["key"]))
+        return dcc.Link(f"compare {head['title']} with {base['title']}", href=href)
+
+
+def _invited(count: int) -> str:
+    if count == 1:
+        return "Tick one more to compare the two."
+    return "Tick two to compare them." if count == 0 else f"{count} are ticked; two can be compared."
+
+
+def _row(asked: Asked, item: Item) -> list[Any]:
+    running = item.running()
+    held = _manifest(item, running, _growth(item)) if item.kind == "run" else {}
+    state = held.get("state", item.kind)
+    if running and state != "running":
+        state = f"running, {state}"
+    code = held.get("exit_code")
+    return [
+        sanitize(item.title),
+        sanitize(state if code in (None, 0) else f"{state} ({code})"),
+        held.get("step_ns"),
+        held.get("steps"),
+        held.get("ranks"),
+        sanitize(str(held.get("created_utc", ""))[:19].replace("T", " ")),
+        sanitize(" ".join(held.get("command", ())) or held.get("problem") or "", COMMAND_CHARS),
+        _WORDS[asked.workshop.state(item, start=False).stage],
+        sanitize(str(item.path), COMMAND_CHARS),
+        item.key,
+        address(asked.base_path, "overview", item.key),
+    ]
+
+
+@lru_cache(maxsize=2048)
+def _manifest(item: Item, running: bool, growth: str) -> dict[str, Any]:
+    """What `perfscope runs --json` says of it; the arguments behind the first: when it is to be read again."""
+    return row_of(run_folders.listed(item.path))
+
+
+def _growth(item: Item) -> str:
+    """Changes with the manifests of a run, of which each rank has one."""
+
+    def changed() -> Iterator[str]:
+        for file in (*run_folders.manifests(item.path), item.path / run_folders.COMPILED_FILE, item.path):
+            try:
+                yield str(file.stat().st_mtime_ns)
+            except OSError:  # gone while we looked
+                continue
+
+    return " ".join(changed())
+
+
+def _kept(asked: Asked) -> list[Any]:
+    """Comparisons that were made before."""
+    held = stored(asked.shelf)
+    if not held:
+        return []
+    links = [
+        html.Li(dcc.Link(sanitize(one.title), href=address(asked.base_path, "compare", None, stored=one.key)))
+        for one in held[:MOST_KEPT]
+    ]
+    left = [html.P(f"and {len(held) - MOST_KEPT:,} older ones")] if len(held) > MOST_KEPT else []
+    return [html.Section([html.H2("Comparisons"), html.Ul(links), *left], className="ps-card")]

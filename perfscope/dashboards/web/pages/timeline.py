@@ -1,0 +1,34 @@
+"""Timeline: every rank, device, stream, thread and depth on one clock, drawn on a canvas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import html
+
+from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages._parts import nothing
+from perfscope.dashboards.web.ui import Fragment, Timeline
+
+TITLE = "Timeline"
+VIEW = "timeline"
+KEPT = ("t0", "t1", "sel", "trace", "find", "mark", "finding")
+"""Of the address, that the picture begins with."""
+NOTHING = "There are no events with a time in it: compiled programs, plans and snapshots have none."
+MODELLED = "Nothing of this ran: there are no events with a time. Below is one run as it is modelled."
+
+
+def layout(asked: Asked, view: dict[str, Any]) -> Any:
+    """The page."""
+    assert asked.item is not None
+    if not any(one["events"] for one in view["traces"]):
+        told, *others = nothing(asked, NOTHING)
+        more = [Fragment(html=view["modelled"])] if view.get("modelled") else others
+        said = html.P(MODELLED, className="ps-card", role="status") if view.get("modelled") else told
+        return [html.H1(TITLE, className="ps-title"), said, *more]
+    at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters}
+    url = f"{asked.base_path}api/timeline/{asked.item.key}/"
+    return [
+        html.H1(TITLE, className="ps-title ps-hidden"),
+        Timeline(id="timeline", url=url, at=at, findings=asked.link("findings")),
+    ]

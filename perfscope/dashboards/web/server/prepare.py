@@ -1,0 +1,101 @@
+"""The child that reads what was opened, judges it and writes what the pages show. Nothing of it stays in the server.
+
+``python -m perfscope.dashboards.web.server.prepare PATH FOLDER``: the views go to ``FOLDER/<view>.json`` as each is done,
+what they hold beside that to ``FOLDER/<view>/``, and how far it is to ``FOLDER/state.json``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfscope.analyzers.digest import Digest, digest_traces
+from perfscope.analyzers.judge import judge_paths
+from perfscope.analyzers.readers.load import Task, read_task
+from perfscope.dashboards.report import json_report
+from perfscope.dashboards.web.server.child import Child, run_alone
+from perfscope.dashboards.web.views import VIEWS, Gathered, Job, Place, view_module
+from perfscope.model.trace import Trace
+
+_log = logging.getLogger(__name__)
+
+
+class Work(Child):
+    """One preparation: gathers of each trace while it is read, then writes the views."""
+
+    def __init__(self, path: str, folder: Path) -> None:
+        """``folder`` is there; nothing is written yet."""
+        super().__init__(path, folder)
+        self._gathered: dict[str, list[Gathered]] = {name: [] for name in VIEWS}
+        self._broken: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Read, judge, write. ``PerfscopeError`` as of `judge_paths`."""
+        self.tell("working", "reading")
+        judged = judge_paths([self.path], mapper=self._mapper)
+        if not self.traces:  # one task alone is read whole
+            for trace in judged.loaded.traces:
+                self._gather(trace)
+        self.tell("working", "writing")
+        report = json_report.document(judged.analysis)
+        for name in VIEWS:
+            if name in self._broken:
+                self.write(name, {"problem": self._broken[name]})
+                continue
+            try:
+                job = Job(
+                    analysis=judged.analysis,
+                    traces=judged.loaded.traces,
+                    report=report,
+                    gathered=self._gathered[name],
+                    folder=self._own(name),
+                )
+                self.write(name, {"view": view_module(name).view(job)})
+            except Exception as error:  # a page that fails must not cost the user the others
+                _log.warning("view %s failed", name, exc_info=True)
+                self.write(name, {"problem": f"this page cannot be shown: {type(error).__name__}: {error}"})
+        self.tell("ready", "")
+
+    def _mapper(self, work: Any, tasks: Sequence[Task]) -> Iterator[tuple[int, Digest]]:
+        """As `work_through` with one process; between reading and judging the views take what they need."""
+        rules, device = work.keywords["rules"], work.keywords["device"]
+        for at, task in enumerate(tasks):
+            self.tell("working", f"reading {at + 1} of {len(tasks)}")
+            traces, skipped = read_task(task)
+            for trace in traces:
+                self._gather(trace)
+            yield at, digest_traces(traces, skipped, rules, device)
+
+    def _gather(self, trace: Trace) -> None:
+        number = self.traces
+        self.traces += 1
+        for name in VIEWS:
+            gather = getattr(view_module(name), "gather", None)
+            if gather is None or name in self._broken:
+                continue
+            place = Place(folder=self._own(name, str(number)), number=number)
+            try:
+                held = gather(trace, place)
+            except Exception as error:  # as above
+                _log.warning("view %s failed on %s", name, trace.source.path, exc_info=True)
+                self._broken[name] = f"this page cannot be shown: {type(error).__name__}: {error}"
+                continue
+            self._gathered[name].append(Gathered(source=trace.source, place=place, held=held))
+
+    def _own(self, name: str, *more: str) -> Path:
+        folder = self.folder.joinpath(name, *more)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prepare ``PATH`` into ``FOLDER``; 0 if it is done, or another child is at it."""
+    return run_alone(Work(arguments[0], Path(arguments[1])))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""What a server has open: runs of a folder, runs, trace files, folders of traces. A page names them by key alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.ab import PROFILED_FOLDER
+from perfscope.model.errors import DataError
+
+KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+"""What a key looks like: never a path, never hidden."""
+
+MOST_FILES = 20_000
+"""Files of a folder whose change is noticed; a folder of more is no job's traces."""
+
+LOOKED_AT = 4096
+"""Bytes of a file, in which a comparison names its schema: it is the first key of ours."""
+_COMPARISON = re.compile(rb'"schema"\s*:\s*"perfscope\.compare/')
+
+Kind = Literal["run", "file", "folder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One thing that can be looked at. ``key`` stands for it in addresses."""
+
+    key: str
+    title: str
+    path: Path
+    kind: Kind
+
+    def fingerprint(self) -> str | None:
+        """16 hexadecimal digits that change when its files do; ``None`` where it is gone."""
+        try:
+            held = sorted(_files(self.path))
+        except OSError:
+            return None
+        if not held:
+            return None
+        return hashlib.sha256(repr(held).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+    def running(self) -> bool:
+        """Whether it is a run whose program has not ended."""
+        if self.kind != "run":
+            return False
+        return any(
+            run_folders.is_alive(self.path, run_folders.task_of_file(file)) for file in run_folders.manifests(self.path)
+        )
+
+    def command(self) -> tuple[str, ...]:
+        """The child that reads it: its module and arguments; the folder to write to comes behind them."""
+        return "perfscope.dashboards.web.server.prepare", str(self.path)
+
+
+class Shelf:
+    """The items below the paths that the server was started with; a folder of runs is listed anew each time."""
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        """``DataError`` if one of them is not there."""
+        self._places = tuple(Path(os.path.abspath(path)) for path in paths)
+        for given, place in zip(paths, self._places, strict=True):
+            if not place.exists():
+                raise DataError(f"{given}: no such file or folder")
+        self._seen: dict[str, Item] = {}
+        """All that ever was open here: of what is gone a page says so."""
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """What the server was started with."""
+        return self._places
+
+    def items(self) -> tuple[Item, ...]:
+        """Everything that is open now, runs of a folder the newest first; each key once."""
+        held: dict[str, Item] = {}
+        for item in self._found():
+            held.setdefault(item.key, item)
+        self._seen |= held
+        return tuple(held.values())
+
+    def find(self, key: str) -> Item | None:
+        """The item of a key, also one that was here and is gone; ``None`` for any other key."""
+        if not KEY.fullmatch(key):
+            return None
+        held = next((item for item in self.items() if item.key == key), self._seen.get(key))
+        return held or next((item for item in self._aside() if item.key == key), None)
+
+    def profiled(self, folder: Path) -> tuple[Item, ...]:
+        """Runs that an A/B kept below ``folder``, which lies in a place of ours; they are in no list of runs."""
+        home = folder / PROFILED_FOLDER
+        if not home.is_dir() or not any(home.resolve().is_relative_to(place.resolve()) for place in self._places):
+            return ()
+        found = tuple(_item(one.resolve(), "run") for one in run_folders.directories(home))
+        self._seen |= {item.key: item for item in found}
+        return found
+
+    def _aside(self) -> Iterator[Item]:
+        for place in self._places:
+            for folder in (place, *place.glob("ab-*")) if place.is_dir() else ():
+                yield from self.profiled(folder)
+
+    def _found(self) -> Iterator[Item]:
+        for place in self._places:
+            if not place.exists() or is_comparison(place) or is_comparison(place / "result.json"):
+                continue
+            if place.is_dir() and (run_folders.is_run(place) or run_folders.is_compiled(place)):
+                yield _item(place.resolve(), "run")
+                continue
+            runs = run_folders.kept_directories(place) if place.is_dir() else []
+            for directory in runs:
+                if directory.resolve().is_relative_to(place.resolve()):
+                    yield _item(directory, "run")
+            if not runs and (place.is_file() or any(_below(place))):  # an empty folder is one of runs to come
+                yield _item(place, "folder" if place.is_dir() else "file")
+
+
+def _item(path: Path, kind: Kind) -> Item:
+    return Item(key=key_of(path), title=path.name, path=path, kind=kind)
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a file says that it is the document of a comparison (``perfscope compare --json``): none to be read."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    try:
+        return _names_comparison(path, path.stat().st_mtime_ns)
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _names_comparison(path: Path, changed_ns: int) -> bool:
+    with path.open("rb") as stream:
+        return _COMPARISON.search(stream.read(LOOKED_AT)) is not None
+
+
+@lru_cache(maxsize=4096)
+def key_of(path: Path) -> str:
+    """The key of a path: its name as far as a key may hold it, and six digits that tell equal names apart."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip("-._")[:64] or "trace"
+    return f"{name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+
+
+def _files(path: Path) -> Iterator[tuple[str, int, int]]:
+    """(name, bytes, time of change) of a file, or of the files of a folder; ``OSError`` where it is gone."""
+    if path.is_file():
+        yield _entry(path, path.name)
+        return
+    if not path.is_dir():
+        raise FileNotFoundError(path)
+    for at, file in enumerate(_below(path)):
+        if at >= MOST_FILES:
+            return
+        try:
+            yield _entry(file, str(file.relative_to(path)))
+        except FileNotFoundError:  # gone while we looked
+            continue
+
+
+def _below(folder: Path) -> Iterable[Path]:
+    for top, folders, names in os.walk(folder):
+        folders.sort()
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield Path(top, name)
+
+
+def _entry(file: Path, name: str) -> tuple[str, int, int]:
+    told = file.stat()
+    return name, told.st_size, told.st_mtime_ns

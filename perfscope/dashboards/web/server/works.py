@@ -1,0 +1,192 @@
+"""What a child of the server makes besides single items: comparisons of two, stored comparisons, histories.
+
+Each has a key that no item can have (``~`` is in it), so that all of them share one workshop and one way to be
+asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from perfscope.dashboards.web.server.shelf import Item, Shelf, is_comparison, key_of
+from perfscope.model.commits import current_commit
+from perfscope.model.documents import run_folders
+from perfscope.profiler.store.address import STORE_FILE
+
+_CHILDREN = "perfscope.dashboards.web.server"
+APART = "~"
+"""Between the keys of a pair, and before the key of what is stored."""
+RESULT_FILE = "result.json"
+"""Of ``perfscope compare --ab``, in its folder."""
+_STORE = "store"
+
+HEAD_S = 2.0
+"""For so long the answer of git stands."""
+MOST_STORED = 200
+"""Stored comparisons that are offered, the newest ones."""
+
+
+class Work(Protocol):
+    """What the workshop prepares: an item, or one of the below."""
+
+    @property
+    def key(self) -> str:
+        """Stands for it in names of folders and in addresses."""
+
+    @property
+    def path(self) -> Path:
+        """What is named where it fails."""
+
+    def fingerprint(self) -> str | None:
+        """16 hexadecimal digits that change when its files do; ``None`` where it is gone."""
+
+    def running(self) -> bool:
+        """Whether its files still grow."""
+
+    def command(self) -> tuple[str, ...]:
+        """The child's module and arguments; the folder to write to comes behind them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two items, compared."""
+
+    base: Item
+    head: Item
+
+    @property
+    def key(self) -> str:
+        """``BASE~HEAD``."""
+        return f"{self.base.key}{APART}{self.head.key}"
+
+    @property
+    def path(self) -> Path:
+        """The side that is gone, else the head's."""
+        return self.base.path if self.base.fingerprint() is None else self.head.path
+
+    def fingerprint(self) -> str | None:
+        """Of both sides together."""
+        sides = self.base.fingerprint(), self.head.fingerprint()
+        if None in sides:
+            return None
+        return hashlib.sha256(f"{sides}".encode()).hexdigest()[:16]
+
+    def running(self) -> bool:
+        """Whether one side is."""
+        return self.base.running() or self.head.running()
+
+    def command(self) -> tuple[str, ...]:
+        """As `Work.command`."""
+        return f"{_CHILDREN}.prepare_pair", str(self.base.path), str(self.head.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A comparison that was made before: ``perfscope compare --json FILE``, or the result of ``--ab``."""
+
+    title: str
+    path: Path
+
+    @property
+    def key(self) -> str:
+        """``~NAME``."""
+        return f"{APART}{key_of(self.path.parent if self.path.name == RESULT_FILE else self.path)}"
+
+    def fingerprint(self) -> str | None:
+        """Of the file."""
+        return _of_file(self.path)
+
+    def running(self) -> bool:
+        """It is whole."""
+        return False
+
+    def command(self) -> tuple[str, ...]:
+        """As `Work.command`."""
+        return f"{_CHILDREN}.prepare_pair", str(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The history in a local run store."""
+
+    path: Path
+
+    @property
+    def key(self) -> str:
+        """``~store~NAME``."""
+        return f"{APART}{_STORE}{APART}{key_of(self.path.parent)}"
+
+    def fingerprint(self) -> str | None:
+        """Of the file with what was written last, and of the commit that is checked out, which orders its runs."""
+        told = _of_file(self.path)
+        if told is None:
+            return None
+        late = _of_file(self.path.with_name(f"{self.path.name}-wal"))
+        held = told, late, _head(int(time.monotonic() / HEAD_S))
+        return hashlib.sha256(repr(held).encode()).hexdigest()[:16]
+
+    def running(self) -> bool:
+        """What is in it stays."""
+        return False
+
+    def command(self) -> tuple[str, ...]:
+        """As `Work.command`."""
+        return f"{_CHILDREN}.prepare_history", str(self.path)
+
+
+def find_work(shelf: Shelf, key: str) -> Work | None:
+    """What a key of an address stands for; ``None`` for any that nothing here has."""
+    base, apart, head = key.partition(APART)
+    if not apart:
+        return shelf.find(key)
+    if base:
+        sides = shelf.find(base), shelf.find(head)
+        return None if sides[0] is None or sides[1] is None else Pair(base=sides[0], head=sides[1])
+    held: tuple[Work, ...] = stores(shelf) if head.startswith(f"{_STORE}{APART}") else stored(shelf)
+    return next((one for one in held if one.key == key), None)
+
+
+def stored(shelf: Shelf) -> tuple[Stored, ...]:
+    """Comparisons that lie in what the server was started with, the newest first."""
+    found: dict[Path, float] = {}
+    for place in shelf.places:
+        files = [place / RESULT_FILE, *place.glob(f"ab-*/{RESULT_FILE}")] if place.is_dir() else [place]
+        for file in files:
+            if is_comparison(file) and file.resolve().is_relative_to(place.resolve()):
+                found[file] = file.stat().st_mtime
+    newest = sorted(found, key=lambda file: -found[file])[:MOST_STORED]
+    return tuple(
+        Stored(title=file.parent.name if file.name == RESULT_FILE else file.name, path=file) for file in newest
+    )
+
+
+def stores(shelf: Shelf) -> tuple[Kept, ...]:
+    """Local run stores: beside the runs of each folder that the server was started with."""
+    files = dict.fromkeys(
+        folder / STORE_FILE for place in shelf.places for folder in _beside(place) if (folder / STORE_FILE).is_file()
+    )
+    return tuple(Kept(path=file) for file in files)
+
+
+def _beside(place: Path) -> tuple[Path, ...]:
+    """Folders of runs: the place, or what a single run lies in."""
+    return (place, place.parent) if place.is_dir() and run_folders.is_run(place) else (place,)
+
+
+@lru_cache(maxsize=2)
+def _head(now: int) -> str | None:
+    """The commit that is checked out where the server runs; git is asked anew every `HEAD_S` seconds."""
+    return current_commit()
+
+
+def _of_file(path: Path) -> str | None:
+    try:
+        told = path.stat()
+    except OSError:
+        return None
+    return hashlib.sha256(f"{told.st_size} {told.st_mtime_ns}".encode()).hexdigest()[:16]

@@ -1,0 +1,270 @@
+"""What the timeline's canvas asks of the server, answered from the folder of a prepared item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfscope.dashboards.web.server.kept import read_view
+from perfscope.dashboards.web.timeline.counters import piece
+from perfscope.dashboards.web.timeline.index import Index, load
+from perfscope.dashboards.web.timeline.lanes import TABLES
+from perfscope.dashboards.web.timeline.palette import CATEGORY_WORDS
+from perfscope.dashboards.web.timeline.tile import MOST_COLUMNS, MOST_LANES, edges_of, tile
+from perfscope.model.errors import DataError, UsageError
+
+MOST_NAMES = 2_000
+"""Rows of a selection's table."""
+MOST_SPAN = 1 << 62
+
+_OPEN = 16
+"""Indexes that are kept mapped: the runs of a few users."""
+
+
+def tile_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """A tile (`timeline.tile`): ``trace``, ``t0``, ``t1`` (ns), ``w`` (pixels), ``lanes`` (``0-7,12``)."""
+    index = _index(folder, asked)
+    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
+    if high <= low:
+        raise UsageError("t1 is not behind t0")
+    return tile(index, low, high, _number(asked, "w", 1, MOST_COLUMNS), _lanes(asked, index))
+
+
+def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """What lies in a piece, by name: ``trace``, ``t0``, ``t1``, ``lanes``. Times are cut at the edges of the piece."""
+    index = _index(folder, asked)
+    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
+    rows = [np.empty(0, np.int64)]
+    for lane in _lanes(asked, index):
+        held = index.of_lane(lane)
+        first = held.start + int(np.searchsorted(index.end[held], low, side="right"))
+        last = held.start + int(np.searchsorted(index.start[held], high, side="left"))
+        rows.append(np.arange(first, max(first, last)))
+    chosen = np.concatenate(rows)
+    inside = np.minimum(index.end[chosen], high) - np.maximum(index.start[chosen], low)
+    key = index.name[chosen].astype(np.int64) * len(CATEGORY_WORDS) + index.category[chosen]
+    keys, at = np.unique(key, return_inverse=True)
+    ns = np.zeros(len(keys), np.int64)
+    np.add.at(ns, at, inside)
+    count = np.bincount(at, minlength=len(keys)) if len(keys) else np.empty(0, np.int64)
+    order = np.argsort(-ns, kind="stable")[:MOST_NAMES]
+    found = [
+        {
+            "name": int(keys[place] // len(CATEGORY_WORDS)),
+            "category": int(keys[place] % len(CATEGORY_WORDS)),
+            "count": int(count[place]),
+            "ns": int(ns[place]),
+        }
+        for place in order.tolist()
+    ]
+    return msgspec.json.encode({"rows": found, "names": len(keys), "events": len(chosen), "ns": int(ns.sum())})
+
+
+def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """One event: ``trace``, ``event``. Its times, lane, what encloses it, its partner and its place in the code."""
+    index = _index(folder, asked)
+    event, texts = _event(asked, index), _texts(_place(folder, asked) / "texts.json")
+    lane = int(index.lane[event])
+    return msgspec.json.encode(
+        {
+            **_row(index, event, texts),
+            "lane_label": index.lanes[lane].label,
+            "group": index.lanes[lane].group,
+            "enclosing": [_row(index, one, texts) for one in _enclosing(index, event)],
+            **_details(folder, asked, event, index),
+        }
+    )
+
+
+def next_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """The neighbour of an event: ``trace``, ``event``, ``by`` (1 or -1), in its lane, or with ``name`` of its name."""
+    index = _index(folder, asked)
+    event, by = _event(asked, index), _number(asked, "by", -1, 1)
+    found = event + by
+    if asked.get("name"):
+        alike = np.flatnonzero(index.name == index.name[event])
+        alike = alike[np.argsort(index.start[alike], kind="stable")]
+        found = int(alike[(int(np.flatnonzero(alike == event)[0]) + by) % len(alike)])
+    elif not 0 <= found < len(index) or index.lane[found] != index.lane[event]:
+        found = event
+    return msgspec.json.encode(_row(index, found, _texts(_place(folder, asked) / "texts.json")))
+
+
+def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """The event of a lane (``trace``, ``lane``) that holds the moment ``t``, else the nearest one in time."""
+    index, moment = _index(folder, asked), _number(asked, "t", -MOST_SPAN, MOST_SPAN)
+    held = index.of_lane(_number(asked, "lane", 0, len(index.lanes) - 1))
+    if held.start == held.stop:
+        raise UsageError("lane: nothing is in it")
+    at = held.start + int(np.searchsorted(index.start[held], moment, side="right")) - 1
+    beside = [one for one in (at, at + 1) if held.start <= one < held.stop]
+    found = min(beside, key=lambda one: max(int(index.start[one]) - moment, moment - int(index.end[one]), 0))
+    return msgspec.json.encode(_row(index, found, _texts(_place(folder, asked) / "texts.json")))
+
+
+def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """Of names (``names=3,17``, found by the page): events, their time, and the first one from ``t0`` on."""
+    index = _index(folder, asked)
+    codes = [_whole(word) for word in asked.get("names", "").split(",")[:MOST_NAMES] if word]
+    rows = np.flatnonzero(np.isin(index.name, codes))
+    after = rows[index.start[rows] >= _number(asked, "t0", -MOST_SPAN, MOST_SPAN)]
+    pool = after if len(after) else rows
+    first = (
+        None
+        if not len(pool)
+        else _row(index, int(pool[np.argmin(index.start[pool])]), _texts(_place(folder, asked) / "texts.json"))
+    )
+    total = int((index.end[rows] - index.start[rows]).sum())
+    return msgspec.json.encode({"events": len(rows), "ns": total, "first": first})
+
+
+def counter_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """A counter: ``trace``, ``counter``, ``t0``, ``t1``, ``w``. Lowest and highest value a pixel; null: no sample."""
+    place, number = _place(folder, asked), _number(asked, "counter", 0, 1 << 10)
+    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
+    columns = _number(asked, "w", 1, MOST_COLUMNS)
+    if high <= low:
+        raise UsageError("t1 is not behind t0")
+    times, values = (_mapped(place / f"counter_{number}_{kind}.npy") for kind in ("times", "values"))
+    found = piece(times, values, edges_of(low, high, columns))
+    return msgspec.json.encode(
+        {"low": [_plain(one) for one in found[0].tolist()], "high": [_plain(one) for one in found[1].tolist()]}
+    )
+
+
+def _plain(value: float) -> float | None:
+    return None if value != value else value  # NaN
+
+
+def about_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """Ranks, their lanes, and the words of categories: what the view of the page holds."""
+    held = read_view(folder, "timeline")
+    if held is None or "view" not in held:
+        raise DataError(f"{folder}: no timeline is kept here")
+    return msgspec.json.encode(held["view"])
+
+
+def names_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """``[[name, text, events, ns], ...]`` of ``trace``, those with most time first."""
+    return (_place(folder, asked) / "names.json").read_bytes()
+
+
+LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
+    "about": about_of,
+    "counter": counter_of,
+    "event": event_of,
+    "matches": matches_of,
+    "names": names_of,
+    "near": near_of,
+    "next": next_of,
+    "selection": selection_of,
+}
+"""What can be asked by name besides tiles; all answer in JSON."""
+
+
+def _row(index: Index, event: int, texts: Mapping[int, str]) -> dict[str, Any]:
+    return {
+        "event": event,
+        "text": texts.get(int(index.name[event]), ""),
+        "name": int(index.name[event]),
+        "category": int(index.category[event]),
+        "lane": int(index.lane[event]),
+        "start": str(int(index.start[event])),
+        "ns": int(index.end[event] - index.start[event]),
+        "table": TABLES[int(index.table[event])],
+    }
+
+
+def _enclosing(index: Index, event: int) -> list[int]:
+    """Events of the same line of the picture that enclose it, the innermost first."""
+    found = []
+    lane = int(index.lane[event])
+    mine = index.lanes[lane]
+    while lane > 0 and (index.lanes[lane - 1].group, index.lanes[lane - 1].label) == (mine.group, mine.label):
+        lane -= 1
+        held = index.of_lane(lane)
+        at = held.start + int(np.searchsorted(index.start[held], index.start[event], side="right")) - 1
+        if at >= held.start and index.end[at] >= index.end[event]:
+            found.append(int(at))
+    return found
+
+
+def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -> dict[str, Any]:
+    """Partner and place in the code, as the child wrote them."""
+    place = _place(folder, asked)
+    partner = int(_mapped(place / "partner.npy")[event])
+    site = int(_mapped(place / "site.npy")[event])
+    number = int(_mapped(place / "number.npy")[event])
+    sites = _sites(place / "sites.json")
+    return {
+        "partner": None if partner < 0 else _row(index, partner, _texts(place / "texts.json")),
+        "site": None if site < 0 else sites[site],
+        "number": None if number < 0 else number,
+    }
+
+
+def _index(folder: Path, asked: Mapping[str, str]) -> Index:
+    return _loaded(_place(folder, asked))
+
+
+def _place(folder: Path, asked: Mapping[str, str]) -> Path:
+    return folder / "timeline" / str(_number(asked, "trace", 0, 1 << 20))
+
+
+@lru_cache(maxsize=_OPEN)
+def _loaded(folder: Path) -> Index:
+    return load(folder)
+
+
+@lru_cache(maxsize=4 * _OPEN)
+def _mapped(path: Path) -> Any:
+    try:
+        return np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+@lru_cache(maxsize=_OPEN)
+def _sites(path: Path) -> list[Any]:
+    return msgspec.json.decode(path.read_bytes(), type=list[Any])
+
+
+@lru_cache(maxsize=_OPEN)
+def _texts(path: Path) -> dict[int, str]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[int, str])
+
+
+def _event(asked: Mapping[str, str], index: Index) -> int:
+    return _number(asked, "event", 0, len(index) - 1)
+
+
+def _lanes(asked: Mapping[str, str], index: Index) -> Sequence[int]:
+    found: list[int] = []
+    for word in asked.get("lanes", "").split(","):
+        low, _, high = word.partition("-")
+        first = _whole(low) if word else 0
+        last = _whole(high) if high else first
+        if word and 0 <= first <= last < len(index.lanes) and len(found) + last - first < MOST_LANES:
+            found += range(first, last + 1)
+        elif word:
+            raise UsageError("lanes: none of that number, or too many")
+    return found
+
+
+def _number(asked: Mapping[str, str], key: str, low: int, high: int) -> int:
+    found = _whole(asked.get(key, ""))
+    if not low <= found <= high:
+        raise UsageError(f"{key}: out of range")
+    return found
+
+
+def _whole(word: str) -> int:
+    digits = word.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
+        raise UsageError("a number was expected")
+    return int(word)

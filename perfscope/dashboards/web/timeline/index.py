@@ -1,0 +1,221 @@
+"""What answers for any piece of a timeline: exact busy time of any pixel, and every event wide enough to be seen.
+
+Two indexes over the events of a lane, which do not overlap:
+
+1. Prefix sums of busy time per lane and category. With B(t) the busy time before t, a pixel from a to b holds exactly
+   B(b) - B(a), whatever the zoom; B is a binary search.
+2. Events by the power of two of their duration, each class sorted by start: those of at least two pixels are the ones
+   of some upper classes, found by a binary search a class.
+
+All is written as plain arrays and mapped into memory when asked, so that servers share it and opening takes no time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.dashboards.web.timeline.lanes import Events, Int32, Lane, UInt8
+from perfscope.dashboards.web.timeline.palette import CATEGORY_WORDS, Category
+from perfscope.model.errors import DataError
+from perfscope.model.intervals import Int64
+
+CLASSES = 64
+_ARRAYS = (
+    "start",
+    "end",
+    "name",
+    "category",
+    "table",
+    "row",
+    "lane",
+    "lane_at",
+    "busy_start",
+    "busy_end",
+    "busy_sum",
+    "busy_at",
+    "by_class",
+    "class_at",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """The index of one trace. Arrays over events are sorted by lane and start; ``*_at`` are where parts begin (CSR)."""
+
+    lanes: tuple[Lane, ...]
+    start: Int64
+    end: Int64
+    name: Int32
+    category: UInt8
+    table: UInt8
+    row: Int32
+    lane: Int32
+    lane_at: Int64
+    busy_start: Int64
+    busy_end: Int64
+    busy_sum: Int64
+    """Busy time before each event, within its lane and category."""
+    busy_at: Int64
+    by_class: Int32
+    """Rows of events by lane, class of duration and start."""
+    class_at: Int64
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def span(self) -> tuple[int, int]:
+        """First start and last end; (0, 0) without events."""
+        return (int(self.start.min()), int(self.end.max())) if len(self) else (0, 0)
+
+    def busy(self, lane: int, edges: Int64) -> tuple[list[int], npt.NDArray[np.int64]]:
+        """Busy ns between neighbouring ``edges`` (n + 1 of them, rising) of the categories that are there at all.
+
+        The categories, and shape (categories, n).
+        """
+        kinds, found = [], []
+        first = lane * len(CATEGORY_WORDS)
+        for category in range(len(CATEGORY_WORDS)):
+            low, high = int(self.busy_at[first + category]), int(self.busy_at[first + category + 1])
+            if low == high or self.busy_end[high - 1] <= edges[0] or self.busy_start[low] >= edges[-1]:
+                continue
+            first_in, behind = np.searchsorted(self.busy_start[low:high], edges[[0, -1]], side="right") + low
+            inside = slice(max(int(first_in) - 1, low), int(behind))  # a search in these alone reads few pages
+            start, end, before = self.busy_start[inside], self.busy_end[inside], self.busy_sum[inside]
+            at = np.searchsorted(start, edges, side="right") - 1
+            place = np.maximum(at, 0)
+            until = before[place] + np.minimum(edges, end[place]) - start[place]
+            until[at < 0] = before[0]
+            kinds.append(category)
+            found.append(np.diff(until))
+        return kinds, np.array(found) if found else np.empty((0, len(edges) - 1), np.int64)
+
+    def instants(self, lane: int, low_ns: int, high_ns: int) -> Int64:
+        """Events of a lane that take no time and begin in [low, high), by start: of those of a ns at most."""
+        rows = self.by_class[self.class_at[lane * CLASSES] : self.class_at[lane * CLASSES + 1]]
+        first, last = (bisect_left(rows, edge, key=lambda row: int(self.start[row])) for edge in (low_ns, high_ns))
+        found = np.asarray(rows[first:last], np.int64)
+        return np.asarray(found[self.end[found] == self.start[found]], np.int64)
+
+    def wide(self, lane: int, low_ns: int, high_ns: int, least_ns: int) -> Int64:
+        """Events of a lane that touch [low, high) and last at least ``least_ns``, by start."""
+        lowest = max(int(least_ns).bit_length() - 1, 0)
+        found = []
+        for step in range(lowest, CLASSES):
+            begin, stop = self.class_at[lane * CLASSES + step], self.class_at[lane * CLASSES + step + 1]
+            if begin == stop:
+                continue
+            rows = self.by_class[begin:stop]
+            start = self.start[rows] if stop - begin < 64 else None
+            if start is None:
+                first, last = _between(self.start, self.end, rows, low_ns, high_ns)
+            else:
+                first = int(np.searchsorted(self.end[rows], low_ns, side="right"))
+                last = int(np.searchsorted(start, high_ns, side="left"))
+            if last > first:
+                found.append(np.asarray(rows[first:last], np.int64))
+        if not found:
+            return np.empty(0, np.int64)
+        rows = np.concatenate(found)
+        rows = rows[self.end[rows] - self.start[rows] >= least_ns]
+        return np.sort(rows)
+
+    def of_lane(self, lane: int) -> slice:
+        """Where the events of a lane stand."""
+        return slice(int(self.lane_at[lane]), int(self.lane_at[lane + 1]))
+
+
+def _between(start: Int64, end: Int64, rows: Int32, low_ns: int, high_ns: int) -> tuple[int, int]:
+    """The part of ``rows`` (by start, not overlapping) that touches [low, high): a search that reads few pages."""
+    first, stop = 0, len(rows)
+    while first < stop:
+        middle = (first + stop) // 2
+        first, stop = (middle + 1, stop) if end[rows[middle]] <= low_ns else (first, middle)
+    last, stop = first, len(rows)
+    while last < stop:
+        middle = (last + stop) // 2
+        last, stop = (middle + 1, stop) if start[rows[middle]] < high_ns else (last, middle)
+    return first, last
+
+
+def build(events: Events) -> Index:
+    """The index of ``events``."""
+    count, kinds = len(events.lanes), len(CATEGORY_WORDS)
+    busy_key = events.lane.astype(np.int64) * kinds + events.category
+    order = np.argsort(busy_key, kind="stable")
+    lasts = (events.end - events.start)[order]
+    busy_at = np.searchsorted(busy_key[order], np.arange(count * kinds + 1))
+    sums = np.concatenate(([0], np.cumsum(lasts)))
+    base = np.repeat(sums[busy_at[:-1]], np.diff(busy_at))
+    step = np.frexp(np.maximum(events.end - events.start, 1).astype(np.float64))[1] - 1
+    exact = (np.int64(1) << step.astype(np.int64)) > np.maximum(events.end - events.start, 1)  # rounded up to a power
+    class_key = events.lane.astype(np.int64) * CLASSES + step - exact
+    by_class = np.argsort(class_key, kind="stable")
+    return Index(
+        lanes=events.lanes,
+        start=events.start,
+        end=events.end,
+        name=events.name,
+        category=events.category,
+        table=events.table,
+        row=events.row,
+        lane=events.lane,
+        lane_at=np.searchsorted(events.lane, np.arange(count + 1)),
+        busy_start=events.start[order],
+        busy_end=events.end[order],
+        busy_sum=sums[:-1] - base,
+        busy_at=busy_at,
+        by_class=by_class.astype(np.int32),
+        class_at=np.searchsorted(class_key[by_class], np.arange(count * CLASSES + 1)),
+    )
+
+
+def save(index: Index, folder: Path) -> None:
+    """Write the index as plain arrays; the lanes beside them."""
+    for key in _ARRAYS:
+        np.save(folder / f"{key}.npy", getattr(index, key))
+    (folder / "lanes.json").write_bytes(msgspec.json.encode([asdict(lane) for lane in index.lanes]))
+
+
+def load(folder: Path) -> Index:
+    """Map the index into memory; ``DataError`` where it is not there or damaged."""
+    try:
+        lanes = msgspec.json.decode((folder / "lanes.json").read_bytes(), type=list[dict[str, Any]])
+        arrays: dict[str, Any] = {
+            key: np.asarray(np.load(folder / f"{key}.npy", mmap_mode=_mode(folder / f"{key}.npy"))) for key in _ARRAYS
+        }
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise DataError(f"{folder}: no timeline is kept here ({error})") from error
+    return Index(lanes=tuple(Lane(**lane) for lane in lanes), **arrays)
+
+
+def events_kept(folder: Path) -> int | None:
+    """Events of the index that is kept in ``folder``; None: there is none."""
+    file = folder / "start.npy"
+    return len(np.load(file, mmap_mode=_mode(file))) if file.is_file() else None
+
+
+def _mode(path: Path) -> Any:
+    """An empty array cannot be mapped."""
+    return "r" if path.stat().st_size > 128 else None
+
+
+def names_by_time(index: Index) -> Iterator[tuple[int, int, int]]:
+    """(name, events, ns) of all names, those with most time first."""
+    codes, at = np.unique(index.name, return_inverse=True)
+    total = np.bincount(at, weights=(index.end - index.start).astype(np.float64)) if len(codes) else np.empty(0)
+    count = np.bincount(at) if len(codes) else np.empty(0, np.int64)
+    for place in np.argsort(-total, kind="stable").tolist():
+        yield int(codes[place]), int(count[place]), int(total[place])
+
+
+def categories(numbers: Sequence[int]) -> list[str]:
+    """Words of categories."""
+    return [CATEGORY_WORDS[Category(number)] for number in numbers]

@@ -1,0 +1,312 @@
+"""A trace as lanes: a row each for streams, threads and depths, in which no two events overlap. Nothing is dropped."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.compare.runs.keys import work_class
+from perfscope.dashboards.web.timeline.palette import OF_CLASS, Category, op_category
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
+
+Int32 = npt.NDArray[np.int32]
+UInt8 = npt.NDArray[np.uint8]
+
+
+_OF_SLICE = {
+    SliceKind.OP: Category.OP,
+    SliceKind.ANNOTATION: Category.ANNOTATION,
+    SliceKind.PYTHON: Category.PYTHON,
+    SliceKind.OVERHEAD: Category.OVERHEAD,
+    SliceKind.OTHER: Category.OP,
+}
+_NAMED = (SliceKind.OP, SliceKind.ANNOTATION, SliceKind.OTHER)
+"""Kinds of host spans whose name says what they work at; of others the kind alone does."""
+
+_OF_CALL = {
+    CallKind.KERNEL: Category.LAUNCH,
+    CallKind.GRAPH: Category.LAUNCH,
+    CallKind.COPY: Category.LAUNCH,
+    CallKind.MEMSET: Category.LAUNCH,
+    CallKind.SYNC: Category.SYNC,
+    CallKind.MEMORY: Category.CALL,
+    CallKind.OTHER: Category.CALL,
+}
+
+TABLES = ("steps", "kernels", "copies", "hlo_ops", "slices", "calls", "collectives")
+"""Tables whose rows are events; an event's ``table`` is the place in this list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One row of the picture."""
+
+    group: str
+    """What stands above it: a device, the host's processes."""
+    label: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """Events of all lanes, sorted by lane and start; arrays of one length. Times in ns on the trace's clock."""
+
+    lanes: tuple[Lane, ...]
+    lane: Int32
+    start: Int64
+    end: Int64
+    name: Int32
+    """Into the trace's strings."""
+    category: UInt8
+    table: UInt8
+    row: Int32
+    """In its table."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Events that share a line of the picture before they are divided into lanes by depth."""
+
+    group: str
+    label: str
+    start: Int64
+    end: Int64
+    name: Int32
+    category: UInt8
+    table: int
+    row: Int64
+    depth: Int64
+
+
+def events_of(trace: Trace) -> Events:
+    """All events of a trace, in lanes: steps, streams of devices, threads and collectives of the host."""
+    lanes: list[Lane] = []
+    held: dict[str, list[npt.NDArray[np.generic]]] = {
+        key: [] for key in ("lane", "start", "end", "name", "category", "table", "row")
+    }
+    for group, label, parts in _lines(trace):
+        start, end = (np.concatenate([getattr(part, key) for part in parts]) for key in ("start", "end"))
+        depth = _apart(start, end, np.concatenate([part.depth for part in parts]))
+        order = np.lexsort((end, start, depth))
+        first = len(lanes)
+        lanes += [Lane(group=group, label=label, depth=at) for at in range(int(depth.max()) + 1)]
+        held["lane"].append((first + depth[order]).astype(np.int32))
+        held["start"].append(start[order])
+        held["end"].append(end[order])
+        for key in ("name", "category", "row"):
+            held[key].append(np.concatenate([getattr(part, key) for part in parts])[order])
+        held["table"].append(np.concatenate([np.full(len(part.row), part.table, np.uint8) for part in parts])[order])
+    types = {
+        "lane": np.int32,
+        "start": np.int64,
+        "end": np.int64,
+        "name": np.int32,
+        "category": np.uint8,
+        "table": np.uint8,
+        "row": np.int32,
+    }
+    joined = {
+        key: (np.concatenate(arrays) if arrays else np.empty(0)).astype(types[key]) for key, arrays in held.items()
+    }
+    return Events(lanes=tuple(lanes), **joined)
+
+
+def _lines(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
+    """Lines of the picture from top to bottom."""
+    steps = trace.rows["steps"]
+    if len(steps):
+        part = _part(trace, "steps", np.arange(len(steps)), np.full(len(steps), Category.STEP), label="steps")
+        yield "", "steps", [part]
+    yield from _devices(trace)
+    yield from _instructions(trace)
+    yield from _threads(trace)
+    yield from _host_collectives(trace)
+
+
+def _devices(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
+    devices, kernels, copies = trace.rows["devices"], trace.rows["kernels"], trace.rows["copies"]
+    of_kernel = _kernel_categories(trace)
+    for device in range(len(devices)):
+        name = trace.text(int(devices["name"][device])) or "device"
+        group = f"{name} ({int(devices['ordinal'][device])})"
+        mine = np.flatnonzero(kernels["device"] == device), np.flatnonzero(copies["device"] == device)
+        streams = np.union1d(kernels["stream"][mine[0]], copies["stream"][mine[1]])
+        for stream in streams.tolist():
+            label = f"stream {stream}"
+            rows = [at[table["stream"][at] == stream] for at, table in zip(mine, (kernels, copies), strict=True)]
+            parts = [
+                _part(trace, "kernels", rows[0], of_kernel[rows[0]], label=label, group=group),
+                _part(trace, "copies", rows[1], np.full(len(rows[1]), Category.COPY), label=label, group=group),
+            ]
+            yield group, label, [part for part in parts if len(part.row)]
+
+
+def _instructions(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
+    """Instructions of XLA that are no row of the tables above: those around others, and its own devices."""
+    ops = trace.rows["hlo_ops"]
+    if not len(ops):
+        return
+    alone = (ops["kernel"] == MISSING) & (ops["copy"] == MISSING) & (ops["slice"] == MISSING)
+    for ordinal in np.unique(ops["ordinal"][alone]).tolist():
+        rows = np.flatnonzero(alone & (ops["ordinal"] == ordinal))
+        group = "XLA" if ordinal == MISSING else f"XLA device {ordinal}"
+        categories = _named(trace, ops["name"][rows], np.full(len(rows), Category.INSTRUCTION, np.uint8))
+        yield group, "instructions", [_part(trace, "hlo_ops", rows, categories, label="instructions", group=group)]
+
+
+def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
+    """Of each thread what runs (ops, calls), and apart from it the Python stack, which is deep and says who asked."""
+    slices, calls, threads = trace.rows["slices"], trace.rows["calls"], trace.rows["threads"]
+    python = slices["kind"] == SliceKind.PYTHON
+    of_slice = _mapped(slices["kind"], _OF_SLICE)
+    told = np.flatnonzero(np.isin(slices["kind"], _NAMED))
+    of_slice[told] = _named(trace, slices["name"][told], of_slice[told])
+    of_call = _mapped(calls["kind"], _OF_CALL)
+    depth = np.where(python, _depths(slices["parent"], python), _depths(slices["parent"], ~python))
+    below = np.zeros(len(calls), np.int64)
+    if len(slices):
+        work = _depths(slices["parent"], ~python)
+        inside = calls["parent"] != MISSING
+        above = calls["parent"][inside]
+        below[inside] = work[above] + ~python[above]
+    for thread in range(len(threads)):
+        spans, mine = np.flatnonzero(slices["thread"] == thread), np.flatnonzero(calls["thread"] == thread)
+        process = trace.text(int(threads["process"][thread]))
+        label = f"thread {trace.text(int(threads['thread'][thread]))}"
+        group = f"host, process {process}" if process else "host"
+        ran, stack = spans[~python[spans]], spans[python[spans]]
+        parts = [
+            _part(trace, "slices", ran, of_slice[ran], label=label, group=group, depth=depth[ran]),
+            _part(trace, "calls", mine, of_call[mine], label=label, group=group, depth=below[mine]),
+        ]
+        if len(ran) or len(mine):
+            yield group, label, [part for part in parts if len(part.row)]
+        if len(stack):
+            under = f"{label}, Python"
+            yield (
+                group,
+                under,
+                [_part(trace, "slices", stack, of_slice[stack], label=under, group=group, depth=depth[stack])],
+            )
+
+
+def _host_collectives(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
+    """Collectives that are neither a kernel nor a host span of the tables above."""
+    found = trace.rows["collectives"]
+    rows = np.flatnonzero((found["kernel"] == MISSING) & (found["slice"] == MISSING))
+    if len(rows):
+        categories = np.full(len(rows), Category.COLLECTIVE)
+        yield "collectives", "as recorded", [_part(trace, "collectives", rows, categories, label="as recorded")]
+
+
+def _part(
+    trace: Trace,
+    table: str,
+    rows: npt.ArrayLike,
+    category: npt.ArrayLike,
+    *,
+    label: str,
+    group: str = "",
+    depth: Int64 | None = None,
+) -> _Part:
+    held, at = trace.rows[table], np.asarray(rows, np.int64)
+    return _Part(
+        group=group,
+        label=label,
+        start=held["start_ns"][at],
+        end=held["end_ns"][at],
+        name=held["name"][at],
+        category=np.asarray(category, np.uint8),
+        table=TABLES.index(table),
+        row=at,
+        depth=np.zeros(len(at), np.int64) if depth is None else np.asarray(depth, np.int64),
+    )
+
+
+def _kernel_categories(trace: Trace) -> UInt8:
+    kernels = trace.rows["kernels"]
+    codes, at = np.unique(kernels["name"], return_inverse=True)
+    known = np.array([OF_CLASS.get(work_class(trace.text(int(code))), Category.KERNEL) for code in codes], np.uint8)
+    found = known[at] if len(codes) else np.empty(0, np.uint8)
+    return np.where(kernels["communication"], np.uint8(Category.COLLECTIVE), found)
+
+
+def _named(trace: Trace, names: npt.NDArray[np.generic], others: UInt8) -> UInt8:
+    """What names stand for; ``others`` where they tell nothing."""
+    if not len(names):
+        return others
+    codes, at = np.unique(names, return_inverse=True)
+    unknown = 255
+    told = [op_category(trace.text(int(code)), None) for code in codes]
+    found = np.array([unknown if one is None else one for one in told], np.uint8)[at]
+    return np.where(found == unknown, others, found)
+
+
+def _mapped(
+    kinds: npt.NDArray[np.generic],
+    words: dict[IntEnum, Category] | dict[SliceKind, Category] | dict[CallKind, Category],
+) -> UInt8:
+    known = np.zeros(max(int(kind) for kind in words) + 1, np.uint8)
+    for kind, category in words.items():
+        known[int(kind)] = category
+    found: UInt8 = known[kinds]
+    return found
+
+
+def _depths(parents: npt.NDArray[np.generic], counted: npt.NDArray[np.bool_]) -> Int64:
+    """Ancestors of each row that are ``counted``: parents stand before their children in the table."""
+    depth = np.where(parents == MISSING, 0, MISSING).astype(np.int64)
+    left = np.flatnonzero(depth == MISSING)
+    while len(left):
+        above = depth[parents[left]]
+        known = above != MISSING
+        depth[left[known]] = above[known] + counted[parents[left[known]]]
+        left = left[~known]
+    return depth
+
+
+def _apart(start: Int64, end: Int64, depth: Int64) -> Int64:
+    """Depths so that no two events of one depth overlap; those that did not are as they were.
+
+    Of what overlaps, later ones go to new depths below all others (a stream that runs kernels side by side).
+    """
+    found = depth.copy()
+    below = int(depth.max(initial=0)) + 1
+    for level in np.unique(depth).tolist():
+        rows = np.flatnonzero(depth == level)
+        rows = rows[np.lexsort((end[rows], start[rows]))]
+        reached = np.maximum.accumulate(end[rows])
+        if not (start[rows][1:] < reached[:-1]).any():
+            continue
+        spilled = _packed(start[rows], end[rows])
+        moved = spilled > 0
+        found[rows[moved]] = below + spilled[moved] - 1
+        below += int(spilled.max())
+    return found
+
+
+def _packed(start: Int64, end: Int64) -> Int64:
+    """The lowest free line for each of several intervals, in the order they begin."""
+    lines = np.zeros(len(start), np.int64)
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    used = 0
+    for at, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            line = heapq.heappop(free)
+        else:
+            line, used = used, used + 1
+        lines[at] = line
+        heapq.heappush(busy, (finish, line))
+    return lines

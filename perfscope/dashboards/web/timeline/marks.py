@@ -1,0 +1,151 @@
+"""Findings on the clocks of their traces: the pieces of time that a rule names, else the events that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfscope.dashboards.report.summary import FindingRow, summarize
+from perfscope.dashboards.web.timeline.index import Index, load
+from perfscope.dashboards.web.timeline.lanes import TABLES
+from perfscope.dashboards.web.views import Gathered, Job
+from perfscope.model.finding import MOST_SPANS, Finding
+from perfscope.model.trace import Source
+from perfscope.model.untrusted_text import sanitize
+
+MOST_MARKED = 300
+"""Findings, the costliest first; as many as the page of findings shows."""
+NAME_CHARS = 240
+"""As of the names and lines that are kept beside an index."""
+
+_WORK = tuple(TABLES.index(table) for table in ("kernels", "copies"))
+
+
+def ordered(job: Job) -> Iterator[tuple[FindingRow, Finding]]:
+    """Findings as pages number them, each as a row and as the rule gave it."""
+    pairs = zip(summarize(job.analysis).findings, (found for _, found in job.analysis.findings()), strict=True)
+    for at, pair in enumerate(pairs):
+        if at == MOST_MARKED:
+            return
+        yield pair
+
+
+def numbers(sources: Sequence[Source], gathered: Sequence[Gathered]) -> dict[int, int]:
+    """Place of a source in the analysis -> number of its trace: they are read in another order than they are shown."""
+    free: dict[tuple[str, str, int | None], list[int]] = {}
+    for one in gathered:
+        free.setdefault(_key(one.source), []).append(one.place.number)
+    found = {}
+    for place, source in enumerate(sources):
+        if held := free.get(_key(source)):
+            found[place] = held.pop(0)
+    return found
+
+
+def _key(source: Source) -> tuple[str, str, int | None]:
+    return source.path, source.format, source.rank
+
+
+def spans_in(finding: Finding, known: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    """(trace, start, end) of the pieces that the rule names, each on its trace's clock; ``known``: as of `numbers`."""
+    return [(known[one.source], one.start_ns, one.end_ns) for one in finding.spans if one.source in known]
+
+
+def marks(job: Job) -> list[dict[str, Any]]:
+    """A finding each that shows in time, by its place among all: rows of the picture, and what they say.
+
+    ``how``: ``piece``, as the rule says; ``line`` or ``name``: events of its line, or of the kernel or op it names,
+    those that take longest. Times are texts: a browser's numbers do not hold them.
+    """
+    return [
+        {
+            "finding": place,
+            "rule": one.row.rule,
+            "title": (one.row.title + one.row.on_ranks).replace("`", ""),
+            "severity": one.row.severity,
+            "gain": one.row.gain,
+            "known_by": one.row.known_by,
+            "how": one.how,
+            "spans": [[trace, str(start), str(end)] for trace, start, end in one.spans],
+        }
+        for place, one in enumerate(marked(job, [one for one in job.gathered if one.held["events"]]))
+        if one.spans
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """A finding and where it shows in time. ``how``: as of `marks`."""
+
+    row: FindingRow
+    finding: Finding
+    how: str
+    spans: Sequence[tuple[int, int, int]]
+    """(trace, start, end), the costliest or longest first; none: nothing recorded is of it."""
+
+
+def marked(job: Job, indexed: Sequence[Gathered]) -> Iterator[Marked]:
+    """All findings as pages number them. ``indexed``: traces with events, their place that of the timeline's index."""
+    known, events = numbers(job.analysis.sources, job.gathered), [_Events(one) for one in indexed]
+    for row, finding in ordered(job):
+        how, spans = "piece", spans_in(finding, known)
+        if not spans:
+            how, spans = _by_place(finding, events)
+        yield Marked(row=row, finding=finding, how=how, spans=spans)
+
+
+class _Events:
+    """The index of one trace with its lines and names, read once."""
+
+    def __init__(self, one: Gathered) -> None:
+        folder = one.place.folder
+        self.number = one.place.number
+        self.rank = one.source.rank
+        self.index: Index = load(folder)
+        self.site = np.load(folder / "site.npy")
+        self.lines = {each["label"]: at for at, each in enumerate(_plain(folder / "sites.json", list[dict[str, str]]))}
+        self.names = {text: code for code, text in _plain(folder / "texts.json", dict[int, str]).items()}
+
+    def longest(self, rows: Any) -> list[tuple[int, int, int, int]]:
+        """(length, trace, start, end); work on a device alone where there is any, for that is where it costs."""
+        work = rows[np.isin(self.index.table[rows], _WORK)]
+        chosen = work if len(work) else rows
+        length = self.index.end[chosen] - self.index.start[chosen]
+        order = np.argsort(-length, kind="stable")[:MOST_SPANS]
+        return [
+            (int(length[at]), self.number, int(self.index.start[chosen[at]]), int(self.index.end[chosen[at]]))
+            for at in order.tolist()
+        ]
+
+    def of_line(self, label: str) -> Any:
+        at = self.lines.get(sanitize(label, NAME_CHARS))
+        return np.flatnonzero(self.site == at) if at is not None else np.empty(0, np.int64)
+
+    def of_name(self, name: str) -> Any:
+        code = self.names.get(sanitize(name, NAME_CHARS))
+        return np.flatnonzero(self.index.name == code) if code is not None else np.empty(0, np.int64)
+
+
+def _by_place(finding: Finding, events: Sequence[_Events]) -> tuple[str, list[tuple[int, int, int]]]:
+    """Events of what the finding names, on the ranks that show it."""
+    where = finding.where
+    mine = [one for one in events if not finding.ranks or one.rank is None or one.rank in finding.ranks]
+    looks = [("line", where.label())] if where.file is not None and where.line is not None else []
+    looks += [("name", name) for name in (where.kernel, where.op) if name]
+    for how, label in looks:
+        found = [
+            each for one in mine for each in one.longest(one.of_line(label) if how == "line" else one.of_name(label))
+        ]
+        if found:
+            found.sort(key=lambda each: -each[0])
+            return how, [(trace, start, end) for _, trace, start, end in found]
+    return "piece", []
+
+
+def _plain(path: Path, kind: Any) -> Any:
+    return msgspec.json.decode(path.read_bytes(), type=kind)

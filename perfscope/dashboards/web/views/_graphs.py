@@ -1,0 +1,253 @@
+"""A subject of the graph page: what is drawn around one thing, as plain values with places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfscope.model.untrusted_text import clean, sanitize, shorten
+
+# Places of a small graph's nodes: layers from top to bottom, fusions as boxes whose nodes stay together.
+#
+# A box is laid out by itself and then stands in the layers as one node, so no other node ever lies in it.
+
+
+NODE_W, NODE_H = 186, 46
+GAP_X, GAP_Y = 22, 52
+PAD, HEAD = 14, 34
+"""Of a box: around its nodes, and above them for its words."""
+ABREAST = 6
+"""Nodes of a layer in one row; more go below, so that a graph of many inputs is no ribbon."""
+
+LayoutEdge = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Laid:
+    x: list[float]
+    y: list[float]
+    width: float
+    height: float
+
+
+def laid_out(boxes: Sequence[int], edges: Iterable[LayoutEdge]) -> dict[str, Any]:
+    """Places in pixels. ``boxes``: by node the number of its box, ``-1`` for none; ``edges``: (from, to).
+
+    ``x``, ``y``: of each node's upper left corner; ``boxes``: by number ``(x, y, width, height)``; and the size.
+    """
+    pairs = [(a, b) for a, b in edges if a != b]
+    members: dict[int, list[int]] = {}
+    for node, box in enumerate(boxes):
+        if box >= 0:
+            members.setdefault(box, []).append(node)
+    unit_of: list[int] = [0] * len(boxes)
+    units: list[list[int]] = []
+    seen: dict[int, int] = {}
+    for node, box in enumerate(boxes):
+        if box >= 0 and box in seen:
+            unit_of[node] = seen[box]
+            continue
+        if box >= 0:
+            seen[box] = len(units)
+        unit_of[node] = len(units)
+        units.append(members[box] if box >= 0 else [node])
+    inner: dict[int, _Laid] = {}
+    sizes: list[tuple[float, float]] = []
+    for number, nodes in enumerate(units):
+        if boxes[nodes[0]] < 0:
+            sizes.append((NODE_W, NODE_H))
+            continue
+        place = {node: at for at, node in enumerate(nodes)}
+        inside = [(place[a], place[b]) for a, b in pairs if a in place and b in place]
+        inner[number] = laid = _layered([(NODE_W, NODE_H)] * len(nodes), inside)
+        sizes.append((laid.width + 2 * PAD, laid.height + PAD + HEAD))
+    between = {(unit_of[a], unit_of[b]) for a, b in pairs if unit_of[a] != unit_of[b]}
+    outer = _layered(sizes, sorted(between))
+    x, y = [0.0] * len(boxes), [0.0] * len(boxes)
+    placed: dict[int, tuple[float, float, float, float]] = {}
+    for number, nodes in enumerate(units):
+        left, top = outer.x[number], outer.y[number]
+        if number not in inner:
+            x[nodes[0]], y[nodes[0]] = left, top
+            continue
+        placed[boxes[nodes[0]]] = (left, top, *sizes[number])
+        for at, node in enumerate(nodes):
+            x[node], y[node] = left + PAD + inner[number].x[at], top + HEAD + inner[number].y[at]
+    return {"x": x, "y": y, "boxes": placed, "width": outer.width, "height": outer.height}
+
+
+def _layered(sizes: Sequence[tuple[float, float]], edges: Iterable[LayoutEdge]) -> _Laid:
+    """Each node below all it reads, in the order of what it reads; layers stand centred."""
+    pairs = list(edges)
+    layer = _layers(len(sizes), pairs)
+    rows: dict[int, list[int]] = {}
+    for node, level in enumerate(layer):
+        rows.setdefault(level, []).append(node)
+    sources: dict[int, list[int]] = {}
+    for a, b in pairs:
+        sources.setdefault(b, []).append(a)
+    x, y = [0.0] * len(sizes), [0.0] * len(sizes)
+    top, widest = 0.0, 0.0
+    lines: list[tuple[list[int], float]] = []
+    for level in sorted(rows):
+        above = {node: [x[one] + sizes[one][0] / 2 for one in sources.get(node, [])] for node in rows[level]}
+        middle = {node: sum(found) / len(found) if found else 0.0 for node, found in above.items()}
+        nodes = sorted(rows[level], key=lambda node: (middle[node], node))
+        for first in range(0, len(nodes), ABREAST):
+            line = nodes[first : first + ABREAST]
+            left = 0.0
+            for node in line:
+                x[node], y[node] = left, top
+                left += sizes[node][0] + GAP_X
+            lines.append((line, left - GAP_X))
+            widest = max(widest, left - GAP_X)
+            top += max(sizes[node][1] for node in line) + GAP_Y
+    for line, width in lines:
+        for node in line:
+            x[node] += (widest - width) / 2
+    return _Laid(x=x, y=y, width=widest, height=max(0.0, top - GAP_Y))
+
+
+def _layers(count: int, edges: Sequence[LayoutEdge]) -> list[int]:
+    """By node: the longest path to it. Of a cycle, which a part of a program can look like, one edge is left out."""
+    waits = [0] * count
+    readers: list[list[int]] = [[] for _ in range(count)]
+    for a, b in edges:
+        readers[a].append(b)
+        waits[b] += 1
+    layer = [0] * count
+    left = set(range(count))
+    ready = [node for node in range(count) if not waits[node]]
+    while left:
+        node = ready.pop() if ready else min(left, key=lambda one: (waits[one], one))
+        if node not in left:
+            continue
+        left.discard(node)
+        for reader in readers[node]:
+            if reader not in left:
+                continue
+            layer[reader] = max(layer[reader], layer[node] + 1)
+            waits[reader] -= 1
+            if not waits[reader]:
+                ready.append(reader)
+    return layer
+
+
+MOST_NODES = 60
+"""Of one picture: a screen of names that can still be read."""
+TEXT_CHARS = 6_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Something that runs, or a value that is there before. ``box``: number in ``Subject.boxes``; ``-1``: in none."""
+
+    name: str
+    what: str
+    box: int = -1
+    line: str = ""
+    bytes: int | None = None
+    """Of its result."""
+    ns: int | None = None
+    text: str = ""
+    """As its program spells it, to be copied."""
+    chosen: bool = False
+    """The picture is about it."""
+    runs: bool = True
+    """False: a value that is there before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A value on its way. ``bytes``: its size, at most what goes through memory; ``None``: inside a kernel."""
+
+    start: int
+    end: int
+    bytes: int | None
+    said: str = ""
+    saved: bool = False
+    """It could stay on the chip."""
+
+
+def _merged(edges: Sequence[Edge]) -> list[dict[str, Any]]:
+    """Edges as JSON, all values between the same two nodes as one: their bytes are summed."""
+    found: dict[tuple[int, int], list[Edge]] = {}
+    for edge in edges:
+        if edge.start != edge.end:
+            found.setdefault((edge.start, edge.end), []).append(edge)
+    made = []
+    for (start, end), held in found.items():
+        sizes = [edge.bytes for edge in held if edge.bytes is not None]
+        words = list(dict.fromkeys(edge.said for edge in held if edge.said))
+        if len(held) > 1:
+            words = [f"{len(held):,} values", *words[:3]]
+        made.append(
+            {
+                "from": start,
+                "to": end,
+                "bytes": sum(sizes) if sizes else None,
+                "said": sanitize(", ".join(words), 200),
+                "saved": any(edge.saved for edge in held),
+            }
+        )
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """What is one kernel, or could be one."""
+
+    title: str
+    said: str = ""
+    is_one: bool = True
+    """False: it could be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One picture. ``names`` and ``lines``: by which findings name it; ``weight``: what comes first without one."""
+
+    kind: str
+    title: str
+    why: str
+    weight: float
+    nodes: Sequence[Node]
+    edges: Sequence[Edge]
+    boxes: Sequence[Box]
+    names: frozenset[str]
+    lines: frozenset[str]
+    said: tuple[str, ...] = ()
+    left: int = field(default=0)
+    """Neighbours that are not drawn."""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON, laid out; every text is cleaned."""
+        place = laid_out([node.box for node in self.nodes], [(edge.start, edge.end) for edge in self.edges])
+        return {
+            "kind": self.kind,
+            "title": sanitize(self.title, 300),
+            "why": sanitize(self.why, 400),
+            "said": [sanitize(one, 600) for one in self.said],
+            "left": self.left,
+            "width": round(place["width"]),
+            "height": round(place["height"]),
+            "node": [NODE_W, NODE_H],
+            "nodes": [
+                {
+                    "name": sanitize(node.name, 200), "what": sanitize(node.what, 120), "line": sanitize(node.line, 200),
+                    "bytes": node.bytes, "ns": node.ns, "text": shorten(clean(node.text), TEXT_CHARS),
+                    "chosen": node.chosen, "runs": node.runs, "box": node.box,
+                    "x": round(place["x"][at], 1), "y": round(place["y"][at], 1),
+                }
+                for at, node in enumerate(self.nodes)
+            ],
+            "edges": _merged(self.edges),
+            "boxes": [
+                {
+                    "title": sanitize(box.title, 120), "said": sanitize(box.said, 400), "one": box.is_one,
+                    "at": [round(one, 1) for one in place["boxes"].get(number, ())],
+                }
+                for number, box in enumerate(self.boxes)
+            ],
+        }  # fmt: skip

@@ -1,0 +1,80 @@
+"""Findings with evidence and advice, what to look for in the timeline, what could not look, and what is clean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from perfscope.dashboards.report.html_findings import finding_card, nothing_found
+from perfscope.dashboards.report.html_report import not_flagged
+from perfscope.dashboards.report.summary import FindingRow, summarize
+from perfscope.dashboards.web.timeline.index import events_kept
+from perfscope.dashboards.web.timeline.marks import marked, numbers
+from perfscope.dashboards.web.views import Job, Place
+from perfscope.dashboards.web.views._tables import is_of_memory, why_unplaced
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
+
+MOST_PIECES = 6
+"""Of a finding, that it links to; the timeline itself has all that the rule names."""
+MOST_NAMES = 4
+"""Of a finding, that the timeline is asked for: a chain of more is recognised by its first."""
+
+
+def gather(trace: Trace, place: Place) -> None:
+    """Nothing of a trace but its number, which links into the timeline name."""
+
+
+def view(job: Job) -> dict[str, Any]:
+    """``findings``: a card each, ``at``: pieces of the timeline, ``find``: names; ``after``: cards of all other rules.
+
+    A piece has ``mark`` for the address of the timeline, and what it is in words (``said``); ``how``: as of
+    `timeline.marks`. ``none``: why there is none. ``nothing``: of no findings, how much that says.
+    """
+    summary = summarize(job.analysis)
+    beside = job.folder.parent / "timeline"  # made before any view is written
+    placed = [replace(one, place=replace(one.place, folder=beside / str(one.place.number))) for one in job.gathered]
+    events = [events_kept(one.place.folder) for one in placed]
+    indexed = [one for one, held in zip(placed, events, strict=True) if held]
+    empty = all(held == 0 for held in events)
+    rows = [
+        {
+            "rule": one.row.rule,
+            "html": finding_card(one.row, opened=at == 0),
+            "at": [] if empty else _pieces(job, one.spans),
+            "how": one.how,
+            "none": ""
+            if one.spans and not empty
+            else why_unplaced(job.analysis, one.row, one.finding, anything=not empty),
+            "memory": is_of_memory(one.row),
+            "find": [] if empty else _names(one.row),
+        }
+        for at, one in enumerate(marked(job, indexed))
+    ]
+    return {
+        "findings": rows,
+        "nothing": "" if rows else nothing_found(summary),
+        "left": len(summary.findings) - len(rows),
+        "after": "".join(not_flagged(summary)),
+    }
+
+
+def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, str]]:
+    starts, sources = job.analysis.starts_ns, job.analysis.sources
+    place_of = {number: place for place, number in numbers(sources, job.gathered).items()}
+    found = []
+    for number, start, end in spans[:MOST_PIECES]:
+        rank, since = sources[place_of[number]].rank, start - starts[place_of[number]]
+        said = f"{format_ns(end - start)}, {format_ns(abs(since))} {'behind' if since >= 0 else 'before'} the start"
+        whose = "" if len(sources) == 1 or rank is None else f" of rank {rank}"
+        found.append({"mark": f"{number}:{start}-{end}", "said": said + whose})
+    return found
+
+
+def _names(row: FindingRow) -> list[str]:
+    """Kernels and ops that the finding, or its evidence, names."""
+    found = [name for what, name in row.place if what in ("kernel", "op")]
+    for cells in row.evidence:
+        found += [str(cells[key]) for key in ("kernel", "op") if cells.get(key)]
+    return list(dict.fromkeys(found))[:MOST_NAMES]

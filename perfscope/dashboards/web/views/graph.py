@@ -1,0 +1,117 @@
+"""The graph around a finding: instructions or ops with the bytes between them, and what is, or could be, one kernel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from perfscope.dashboards.report.summary import FindingRow, summarize
+from perfscope.dashboards.web.views import Job, Place
+from perfscope.dashboards.web.views._graph_hlo import program_subjects
+from perfscope.dashboards.web.views._graph_torch import inductor_subjects, op_subjects
+from perfscope.dashboards.web.views._graphs import Subject
+from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
+
+MOST_SUBJECTS = 40
+MOST_TRACES = 2
+"""Ranks whose graphs are drawn: all run one program, or one of two stages."""
+
+_HEADS = (
+    Head(key="subject", title="picture", unit="count", width=90),
+    Head(key="bytes", title="size", unit="bytes", width=130),
+    Head(key="from", title="from", unit="code"),
+    Head(key="to", title="to", unit="code", width=260),
+    Head(key="said", title="what", width=190),
+    Head(key="from_line", title="line of from", unit="code", width=220),
+    Head(key="to_line", title="line of to", unit="code", width=220),
+)
+
+
+def gather(trace: Trace, place: Place) -> dict[str, Any]:
+    """Pictures of one rank: candidates, of which the findings choose; and what the rank lacks."""
+    subjects: list[Subject] = []
+    if place.number < MOST_TRACES:
+        subjects = [*program_subjects(trace), *inductor_subjects(trace), *op_subjects(trace)]
+    has = {
+        "hlo": bool(trace.hlo),
+        "op_graph": trace.op_graph is not None,
+        "compile_log": trace.compile_log is not None,
+        "kernels": trace.compile_log is not None and bool(trace.compile_log.kernels),
+        "refusals": trace.compile_log is not None and trace.compile_log.has_refusals,
+        "why": trace.why_no_step or "",
+    }
+    return {"subjects": subjects, "has": has}
+
+
+def view(job: Job) -> dict[str, Any]:
+    """``subjects``: pictures, those of findings first; ``tables``: their edges as rows; ``lacks``: in words."""
+    found: dict[tuple[str, str, str], Subject] = {}
+    alike: Counter[tuple[str, str, str]] = Counter()
+    for one in job.gathered:
+        rank: Counter[tuple[str, str, str]] = Counter()
+        for subject in one.held["subjects"]:
+            key = (subject.kind, subject.title, subject.why)
+            found.setdefault(key, subject)
+            rank[key] += 1
+        alike |= rank
+    findings = summarize(job.analysis).findings
+    told = {key: _findings(subject, findings) for key, subject in found.items()}
+    order = sorted(found, key=lambda key: (not told[key], told[key][0] if told[key] else 0))
+    kept = order[:MOST_SUBJECTS]
+    subjects = []
+    for key in kept:
+        rows = [(at, findings[at]) for at in told[key][:3]]
+        made = found[key].plain() | {"alike": alike[key] - 1}
+        subjects.append(made | {"findings": [{"at": at, "rule": row.rule, "title": row.title} for at, row in rows]})
+    edges = [row for number, subject in enumerate(subjects) for row in _rows(number, subject)]
+    return {
+        "subjects": subjects,
+        "left": len(order) - len(kept),
+        "tables": {"edges": table(_HEADS, edges)},
+        "lacks": _lacks([one.held["has"] for one in job.gathered], drawn=bool(subjects)),
+    }
+
+
+def _findings(subject: Subject, findings: Sequence[FindingRow]) -> list[int]:
+    """Findings, by their place in the list, that name an instruction or kernel of the picture, or its line."""
+    found = []
+    for at, row in enumerate(findings):
+        cells = {str(value) for cells in row.evidence for value in cells.values() if isinstance(value, str)}
+        names = {part for cell in cells for part in cell.split(", ")}
+        if names & subject.names or row.where in subject.lines:
+            found.append(at)
+    return found
+
+
+def _rows(number: int, subject: dict[str, Any]) -> list[list[Any]]:
+    nodes = subject["nodes"]
+    rows = []
+    for edge in subject["edges"]:
+        start, end = nodes[edge["from"]], nodes[edge["to"]]
+        said = edge["said"] or ("inside one kernel" if edge["bytes"] is None else "")
+        rows.append([number + 1, edge["bytes"], start["name"], end["name"], said, start["line"], end["line"]])
+    return sorted(rows, key=lambda row: -(row[1] or 0))
+
+
+def _lacks(rows: list[dict[str, Any]], *, drawn: bool) -> list[str]:
+    if not any(row["hlo"] or row["op_graph"] or row["compile_log"] for row in rows):
+        return [
+            "No graph was recorded. perfscope run train.py records the op graph of a step and what torch.compile "
+            "decided (PyTorch), or the compiled programs (JAX); programs that XLA dumped "
+            "(XLA_FLAGS=--xla_dump_to=DIR) can be opened by themselves."
+        ]
+    said = []
+    if not drawn and not any(row["hlo"] or row["op_graph"] for row in rows):
+        why = next((row["why"] for row in rows if row["why"]), "")
+        said.append(
+            "torch.compile's log names no kernels (inductor makes them), and there is no op graph of a step"
+            + (f": {sanitize(why, 400)}." if why else ", which perfscope run train.py records.")
+        )
+    if any(row["kernels"] and not row["refusals"] for row in rows):
+        said.append(
+            "Why inductor kept kernels apart was not recorded: perfscope run train.py records it, TORCH_TRACE does not."
+        )
+    return said

@@ -1,0 +1,169 @@
+"""Where the time goes by name: kernels and copies of devices, ops of the host, instructions of compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfscope.analyzers.compare.runs.keys import work_class
+from perfscope.analyzers.programs.hot_instructions import hot_instructions
+from perfscope.analyzers.time.op_time import op_times
+from perfscope.analyzers.time.sites import call_site
+from perfscope.dashboards.web.views import Job, Place
+from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.untrusted_text import sanitize
+
+NAME_CHARS = 400
+HEADS = (
+    Head(key="name", title="name", unit="code"),
+    Head(key="ns", title="time", unit="ns", width=100),
+    Head(key="share", title="share", unit="share", width=84),
+    Head(key="count", title="calls", unit="count", width=90),
+    Head(key="mean_ns", title="mean", unit="ns", width=96),
+    Head(key="line", title="line", unit="code", width=240),
+    Head(key="class", title="what", width=130),
+    Head(key="op", title="launched by", unit="code", width=190),
+    Head(key="least_ns", title="least", unit="ns", width=96),
+    Head(key="most_ns", title="most", unit="ns", width=96),
+)
+"""What a reader begins with stands first: a phone shows two columns, a laptop the first seven."""
+INSTRUCTION_HEADS = (
+    Head(key="rank", title="rank", unit="count", width=70),
+    Head(key="name", title="instruction", unit="code"),
+    Head(key="ns", title="time", unit="ns", width=96),
+    Head(key="share", title="share", unit="share", width=80),
+    Head(key="basis", title="known by", width=104),
+    Head(key="line", title="line", unit="code", width=240),
+    Head(key="opcode", title="opcode", width=110),
+    Head(key="phase", title="phase", width=104),
+    Head(key="scope", title="scope", unit="code", width=220),
+    Head(key="count", title="calls", unit="count", width=80),
+    Head(key="roof_ns", title="least possible", unit="ns", width=110),
+    Head(key="headroom_ns", title="beyond it", unit="ns", width=100),
+    Head(key="flops", title="FLOPs a call", unit="number", width=110),
+    Head(key="bytes", title="bytes a call", unit="bytes", width=110),
+    Head(key="program", title="program", unit="code", width=150),
+)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """All calls of one name, over the ranks."""
+
+    name: str
+    ns: int
+    count: int
+    least_ns: int
+    most_ns: int
+    what: str
+    op: str
+    line: str
+
+    def add(self, other: _Sum) -> None:
+        """Take in another rank's; the place stays that of the first that knows one."""
+        self.ns += other.ns
+        self.count += other.count
+        self.least_ns = min(self.least_ns, other.least_ns)
+        self.most_ns = max(self.most_ns, other.most_ns)
+        self.op, self.line = self.op or other.op, self.line or other.line
+
+
+def gather(trace: Trace, place: Place) -> dict[str, list[Any]]:
+    """Sums of one rank by kind."""
+    return {"kernels": list(_device_work(trace)), "ops": list(_ops(trace)), "instructions": list(_instructions(trace))}
+
+
+def view(job: Job) -> dict[str, Any]:
+    """``tables``: one a kind, the longest first. Shares are of the kind's sum, so they add up to one."""
+    tables = {}
+    for kind in ("kernels", "ops"):
+        merged: dict[str, _Sum] = {}
+        for one in job.gathered:
+            for row in one.held[kind]:
+                if row.name in merged:
+                    merged[row.name].add(row)
+                else:
+                    merged[row.name] = row
+        tables[kind] = table(HEADS, _rows(merged.values())) | {"ns": sum(row.ns for row in merged.values())}
+    rows = [[one.source.rank, *row] for one in job.gathered for row in one.held["instructions"]]
+    rows.sort(key=lambda row: -row[2])
+    several = len(job.gathered) > 1
+    heads, cut = (INSTRUCTION_HEADS, rows) if several else (INSTRUCTION_HEADS[1:], [row[1:] for row in rows])
+    tables["instructions"] = table(heads, cut) | {"ns": sum(row[2] for row in rows)}
+    return {"tables": tables, "ranks": len(job.gathered)}
+
+
+def _rows(found: Iterable[_Sum]) -> Iterator[list[Any]]:
+    rows = sorted(found, key=lambda row: (-row.ns, row.name))
+    whole = sum(row.ns for row in rows) or 1
+    for row in rows:
+        mean = row.ns // max(row.count, 1)
+        yield [
+            row.name, row.ns, row.ns / whole, row.count, mean, row.line, row.what, row.op, row.least_ns, row.most_ns,
+        ]  # fmt: skip
+
+
+def _device_work(trace: Trace) -> Iterator[_Sum]:
+    """Kernels and copies by name; the op and the line are those of the longest one."""
+    for name in ("kernels", "copies"):
+        rows = trace.rows[name]
+        if not len(rows):
+            continue
+        lasts = rows["end_ns"] - rows["start_ns"]
+        for code, mine in _by_name(rows["name"]):
+            longest = int(mine[np.argmax(lasts[mine])])
+            op = int(rows["op"][longest])
+            text = sanitize(trace.text(code), NAME_CHARS)
+            what = "copy" if name == "copies" else work_class(trace.text(code))
+            yield _summed(text, lasts[mine], what, trace, op)
+
+
+def _ops(trace: Trace) -> Iterator[_Sum]:
+    """Ops by name, by the time spent in them and in nothing inside them."""
+    times = trace.fact(op_times)
+    names = trace.rows["slices"]["name"][times.row]
+    for code, mine in _by_name(names):
+        longest = int(times.row[mine[np.argmax(times.self_ns[mine])]])
+        text = trace.text(code)
+        yield _summed(sanitize(text, NAME_CHARS), times.self_ns[mine], work_class(text), trace, longest, own=True)
+
+
+def _instructions(trace: Trace) -> Iterator[list[Any]]:
+    """Rows of instructions, one table for all programs; shares are of the time of their own list."""
+    for spots in trace.fact(hot_instructions):
+        for one in spots.instructions:
+            place = "" if one.file is None else f"{one.file}:{one.line}" if one.line is not None else one.file
+            yield [
+                sanitize(one.instruction, NAME_CHARS), one.time_ns, one.time_ns / (spots.total_ns or 1), spots.basis,
+                sanitize(place or one.serves or ""), sanitize(one.opcode or ""), one.phase or "", sanitize(one.scope or ""),
+                one.calls, None if one.roof_ns is None else round(one.roof_ns), one.headroom_ns, one.flops, one.bytes,
+                sanitize(one.program),
+            ]  # fmt: skip
+
+
+def _summed(name: str, lasts: np.ndarray, what: str, trace: Trace, op: int, *, own: bool = False) -> _Sum:
+    site = call_site(trace, op)
+    return _Sum(
+        name=name or "(no name)",
+        ns=int(lasts.sum()),
+        count=len(lasts),
+        least_ns=int(lasts.min()),
+        most_ns=int(lasts.max()),
+        what=what,
+        op="" if own or op == MISSING else sanitize(trace.text(int(trace.rows["slices"]["name"][op]))),
+        line="" if site.file is None else sanitize(site.where().label()),
+    )
+
+
+def _by_name(names: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(code, rows) of each name."""
+    if not len(names):
+        return
+    order = np.argsort(names, kind="stable")
+    codes, first = np.unique(names[order], return_index=True)
+    for code, rows in zip(codes.tolist(), np.split(order, first[1:]), strict=True):
+        yield int(code), rows

@@ -1,0 +1,230 @@
+"""Ranks of a job side by side: a heat map of who waited at each collective, device busy by step, links, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfscope.analyzers.ranks.devices import DeviceSet, device_set
+from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.matching import Matched
+from perfscope.analyzers.ranks.processes import process_sets
+from perfscope.analyzers.ranks.sets import rank_sets
+from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal, table_of
+from perfscope.analyzers.sections.collectives import MOST_JOBS
+from perfscope.dashboards.report.sections.collectives import collectives_view, ranks_text
+from perfscope.dashboards.report.sections.collectives_formats import collectives_cards
+from perfscope.dashboards.web.views import Job, Place
+from perfscope.dashboards.web.views._heat import busy_map, wait_map
+from perfscope.dashboards.web.views._not_recorded import is_jax
+from perfscope.dashboards.web.views._rank_parts import busy_of, links_of
+from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
+from perfscope.model.collectives import bus_factor
+from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
+
+FEW_MEMBERS = 16
+"""Ranks that have a column of their own in the tables."""
+KIND_HEADS = (
+    Head(key="collective", title="collective", width=130),
+    Head(key="mean_wait_ns", title="wait, mean", unit="ns", width=122),
+    Head(key="worst_wait_ns", title="wait, worst", unit="ns", width=126),
+    Head(key="worst", title="who", unit="count", width=70),
+    Head(key="share", title="waiting", unit="share", width=86),
+    Head(key="count", title="calls", unit="count", width=80),
+    Head(key="median_core_ns", title="each takes", unit="ns", width=122),
+    Head(key="core_ns", title="core, all", unit="ns", width=100),
+    Head(key="group", title="group", width=130),
+    Head(key="axis", title="axis (guess)", width=128),
+    Head(key="message_bytes", title="message", unit="bytes", width=116),
+    Head(key="dtype", title="type", width=90),
+    Head(key="algorithm", title="algorithm", width=110),
+    Head(key="bus_bytes_per_s", title="bus bytes/s", unit="number", width=104),
+    Head(key="caveat", title="what to know", width=320),
+)
+EACH_HEADS = (
+    Head(key="number", title="number", unit="count", width=104),
+    Head(key="collective", title="collective", width=130),
+    Head(key="worst_wait_ns", title="wait, worst", unit="ns", width=104),
+    Head(key="worst", title="who", unit="count", width=70),
+    Head(key="last", title="came last", unit="count", width=92),
+    Head(key="wait_ns", title="wait, all", unit="ns", width=100),
+    Head(key="core_ns", title="core", unit="ns", width=96),
+    Head(key="group", title="group", width=130),
+    Head(key="message_bytes", title="message", unit="bytes", width=96),
+    Head(key="bus_bytes_per_s", title="bus bytes/s", unit="number", width=104),
+)
+TOTAL_HEADS = (
+    Head(key="member", title="rank", unit="count", width=90),
+    Head(key="collectives", title="collectives", unit="count", width=110),
+    Head(key="wait_ns", title="waited", unit="ns", width=110),
+    Head(key="core_ns", title="in collectives", unit="ns", width=120),
+    Head(key="exposed_ns", title="exposed", unit="ns", width=110),
+    Head(key="last", title="came last", unit="count", width=110),
+)
+LINK_HEADS = (
+    Head(key="rank", title="rank", unit="count", width=80),
+    Head(key="link", title="link", width=220),
+    Head(key="samples", title="samples", unit="count", width=100),
+    Head(key="mean", title="mean while communicating", unit="number", width=190),
+    Head(key="most", title="most", unit="number", width=100),
+    Head(key="unit", title="unit", width=170),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Set:
+    """One job: what stands side by side, and what of it was put together."""
+
+    label: str
+    member: str
+    members: tuple[int, ...]
+    matched: Sequence[Matched]
+    kinds: Sequence[CollectiveKind]
+    totals: Sequence[RankTotal]
+    traces: Mapping[int, Trace]
+    """By member."""
+
+
+def gather(trace: Trace, place: Place) -> dict[str, Any]:
+    """Of one rank: how busy its devices were by step, and its links' counters."""
+    return {"busy": busy_of(trace, place.number), "links": links_of(trace), "jax": is_jax(trace)}
+
+
+def view(job: Job) -> dict[str, Any]:
+    """``html``: the cards; ``jobs``: a heat map each and its tables; ``busy``: the other heat map; ``tables``.
+
+    ``jax``: it is of a JAX program.
+    """
+    found = collectives_view(job.analysis.collectives)
+    numbers = {(one.source.path, one.source.rank): one.place.number for one in job.gathered}
+    tables: dict[str, Any] = {}
+    jobs = []
+    for at, one in enumerate(list(_sets(job.traces))[:MOST_JOBS]):
+        behind = "" if at == 0 else f"-{at + 1}"
+        tables |= {
+            f"collectives{behind}": _each(one),
+            f"kinds{behind}": _kinds(one),
+            f"members{behind}": table(TOTAL_HEADS, (_total(row) for row in one.totals)),
+        }
+        heat = wait_map(one.matched, one.members, {row.rank: row.wait_ns for row in one.totals}, one.member)
+        for row in [] if heat is None else heat["rows"]:
+            source = one.traces[row["member"]].source
+            row["trace"] = numbers.get((source.path, source.rank))
+        jobs.append({"label": one.label, "member": one.member, "heat": heat, "bars": _bars(one), "behind": behind})
+    links = [row for one in job.gathered for row in one.held["links"]]
+    if links:
+        tables["links"] = table(LINK_HEADS, sorted(links, key=lambda row: -row[3]))
+    return {
+        "html": "" if found is None else "".join(collectives_cards(found)),
+        "jobs": jobs,
+        "busy": busy_map([device for one in job.gathered for device in one.held["busy"]]),
+        "tables": tables,
+        "jax": any(one.held["jax"] for one in job.gathered),
+    }
+
+
+def _sets(traces: Sequence[Trace]) -> Iterator[_Set]:
+    """As `collectives_section` finds them: ranks of torch, devices of several JAX processes, devices of one."""
+    if sum(map(has_ranks, traces)) > 1:
+        for ranks in rank_sets(traces):
+            if not ranks.matching.matched:
+                continue
+            found = table_of(ranks)
+            yield _Set(
+                label=ranks.job.label(), member="rank", members=ranks.job.ranks, matched=ranks.matching.matched,
+                kinds=found.kinds, totals=found.ranks,
+                traces={member.rank: member.trace for member in ranks.job.members},
+            )  # fmt: skip
+    processes = process_sets(traces)
+    joined = {id(member.trace) for one in processes for member in one.ranks.job.members}
+    for one in processes:
+        held = {member.rank: member.trace for member in one.ranks.job.members}
+        yield _of_devices(one.devices, {place: held[rank] for place, rank in one.rank_at.items()})
+    for trace in traces:
+        alone = None if id(trace) in joined else trace.fact(device_set)
+        if alone is not None:
+            yield _of_devices(alone, dict.fromkeys(alone.devices, trace))
+
+
+def _of_devices(found: DeviceSet, traces: Mapping[int, Trace]) -> _Set:
+    return _Set(
+        label=found.label(), member="device", members=found.devices, matched=found.collectives, kinds=found.kinds,
+        totals=found.totals, traces=traces,
+    )  # fmt: skip
+
+
+def _wait_heads(one: _Set) -> tuple[Head, ...]:
+    few = one.members if len(one.members) <= FEW_MEMBERS else ()
+    return tuple(Head(key=f"wait_{at}_ns", title=f"wait of {at}", unit="ns", width=106) for at in few)
+
+
+def _kinds(one: _Set) -> dict[str, Any]:
+    few = one.members if len(one.members) <= FEW_MEMBERS else ()
+    rows = []
+    for kind in one.kinds:
+        worst = max(sorted(kind.wait_ns), key=lambda rank: kind.wait_ns[rank])
+        whole = sum(kind.duration_ns.values())
+        rows.append(
+            [
+                sanitize(kind.operation), kind.mean_wait_ns, kind.wait_ns[worst], worst,
+                sum(kind.wait_ns.values()) / whole if whole else None, kind.count, kind.median_core_ns, kind.core_ns,
+                ranks_text(kind.group), kind.axis or "", kind.message_bytes, sanitize(kind.dtype or ""),
+                sanitize(" ".join(filter(None, (kind.algorithm, kind.protocol)))), kind.bus_bandwidth,
+                "; ".join(kind.caveats),
+                *(kind.wait_ns.get(rank) for rank in few),
+            ]
+        )  # fmt: skip
+    return table((*KIND_HEADS, *_wait_heads(one)), rows)
+
+
+def _each(one: _Set) -> dict[str, Any]:
+    """Single collectives, those that were waited for most; as many as a table holds."""
+    few = one.members if len(one.members) <= FEW_MEMBERS else ()
+    known = {(kind.operation, kind.group) for kind in one.kinds if kind.bus_bandwidth is not None}
+    rows = []
+    waits = [(sum(side.duration_ns - held.core_ns for side in held.sides.values()), held) for held in one.matched]
+    order = sorted(range(len(waits)), key=lambda at: -waits[at][0])[:MOST_ROWS]
+    for at in order:
+        wait, held = waits[at]
+        worst = max(sorted(held.sides), key=held.wait_ns)
+        size = held.message_bytes
+        factor = bus_factor(held.operation, held.size) if (held.operation, held.group) in known else None
+        told = size is not None and factor is not None and held.core_ns
+        rows.append(
+            [
+                at + 1, sanitize(held.operation), held.wait_ns(worst), worst, held.last, wait, held.core_ns,
+                ranks_text(held.group), size, size * factor / held.core_ns * 1e9 if told and size and factor else None,
+                *(held.wait_ns(rank) if rank in held.sides else None for rank in few),
+            ]
+        )  # fmt: skip
+    made = table((*EACH_HEADS, *_wait_heads(one)), rows)
+    return {**made, "left": len(one.matched) - len(rows)}
+
+
+def _total(one: RankTotal) -> list[Any]:
+    return [one.rank, one.collectives, one.wait_ns, one.core_ns, one.exposed_ns, one.last]
+
+
+MOST_BARS = 8
+"""Kinds that are drawn as bars, those that took longest: the table has all."""
+
+
+def _bars(one: _Set) -> list[dict[str, Any]]:
+    """Core against waiting, mean of a member, by kind: ``core_ns + wait_ns`` is what a member spends in it."""
+    rows = []
+    for kind in one.kinds[:MOST_BARS]:
+        members = max(1, len(kind.duration_ns))
+        spent = sum(kind.duration_ns.values())
+        wait = sum(kind.wait_ns.values())
+        rows.append(
+            {
+                "label": f"{sanitize(kind.operation)}, {ranks_text(kind.group)}",
+                "bytes": kind.message_bytes,
+                "count": kind.count,
+                "core_ns": (spent - wait) / members,
+                "wait_ns": wait / members,
+            }
+        )
+    return rows

@@ -1,0 +1,46 @@
+"""The dashboard for a WSGI server with several processes: ``gunicorn 'perfscope.dashboards.web.wsgi:application()'``.
+
+What `perfscope serve` takes as options comes from the environment: ``PERFSCOPE_SERVE_PATHS`` (separated by ``:``),
+``PERFSCOPE_SERVE_TOKEN_FILE``, ``PERFSCOPE_SERVE_HOSTS`` (names under which browsers ask, separated by ``,``),
+``PERFSCOPE_SERVE_BASE_PATH``, ``PERFSCOPE_SERVE_PERFETTO_UI`` (address of the page that "Open in Perfetto" opens;
+without it there is none) and ``PERFSCOPE_SERVE_CACHE``. All processes share what was read, on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from perfscope.dashboards.web.app import create_app
+from perfscope.dashboards.web.server.guard import hosts_of, read_token
+from perfscope.dashboards.web.server.shelf import Shelf
+from perfscope.dashboards.web.server.workshop import Workshop, default_cache
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import UsageError
+
+PREFIX = "PERFSCOPE_SERVE_"
+
+
+def application(environment: Mapping[str, str] | None = None) -> Any:
+    """The WSGI application. ``AskedWronglyError`` without a token's file: a server for many always asks for one."""
+    held = os.environ if environment is None else environment
+    file = held.get(f"{PREFIX}TOKEN_FILE")
+    if not file:
+        raise UsageError(f"{PREFIX}TOKEN_FILE: name a file with the token that the pages ask for")
+    names = tuple(filter(None, held.get(f"{PREFIX}HOSTS", "").split(",")))
+    base = f"/{held.get(f'{PREFIX}BASE_PATH', '').strip('/')}/".replace("//", "/")
+    paths = held.get(f"{PREFIX}PATHS", RUNS_FOLDER).split(os.pathsep)
+    workshop = Workshop(Path(held.get(f"{PREFIX}CACHE") or default_cache()))
+    page = held.get(f"{PREFIX}PERFETTO_UI")
+    app = create_app(
+        Shelf(paths),
+        workshop,
+        token=read_token(Path(file)),
+        hosts=hosts_of("127.0.0.1", names),
+        base_path=base,
+        perfetto={"word": urlsplit(page).netloc, "url": page} if page else None,
+    )
+    return app.server

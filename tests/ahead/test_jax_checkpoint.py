@@ -1,0 +1,576 @@
+"""``--checkpoint`` against programs that have the policy themselves: the compiled programs are the same."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from perfscope.model.documents.compile_request import parse_checkpoint
+from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.jax.checkpoint import rewrite
+from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
+from tests.ahead.policies import MARKS, step_of, under
+
+pytest.importorskip("jax")
+
+
+pytestmark = MARKS
+LAYERS = 4
+PAIRS = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "full"))
+"""What the program says, and what is asked for."""
+
+
+def block(weights: Any, x: jax.Array) -> jax.Array:
+    h = checkpoint_name(jax.nn.gelu(x @ weights["up"]), "hidden")
+    return x + jnp.tanh(h) @ weights["down"]
+
+
+def scanned(policy: str) -> Callable[..., Any]:
+    def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        return block(weights, x), None
+
+    return lambda weights, x: (jax.lax.scan(under(policy, body), x, weights)[0] ** 2).mean()
+
+
+def looped(policy: str) -> Callable[..., Any]:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for at in range(LAYERS):
+            x = under(policy, block)(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
+        return (x**2).mean()
+
+    return loss
+
+
+def jitted(policy: str) -> Callable[..., Any]:
+    model: Callable[..., Any] = jax.jit(looped(policy))
+    return model
+
+
+def jitted_layers(policy: str) -> Callable[..., Any]:
+    called = under(policy, jax.jit(lambda weights, x: block(weights, x)))
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for at in range(LAYERS):
+            x = called(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
+        return (x**2).mean()
+
+    return loss
+
+
+def blocked(policy: str) -> Callable[..., Any]:
+    """A layer with a loop and a checkpoint of its own in it, as attention in blocks has them."""
+
+    def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        parts = x.reshape(4, 2, -1)
+        turn = jax.checkpoint(lambda total, part: (total + jnp.tanh(part @ weights["up"]), None))
+        total, _ = jax.lax.scan(turn, jnp.zeros((2, weights["up"].shape[1])), parts)
+        return x + (jnp.repeat(total, 4, 0) @ weights["down"]), None
+
+    return lambda weights, x: (jax.lax.scan(under(policy, layer), x, weights)[0] ** 2).mean()
+
+
+def compiled(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
+    """As `step_of` has it."""
+    one = {"up": jnp.ones((16, 64)), "down": jnp.ones((64, 16))}
+    weights = jax.tree.map(lambda leaf: jnp.stack([leaf] * LAYERS), one)
+    return step_of(fun, asked, weights, jnp.ones((8, 16)))
+
+
+@functools.cache
+def own(model: Callable[[str], Callable[..., Any]], policy: str) -> str:
+    return compiled(model(policy), None)[0]
+
+
+@pytest.mark.parametrize("model", [scanned, looped, jitted, jitted_layers, blocked])
+def test_the_program_is_the_one_with_the_policy(model: Callable[[str], Callable[..., Any]]) -> None:
+    for source, policy in PAIRS:
+        text, book = compiled(model(source), policy)
+        assert text == own(model, policy), (source, policy)
+        assert book is not None
+        assert book.changed
+
+
+def test_the_same_policy_changes_nothing() -> None:
+    for policy in ("none", "full", "dots"):
+        assert compiled(scanned(policy), policy)[0] == own(scanned, policy)
+
+
+def test_policies_differ() -> None:
+    """What the test above compares is not one program under three names."""
+    assert len({own(scanned, policy) for policy in ("none", "full", "dots")}) == 3
+    assert own(looped, "none") != own(looped, "full")
+
+
+def test_names() -> None:
+    text, book = compiled(scanned("none"), "names")
+    assert text == own(scanned, "names")
+    assert compiled(scanned("none"), "names:hidden")[0] == text
+    assert book is not None
+    assert [one.how for one in book.changed] == ["wrapped"]
+    _, absent = compiled(scanned("none"), "names:nobody")
+    assert absent is not None
+    with pytest.raises(DataError, match=r"nothing could be checkpointed: the program does not name any of nobody"):
+        absent.notes()
+
+
+def test_a_loop_within_a_layer_is_left_and_told() -> None:
+    _, book = compiled(blocked("none"), "full")
+    assert book is not None
+    notes = book.notes()
+    assert [one.how for one in book.changed] == ["wrapped"]
+    assert book.changed[0].count == LAYERS
+    assert any("left as it is: the scan" in note and "a loop within the loop at" in note for note in notes)
+    assert any("left as it is: the checkpoint" in note for note in notes)
+
+
+def test_a_line_names_what_is_no_layer() -> None:
+    _, book = compiled(blocked("none"), "full")
+    assert book is not None
+    inner = next(one for one in book.left if one.kind == "checkpoint")
+    text, named = compiled(blocked("none"), f"none@{inner.at}")
+    assert named is not None
+    assert [(one.kind, one.how) for one in named.changed] == [("checkpoint", "removed")]
+    assert text != own(blocked, "none")
+    _, wrong = compiled(blocked("none"), "full@nowhere.py:1")
+    assert wrong is not None
+    with pytest.raises(DataError, match=r"nothing at nowhere\.py:1; there is the scan at "):
+        wrong.notes()
+
+
+def test_a_loop_over_time_in_layers_of_a_python_loop_is_no_layer() -> None:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for at in range(LAYERS):
+            x, _ = jax.lax.scan(lambda h, part: (jnp.tanh(h + part), None), x, jnp.stack([x, x]))
+            x = block(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
+        return x.mean()
+
+    _, book = compiled(loss, "full")
+    assert book is not None
+    assert [(one.kind, one.how, one.count) for one in book.changed] == [("calls", "wrapped", LAYERS)]
+    assert [one.why for one in book.left] == ["it runs several times alike: a loop within layers"]
+
+
+def test_a_loop_that_sums_up_is_no_layer() -> None:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda total, w: (total + block(w, x).sum(), None), 0.0, weights)[0]
+
+    _, book = compiled(loss, "full")
+    assert book is not None
+    with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*hand no array to each other"):
+        book.notes()
+
+
+def test_a_first_layer_that_is_another_one_is_not_among_those_alike() -> None:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        parts = [jax.tree.map(lambda leaf: leaf[at], weights) for at in range(LAYERS)]  # noqa: B023
+        x = x.astype(jnp.bfloat16)
+        for part in parts:
+            x = block(part, x)
+        return x.mean()
+
+    _, book = compiled(loss, "full")
+    assert book is not None
+    assert [(one.kind, one.count) for one in book.changed] == [("calls", LAYERS - 1)]
+
+
+def test_what_calls_into_python_is_left() -> None:
+    def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        jax.experimental.io_callback(lambda: None, None)
+        return block(weights, x), None
+
+    _, book = compiled(lambda weights, x: jax.lax.scan(body, x, weights)[0].mean(), "full")
+    assert book is not None
+    with pytest.raises(DataError, match=r"it calls into Python, which jax\.checkpoint refuses"):
+        book.notes()
+
+
+def test_a_jax_that_is_not_known_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "NEEDED", (*rewrite.NEEDED, ("jax._src.core", "gone")))
+    with (
+        pytest.raises(DataError, match=r"^this jax .* has no jax\._src\.core\.gone as jax [^\n]*$"),
+        checkpointed(parse_checkpoint("full")),
+    ):
+        pass
+
+
+def test_inside_a_shard_map_and_under_vmap() -> None:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    one = {"up": jnp.ones((2, 4, 8)), "down": jnp.ones((2, 8, 4))}
+
+    def slopes(weights: Any, x: jax.Array) -> Any:
+        return jax.grad(scanned("none"))(weights, x)
+
+    x = jnp.ones((3, 4))
+    plain = slopes(one, x)
+    with checkpointed(parse_checkpoint("full")) as book:
+        mapped = jax.jit(jax.shard_map(slopes, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec()))(one, x)
+        batched = jax.jit(jax.vmap(slopes, in_axes=(None, 0)))(one, x[None])
+    assert book is not None
+    assert {one.how for one in book.changed} == {"wrapped"}
+    for left, right, third in zip(*map(jax.tree.leaves, (plain, mapped, batched)), strict=True):
+        assert jnp.allclose(left, right, rtol=1e-5)
+        assert jnp.allclose(left, third[0], rtol=1e-5)
+
+
+def test_nothing_is_differentiated() -> None:
+    with checkpointed(parse_checkpoint("full")) as book:
+        jax.jit(lambda x: x * 2).trace(jnp.ones(3))
+    assert book is not None
+    with pytest.raises(
+        DataError, match=r"^--checkpoint full: nothing could be checkpointed: the program differentiates"
+    ):
+        book.notes()
+
+
+def test_nothing_alike_and_no_loop() -> None:
+    _, book = compiled(lambda weights, x: (x @ weights["up"][0]).sum(), "full")
+    assert book is not None
+    with pytest.raises(DataError, match=r"no function that is called several times alike"):
+        book.notes()
+    _, none = compiled(lambda weights, x: (x @ weights["up"][0]).sum(), "none")
+    assert none is not None
+    assert none.notes() == ["--checkpoint none: its layers have no checkpoint; compiled as it is"]
+
+
+def test_what_reads_values_is_not_looked_at_and_runs_all_the_same() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        return x * 2 if x > 0 else x * 3
+
+    with checkpointed(parse_checkpoint("full")) as book:
+        assert jax.grad(loss)(1.0) == 2
+    assert book is not None
+    with pytest.raises(DataError, match=r"reads values \(TracerBoolConversionError\)"):
+        book.notes()
+
+
+def test_results_that_are_no_arrays_come_back() -> None:
+    def loss(weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        y = scanned("none")(weights, x)
+        return y, {"name": "step", "twice": 2 * y, "none": None}
+
+    one = {"up": jnp.ones((2, 4, 8)), "down": jnp.ones((2, 8, 4))}
+    x = jnp.ones((3, 4))
+    plain = jax.value_and_grad(loss, has_aux=True)(one, x)
+    with checkpointed(parse_checkpoint("full")):
+        changed = jax.value_and_grad(loss, has_aux=True)(one, x)
+    assert changed[0][1]["name"] == "step"
+    assert jax.tree.structure(plain) == jax.tree.structure(changed)
+    numbers = [leaf for leaf in jax.tree.leaves(plain) if not isinstance(leaf, str)]
+    for left, right in zip(numbers, [one for one in jax.tree.leaves(changed) if not isinstance(one, str)], strict=True):
+        assert jnp.allclose(left, right, rtol=1e-6)
+
+
+pytest.importorskip("jax")
+
+
+RULE_LAYERS = 3
+Model = Callable[[str], Callable[..., Any]]
+
+
+def attend(q: jax.Array, k: jax.Array) -> jax.Array:
+    """Over blocks of keys, as attention that keeps no scores is written."""
+
+    def turn(total: jax.Array, part: jax.Array) -> tuple[jax.Array, None]:
+        return total + jnp.tanh(q @ part.T) @ part, None
+
+    return jax.lax.scan(turn, jnp.zeros_like(q), k.reshape(4, -1, k.shape[-1]))[0]
+
+
+def _flash(q: jax.Array, k: jax.Array) -> jax.Array:
+    return attend(q, k)
+
+
+def _forward(q: jax.Array, k: jax.Array) -> Any:
+    return checkpoint_name(attend(q, k), "hidden"), (q, k)
+
+
+def _backward(kept: Any, slope: jax.Array) -> Any:
+    return jax.vjp(attend, *kept)[1](slope)
+
+
+flash: Any = jax.custom_vjp(_flash)
+flash.defvjp(_forward, _backward)
+squash: Any = jax.custom_jvp(lambda x: jnp.where(x > 0, x, 0.1 * x))
+squash.defjvp(lambda given, slopes: (squash(*given), jnp.where(given[0] > 0, 1.0, 0.1) * slopes[0]))
+
+
+def block_with_rules(weights: Any, x: jax.Array) -> jax.Array:
+    return x + squash(flash(x @ weights["up"], x @ weights["up"])) @ weights["down"]
+
+
+def plain(weights: Any, x: jax.Array) -> jax.Array:
+    return x + jnp.tanh(jnp.tanh(x @ weights["up"]) @ weights["down"])
+
+
+def layers_of(weights: Any) -> list[Any]:
+    return [jax.tree.map(lambda leaf: leaf[at], weights) for at in range(RULE_LAYERS)]  # noqa: B023
+
+
+def scanned_layers(policy: str, layer: Callable[..., Any]) -> Callable[..., Any]:
+    body = under(policy, lambda x, weights: (layer(weights, x), None))
+    return lambda weights, x: jax.lax.scan(body, x, weights)[0]
+
+
+def rules_in_a_scan(policy: str) -> Callable[..., Any]:
+    return lambda weights, x: (scanned_layers(policy, block_with_rules)(weights, x) ** 2).mean()
+
+
+def rules_in_a_list(policy: str) -> Callable[..., Any]:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for part in layers_of(weights):
+            x = under(policy, block_with_rules)(part, x)
+        return (x**2).mean()
+
+    return loss
+
+
+def a_function_with_a_rule_is_the_layer(policy: str) -> Callable[..., Any]:
+    layer = jax.custom_vjp(lambda weights, x: plain(weights, x))
+    layer.defvjp(
+        lambda weights, x: (plain(weights, x), (jnp.tanh(x @ weights["up"]), weights, x)),
+        lambda kept, slope: jax.vjp(plain, *kept[1:])[1](slope + kept[0].mean()),
+    )
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for part in layers_of(weights):
+            x = under(policy, layer)(part, x)
+        return (x**2).mean()
+
+    return loss
+
+
+def dropped(policy: str, x: jax.Array, part: Any) -> jax.Array:
+    return jax.lax.cond(x.sum() > 0, under(policy, plain), lambda _, x: x, part, x)
+
+
+def layers_dropped_in_a_scan(policy: str) -> Callable[..., Any]:
+    """The whole turn has the policy."""
+    body = under(policy, lambda x, part: (dropped("none", x, part), None))
+    return lambda weights, x: (jax.lax.scan(body, x, weights)[0] ** 2).mean()
+
+
+def layers_dropped_with_checkpoints_in_branches(policy: str) -> Callable[..., Any]:
+    return lambda weights, x: (
+        jax.lax.scan(lambda x, part: (dropped(policy, x, part), None), x, weights)[0] ** 2
+    ).mean()
+
+
+def layers_dropped_in_a_list(policy: str) -> Callable[..., Any]:
+    """What is called alike is the branch's function; the policy is around the choice of it."""
+    whole = under(policy, lambda x, part: jax.lax.cond(x.sum() > 0, plain, lambda _, x: x, part, x))
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for part in layers_of(weights):
+            x = whole(x, part)
+        return (x**2).mean()
+
+    return loss
+
+
+def a_scan_in_a_branch(policy: str) -> Callable[..., Any]:
+    """Only one of two branches runs, so neither is a loop that runs several times alike."""
+    model = scanned_layers(policy, plain)
+    return lambda weights, x: (jax.lax.cond(x[0, 0] > 0, model, lambda w, x: 2 * model(w, x), weights, x) ** 2).mean()
+
+
+def a_list_in_a_branch(policy: str) -> Callable[..., Any]:
+    def model(weights: Any, x: jax.Array) -> jax.Array:
+        for part in layers_of(weights):
+            x = under(policy, plain)(part, x)
+        return x
+
+    return lambda weights, x: (jax.lax.switch(x.size, [lambda _, x: x, lambda _, x: -x, model], weights, x) ** 2).mean()
+
+
+def jitted_within_jitted(policy: str) -> Callable[..., Any]:
+    inner = jax.jit(lambda weights, x: scanned_layers(policy, plain)(weights, x))
+    return lambda weights, x: (jax.jit(lambda w, x: inner(w, x))(weights, x) ** 2).mean()
+
+
+def mapped_layers(policy: str) -> Callable[..., Any]:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for part in layers_of(weights):
+            x = jax.vmap(under(policy, plain), in_axes=(None, 0))(part, x)
+        return (x**2).mean()
+
+    return loss
+
+
+def a_mapped_model(policy: str) -> Callable[..., Any]:
+    return lambda weights, x: (jax.vmap(scanned_layers(policy, plain), in_axes=(None, 0))(weights, x) ** 2).mean()
+
+
+def in_a_shard_map(policy: str) -> Callable[..., Any]:
+    spec, mesh = jax.sharding.PartitionSpec, jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+    model = jax.shard_map(
+        scanned_layers(policy, plain),
+        mesh=mesh,
+        in_specs=(spec(), spec("data")),
+        out_specs=spec("data"),
+        check_vma=False,
+    )
+    return lambda weights, x: (model(weights, x) ** 2).mean()
+
+
+def a_gradient_within(policy: str) -> Callable[..., Any]:
+    """A penalty on the gradient: the layers are differentiated within what is differentiated."""
+
+    def energy(weights: Any, x: jax.Array) -> jax.Array:
+        return scanned_layers(policy, plain)(weights, x).sum()
+
+    return lambda weights, x: (jax.grad(energy, 1)(weights, x) ** 2).sum()
+
+
+def compiled_stack(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
+    """As `step_of` has it."""
+    one = {"up": jnp.ones((16, 16)), "down": jnp.ones((16, 16))}
+    weights = jax.tree.map(lambda leaf: jnp.stack([leaf] * RULE_LAYERS), one)
+    text, book = step_of(fun, asked, weights, jnp.ones((8, 16)))
+    return numbered(text), book
+
+
+def numbered(text: str) -> str:
+    """Names by their first use: how many were made before them says nothing of the program."""
+    names: dict[str, str] = {}
+    return re.sub(r"\b[a-z_][\w\-]*(?:\.\d+)+", lambda one: names.setdefault(one[0], f"name{len(names)}"), text)
+
+
+@functools.cache
+def own_stack(model: Model, policy: str) -> str:
+    return compiled_stack(model(policy), None)[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        rules_in_a_scan,
+        a_function_with_a_rule_is_the_layer,
+        layers_dropped_in_a_scan,
+        layers_dropped_in_a_list,
+        a_scan_in_a_branch,
+        a_list_in_a_branch,
+        jitted_within_jitted,
+        mapped_layers,
+        a_mapped_model,
+        in_a_shard_map,
+    ],
+)
+def test_the_program_with_rules_is_the_one_with_the_policy(model: Model) -> None:
+    assert own_stack(model, "none") != own_stack(model, "full")
+    for source, policy in (("none", "full"), ("full", "dots" if model is rules_in_a_scan else "none")):
+        text, book = compiled_stack(model(source), policy)
+        assert book is not None
+        assert book.changed, book.told
+        assert text == own_stack(model, policy), (source, policy)
+
+
+@pytest.mark.slow
+def test_rules_in_layers_of_a_list() -> None:
+    """The same operations on the same shapes; XLA for a CPU has some of them in another order."""
+    for source, policy in (("none", "full"), ("full", "none")):
+        text, book = compiled_stack(rules_in_a_list(source), policy)
+        assert book is not None
+        changed = [(one.kind, one.how, one.count) for one in book.changed]
+        assert changed == ([("calls", "wrapped", RULE_LAYERS)] if source == "none" else [("checkpoint", "removed", 1)])
+        assert operations(text) == operations(own_stack(rules_in_a_list, policy))
+
+
+def operations(text: str) -> Counter[tuple[str, ...]]:
+    return Counter(re.findall(r" = (\S+) ([\w\-]+)\(", text))
+
+
+def test_checkpoints_in_branches_are_those_of_the_layers() -> None:
+    model = layers_dropped_with_checkpoints_in_branches
+    for policy in ("none", "dots"):
+        text, book = compiled_stack(model("full"), policy)
+        assert book is not None
+        assert [(one.kind, one.how) for one in book.changed] == [
+            ("checkpoint", "removed" if policy == "none" else "replaced")
+        ]
+        assert text == own_stack(model, policy)
+
+
+def test_a_rule_is_left_and_told_and_a_line_names_what_it_differentiates() -> None:
+    _, book = compiled_stack(rules_in_a_scan("none"), "full")
+    assert book is not None
+    assert [(one.kind, one.how, one.count) for one in book.changed] == [("scan", "wrapped", RULE_LAYERS)]
+    assert {one.why.partition(" (")[0] for one in book.left} == {
+        "in a function with a derivative rule of its own",
+        "in a derivative rule of the program's own",
+    }
+    inner = next(one for one in book.left if "program's own" in one.why)
+    text, named = compiled_stack(rules_in_a_scan("none"), f"full@{inner.at}")
+    assert named is not None
+    assert [(one.kind, one.how, one.at) for one in named.changed] == [("scan", "wrapped", inner.at)]
+    assert text != own_stack(rules_in_a_scan, "none")
+
+
+def test_only_a_rule_has_loops() -> None:
+    _, book = compiled_stack(lambda weights, x: flash(x @ weights["up"][0], x).sum(), "full")
+    assert book is not None
+    with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*with a derivative rule of its own"):
+        book.notes()
+    primal = next(one for one in book.left if "with a derivative rule" in one.why)
+    _, named = compiled_stack(lambda weights, x: flash(x @ weights["up"][0], x).sum(), f"full@{primal.at}")
+    assert named is not None
+    with pytest.raises(DataError, match=r"nothing at tests/.*there is the scan at"):
+        named.notes()
+
+
+def test_names_that_a_rule_gives() -> None:
+    text, book = compiled_stack(rules_in_a_scan("none"), "names:hidden")
+    assert book is not None
+    assert book.changed
+    assert text == own_stack(rules_in_a_scan, "names") != own_stack(rules_in_a_scan, "full")
+
+
+def test_loops_in_a_while_loop_are_told() -> None:
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        shift = jax.lax.while_loop(
+            lambda one: one.sum() < 10, scanned_layers("none", plain).__get__(weights), jax.lax.stop_gradient(x)
+        )
+        return (scanned_layers("none", plain)(weights, x) + jax.lax.stop_gradient(shift)).sum()
+
+    _, book = compiled_stack(loss, "full")
+    assert book is not None
+    assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
+    assert [one.why for one in book.left] == ["in a while_loop, which has no backward"]
+
+
+def test_the_same_layers_on_their_own_and_in_a_gradient_within() -> None:
+    """Each is looked at once, where it is differentiated first."""
+
+    def both(policy: str) -> Callable[..., Any]:
+        penalty, model = a_gradient_within(policy), scanned_layers(policy, plain)
+        return lambda weights, x: penalty(weights, x) + model(weights, x).mean()
+
+    assert compiled_stack(both("none"), "full")[0] == compiled_stack(both("full"), None)[0]
+
+
+def test_gradients_outside_of_jit() -> None:
+    one = {"up": jnp.full((RULE_LAYERS, 8, 8), 0.1), "down": jnp.full((RULE_LAYERS, 8, 8), 0.2)}
+    x = jnp.linspace(-1, 1, 32).reshape(4, 8)
+    plainly = jax.grad(a_scan_in_a_branch("none"))(one, x)
+    with checkpointed(parse_checkpoint("full")) as book:
+        slopes = jax.grad(a_scan_in_a_branch("none"))(one, x)
+    assert book is not None
+    assert book.changed
+    for left, right in zip(jax.tree.leaves(plainly), jax.tree.leaves(slopes), strict=True):
+        assert jnp.allclose(left, right, rtol=1e-5)
+
+
+def test_a_value_that_counts_turns_is_not_looked_at() -> None:
+    with checkpointed(parse_checkpoint("full")) as book:
+        assert jax.vjp(lambda x, turns: sum((x for _ in range(turns)), 0.0), 1.0, 3)[1](1.0)[0] == 3
+    assert book is not None
+    with pytest.raises(DataError, match=r"reads values \(TracerIntegerConversionError\)"):
+        book.notes()

@@ -1,0 +1,367 @@
+"""Real programs planned by the real inductor, in the child that the command starts. Nothing is compiled or run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.devices.target_text import parse_target
+from perfscope.analyzers.plans.time import launches
+from perfscope.analyzers.readers.compiled import read_plan_folder
+from perfscope.analyzers.registry import load_rule
+from perfscope.commands.compile import request_of
+from perfscope.model.documents.torch_plan import PlanMemory, StepMemory
+from perfscope.model.torch_plan import LoadedPlan, PlannedGraph
+from perfscope.model.trace import Trace
+from perfscope.profiler.ahead.common.compile import compile_program
+from perfscope.profiler.ahead.targets import plugins
+from tests.ahead import torch_programs
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+TABLE = {
+    # (launches, Triton kernels, MB) planned with the whole pretence of an H100, and over plain CPU tensors
+    "mlp forward": ((5, 3, 1812.1), (5, 3, 1812.0)),
+    "mlp backward": ((11, 6, 3291.6), (9, 5, 3422.7)),
+    "attention forward": ((12, 8, 497.3), (12, 8, 497.3)),
+    "attention backward": ((19, 10, 858.6), (15, 7, 857.0)),
+}
+ROUNDED = 0.1
+"""MB: the table has one digit behind the point."""
+
+
+def planned(folder: Path, text: str, name: str = "train") -> Trace:
+    """The plan of a program, for one H100."""
+    found = plugins.find("torch")
+    if isinstance(found, plugins.MissingPlugin):
+        pytest.skip(f"{found.reason}: PERFSCOPE_PLUGINS names no folder with triton")
+    script = folder / f"{name}.py"
+    script.write_text(text)
+    target = parse_target("h100", None)
+    request = request_of((str(script),), module=False, framework="torch", target=target, seconds=500)
+    trace = read_plan_folder(compile_program(request, root=folder / "runs"))
+    trace.target = target
+    return trace
+
+
+def only(trace: Trace) -> LoadedPlan:
+    """Its one plan."""
+    (held,) = trace.torch_plans
+    return held
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return planned(tmp_path_factory.mktemp("table"), torch_programs.TABLE)
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return planned(tmp_path_factory.mktemp("eager"), torch_programs.EAGER)
+
+
+def test_counts_are_those_of_the_table(table: Trace) -> None:
+    graphs = only(table).plan.graphs
+    assert [graph.direction for graph in graphs] == ["forward", "backward", "forward", "backward"]
+    for name, graph in zip(TABLE, graphs, strict=True):
+        moved = sum(kernel.bytes for kernel in graph.kernels) / 1e6
+        found = (len(graph.kernels), len({kernel.name for kernel in graph.kernels} & _triton(graph)), moved)
+        for counted, pretended, plain in zip(found, *TABLE[name], strict=True):
+            # no further from the pretence of the device than the table's two ways are from each other
+            assert abs(counted - pretended) <= abs(pretended - plain) + ROUNDED, (name, found)
+        assert graph.calls == 1
+
+
+def _triton(graph: PlannedGraph) -> set[str]:
+    return {kernel.name for kernel in graph.kernels if kernel.name.startswith("triton_")}
+
+
+def test_products_have_their_flops_and_kernels_their_lines(table: Trace) -> None:
+    forward, _, attention, _ = only(table).plan.graphs
+    products = [kernel for kernel in forward.kernels if kernel.kind == "product"]
+    assert [kernel.flops for kernel in products] == [2 * 8192 * 4096 * 16384] * 2
+    assert {kernel.dtype for kernel in products} == {"bfloat16"}
+    lines = torch_programs.TABLE.splitlines()
+    softmax = next(kernel for kernel in attention.kernels if "aten._softmax" in kernel.ops)
+    assert len(softmax.members) > 1
+    assert any("torch.softmax(scores" in lines[place.line - 1] for place in softmax.places)
+    assert {place.file for kernel in attention.kernels for place in kernel.places} == {"train.py"}
+
+
+def test_a_second_build_has_the_same_fingerprint(table: Trace, tmp_path: Path) -> None:
+    again = only(planned(tmp_path, torch_programs.TABLE)).plan
+    first = only(table).plan
+    assert again.fingerprint == first.fingerprint
+    assert again.graphs == first.graphs
+    assert again.breaks == first.breaks == ()
+
+
+def test_attention_of_a_compiled_program_is_found_in_its_plan(table: Trace) -> None:
+    rule = load_rule("unfused_attention")
+    assert rule.plan is not None
+    (finding,) = rule.plan(table)
+    assert finding.basis == "modelled"
+    assert finding.where.line is not None
+    assert "q @ k" in torch_programs.TABLE.splitlines()[finding.where.line - 1]
+    assert finding.cost_bytes is not None
+    assert finding.cost_bytes > 2 * 2 * 16 * 1024 * 1024 * 2  # scores are written and read, in the backward too
+
+
+def test_an_eager_program_is_planned_as_if_compiled(eager: Trace) -> None:
+    plan = only(eager).plan
+    assert plan.complete
+    assert plan.failure is None
+    assert plan.compiled_by == "perfscope"
+    assert plan.optimizers == ("AdamW",)
+    assert plan.steps_from == "optimizer.step"
+    assert {graph.direction for graph in plan.graphs} == {"forward", "backward"}
+    assert sum(kernel.kind == "product" for graph in plan.graphs for kernel in graph.kernels) == 59  # 20 + 2 * 20 - 1
+    assert any("autocast" in note for note in plan.notes)
+
+
+def test_what_was_read_is_named_with_its_line(eager: Trace) -> None:
+    lines = torch_programs.EAGER.splitlines()
+    read = {one.what: lines[one.place.line - 1] for one in only(eager).plan.made_up if one.place is not None}
+    assert "y[y > 0]" in read["nonzero"]
+    assert "loss.item()" in read["item"] or "scaler.step" in read["item"]
+
+
+def test_eager_ops_are_kept_with_their_phases(eager: Trace) -> None:
+    held = only(eager)
+    assert held.eager is not None
+    assert held.outside is not None
+    assert {"forward", "backward", "optimizer"} <= {op.phase for op in held.eager.ops}
+    inside = {op.name for op in held.outside.ops if op.phase == "forward"}
+    assert "aten.addmm.default" not in inside  # the model's are in its graphs
+    assert {op.name for op in held.eager.ops} >= {"aten.addmm.default", "aten.addcdiv_.default"}
+
+
+def test_the_optimizer_s_loop_is_found(eager: Trace) -> None:
+    rule = load_rule("unfused_optimizer")
+    assert rule.plan is not None
+    (finding,) = rule.plan(eager)
+    assert finding.subject == "AdamW in a loop"
+    assert finding.cost_ns is not None
+    assert "fused=True" in finding.advice
+
+
+def test_defaults_are_those_of_a_gpu(tmp_path: Path) -> None:
+    trace = planned(tmp_path, torch_programs.DEFAULTS)
+    held = only(trace)
+    assert held.eager is not None
+    updates = [op.name for op in held.eager.ops if op.phase == "optimizer" and launches(op)]
+    assert updates
+    assert not [name for name in updates if "_foreach_" not in name and name != "aten.lift_fresh.default"]
+    assert "aten._foreach_norm.Scalar" in {op.name for op in held.eager.ops}
+    (optimizer,) = load_rule("unfused_optimizer").plan(trace)  # type: ignore[misc]
+    assert optimizer.subject == "AdamW with foreach"
+    assert [read.times for read in held.plan.made_up if read.what == "item"] == [1]
+    assert list(load_rule("host_sync").plan(trace)) == []  # type: ignore[misc]
+
+
+def test_a_graph_that_is_compiled_again_and_a_module_of_fx(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, torch_programs.TWO_MODES)).plan
+    assert plan.failure is None
+    assert plan.complete
+    assert {"forward", "backward"} <= {graph.direction for graph in plan.graphs}
+    assert any("autocast" in reason for one in plan.recompiles for reason in one.reasons)
+
+
+def test_no_folder_of_this_machine_is_in_what_is_kept(eager: Trace, table: Trace) -> None:
+    for trace in (eager, table):
+        for path in (Path(trace.source.path) / "plans").iterdir():
+            if path.suffix == ".json":
+                text = path.read_text()
+                assert str(Path(trace.source.path).parent) not in text
+                assert "site-packages" not in text
+                assert str(Path.home()) not in text
+
+
+def test_a_program_that_raises_keeps_what_was_planned(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, torch_programs.BROKEN)).plan
+    assert not plan.complete
+    assert plan.failure is not None
+    assert plan.failure.startswith("ValueError at train.py:9")
+    assert plan.graphs
+
+
+def test_a_model_that_no_machine_holds_is_planned(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, torch_programs.LARGE)).plan
+    assert plan.complete
+    products = [kernel for graph in plan.graphs for kernel in graph.kernels if kernel.kind == "product"]
+    assert len(products) == 26 + 2 * 26 - 1
+    assert sum(kernel.flops or 0 for kernel in products) == (26 * 3 - 1) * 2 * 1024 * 16384**2
+
+
+def test_a_packed_batch_goes_through_a_recurrent_layer(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, torch_programs.PACKED)).plan
+    assert plan.failure is None
+    assert plan.complete
+    (packed,) = (one for one in plan.made_up if one.what == "pack_padded_sequence")
+    assert packed.answer == "all 16 sequences have the length of the longest, 20"
+    assert any("recurrent layers" in text for text in plan.not_covered)
+    assert plan.breaks
+    places = [*(one.place for one in plan.breaks), *(one.place for one in plan.recompiles)]
+    assert not [place for place in places if place is not None and "torch_cuda_answers" in place.file]
+
+
+def test_a_generating_loop_is_planned_and_its_graphs_are_said_not_to_be_replayed(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, torch_programs.GENERATES)).plan
+    assert plan.failure is None
+    assert {graph.direction for graph in plan.graphs} == {"inference"}
+    assert sum(graph.calls for graph in plan.graphs) == 10
+    assert any("CUDA graphs" in text for text in plan.not_covered)
+
+
+MIB = 1 << 20
+SMALL = 64 << 10
+"""Scalars and what else is no matrix."""
+
+BY_HAND = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.ReLU(), nn.Linear(1024, 1024, bias=False)).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.randn(64, 1024, 1024)
+for number in range(8):
+    x = data[number].to("cuda")
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""Every matrix has 4 MiB: two of weights, the input, what the layers make."""
+
+INSIDE = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.sin(self.first(x)))).pow(2).sum()
+
+
+model = torch.compile(Model().to("cuda"))
+optimizer = torch.optim.Adam(model.parameters(), fused=True)
+x = torch.randn(1024, 1024, device="cuda")
+for _ in range(8):
+    model(x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+FUSED_ATTENTION = """
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(1024, 1024, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        split = (one(x).view(1, 1024, 8, 128).transpose(1, 2) for one in (self.query, self.key, self.value))
+        return scaled_dot_product_attention(*split).pow(2).sum()
+
+
+model = torch.compile(Model().to("cuda"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(1024, 1024, device="cuda")
+for _ in range(8):
+    model(x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+DECORATED = INSIDE.replace("    def forward", "    @of_a_library\n    def forward").replace(
+    "class Model",
+    """
+def of_a_library(method):
+    def wrapper(*arguments):
+        return method(*arguments)
+    return wrapper
+
+
+class Model""",
+)
+"""The same, where the line that runs its graphs is in no function called ``forward``."""
+
+
+def memory_of(folder: Path, text: str) -> tuple[PlanMemory, StepMemory, StepMemory]:
+    memory = only(planned(folder, text)).plan.memory
+    assert memory is not None
+    assert memory.eager is not None
+    assert memory.planned is not None
+    assert not memory.uncounted
+    return memory, memory.eager, memory.planned
+
+
+def matrices(step: StepMemory) -> dict[str, int]:
+    """Matrices by category."""
+    sums: dict[str, int] = {}
+    for one in step.holders:
+        sums[one.category] = sums.get(one.category, 0) + one.bytes // (4 * MIB)
+    return {category: count for category, count in sums.items() if count}
+
+
+def test_an_eager_step_by_hand(tmp_path: Path) -> None:
+    _, eager, _ = memory_of(tmp_path, BY_HAND)
+    # the backward of relu: two weights, the input, what relu gave (kept), the gradient of the second weight, that of
+    # what relu gave, and what is made of it
+    assert 0 <= eager.peak_bytes - 7 * 4 * MIB < SMALL
+    assert eager.phase == "backward"
+    assert eager.op == "aten.threshold_backward.default"
+    assert (eager.file, eager.line) == ("train.py", 10)
+    assert matrices(eager) == {"parameter": 2, "input": 1, "gradient": 1, "activation": 1, "temporary": 2}
+    # it begins behind the optimizer's step: with the gradients and the input of the step before
+    assert 0 <= eager.start_bytes - 5 * 4 * MIB < SMALL
+
+
+def test_a_compiled_step_frees_and_takes_over_inside_its_graphs(tmp_path: Path) -> None:
+    _, eager, compiled = memory_of(tmp_path, INSIDE)
+    weights, state, given = 2, 4, 1
+    least = weights + state + given
+    assert compiled.graph is not None
+    assert least * 4 * MIB < compiled.peak_bytes <= eager.peak_bytes
+    held = matrices(compiled)
+    assert (held["parameter"], held["optimizer_state"], held["input"]) == (2, 4, 1)
+    assert held["activation"] > 0
+    _, _, decorated = memory_of(tmp_path, DECORATED)
+    assert matrices(decorated) == held
+    assert decorated.phase == compiled.phase == "backward"
+
+
+def test_the_results_of_one_call_are_all_there_when_it_returns(tmp_path: Path) -> None:
+    _, _, compiled = memory_of(tmp_path, FUSED_ATTENTION)
+    # the backward of attention: three weights, the input, queries, keys, values, what attention gave, the gradient of
+    # that; and the gradients of queries, keys and values, before any of what it read is freed
+    assert compiled.op is not None
+    assert compiled.op.startswith("aten._scaled_dot_product_flash_attention")
+    assert 0 <= compiled.peak_bytes - 12 * 4 * MIB < SMALL
+
+
+def test_a_compiled_program_that_names_no_device_has_all_of_it_there(tmp_path: Path) -> None:
+    _, eager, compiled = memory_of(tmp_path, INSIDE)
+    without = INSIDE.replace('.to("cuda")', "").replace(', device="cuda"', "")
+    assert "cuda" not in without
+    _, eager_too, compiled_too = memory_of(tmp_path, without)
+    assert eager_too.peak_bytes == eager.peak_bytes
+    assert compiled_too.peak_bytes == compiled.peak_bytes
+    assert matrices(compiled_too) == matrices(compiled)
+
+
+def test_both_ways_agree_before_anything_runs(tmp_path: Path) -> None:
+    memory, eager, compiled = memory_of(tmp_path, INSIDE)
+    for step in (eager, compiled):
+        assert 0 <= step.given_bytes - 3 * 4 * MIB < SMALL
+    assert memory.eager is eager
+    assert abs(compiled.start_bytes - eager.start_bytes) < SMALL

@@ -1,0 +1,206 @@
+"""The real Nsight Systems, where there is one, in ``perfscope run`` and alone: steps and regions arrive."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.readers.load import load_path
+from perfscope.model.trace import SliceKind, Trace
+from perfscope.profiler.nsys import command
+from tests.readers.nsys.exports import names
+from tests.session.programs import captured, environment, latest, passes, write
+
+pytestmark = [pytest.mark.nsys, pytest.mark.torch]
+
+STEPS = """
+import sys, time
+import torch
+import perfscope
+
+for turn in range(9):
+    with perfscope.region("matmul"):
+        torch.randn(64, 64) @ torch.randn(64, 64)
+    time.sleep(0.01)
+    perfscope.step()
+"""
+
+LOOP = """
+import time
+import perfscope
+
+for turn in range(5):
+    time.sleep(0.01)
+    perfscope.step()
+"""
+
+
+@pytest.fixture(autouse=True)
+def present() -> None:
+    if (why := command.available()) is not None:
+        pytest.skip(why)
+
+
+def recorded(folder: Path) -> Trace:
+    (trace,) = load_path(folder / "perfscope-runs" / "latest").traces
+    trace.check()
+    return trace
+
+
+def regions(trace: Trace) -> list[str]:
+    kinds = trace.rows["slices"]["kind"] == int(SliceKind.ANNOTATION)
+    return [name for name, wanted in zip(names(trace, "slices"), kinds.tolist(), strict=True) if wanted]
+
+
+def test_steps_and_regions_of_a_loop_that_marks_its_steps(tmp_path: Path) -> None:
+    done = captured("--capture", "nsys", write(tmp_path, STEPS), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    trace = recorded(tmp_path)
+    (process,) = latest(tmp_path).processes
+    assert passes(process)["timing"].steps == (2, 9)
+    assert trace.rows["steps"]["number"].tolist() == [2, 3, 4, 5, 6, 7, 8]
+    assert regions(trace).count("matmul") == 9
+    assert min(trace.rows["steps"]["end_ns"] - trace.rows["steps"]["start_ns"]) > 10_000_000, "it sleeps 10 ms"
+
+
+def test_chosen_steps_are_recorded_alone(tmp_path: Path) -> None:
+    done = captured("--capture", "nsys", "--steps", "4:7", write(tmp_path, STEPS), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trace = recorded(tmp_path)
+    assert trace.rows["steps"]["number"].tolist() == [4, 5, 6]
+    assert regions(trace).count("matmul") == 3
+
+
+def test_a_workload_whose_optimizer_tells_its_steps_and_what_cannot_be_judged(tmp_path: Path) -> None:
+    words = ("-m", "perfscope.workloads.ssm", "--size", "tiny", "--steps", "6")
+    done = captured("--capture", "nsys", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("loss") == 6
+    trace = recorded(tmp_path)
+    assert trace.rows["steps"]["number"].tolist() == [2, 3, 4, 5]
+    assert "device_work" not in trace.recorded
+    analysis = analyze([trace])
+    assert analysis.findings() == ()
+    abstained = {outcome.rule for outcome in analysis if outcome.status == "abstained"}
+    assert abstained >= {"host_sync", "launch_bound", "small_kernels"}
+
+
+def test_a_killed_program_keeps_the_steps_up_to_its_end(tmp_path: Path) -> None:
+    program = STEPS + "    if turn == 6:\n        import os; os.kill(os.getpid(), 9)\n"
+    done = captured("--capture", "nsys", write(tmp_path, program), cwd=tmp_path)
+    assert done.returncode == 137
+    steps = recorded(tmp_path).rows["steps"]["number"].tolist()
+    assert steps in ([2, 3, 4], [2, 3, 4, 5], [2, 3, 4, 5, 6]), "the last events may die with the process"
+
+
+def bare(folder: Path, program: str) -> Trace:
+    """What ``nsys`` alone around a program records, exported as its user would."""
+    tool = str(shutil.which("nsys"))
+    script = [sys.executable, str(folder / write(folder, program))]
+    quiet = ["--trace=nvtx,osrt", "--sample=none", "--cpuctxsw=none", f"--output={folder / 'report'}"]
+    subprocess.run([tool, "profile", *quiet, *script], cwd=folder, env=environment(), check=True, capture_output=True)
+    (report,) = folder.glob("*.nsys-rep")
+    export = folder / "report.sqlite"
+    subprocess.run([tool, "export", "--type=sqlite", f"--output={export}", report], check=True, capture_output=True)
+    (trace,) = load_path(export).traces
+    trace.check()
+    return trace
+
+
+UNFINISHED = "not counted as steps: ranges that were still open when the program or the recording ended (1)"
+
+
+def test_under_nsys_alone_what_follows_the_last_step_is_no_step(tmp_path: Path) -> None:
+    trace = bare(tmp_path, LOOP + "time.sleep(0.3)\n")
+    took = trace.rows["steps"]["end_ns"] - trace.rows["steps"]["start_ns"]
+    assert trace.rows["steps"]["number"].tolist() == [0, 1, 2, 3]
+    assert max(took) < 300_000_000, "the sleep after the loop is in none of them"
+    assert UNFINISHED in trace.source.notes
+    assert "exit" in names(trace, "slices")
+
+
+def test_under_nsys_alone_a_program_that_ends_without_python_leaves_no_step_open(tmp_path: Path) -> None:
+    """Nothing runs at exit: `nsys` itself closes the range, when the recording ends."""
+    trace = bare(tmp_path, LOOP + "time.sleep(0.3)\nimport ctypes; ctypes.CDLL(None).exit(0)\n")
+    assert trace.rows["steps"]["number"].tolist() == [0, 1, 2, 3]
+    assert UNFINISHED in trace.source.notes
+    assert "exit" not in names(trace, "slices")
+
+
+def test_under_nsys_alone_steps_of_a_with_statement_all_count(tmp_path: Path) -> None:
+    program = LOOP.replace(
+        "    time.sleep(0.01)\n    perfscope.step()", "    with perfscope.step():\n        time.sleep(0.01)"
+    )
+    trace = bare(tmp_path, program)
+    assert trace.rows["steps"]["number"].tolist() == [0, 1, 2, 3, 4]
+    assert UNFINISHED not in trace.source.notes
+
+
+def test_rows_of_cuda_in_an_export_with_all_tables_give_the_finding(tmp_path: Path) -> None:
+    """No GPU here: its rows are written into tables that `nsys` itself made. The driver's own sync is a host sync."""
+    captured("--capture", "nsys", write(tmp_path, STEPS), cwd=tmp_path)
+    (report,) = (tmp_path / "perfscope-runs" / "latest" / "nsys").glob("*.nsys-rep")
+    export = tmp_path / "all.sqlite"
+    words = ["export", "--lazy=false", "--type=sqlite", f"--output={export}", str(report)]
+    subprocess.run([str(shutil.which("nsys")), *words], check=True, capture_output=True)
+    busy_ns, idle_ns = insert_cuda(export)
+    (trace,) = load_path(export).traces
+    trace.check()
+    assert int((trace.rows["kernels"]["end_ns"] - trace.rows["kernels"]["start_ns"]).sum()) == busy_ns
+    (finding,) = [one for rule, one in analyze([trace]).findings() if rule == "host_sync"]
+    assert "cuStreamSynchronize" in finding.title + finding.subject + str(finding.evidence)
+    assert finding.cost_ns is not None
+    assert 0 < finding.cost_ns <= idle_ns
+
+
+def insert_cuda(export: Path) -> tuple[int, int]:
+    """Kernels that the host waits for one by one: their time, and what the device was idle at most, in ns."""
+    with sqlite3.connect(export) as database:
+        thread = database.execute("SELECT globalTid FROM NVTX_EVENTS WHERE text LIKE '%step#2' OR textId IN "
+                                  "(SELECT id FROM StringIds WHERE value LIKE '%step#2')").fetchone()[0]  # fmt: skip
+        steps = database.execute(
+            "SELECT start, end FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId "
+            "WHERE coalesce(text, value) LIKE 'perfscope.step#%' AND end IS NOT NULL ORDER BY start"
+        ).fetchall()[:-1]
+        ids = {}
+        for place, text in enumerate(("cudaLaunchKernel_v7000", "cuStreamSynchronize", "gemm")):
+            ids[text] = 900_000 + place
+            database.execute("INSERT INTO StringIds (id, value) VALUES (?, ?)", (ids[text], text))
+        busy, first, last = 0, steps[0][0] + 30_000, 0
+        correlation = 1
+        process = thread & ~0xFFFFFF
+        for start, end in steps:
+            at = start + 10_000
+            while at + 600_000 < end:
+                insert(database, "CUPTI_ACTIVITY_KIND_RUNTIME", start=at, end=at + 5_000, globalTid=thread,
+                       correlationId=correlation, nameId=ids["cudaLaunchKernel_v7000"], eventClass=0,
+                       returnValue=0)  # fmt: skip
+                insert(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=at + 20_000, end=at + 320_000, deviceId=0,
+                       contextId=1, streamId=7, correlationId=correlation, globalPid=process,
+                       demangledName=ids["gemm"], shortName=ids["gemm"], gridX=64, gridY=1, gridZ=1, blockX=128,
+                       blockY=1, blockZ=1)  # fmt: skip
+                insert(database, "CUPTI_ACTIVITY_KIND_RUNTIME", start=at + 6_000, end=at + 325_000, globalTid=thread,
+                       correlationId=correlation + 1, nameId=ids["cuStreamSynchronize"], eventClass=1,
+                       returnValue=0)  # fmt: skip
+                busy, last = busy + 300_000, at + 320_000
+                at += 600_000
+                correlation += 2
+    return busy, last - first - busy
+
+
+def insert(database: sqlite3.Connection, table: str, **values: int) -> None:
+    """A row; what the table demands beside ``values`` is 0."""
+    for _, name, _, needed, default, _ in database.execute(f"PRAGMA table_info({table})").fetchall():
+        if needed and default is None:
+            values.setdefault(name, 0)
+    held = {row[1] for row in database.execute(f"PRAGMA table_info({table})").fetchall()}
+    assert set(values) <= held
+    columns, marks = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
+    database.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))

@@ -1,0 +1,121 @@
+"""Figures: their numbers are those of the tables, and plotly is asked for by name where it is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import perfscope
+from perfscope.analyzers.engine import Step
+from perfscope.dashboards import figures
+from perfscope.model.errors import UsageError
+from tests.build import TraceBuilder
+from tests.memory.test_section import of_rank
+from tests.report.analyses import MS, STEPS, device
+
+pytest.importorskip("plotly")
+
+
+def trace_of_kernels() -> TraceBuilder:
+    builder = TraceBuilder()
+    for index in range(30):
+        builder.kernel(f"kernel <{index % 5}>", 10 * index, 10 * index + 1 + index % 5, stream=7 + index % 2)
+    builder.kernel("nccl", 300, 320, communication=True, stream=20)
+    builder.copy("Memcpy HtoD", 320, 330, stream=21)
+    return builder
+
+
+def test_device_time_sums_to_the_span() -> None:
+    figure = figures.device_time([device(0), device(1, compute=100)])
+    assert [bar.name for bar in figure.data] == ["compute", "exposed communication", "exposed copy", "idle"]
+    assert list(figure.data[0].y) == ["rank 0 · NVIDIA H200 (0)", "rank 1 · NVIDIA H200 (0)"]
+    assert list(figure.data[0].x) == [160, 100]
+    assert [sum(bar.x[row] for bar in figure.data) for row in range(2)] == [206, 206]
+
+
+def test_step_times_keep_traced_and_untraced_apart() -> None:
+    figure = figures.step_times([*STEPS, Step(rank=1, number=3, duration_ns=5 * MS, traced=True)])
+    assert [(trace.name, len(trace.x)) for trace in figure.data] == [
+        ("no profiler on, rank 0", 12), ("while traced, rank 0", 5), ("while traced, rank 1", 1)
+    ]  # fmt: skip
+    assert list(figure.data[2].y) == [5]
+
+
+def test_memory_timeline_stacks_to_the_peak_of_the_fullest_memory() -> None:
+    trace = of_rank(0)
+    figure = figures.memory_timeline(trace)
+    assert [area.name for area in figure.data] == ["held before", "activation", "reserved", "peak 1.07 KiB"]
+    stacked = [area.y for area in figure.data if area.stackgroup]
+    assert max(map(sum, zip(*stacked, strict=True))) * 1024 * 1024 == pytest.approx(1100)
+    assert list(figure.data[-1].x) == [pytest.approx(0.015)]
+    assert figure.layout.title.text == "Memory of cuda:0, measured"
+    with pytest.raises(UsageError, match="no such memory in the trace; it has: cuda:0"):
+        figures.memory_timeline(trace, "cuda:9")
+
+
+def test_kernel_time_adds_up_and_names_the_rest() -> None:
+    trace = trace_of_kernels().build()
+    bars = figures.kernel_time(trace, top=2).data[0]
+    assert [label.partition(". ")[2] for label in bars.y] == ["kernel &lt;4&gt;", "kernel &lt;3&gt;", "4 other kernels"]
+    assert list(bars.x) == [pytest.approx(0.030), pytest.approx(0.024), pytest.approx(0.056)]
+    assert list(bars.customdata) == [6, 6, 19]
+    kernels = trace.rows["kernels"]
+    assert sum(bars.x) * MS == pytest.approx((kernels["end_ns"] - kernels["start_ns"]).sum())
+
+
+def test_kernel_time_of_everything_has_no_rest() -> None:
+    assert len(figures.kernel_time(trace_of_kernels().build()).data[0].y) == 6
+    with pytest.raises(ValueError, match="top is 0"):
+        figures.kernel_time(trace_of_kernels().build(), top=0)
+
+
+def test_timeline_draws_what_touches_the_window() -> None:
+    trace = trace_of_kernels().build()
+    everything = figures.timeline(trace)
+    assert {bar.name: len(bar.x) for bar in everything.data} == {"kernels": 30, "communication": 1, "copies": 1}
+    assert everything.layout.title.text == "Timeline"
+    part = figures.timeline(trace, start_ns=300_000, end_ns=320_000)
+    assert {bar.name: len(bar.x) for bar in part.data} == {"kernels": 0, "communication": 1, "copies": 0}
+    assert list(part.data[1].base) == [0]
+    assert list(part.data[1].x) == [pytest.approx(0.02)]
+    assert list(part.data[1].y) == ["device 0 · stream 20"]
+
+
+def test_timeline_draws_the_longest_and_says_so() -> None:
+    figure = figures.timeline(trace_of_kernels().build(), limit=3)
+    assert figure.layout.title.text == "Timeline: the longest 3 of 32"
+    assert {bar.name: len(bar.x) for bar in figure.data} == {"kernels": 1, "communication": 1, "copies": 1}
+
+
+def test_empty_tables_draw_empty_figures() -> None:
+    trace = TraceBuilder().build()
+    for figure in (
+        figures.device_time([]),
+        figures.step_times([]),
+        figures.kernel_time(trace),
+        figures.timeline(trace),
+    ):
+        figure.to_json()
+
+
+def test_the_public_name_gives_functions_every_time() -> None:
+    assert perfscope.figures is figures
+    assert set(figures.FIGURES) <= set(dir(figures))
+    for name in figures.FIGURES:
+        assert callable(getattr(figures, name))
+        assert callable(getattr(figures, name))
+    with pytest.raises(AttributeError, match="no attribute 'pie'"):
+        figures.pie  # noqa: B018
+
+
+def test_without_plotly_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plotly.py").write_text("raise ImportError('no plotly here')")
+    program = "import sys, perfscope\ntry:\n    perfscope.figures.step_times([])\nexcept Exception as e:\n    print(e)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path)},
+        cwd=Path(perfscope.__file__).parent.parent,
+    )  # fmt: skip
+    assert done.stdout == "figures need plotly: pip install 'perfscope[ui]'\n"

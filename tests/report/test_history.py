@@ -1,0 +1,163 @@
+"""A history as text, JSON and a page: what is told, what is left out, and that no text of a stranger acts."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.compare.statistics.series import history
+from perfscope.dashboards.report import history as history_html
+from perfscope.dashboards.report import history as history_json
+from perfscope.dashboards.report import history as history_text
+from perfscope.dashboards.report.history import amount, percent, programs, scale, sparkline
+from perfscope.model.documents.stored_run import StoredMetric, StoredRun
+from tests.browser import chromium
+from tests.store.records import stored_run
+
+
+def runs(count: int = 24, **other: object) -> list[StoredRun]:
+    return [
+        stored_run(number, step_ns=1e7 + 1e4 * (number % 3) + (2e6 if number >= 12 else 0), **other)
+        for number in range(count)
+    ]
+
+
+def hostile() -> list[StoredRun]:
+    evil = "</script><img src=x onerror=alert(1)>\x1b[2J\u202e"
+    made = []
+    for number, run in enumerate(runs()):
+        metric = replace(run.metrics[0], name=evil)
+        software = {"torch": evil + str(number >= 12)}
+        run = replace(run, name=evil, branch=evil, id=evil + str(number), hardware={"gpu": evil}, software=software)
+        made.append(replace(run, metrics=(metric, run.metrics[1]), command=(evil,), perfscope=evil))
+    return made
+
+
+def test_blocks() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0, 0, 0]) == "▄▄▄"
+    assert sparkline([1, 2, 3, 8]) == "▁▂▃█"
+    assert sparkline([100.0, 100.1, 100.0]) == "▄▅▄", "less than what matters looks flat"
+    assert len(sparkline(list(range(1, 1000)), 40)) == 40
+    assert sparkline([1.0] * 500 + [2.0] * 500, 10) == "▁▁▁▁▁█████"
+
+
+def test_the_edges_of_a_picture() -> None:
+    assert scale([1.0, 3.0]) == (1.0, 3.0)
+    assert scale([100.0, 100.0]) == pytest.approx((99.0, 101.0))
+    assert scale([0.0]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [(1.5e6, "ns", "1.50 ms"), (3 << 20, "bytes", "3.00 MiB"), (2e9, "FLOP", "2.00 G"), (3, "count", "3"),
+     (2.5, "count", "2.5"), (12_345, "count", "12,345")],
+)  # fmt: skip
+def test_amounts(value: float, unit: str, shown: str) -> None:
+    assert amount(value, unit) == shown
+
+
+def test_percent() -> None:
+    assert [percent(change) for change in (0.004, 0.05, -0.5, 9.0, 254.0)] == [
+        "+0.40%",
+        "+5.0%",
+        "-50.0%",
+        "x 10",
+        "x 255",
+    ]
+
+
+def test_what_changed_at_one_place_is_told_once() -> None:
+    read = [
+        replace(run, metrics=(run.metrics[0], replace(run.metrics[1], value=float(number >= 12))))
+        for number, run in enumerate(runs())
+    ]
+    found = history(read)
+    moved = programs(found)[0].moved(lambda older, newer: 7)
+    assert len(moved) == 1
+    assert moved[0].where.endswith(" (7 commits)")
+    assert len(moved[0].lines) == 2
+    text = history_text.render_text(found)
+    assert text.count("changed after ") == 1
+    assert "step time 10.0 ms -> 12.0 ms (+20.0%), p " in text
+    assert "host syncs a step 0 -> 1" in text
+
+
+def test_what_never_moved_is_one_line() -> None:
+    metrics = tuple(StoredMetric(name=f"count {letter}", unit="count", known="exact", value=3.0) for letter in "abcd")
+    found = history([stored_run(number, metrics=metrics) for number in range(3)])
+    text = history_text.render_text(found)
+    assert "the same in all runs: count a 3, count b 3, count c 3, count d 3" in " ".join(text.split())
+    assert "▄" not in text
+    assert history_text.render_text(found, verbose=True).count("▄▄▄") == 4
+
+
+def test_of_a_single_run_nothing_is_said_to_have_stayed_the_same() -> None:
+    metrics = tuple(StoredMetric(name=f"count {letter}", unit="count", known="exact", value=3.0) for letter in "abcd")
+    text = history_text.render_text(history([stored_run(0, metrics=metrics)]))
+    assert "its only run: count a 3, count b 3, count c 3, count d 3" in " ".join(text.split())
+    assert "the same" not in text
+
+
+def test_much_of_it_is_cut_on_the_screen() -> None:
+    many = [replace(run, command=("train.py", str(number % 9))) for number, run in enumerate(runs())]
+    text = history_text.render_text(history(many))
+    assert text.count("train: train.py") == 6
+    assert "and 3 more (programs with other arguments, other machines, single runs): -v shows all" in text
+    assert history_text.render_text(history(many), verbose=True).count("train: train.py") == 9
+    alone = history_text.render_text(history(runs(30), metrics=["step time"]))
+    assert alone.count("-train-") == 20
+    assert "and 10 earlier runs: -v shows all" in alone
+
+
+def test_the_json_is_whole() -> None:
+    found = history(runs())
+    held = json.loads(history_json.render_json(found))
+    assert held["schema"] == "perfscope.history/1"
+    step = next(one for one in held["series"] if one["metric"] == "step time")
+    assert [point["value"] for point in step["points"]] == [run.metrics[0].value for run in runs()]
+    assert step["changes"][0]["index"] == 12
+    assert step["changes"][0]["up_to_run"] == runs()[12].id
+    assert step["hardware"] == {"gpu": "1 x Test GPU", "cpu": "Test CPU"}
+    assert step["command"] == ["train.py"]
+
+
+def test_strangers_texts_do_nothing() -> None:
+    found = history(hostile())
+    text, page, data = (
+        history_text.render_text(found, verbose=True),
+        history_html.render_html(found),
+        history_json.render_json(found),
+    )
+    for out in (text, page, data):
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+    assert "<img" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "onerror" in page, "as text"
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_the_page_in_a_browser(tmp_path: Path, width: int) -> None:
+    if chromium.binary() is None:
+        pytest.skip("no Chromium here")
+    (tmp_path / "page.html").write_text(history_html.render_html(history([*runs(), *hostile()])))
+    with chromium.browser(tmp_path / "profile") as page:
+        page.open(tmp_path / "page.html", width=width)
+        said = page.send("Runtime.evaluate", expression="document.documentElement.scrollWidth")
+        events = [
+            event for event in page.events if event.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown")
+        ]
+        asked = [
+            event["params"]["request"]["url"]
+            for event in page.events
+            if event.get("method") == "Network.requestWillBeSent"
+            and not event["params"]["request"]["url"].startswith("data:")
+        ]
+    assert said["result"]["value"] <= width
+    assert events == []
+    assert [re.sub(r".*/", "", url) for url in asked] == ["page.html"]

@@ -1,0 +1,314 @@
+"""The program under capture is the program under plain python, and signals reach it once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from perfscope.commands.run import TARGET, run
+from perfscope.model.documents import run_folders
+from tests.session.programs import LOOP, captured, environment, plain, start, write
+
+PROBE = """
+import json, os, signal, sys
+main = sys.modules["__main__"]
+hidden = {"_", "COLUMNS", "LINES"}
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path, "name": __name__, "file": main.__file__, "is_main": globals() is vars(main),
+    "spec": getattr(main.__spec__, "name", None), "stdin": sys.stdin.read(), "flags": list(sys.flags),
+    "environ": {k: v for k, v in os.environ.items() if k not in hidden}, "cwd": os.getcwd(),
+    "meta_path": [type(f).__name__ for f in sys.meta_path if type(f).__name__ != "_WaitForFramework"],
+    "handlers": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)],
+    "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+}))
+print("to stderr", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("python_path", [None, "elsewhere", ""])
+@pytest.mark.parametrize(
+    "words", [["probe.py", "--help", "-q", "a b"], ["-m", "package.probe", "--level", "x"], ["-"]], ids=lambda w: w[0]
+)
+def test_the_program_sees_what_it_sees_under_plain_python(
+    tmp_path: Path, words: list[str], python_path: str | None
+) -> None:
+    write(tmp_path, PROBE, "probe.py")
+    (tmp_path / "package").mkdir()
+    write(tmp_path / "package", PROBE, "probe.py")
+    # perfscope must be importable for `python -m perfscope`, so the checkout stands in every path.
+    held = environment()["PYTHONPATH"]
+    paths = {None: held, "elsewhere": os.pathsep.join([held, "elsewhere"]), "": held + os.pathsep}
+    options = {"input": PROBE if words == ["-"] else "typed\n", "env": environment(PYTHONPATH=paths[python_path])}
+    bare = plain(*words, cwd=tmp_path, **options)
+    done = captured("-q", *words, cwd=tmp_path, **options)
+    assert bare.returncode == 7, bare.stderr
+    assert done.returncode == 7
+    assert done.stderr == bare.stderr
+    assert json.loads(done.stdout) == json.loads(bare.stdout)
+
+
+def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    write(tmp_path / "site", "import builtins\nbuiltins.PLANTED = 'ran'\n", "sitecustomize.py")
+    write(tmp_path, "import sys\nprint(PLANTED, sys.modules['sitecustomize'].__file__)\n")
+    options = {"env": environment(PYTHONPATH=os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path / "site")]))}
+    assert captured("train.py", cwd=tmp_path, **options).stdout == plain("train.py", cwd=tmp_path, **options).stdout
+
+
+def test_a_command_gets_its_arguments_and_python_below_it_captures(tmp_path: Path) -> None:
+    write(tmp_path, "import os\nprint('PERFSCOPE_CAPTURE' in os.environ)\n")
+    done = captured("--", "sh", "-c", f'echo "$1"; "{sys.executable}" train.py; exit 9', "sh", "-q", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (9, "-q\nTrue\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_program_killed_by_a_signal_returns_128_and_the_signal(tmp_path: Path, number: signal.Signals) -> None:
+    write(tmp_path, f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    assert captured("train.py", cwd=tmp_path).returncode == 128 + number
+    run = run_folders.read(tmp_path / "perfscope-runs" / "latest")
+    assert run.state == "killed"
+    assert f"killed by {number.name}" in run.notes[0]
+
+
+COUNTS = """
+import os, signal, sys, time
+got = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda n, f: got.append(n))
+print("ready", flush=True)
+while not got:
+    time.sleep(0.01)
+time.sleep(0.3)
+print(got, flush=True)
+"""
+
+
+def to_process(process: subprocess.Popen[str], number: int) -> None:
+    process.send_signal(number)
+
+
+def to_group(process: subprocess.Popen[str], number: int) -> None:
+    os.killpg(process.pid, number)
+
+
+@pytest.mark.parametrize("send", [to_process, to_group])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_program_once(
+    tmp_path: Path, send: Callable[[subprocess.Popen[str], int], None], number: signal.Signals
+) -> None:
+    process = start(write(tmp_path, COUNTS), cwd=tmp_path, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    send(process, number)
+    out, _ = process.communicate(timeout=60)
+    assert out == f"[{int(number)}]\n"
+    assert process.returncode == 0
+
+
+def at_a_terminal(tmp_path: Path, program: str, keys: bytes, *, quiet: bool = True) -> tuple[str, int]:
+    """Run the program under capture at a terminal of its own, press ``keys`` when it is ready."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perfscope", "run", *["-q"] * quiet, "--no-report", write(tmp_path, program)],
+        cwd=tmp_path,
+        env=environment(),
+        preexec_fn=lambda: os.login_tty(slave),
+    )
+    os.close(slave)
+    shown = b""
+    pressed = False
+    with contextlib.suppress(OSError):  # how a terminal says that nobody is left at its other end
+        while piece := os.read(master, 4096):
+            shown += piece
+            if b"ready" in shown and not pressed:
+                pressed = True
+                for key in keys:
+                    os.write(master, bytes([key]))
+                    time.sleep(0.2)
+    os.close(master)
+    return shown.decode(), process.wait(timeout=60)
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_program_once(tmp_path: Path) -> None:
+    shown, code = at_a_terminal(tmp_path, COUNTS, b"\x03")
+    assert "[2]" in shown
+    assert code == 0
+
+
+def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
+    deaf = COUNTS.replace("while not got:", "while True:")
+    _, code = at_a_terminal(tmp_path, deaf, b"\x03\x03")
+    assert code == 128 + signal.SIGKILL
+    assert run_folders.read(tmp_path / "perfscope-runs" / "latest").state in ("interrupted", "killed")
+
+
+@pytest.mark.torch
+def test_the_plan_is_said_on_a_terminal_and_with_q_nothing_is(tmp_path: Path) -> None:
+    shown, code = at_a_terminal(tmp_path, LOOP + "work(10)\n", b"", quiet=False)
+    assert code == 0
+    assert "on CPU, steps from optimizer.step, timing on steps 2-4, structure on step 5, detail on step 6" in shown
+    assert at_a_terminal(tmp_path, LOOP + "work(10)\n", b"") == ("", 0)
+
+
+ENDLESS = LOOP + (
+    "turns = iter(range(10**9))\n"
+    "def after():\n    if next(turns) == 12:\n        print('ready', flush=True)\n"
+    "work(10**9, after=after)\n"
+)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("number", "state", "code"),
+    [(signal.SIGINT, "interrupted", 128 + signal.SIGINT), (signal.SIGTERM, "killed", 128 + signal.SIGTERM)],
+)
+def test_captures_are_kept_when_a_signal_ends_the_program(
+    tmp_path: Path, number: signal.Signals, state: str, code: int
+) -> None:
+    process = start(write(tmp_path, ENDLESS), cwd=tmp_path, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    run = run_folders.read(tmp_path / "perfscope-runs" / "latest")
+    assert run.state == state
+    assert {one.state for one in run.processes[0].captures} == {"recorded"}
+
+
+@pytest.mark.torch
+def test_a_run_that_is_killed_opens_and_its_program_dies_with_it(tmp_path: Path) -> None:
+    process = start(write(tmp_path, ENDLESS), cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    latest = tmp_path / "perfscope-runs" / "latest"
+    assert run_folders.read(latest).state == "running"
+    process.kill()
+    process.wait(timeout=60)
+    assert process.stdout.read() == "", "its end means that the program, which held the other end, is gone"
+    run = run_folders.read(latest)
+    assert (run.state, run.exit_code) == ("killed", None)
+    assert {one.state for one in run.processes[0].captures} == {"recorded"}
+    process.stdout.close()
+    if process.stderr is not None:
+        process.stderr.close()
+
+
+def split(*words: str) -> tuple[dict[str, object], tuple[str, ...], str]:
+    """(our options that were given, the program's words, what kind of target)."""
+    context = run.make_context("run", list(words))
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    target, kind = context.meta[TARGET]
+    return given, target, kind
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "target", "kind"),
+    [
+        (["train.py"], {}, ("train.py",), "script"),
+        (["train.py", "--level", "x", "-q"], {}, ("train.py", "--level", "x", "-q"), "script"),
+        (
+            ["-q", "--level", "deep", "train.py", "-o", "y"],
+            {"quiet": True, "level": "deep"},
+            ("train.py", "-o", "y"),
+            "script",
+        ),
+        (["--level=deep", "train.py", "--help"], {"level": "deep"}, ("train.py", "--help"), "script"),
+        (["-m", "pkg.train", "-q", "--", "a"], {}, ("pkg.train", "-q", "--", "a"), "module"),
+        (["-mpkg", "-q"], {}, ("pkg", "-q"), "module"),
+        (["-q", "--", "torchrun", "-q", "train.py"], {"quiet": True}, ("torchrun", "-q", "train.py"), "command"),
+        (["-oruns", "-"], {"output": Path("runs")}, ("-",), "script"),
+        (["--name", "-m", "train.py"], {"name": "-m"}, ("train.py",), "script"),
+    ],
+)
+def test_options_before_the_program_are_ours_and_all_behind_is_the_programs(
+    words: list[str], given: dict[str, object], target: tuple[str, ...], kind: str
+) -> None:
+    assert split(*words) == (given, target, kind)
+
+
+def test_an_unknown_option_of_ours_is_refused() -> None:
+    with pytest.raises(click.UsageError, match="--levle"):
+        split("--levle", "deep", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "nothing to run"),
+        (["--steps", "5", "x.py"], 2, "give A:B"),
+        (["--steps", "0:2", "x.py"], 2, "first step that can be captured is 1"),
+        (["--steps", "5:5", "x.py"], 2, "captures no step"),
+        (["--whole", "--steps", "1:2", "x.py"], 2, "--whole"),
+        (["absent.py"], 125, "absent.py: no such file"),
+        (["--", "no-such-command-here"], 125, "no-such-command-here: no such command"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_and_leaves_no_run(
+    tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    done = captured(*words, cwd=tmp_path)
+    assert done.returncode == code
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("perfscope: ")
+    assert said in line
+    assert not (tmp_path / "perfscope-runs").exists()
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    write(tmp_path, "print('ran')")
+    (tmp_path / "taken").write_text("a file")
+    done = captured("-o", "taken/runs", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "taken/runs" in done.stderr
+
+
+def test_two_runs_never_share_a_directory_and_latest_is_the_second(tmp_path: Path) -> None:
+    write(tmp_path, "print('ran')")
+    for _ in range(2):
+        assert captured("--name", "twice", "train.py", cwd=tmp_path).returncode == 0
+    first, second = sorted(path for path in (tmp_path / "perfscope-runs").iterdir() if not path.is_symlink())
+    ids = {first.name, second.name}
+    assert all("-twice-" in name for name in ids)
+    assert run_folders.find("latest", tmp_path / "perfscope-runs").name in ids
+    assert run_folders.load_run(first / "run.json").id == first.name
+
+
+@pytest.mark.torch
+def test_the_whole_verb_reports_and_leaves_stdout_to_the_program(tmp_path: Path) -> None:
+    program = write(tmp_path, LOOP + "work(12)\nprint('mine')\n")
+    done = plain("-m", "perfscope", "run", program, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
+    run = (tmp_path / "perfscope-runs" / "latest").resolve()
+    assert (run / "report.html").read_text().lstrip().startswith("<!")
+    report = json.loads((run / "report.json").read_text())
+    assert report["schema"] == "perfscope.report/1"
+    assert {one["rule"] for one in report["outcomes"]} >= {"unfused_ops", "launch_bound"}
+    assert "report.html" in done.stderr
+    assert "look    perfscope serve latest" in done.stderr
+    quiet = subprocess.run(
+        [sys.executable, "-m", "perfscope", "run", "-q", program],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (quiet.stdout, quiet.stderr) == ("mine\n", "")
+    assert (tmp_path / "perfscope-runs" / "latest").resolve() != run

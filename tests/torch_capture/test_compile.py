@@ -1,0 +1,511 @@
+"""The capture of torch.compile: what it keeps, what it leaves alone, and what it does where something is missing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.readers.run import reader as reader
+from perfscope.model.compile_log import CompileLog
+from perfscope.model.documents import run_folders
+from perfscope.model.trace import Trace
+from tests.conftest import REPOSITORY
+from tests.session.programs import LOOP, captured, environment, latest, only, passes, plain, write
+
+pytestmark = pytest.mark.torch
+
+INDUCTOR = """
+import torch
+torch.manual_seed(0)
+
+@torch.compile
+def hot(x, weight, bias):
+    h = torch.nn.functional.layer_norm(x @ weight, (16,)) + bias
+    return torch.relu(h).sum(-1).softmax(0)
+
+@torch.compile(backend="eager")
+def churning(x, k):
+    return x * k
+
+weight, bias = torch.nn.Parameter(torch.randn(16, 16)), torch.nn.Parameter(torch.zeros(16))
+optimizer = torch.optim.SGD([weight, bias], lr=0.1)
+for step in range(12):
+    optimizer.zero_grad()
+    loss = (hot(torch.randn(8, 16), weight, bias) * torch.arange(8)).sum()
+    loss = churning(loss, step < 9)
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex(), float(weight.sum()).hex())
+"""
+"""Compiles one function for C++ in step 0, and another one in steps 0 and 9."""
+
+EAGER = """
+import sys
+import torch
+
+@torch.compile(backend="eager")
+def f(x):
+    x = x.sin()
+    torch._dynamo.graph_break()
+    return x + 1
+
+torch.manual_seed(0)
+"""
+
+SECRET = "hf_planted0secret0value"
+
+
+class Ran:
+    """One program, run with and without capture."""
+
+    def __init__(self, folder: Path) -> None:
+        program = write(folder, INDUCTOR)
+        held = environment(TORCHINDUCTOR_CACHE_DIR=str(folder / "cache"), HF_TOKEN=SECRET)
+        self.plain = plain(program, cwd=folder, env=held)
+        self.captured = captured(program, cwd=folder, env=held)
+        self.run = folder / "perfscope-runs" / "latest"
+        self.folder = self.run / "rank00000" / "compile"
+
+    def trace(self) -> Trace:
+        (trace,) = reader.read(self.run)
+        return trace
+
+    def log(self) -> CompileLog:
+        log = self.trace().compile_log
+        assert log is not None
+        return log
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Ran(tmp_path_factory.mktemp("compiled"))
+
+
+def lines(path: Path) -> list[str]:
+    """Records of a structured log, payloads left out."""
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [line for line in content.decode().splitlines() if not line.startswith("\t")]
+
+
+def test_results_are_the_same_to_the_last_bit(ran: Ran) -> None:
+    assert ran.captured.returncode == 0, ran.captured.stderr
+    assert ran.plain.stdout.count("\n") == 12
+    assert ran.captured.stdout == ran.plain.stdout
+
+
+def test_the_manifest_says_where_the_log_is(ran: Ran) -> None:
+    (process,) = run_folders.read(ran.run).processes
+    found = passes(process)["compile"]
+    assert (found.tool, found.state, found.reason) == ("torch_compile", "recorded", None)
+    assert found.artifact == "rank00000/compile/torch_trace.log.gz"
+    assert sorted(path.name for path in ran.folder.iterdir()) == ["fusion.jsonl", "steps.json", "torch_trace.log.gz"]
+
+
+def test_the_log_is_what_torch_writes(ran: Ran) -> None:
+    records = lines(ran.folder / "torch_trace.log.gz")
+    assert any('"name": "torch_version"' in line for line in records)
+    assert sum('"dynamo_start"' in line for line in records) == 3
+    assert SECRET not in gzip.decompress((ran.folder / "torch_trace.log.gz").read_bytes()).decode()
+    log = ran.log()
+    assert (log.corrupt, log.unknown) == (0, {})
+    assert [one.function for one in log.compiles] == ["hot", "churning", "churning"]
+
+
+def test_compilations_know_the_step_of_the_run(ran: Ran) -> None:
+    log = ran.log()
+    steps = [log.step_at(one.start_ns) for one in log.compiles if one.start_ns is not None]
+    assert steps == [0, 0, 9]
+    (again,) = log.recompiles
+    assert again.time_ns is not None
+    assert log.step_at(again.time_ns) == 9
+
+
+def test_the_log_is_on_the_clock_of_the_trace(ran: Ran) -> None:
+    trace, log = ran.trace(), ran.log()
+    assert log.clock_offset_ns == 0  # both clocks are the epoch's
+    steps = trace.rows["steps"]
+    before = [phase for phase in log.phases if phase.compile_id in ("0/0", "1/0")]
+    behind = [phase for phase in log.phases if phase.compile_id == "1/1"]
+    assert before
+    assert behind
+    assert max(phase.end_ns for phase in before) < steps["start_ns"].min()
+    assert min(phase.start_ns for phase in behind) > steps["end_ns"].max()
+
+
+def test_kernels_have_nodes_and_their_names_are_in_the_trace(ran: Ran) -> None:
+    trace, log = ran.trace(), ran.log()
+    assert log.has_provenance
+    assert log.settings == ("provenance", "cpp_kernel_names")
+    kernels = [one for one in log.kernels if one.backend == "cpp" and one.direction == "forward"]
+    assert kernels
+    assert all(one.nodes for one in kernels)
+    names = {trace.text(code) for code in trace.rows["slices"]["name"]}
+    for kernel in kernels:
+        assert any(name.endswith(kernel.name) for name in names), kernel.name
+
+
+def test_refusals_of_the_scheduler_are_kept_with_their_nodes(ran: Ran) -> None:
+    log = ran.log()
+    assert log.has_refusals
+    assert log.scheduled_graphs == 2  # forward and backward
+    forward = [one for one in log.refusals if one.direction == "forward"]
+    assert {one.compile_id for one in forward} == {"0/0"}
+    # The softmax reads the row sums again for its maximum, its exponentials and the division: passes that stay apart.
+    softmax = [one for one in forward if "div" in one.second_nodes and "exp" in one.first_nodes]
+    assert softmax
+    assert all("intermediate nodes" in one.reason for one in softmax)
+    assert all(one.shared_bytes is not None and one.shared_bytes >= 8 * 4 for one in softmax)
+    assert len({(one.first, one.second, one.reason, one.direction) for one in log.refusals}) == len(log.refusals)
+
+
+def test_a_program_that_compiles_nothing_leaves_nothing_and_loads_no_compiler(tmp_path: Path) -> None:
+    program = write(
+        tmp_path, LOOP + "work(8)\nprint(sorted(name for name in sys.modules if name.startswith('torch._inductor')))\n"
+    )
+    held = plain(program, cwd=tmp_path)
+    done = captured("--level", "light", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == held.stdout
+    assert "compile" not in passes(only(tmp_path))
+    assert not list(tmp_path.glob("perfscope-runs/latest/rank*/compile"))
+
+
+LATE = """
+from torch._logging import trace_structured
+
+@torch.compile(backend="eager")
+def logging(x):
+    x = x + 1
+    torch._dynamo.graph_break()
+    trace_structured("artifact", lambda: {"name": "late", "encoding": "string"}, expect_trace_id=False)
+    return x * 2
+
+for _ in range(4):
+    logging(torch.ones(3))
+"""
+"""Compiled code that logs as it runs, where dynamo would compile whom it calls."""
+
+
+def test_the_log_that_the_user_asked_for_is_theirs_and_nothing_of_ours_is_in_it(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    program = write(tmp_path, EAGER + LATE)
+    done = captured("--whole", program, cwd=tmp_path, env=environment(TORCH_TRACE=str(theirs)))
+    assert done.returncode == 0, done.stderr
+    (file,) = theirs.glob("*.log")
+    ours = tmp_path / "perfscope-runs/latest/rank00000/compile/torch_trace.log.gz"
+    kept = [[line for line in lines(path) if "torch_version" not in line] for path in (file, ours)]
+    assert any('"late"' in line for line in kept[0])
+    assert kept[0] == kept[1]
+    (trace,) = reader.read(tmp_path / "perfscope-runs" / "latest")
+    assert trace.compile_log is not None
+    files = {one.place.file for one in trace.compile_log.compiles if one.place is not None}
+    assert files
+    assert not [file for file in files if "perfscope/profiler" in file]
+
+
+def test_what_was_logged_before_a_crash_is_kept(tmp_path: Path) -> None:
+    program = write(tmp_path, EAGER + "import os, signal\nf(torch.ones(3))\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    captured(program, cwd=tmp_path)
+    assert any("but torch.compile's log: no steps were found" in note for note in latest(tmp_path).notes)
+    found = passes(only(tmp_path))["compile"]
+    assert found.artifact == "rank00000/compile/torch_trace.log"
+    (trace,) = reader.read(tmp_path / "perfscope-runs" / "latest")
+    assert trace.recorded == {"compile_log"}
+    assert trace.compile_log is not None
+    assert trace.compile_log.compiles[0].function == "f"
+    assert len(trace.compile_log.breaks) == 1
+
+
+def test_each_rank_keeps_a_log(tmp_path: Path) -> None:
+    program = write(
+        tmp_path,
+        EAGER + "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "parameter = torch.nn.Parameter(torch.ones(3))\noptimizer = torch.optim.SGD([parameter])\n"
+        "for _ in range(9):\n    optimizer.zero_grad()\n    f(parameter).sum().backward()\n    optimizer.step()\n"
+        "dist.destroy_process_group()\n",
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = captured("--level", "light", "--", *launcher, program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    traces = reader.read(tmp_path / "perfscope-runs" / "latest")
+    assert [trace.source.rank for trace in traces] == [0, 1]
+    logs = [trace.compile_log for trace in traces]
+    assert [log.rank for log in logs if log is not None] == [0, 1]
+
+
+def test_a_rank_that_is_known_late_takes_its_files_along(tmp_path: Path) -> None:
+    program = write(
+        tmp_path,
+        EAGER + "import torch.distributed as dist\nf(torch.ones(3))\n"  # compiled before anybody knows the rank
+        "dist.init_process_group('fake', rank=3, world_size=4, store=dist.HashStore())\n"
+        "parameter = torch.nn.Parameter(torch.ones(3))\noptimizer = torch.optim.SGD([parameter])\n"
+        "for _ in range(9):\n    optimizer.zero_grad()\n    f(parameter).sum().backward()\n    optimizer.step()\n",
+    )
+    fake = "import torch.testing._internal.distributed.fake_pg\n"
+    write(tmp_path, (tmp_path / program).read_text().replace("import sys\n", "import sys\n" + fake, 1))
+    done = captured("--level", "light", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    process = only(tmp_path)
+    assert (process.rank, process.directory) == (3, "rank00003")
+    assert passes(process)["compile"].artifact == "rank00003/compile/torch_trace.log.gz"
+    assert sorted(path.name for path in (tmp_path / "perfscope-runs/latest").glob("rank*")) == ["rank00003"]
+
+
+CAPTURE = """
+import json
+import sys
+from pathlib import Path
+import torch
+import torch._logging._internal as internal
+from perfscope.profiler import torch_compat
+from perfscope.profiler.torch.compile_log import TorchCompileCapture
+from perfscope.model.capture import CaptureOptions
+
+here = Path.cwd() / "rank00000"
+here.mkdir()
+
+def capture():
+    made = TorchCompileCapture(CaptureOptions(), place=lambda: here, announce=lambda: None, counts=dict)
+    made.start()
+    return made
+
+def compiled():
+    torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.ones(3))
+
+def rows(made):
+    return [[one.state, one.reason] for one in made.save(here, here.parent, None, last=True)]
+"""
+
+
+def probe(folder: Path, text: str) -> object:
+    """What a program behind ``CAPTURE`` prints as JSON."""
+    done = plain(write(folder, CAPTURE + text, "probe.py"), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_torch_without_structured_trace_is_said_where_something_was_compiled(tmp_path: Path) -> None:
+    found = probe(
+        tmp_path,
+        "del internal.TorchLogsFormatter\nmade = capture()\nbefore = rows(made)\n"
+        "torch_compat.has_compiled = lambda: True\nprint(json.dumps([before, rows(made)]))\n",
+    )
+    reason = "this torch has no structured trace of torch.compile (torch 2.3 and later have)"
+    assert found == [[], [["missing", reason]]]
+
+
+def test_an_inductor_that_gives_no_reasons_is_said_and_the_log_is_kept(tmp_path: Path) -> None:
+    found = probe(
+        tmp_path,
+        "import torch._inductor.compile_fx\nimport torch._inductor.scheduler as scheduler\n"
+        "del scheduler.WhyNoFuse\nmade = capture()\ncompiled()\nprint(json.dumps(rows(made)))\n",
+    )
+    assert isinstance(found, list)
+    ((state, reason),) = found
+    assert state == "recorded"
+    assert "fusion decisions: this torch's inductor does not say" in reason
+
+
+def test_a_disk_that_takes_nothing_stops_the_log_and_not_the_program(tmp_path: Path) -> None:
+    found = probe(
+        tmp_path,
+        "import shutil\nshutil.rmtree(here)\nmade = capture()\ncompiled()\nhere.mkdir()\n"
+        "(here / 'compile').mkdir()\nprint(json.dumps(rows(made)))\n",
+    )
+    assert isinstance(found, list)
+    ((state, reason),) = found
+    assert state == "missing"
+    assert "FileNotFoundError" in reason
+
+
+def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
+    found = probe(
+        tmp_path,
+        "import logging\nimport torch._inductor.compile_fx\nfrom torch._inductor import config, scheduler\n"
+        "def state():\n"
+        "    return [repr(one) for one in (logging.getLogger('torch.__trace').handlers[-1:],"
+        " scheduler.WhyNoFuse.__call__, scheduler.WhyNoFuse.__init__, scheduler.Scheduler.codegen,"
+        " config.trace.provenance_tracking_level, config.cpp.enable_kernel_profile)]\n"
+        "compiled()\nbefore = state()\nmade = capture()\ntorch.compiler.reset()\ncompiled()\nduring = state()\n"
+        "rows(made)\nprint(json.dumps([before == state(), during == before]))\n",
+    )
+    assert found == [True, False]
+
+
+def test_the_log_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
+    found = probe(
+        tmp_path,
+        "from perfscope.profiler.session.pass_runner import compile_trace\ncompile_trace.MOST_BYTES = 4000\n"
+        "made = capture()\ncompiled()\nprint(json.dumps(rows(made)))\n",
+    )
+    assert isinstance(found, list)
+    ((state, reason),) = found
+    assert state == "recorded"
+    assert "were dropped" in reason
+
+
+pytest.importorskip("torch")
+
+WORKLOADS = REPOSITORY / "perfscope" / "workloads"
+SECONDS = 1200
+"""A frame compiled cold eight times takes minutes where g++ has little of the machine."""
+RULES = ("graph_break", "eager_fallback", "recompilation", "dynamic_shape_churn")
+
+PROGRAM = """
+import torch
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+weight = torch.nn.Parameter(torch.randn(16, 16))
+optimizer = torch.optim.SGD([weight], lr=0.01)
+
+@torch.compile(backend="aot_eager")
+def branching(x):
+    h = torch.relu(x @ weight)
+    if h.amax() > 1000:  # breaks
+        h = h * 0.5
+    return h + 1
+
+@torch.compile(backend="eager")
+def looping(x):
+    for _ in range(2):
+        x = x.sin()
+        print("loud", x.abs().amax().item())  # falls back
+    return x
+
+@torch.compile(backend="eager", dynamic=True)
+def dropping(x, rate):
+    return F.dropout(x, p=rate)  # recompiles
+
+@torch.compile(backend="eager", dynamic=False)
+def reading(x):  # churns
+    return x.cos()
+
+@torch.compile(backend="eager", dynamic=True)
+def whole(x, rate):
+    h = x
+    for _ in range(2):
+        h = torch.where(h > rate, h, 0.5 * h)
+    return h
+
+for step in range(12):
+    optimizer.zero_grad()
+    y = reading(looping(branching(torch.randn(8 + step, 16))))
+    loss = dropping(y, 0.1 + 0.01 * step).sum() + whole(y, torch.tensor(0.01 * step)).sum()
+    loss.backward()
+    optimizer.step()
+"""
+"""Backends that make no code: what dynamo does with the lines is the same, and costs a second."""
+
+
+def judged(folder: Path, *program: str, **env: str) -> dict[str, list[dict[str, Any]]]:
+    """Findings of the four rules by rule; each was asked and could look."""
+    command = [sys.executable, "-m", "perfscope", "run", "--no-report", *program]
+    ran = subprocess.run(command, cwd=folder, env=environment(**env), capture_output=True, text=True, timeout=SECONDS)
+    assert ran.returncode == 0, ran.stderr
+    found = plain("-m", "perfscope", "analyze", "latest", "--format", "json", cwd=folder)
+    report = json.loads(found.stdout)
+    outcomes = {outcome["rule"]: outcome for outcome in report["outcomes"] if outcome["rule"] in RULES}
+    assert sorted(outcomes) == sorted(RULES)
+    assert all(outcome["status"] != "abstained" for outcome in outcomes.values())
+    return {rule: outcomes[rule]["findings"] for rule in RULES}
+
+
+def places(findings: dict[str, list[dict[str, Any]]]) -> dict[str, set[tuple[str, int]]]:
+    """(name of the file, line) of the findings, by rule; rules without any left out."""
+    held: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for rule, found in findings.items():
+        held[rule].update((Path(one["where"]["file"]).name, one["where"]["line"]) for one in found)
+    return {rule: lines for rule, lines in held.items() if lines}
+
+
+def line_of(file: Path, text: str) -> int:
+    """Number of the only line with ``text``."""
+    (number,) = (number for number, line in enumerate(file.read_text().splitlines(), start=1) if text in line)
+    return number
+
+
+def test_each_line_is_found_with_its_time_and_the_clean_function_is_not(tmp_path: Path) -> None:
+    name = write(tmp_path, PROGRAM)
+    found = judged(tmp_path, name)
+    lines = {word: line_of(tmp_path / name, f"# {word}") for word in ("breaks", "falls back", "recompiles", "churns")}
+    first = line_of(tmp_path / name, "def dropping") - 1  # of a function: its decorator
+    assert places(found) == {
+        "graph_break": {(name, lines["breaks"])},
+        "eager_fallback": {(name, lines["falls back"]), (name, first), (name, lines["churns"] - 1)},
+        "recompilation": {(name, lines["recompiles"])},
+        "dynamic_shape_churn": {(name, lines["churns"] - 1)},
+    }
+    timed = {(rule, one["where"]["line"]): one["basis"] for rule, ones in found.items() for one in ones}
+    assert [timed["graph_break", lines["breaks"]], timed["eager_fallback", lines["falls back"]]] == ["measured"] * 2
+    assert timed["eager_fallback", first] == "structural"  # it is eager since a step that was not recorded
+    (again,) = found["recompilation"]
+    assert "the number rate changes" in again["title"]
+    (churn,) = found["dynamic_shape_churn"]
+    assert "9 sizes of x.size()[0]" in churn["title"]
+
+
+DEFECTS = {
+    "print": {
+        "graph_break": ("compile_defects.py", 'print("loudest"'),
+        "eager_fallback": ("compile_defects.py", 'print("loudest"'),
+    },
+    "branch": {"graph_break": ("compile_defects.py", "if x_BLD.abs().amax() > LIMIT")},
+    "unsupported": {
+        "graph_break": ("compile_defects.py", "x_BLD[x_BLD.mean(-1) > 0]"),
+        "eager_fallback": ("compile_defects.py", "x_BLD[x_BLD.mean(-1) > 0]"),
+    },
+    "float-arg": {
+        "recompilation": ("compile_defects.py", "F.dropout(x_BLD, p=rate)"),
+        "eager_fallback": ("training.py", "def forward(self, tokens_BL"),
+    },
+    "shapes": {
+        "dynamic_shape_churn": ("training.py", "def forward(self, tokens_BL"),
+        "eager_fallback": ("training.py", "def forward(self, tokens_BL"),
+    },
+}
+
+
+WORKLOAD = """
+import os
+import torch
+
+if os.environ["BACKEND"] != "inductor":
+    import functools
+    torch.compile = functools.partial(torch.compile, backend=os.environ["BACKEND"])
+from perfscope.workloads.attention import SIZES, VARIANTS, main
+from perfscope.workloads.options import parse
+main(parse("", VARIANTS, SIZES))
+"""
+
+BACKEND = os.environ.get("PERFSCOPE_TEST_BACKEND", "aot_eager")
+"""``inductor`` is what users have, and takes minutes of g++; dynamo does the same in front of either."""
+
+RECOMPILING = ("float-arg", "shapes")
+"""Compile in every step: a recording with Python stacks then holds all of dynamo's own calls."""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Inductor's cache: defects and twins share graphs."""
+    return str(tmp_path_factory.mktemp("inductor"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEFECTS)
+@pytest.mark.parametrize("how", ["defect", "twin"])
+def test_workloads(name: str, how: str, cache: str, tmp_path: Path) -> None:
+    level = "light" if name in RECOMPILING else "default"
+    program = (write(tmp_path, WORKLOAD), "--size", "tiny", "--variant", "sdpa", f"--compile-{how}", name)
+    env = {"BACKEND": BACKEND, "TORCHINDUCTOR_CACHE_DIR": cache}
+    found = places(judged(tmp_path, "--level", level, *program, **env))
+    expected = {rule: {(file, line_of(WORKLOADS / file, text))} for rule, (file, text) in DEFECTS[name].items()}
+    assert found == (expected if how == "defect" else {})

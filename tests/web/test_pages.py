@@ -1,0 +1,117 @@
+"""What the first page offers to compare a thing with: another of its kind, a run of its name before all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.dashboards.web.server.shelf import Item, Kind
+
+overview = pytest.importorskip("perfscope.dashboards.web.pages.overview")
+
+
+def _item(path: Path, kind: Kind = "run", inside: str = "") -> Item:
+    path.mkdir()
+    if inside:
+        (path / inside).mkdir()
+    return Item(key=path.name, title=path.name, path=path, kind=kind)
+
+
+class _Shelf:
+    def __init__(self, *items: Item) -> None:
+        self._items = items
+
+    def items(self) -> tuple[Item, ...]:
+        return self._items
+
+
+def _offered(item: Item, *others: Item) -> str | None:
+    from perfscope.dashboards.web.pages import Asked
+
+    held = Asked(page="overview", parameters={}, base_path="/", shelf=_Shelf(item, *others), workshop=None, item=item)  # type: ignore[arg-type]
+    link = overview._compare(held)
+    return str(link.href).partition("base=")[2].partition("&")[0] or None if hasattr(link, "href") else None
+
+
+def test_a_run_of_the_same_name_comes_first(tmp_path: Path) -> None:
+    mine = _item(tmp_path / "20260103-000000-train-0003")
+    other, alike = _item(tmp_path / "20260102-000000-serve-0002"), _item(tmp_path / "20260101-000000-train-0001")
+    assert _offered(mine, other, alike) == alike.key
+    assert _offered(mine, other) == other.key
+
+
+def test_what_is_of_another_kind_is_not_offered(tmp_path: Path) -> None:
+    run = _item(tmp_path / "20260103-000000-train-0003")
+    program = _item(tmp_path / "20260102-000000-train-0002", inside="programs")
+    plan = _item(tmp_path / "20260102-000000-train-0004", inside="plans")
+    assert _offered(run, program, plan) is None
+    assert _offered(plan, program, run) is None
+
+
+@pytest.mark.parametrize(("other", "offered"), [("b.json", True), ("b.pickle.gz", False)])
+def test_a_trace_is_not_compared_with_a_snapshot(other: str, offered: bool) -> None:
+    files = [Item(key=name, title=name, path=Path(name), kind="file") for name in ("a.json.gz", other)]
+    assert (_offered(*files) is not None) is offered
+
+
+_parts = pytest.importorskip("perfscope.dashboards.web.pages._parts")
+ranks = pytest.importorskip("perfscope.dashboards.web.pages.ranks")
+
+PLANNED = {"planned": "Compiled for H100 SXM and never run."}
+
+
+def _asked(folder: Path, **views: dict[str, Any]) -> Any:
+    from perfscope.dashboards.web.pages import Asked
+
+    for name, view in views.items():
+        (folder / f"{name}.json").write_text(json.dumps({"view": view}))
+    item = Item(key="one", title="one", path=folder, kind="run")
+    return Asked(page="flame", parameters={}, base_path="/", shelf=None, workshop=None, item=item, folder=folder)  # type: ignore[arg-type]
+
+
+def _links(parts: Any) -> list[str]:
+    if isinstance(parts, list | tuple):
+        return [link for part in parts for link in _links(part)]
+    mine = [str(parts.href).partition("?")[0]] if hasattr(parts, "href") else []
+    return mine + (_links(parts.children) if hasattr(parts, "children") else [])
+
+
+def test_it_names_the_pages_that_have_something(tmp_path: Path) -> None:
+    asked = _asked(tmp_path, overview={}, compile={"html": ""}, memory={"memories": [{}], "html": ""}, graph={})
+    told = _parts.nothing(asked, "No stacks were recorded.")
+    assert told[0].children == "No stacks were recorded."
+    assert _links(told) == ["/memory"]
+
+
+def test_of_what_never_ran_nothing_is_to_be_recorded(tmp_path: Path) -> None:
+    asked = _asked(
+        tmp_path, overview=PLANNED, compile={"html": "<p>"}, memory={"planned": "<p>"}, graph={"subjects": []}
+    )
+    told = _parts.nothing(asked, "No stacks were recorded.")
+    assert "Nothing of this ran" in told[0].children
+    assert _links(told) == ["/compile", "/memory"]
+
+
+def test_a_page_that_is_still_being_made_is_offered(tmp_path: Path) -> None:
+    assert _links(_parts.nothing(_asked(tmp_path, overview={}), "Nothing.")) == ["/compile", "/memory", "/graph"]
+
+
+def test_nothing_at_all_offers_nothing(tmp_path: Path) -> None:
+    asked = _asked(tmp_path, overview={}, compile={}, memory={}, graph={})
+    assert len(_parts.nothing(asked, "Nothing.")) == 1
+
+
+@pytest.mark.parametrize(
+    ("overview", "jax", "word"), [({}, False, "torchrun"), ({}, True, "jax.distributed"), (PLANNED, True, "modelled")]
+)
+def test_one_process_is_told_what_its_framework_does(
+    tmp_path: Path, overview: dict[str, Any], jax: bool, word: str
+) -> None:
+    empty = {"jobs": [], "busy": None, "html": "", "tables": {}, "jax": jax}
+    said = ranks.layout(_asked(tmp_path, overview=overview), empty)[1].children
+    words = said if isinstance(said, str) else said[0]
+    assert word in words
+    assert ("torchrun" in words) == (word == "torchrun")

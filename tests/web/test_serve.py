@@ -1,0 +1,129 @@
+"""What ``perfscope serve`` takes as the name of a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from perfscope.model.errors import UsageError
+from tests.conftest import REPOSITORY
+
+pytest.importorskip("dash")
+NAME = "20260101-000000-train-0001"
+
+
+def _said(where: Path, name: str) -> str:
+    """The first line that the command says; it is ended then."""
+    line = [sys.executable, "-m", "perfscope", "serve", "--port", "0", "--offline", "--cache", str(where), name]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=where) as started:
+        assert started.stderr is not None
+        try:
+            return started.stderr.readline()
+        finally:
+            started.terminate()
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    runs = tmp_path / "perfscope-runs"
+    runs.mkdir()
+    shutil.copytree(REPOSITORY / "fixtures" / "cpu-attention-sdpa", runs / NAME)
+    (runs / "latest").symlink_to(NAME)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["latest", NAME[:12], f"perfscope-runs/{NAME}"])
+def test_a_run_is_named_as_everywhere(where: Path, name: str) -> None:
+    assert re.match(r"perfscope: open http://127\.0\.0\.1:\d+/\?token=", _said(where, name))
+
+
+def test_what_is_not_there_is_one_line(where: Path) -> None:
+    assert _said(where, "nowhere") == "perfscope: nowhere: no such file or folder\n"
+
+
+pytest.importorskip("dash")
+
+TOKEN = "a-token-of-a-team-0123456789"
+START_S = 40.0
+
+
+def _environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    (tmp_path / "trace.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    return {
+        "PERFSCOPE_SERVE_PATHS": str(tmp_path / "trace.json"),
+        "PERFSCOPE_SERVE_TOKEN_FILE": str(tmp_path / "token"),
+        "PERFSCOPE_SERVE_CACHE": str(tmp_path / "cache"),
+        **more,
+    }
+
+
+def test_without_a_token_there_is_no_server(tmp_path: Path) -> None:
+    from perfscope.dashboards.web.wsgi import application
+
+    held = _environment(tmp_path)
+    del held["PERFSCOPE_SERVE_TOKEN_FILE"]
+    with pytest.raises(UsageError, match="TOKEN_FILE"):
+        application(held)
+    (tmp_path / "token").write_text("short")
+    with pytest.raises(UsageError, match="at least 16"):
+        application(_environment(tmp_path) | {"PERFSCOPE_SERVE_TOKEN_FILE": str(_short(tmp_path))})
+
+
+def _short(tmp_path: Path) -> Path:
+    file = tmp_path / "short"
+    file.write_text("short")
+    return file
+
+
+def test_a_path_of_a_proxy_is_kept(tmp_path: Path) -> None:
+    from perfscope.dashboards.web.wsgi import application
+
+    client = application(_environment(tmp_path, PERFSCOPE_SERVE_BASE_PATH="tools/perfscope")).test_client()
+    headers = {"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"}
+    answer = client.get("/tools/perfscope/", headers=headers)
+    assert answer.status_code == 200
+    assert b"/tools/perfscope/api/style.css" in answer.data
+    assert client.get("/tools/perfscope/api/style.css", headers=headers).status_code == 200
+    assert client.get("/api/style.css", headers=headers).status_code == 404
+
+
+@pytest.mark.slow
+def test_two_processes_answer(tmp_path: Path) -> None:
+    gunicorn = shutil.which("gunicorn", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    if gunicorn is None:
+        pytest.skip("no gunicorn here")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    line = [gunicorn, "--workers", "2", "--bind", f"127.0.0.1:{port}", "perfscope.dashboards.web.wsgi:application()"]
+    process = subprocess.Popen(
+        line, env={**os.environ, **_environment(tmp_path)}, stderr=subprocess.DEVNULL, process_group=0
+    )
+    try:
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Authorization": f"Bearer {TOKEN}"})
+            try:
+                with urllib.request.urlopen(request, timeout=5) as answer:
+                    assert answer.status == 200
+                    break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.3)
+        else:
+            raise AssertionError("gunicorn does not answer")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+    finally:
+        process.terminate()
+        process.wait(10)

@@ -1,0 +1,181 @@
+"""Time by name sums to what was recorded, over all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.readers.load import load
+from perfscope.dashboards.web.server.tables import cell, csv_of
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace
+from tests.build import TraceBuilder
+from tests.web.views import view_of
+
+HOSTILE = '=HYPERLINK("http://x")<script>alert(1)</script>'
+
+
+def _trace(rank: int = 0) -> Trace:
+    made = TraceBuilder(rank=rank)
+    made.op("aten::mm", 0, 30)
+    made.op("aten::copy_", 10, 15)
+    made.launched("sgemm", 2, 20, 30 + rank, correlation=1)
+    made.launched("sgemm", 5, 40, 44, correlation=2)
+    made.launched(HOSTILE, 12, 50, 51, correlation=3)
+    made.copy("Memcpy DtoH", 60, 63, size=12)
+    return made.build()
+
+
+def _rows(view: dict, kind: str) -> dict[str, dict]:
+    keys = [column["key"] for column in view["tables"][kind]["columns"]]
+    return {row[0]: dict(zip(keys, row, strict=True)) for row in view["tables"][kind]["rows"]}
+
+
+def test_device_work_by_name(tmp_path: Path) -> None:
+    view = view_of("kernels", [_trace()], tmp_path)
+    rows = _rows(view, "kernels")
+    assert rows["sgemm"]["ns"] == 14_000
+    assert rows["sgemm"]["count"] == 2
+    assert (rows["sgemm"]["least_ns"], rows["sgemm"]["most_ns"]) == (4_000, 10_000)
+    assert rows["sgemm"]["class"] == "matrix product"
+    assert rows["sgemm"]["op"] == "aten::mm"
+    assert rows["Memcpy DtoH"]["class"] == "copy"
+    assert view["tables"]["kernels"]["ns"] == 18_000
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
+
+
+def test_ops_by_their_own_time(tmp_path: Path) -> None:
+    rows = _rows(view_of("kernels", [_trace()], tmp_path), "ops")
+    assert rows["aten::mm"]["ns"] == 25_000
+    assert rows["aten::copy_"]["ns"] == 5_000
+
+
+def test_ranks_are_summed(tmp_path: Path) -> None:
+    view = view_of("kernels", [_trace(0), _trace(1)], tmp_path)
+    rows = _rows(view, "kernels")
+    assert rows["sgemm"]["ns"] == 14_000 + 15_000
+    assert rows["sgemm"]["count"] == 4
+    assert view["ranks"] == 2
+
+
+def test_nothing_recorded_is_no_rows(tmp_path: Path) -> None:
+    view = view_of("kernels", [TraceBuilder().build()], tmp_path)
+    assert all(not held["rows"] for held in view["tables"].values())
+
+
+@pytest.mark.corpus
+def test_the_sums_of_a_real_trace_are_those_of_its_tables(corpus: Path, tmp_path: Path) -> None:
+    (trace,) = load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
+    view = view_of("kernels", [trace], tmp_path)
+    work = (trace.rows["kernels"], trace.rows["copies"])
+    assert view["tables"]["kernels"]["ns"] == sum(int((rows["end_ns"] - rows["start_ns"]).sum()) for rows in work)
+    assert sum(row["count"] for row in _rows(view, "kernels").values()) == sum(map(len, work))
+
+
+def test_a_download_holds_every_row_and_no_formula(tmp_path: Path) -> None:
+    import json
+
+    view = view_of("kernels", [_trace()], tmp_path / "made")
+    (tmp_path / "kernels.json").write_text(json.dumps({"view": view}))
+    lines = csv_of(tmp_path, "kernels", "kernels").decode().splitlines()
+    assert lines[0].startswith("name,ns,share,count")
+    assert len(lines) == 4
+    assert not any(line.startswith(("=", '"=')) for line in lines)
+    with pytest.raises(DataError, match="no such table"):
+        csv_of(tmp_path, "kernels", "nothing")
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_what_a_spreadsheet_would_run_is_text(text: str) -> None:
+    assert cell(text) == f"'{text}"
+
+
+def test_numbers_stay_numbers() -> None:
+    assert (cell(-3), cell(None), cell("a=b")) == (-3, "", "a=b")
+
+
+MODEL = "model.py(3): forward"
+
+
+def _paths(tree: dict[str, Any]) -> dict[tuple[str, ...], tuple[int, int, int]]:
+    """(ns, own, count) by path, the root left out."""
+    paths: list[tuple[str, ...]] = []
+    for name, parent in zip(tree["name"], tree["parent"], strict=True):
+        paths.append((*(paths[parent] if parent > 0 else ()), name) if parent >= 0 else ())
+    rows = zip(paths, tree["ns"], tree["own_ns"], tree["count"], strict=True)
+    return {path: (ns, own, count) for path, ns, own, count in rows if path}
+
+
+def _made() -> TraceBuilder:
+    made = TraceBuilder()
+    made.python(MODEL, 0, 100)
+    made.op("aten::linear", 10, 60)
+    made.op("aten::mm", 20, 50)
+    made.op("aten::mm", 70, 90)
+    made.launched("gemm", 25, 60, 90, correlation=1)
+    made.launched("gemm", 75, 100, 110, correlation=2)
+    made.kernel("nobody_asked", 200, 205)
+    return made
+
+
+def test_host_time_by_stack(tmp_path: Path) -> None:
+    tree = view_of("flame", [_made().build()], tmp_path)["trees"]["host"]
+    found = _paths(tree)
+    assert tree["ns"][0] == 100_000
+    assert found[MODEL,] == (100_000, 30_000, 1)
+    assert found[MODEL, "aten::linear"] == (50_000, 20_000, 1)
+    assert found[MODEL, "aten::linear", "aten::mm"] == (30_000, 30_000, 1)
+    assert found[MODEL, "aten::mm"] == (20_000, 20_000, 1)
+
+
+def test_device_time_below_who_asked_for_it(tmp_path: Path) -> None:
+    tree = view_of("flame", [_made().build()], tmp_path)["trees"]["device"]
+    found = _paths(tree)
+    assert tree["ns"][0] == 45_000
+    assert found[MODEL, "aten::linear", "aten::mm", "gemm"] == (30_000, 30_000, 1)
+    assert found[MODEL, "aten::mm", "gemm"] == (10_000, 10_000, 1)
+    assert found["no host op is known for it", "nobody_asked"] == (5_000, 5_000, 1)
+
+
+def test_ranks_are_one_tree(tmp_path: Path) -> None:
+    trees = view_of("flame", [_made().build(), _made().build()], tmp_path)["trees"]
+    assert trees["host"]["ns"][0] == 200_000
+    assert _paths(trees["device"])[MODEL, "aten::mm", "gemm"] == (20_000, 20_000, 2)
+
+
+def test_a_stack_deeper_than_pythons(tmp_path: Path) -> None:
+    made = TraceBuilder()
+    for depth in range(1_500):
+        made.python(f"deep.py({depth}): f", depth, 4_000 - depth)
+    tree = view_of("flame", [made.build()], tmp_path)["trees"]["host"]
+    assert len(tree["name"]) == 1_501
+    assert sum(tree["own_ns"]) == tree["ns"][0] == 4_000_000
+
+
+def test_what_is_too_small_is_summed_beside_the_others(tmp_path: Path) -> None:
+    made = TraceBuilder()
+    made.op("large", 0, 100_000)
+    for at in range(50):
+        made.op(f"small_{at}", 100_000 + at, 100_000.5 + at)
+    tree = view_of("flame", [made.build()], tmp_path)["trees"]["host"]
+    assert _paths(tree)["50 smaller",] == (25_000, 25_000, 50)
+    assert sum(tree["own_ns"]) == tree["ns"][0]
+
+
+def test_nothing_recorded_is_no_tree(tmp_path: Path) -> None:
+    assert set(view_of("flame", [TraceBuilder().build()], tmp_path)["trees"].values()) == {None}
+
+
+@pytest.mark.corpus
+def test_the_sums_of_a_real_trace(corpus: Path, tmp_path: Path) -> None:
+    (trace,) = load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
+    trees = view_of("flame", [trace], tmp_path)["trees"]
+    work = (trace.rows["kernels"], trace.rows["copies"])
+    assert trees["device"]["ns"][0] == sum(int((rows["end_ns"] - rows["start_ns"]).sum()) for rows in work)
+    slices = trace.rows["slices"]
+    outermost = slices["parent"] == -1
+    assert trees["host"]["ns"][0] == int((slices["end_ns"] - slices["start_ns"])[outermost].sum())
+    for tree in (trees["device"], trees["host"]):
+        assert sum(tree["own_ns"]) == tree["ns"][0]

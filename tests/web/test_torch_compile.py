@@ -1,0 +1,123 @@
+"""Tables of compilations hold every record; the stages of a frame sum to its time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.programs.programs import programs
+from perfscope.analyzers.readers.load import load
+from perfscope.dashboards.web.views import compile as compile_page
+from perfscope.dashboards.web.views.compile import REST
+from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode, Recompile
+from perfscope.model.jax_log import CompileEvent
+from tests.build import TraceBuilder
+from tests.conftest import REPOSITORY, corpus_files
+from tests.torch_compile.logs import MODEL, SECOND, compiled, log_trace, phase
+from tests.web.views import view_of
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m=cmd"
+AT = CodeLine(file="/home/user/train.py", line=30)
+
+
+def _log(path: str = "x.log") -> CompileLog:
+    nodes = tuple(GraphNode(name=f"n{at}", op="aten.add.Tensor" if at else "aten.mm.default") for at in range(3))
+    return CompileLog(
+        path=path,
+        compiles=(compiled("0/0"), compiled("0/1")),
+        phases=(phase("_compile.compile_inner", 0, 4), phase("backend_compile", 1, 3), phase("PyCodegen", 3, 3.5)),
+        breaks=tuple(GraphBreak(compile_id="0/0", reason=HOSTILE, place=AT, doc_id="GB0059") for _ in range(3)),
+        recompiles=tuple(
+            Recompile(compile_id="0/1", function="forward", place=MODEL, reasons=(f"L['x'].size()[0] == {size}",))
+            for size in (4, 8)
+        ),
+        graphs=(Graph(compile_id="0/0", direction="forward", nodes=nodes),),
+    )
+
+
+def _rows(view: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    keys = [column["key"] for column in view["tables"][name]["columns"]]
+    return [dict(zip(keys, row, strict=True)) for row in view["tables"][name]["rows"]]
+
+
+def test_every_record_is_in_a_row(tmp_path: Path) -> None:
+    view = view_of("compile", [log_trace(_log())], tmp_path)
+    (broken,) = _rows(view, "breaks")
+    assert (broken["count"], broken["line"], broken["doc"]) == (3, "~/train.py:30", "GB0059")
+    assert "\x1b" not in broken["reason"]
+    assert sum(row["count"] for row in _rows(view, "recompiles")) == 2
+    assert _rows(view, "recompiles")[0]["guard"].startswith("L['x'].size()[0] ==")
+    (graph,) = _rows(view, "graphs")
+    assert (graph["ops"], graph["direction"], graph["function"]) == (3, "forward", "forward")
+    assert graph["most"] == "add.Tensor 2x, mm 1x"
+    assert "rank" not in graph  # of one process there is no such column
+
+
+def test_stages_of_a_frame_sum_to_its_time(tmp_path: Path) -> None:
+    (bar,) = view_of("compile", [log_trace(_log())], tmp_path)["bars"]
+    assert bar["ns"] == 4 * SECOND == sum(bar["stages"].values())
+    assert bar["function"] == "forward"
+
+
+def test_more_stages_than_colours_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_page, "MOST_STAGES", 1)
+    (bar,) = view_of("compile", [log_trace(_log())], tmp_path)["bars"]
+    assert len(bar["stages"]) == 2
+    assert sum(bar["stages"].values()) == bar["ns"]
+    assert bar["stages"][REST] == bar["ns"] - max(bar["stages"].values())
+
+
+def test_ranks_stand_beside_each_other(tmp_path: Path) -> None:
+    view = view_of("compile", [log_trace(_log("a.log"), rank=0), log_trace(_log("b.log"), rank=3)], tmp_path)
+    assert [row["rank"] for row in _rows(view, "breaks")] == [0, 3]
+    assert view["bars"][0]["rank"] in (0, 3)
+
+
+def test_what_a_table_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr(compile_page, "MOST_ROWS", 2)
+    held = _log()
+    lines = tuple(replace(held.breaks[0], place=CodeLine(file="/home/user/train.py", line=at)) for at in range(5))
+    view = view_of("compile", [log_trace(replace(held, breaks=lines))], tmp_path)
+    assert len(view["tables"]["breaks"]["rows"]) == 2
+    assert view["tables"]["breaks"]["left"] == 3
+
+
+def test_what_jax_logged(tmp_path: Path) -> None:
+    trace = TraceBuilder().build()
+    trace.compile_events = (
+        CompileEvent(kind="compile", end_ns=9, duration_ns=5, function="step", step=2),
+        CompileEvent(kind="retrace", end_ns=9, function="step", file="/home/user/t.py", line=3, reason="new shape"),
+    )
+    rows = _rows(view_of("compile", [trace], tmp_path), "jax")
+    assert [row["what"] for row in rows] == ["compiling", "traced again"]
+    assert (rows[0]["ns"], rows[0]["step"], rows[1]["reason"]) == (5, 2, "new shape")
+
+
+def test_nothing_compiled_is_no_table(tmp_path: Path) -> None:
+    view = view_of("compile", [TraceBuilder().build()], tmp_path)
+    assert (view["tables"], view["bars"], view["html"]) == ({}, [], "")
+
+
+def test_programs_are_those_of_the_trace(tmp_path: Path) -> None:
+    file = REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz"
+    traces = load(file)
+    rows = _rows(view_of("compile", traces, tmp_path), "programs")
+    expected = [one for trace in traces for one in trace.fact(programs)]
+    assert [(row["flops"], row["bytes"], row["peak"]) for row in rows] == [
+        (one.flops, one.bytes, one.peak_bytes) for one in expected
+    ]
+    assert all(row["runs"] is None and row["mfu"] is None for row in rows)  # nothing ran
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("file", corpus_files("tlparse", "*simple.log.gz") + corpus_files("tlparse", "*cache*.log.gz"))
+def test_real_logs(corpus: Path, file: Path, tmp_path: Path) -> None:
+    view = view_of("compile", load(file), tmp_path)
+    assert view["bars"]
+    for bar in view["bars"]:
+        assert sum(bar["stages"].values()) == bar["ns"]
+    assert sum(row["ns"] or 0 for row in _rows(view, "frames")) >= sum(bar["ns"] for bar in view["bars"])

@@ -1,0 +1,288 @@
+"""What is made besides single items: comparisons, stored ones, histories; real children, and keys that lead nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from perfscope.dashboards.report.compare.json import as_text
+from perfscope.dashboards.web.server.kept import read_view
+from perfscope.dashboards.web.server.shelf import Item, Shelf
+from perfscope.dashboards.web.server.works import Kept, Pair, Stored, Work, find_work, stored, stores
+from perfscope.dashboards.web.server.workshop import State, Workshop
+from perfscope.dashboards.web.views import VIEWS
+from perfscope.profiler.store.runs import RunStore
+from tests.report.comparisons import interleaved_launches
+from tests.report.test_history import runs
+
+PATIENCE_S = 60.0
+HLO = "HloModule small\n\nENTRY main {\n  p = f32[8]{0} parameter(0)\n  ROOT n = f32[8]{0} negate(p)\n}\n"
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Iterator[Workshop]:
+    made = Workshop(tmp_path / "cache")
+    yield made
+    made.close()
+
+
+def _trace(path: Path, *ops: str) -> Path:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": op, "pid": 1, "tid": 1, "ts": 10 * at, "dur": 5, "args": {}}
+        for at, op in enumerate(ops)
+    ]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def _pair(base: Path, head: Path) -> Pair:
+    shelf = Shelf([base, head])
+    first, second = shelf.items()
+    found = find_work(shelf, f"{first.key}~{second.key}")
+    assert isinstance(found, Pair)
+    return found
+
+
+def _ended(workshop: Workshop, work: Work) -> State:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        state = workshop.state(work)
+        if state.stage not in ("waiting", "working"):
+            return state
+        time.sleep(0.05)
+    raise AssertionError(workshop.state(work))
+
+
+def _document(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_text(interleaved_launches()))
+    return path
+
+
+def test_two_traces_are_compared(tmp_path: Path, workshop: Workshop) -> None:
+    pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm", "aten::item"))
+    state = _ended(workshop, pair)
+    assert (state.stage, state.told) == ("ready", "")
+    assert state.folder is not None
+    held = read_view(state.folder, "compare")
+    assert held is not None
+    assert held["view"]["titles"] == ["a.json", "b.json"]
+    assert any("aten::item" in row for row in held["view"]["tables"]["parts"]["rows"])
+
+
+def test_a_side_that_changes_is_compared_again(tmp_path: Path, workshop: Workshop) -> None:
+    pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm"))
+    first = _ended(workshop, pair).folder
+    _trace(tmp_path / "b.json", "aten::mm", "aten::add")
+    state = workshop.state(pair)
+    assert (state.stale, state.folder) == (True, first)
+    assert _ended(workshop, pair).folder != first
+
+
+def test_a_side_that_goes_is_named(tmp_path: Path, workshop: Workshop) -> None:
+    pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm"))
+    (tmp_path / "a.json").unlink()
+    state = workshop.state(pair)
+    assert state.stage == "gone"
+    assert "a.json" in state.told
+
+
+def test_two_kinds_are_one_line(tmp_path: Path, workshop: Workshop) -> None:
+    program = tmp_path / "b.hlo.txt"
+    program.write_text(HLO)
+    state = _ended(workshop, _pair(_trace(tmp_path / "a.json", "aten::mm"), program))
+    assert state.stage == "failed"
+    assert "\n" not in state.told
+    assert "kind" in state.told
+
+
+def test_a_comparison_can_be_cancelled_and_its_sides_go_on(tmp_path: Path, workshop: Workshop) -> None:
+    pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm"))
+    workshop.state(pair)
+    workshop.state(pair.base)
+    assert workshop.cancel(pair)
+    assert workshop.state(pair).stage == "cancelled"
+    assert _ended(workshop, pair.base).stage == "ready"
+    workshop.again(pair)
+    assert _ended(workshop, pair).stage == "ready"
+
+
+def test_results_of_launches_in_turns_are_found_and_shown(tmp_path: Path, workshop: Workshop) -> None:
+    _document(tmp_path / "perfscope-runs" / "ab-1" / "result.json")
+    shelf = Shelf([tmp_path / "perfscope-runs"])
+    (one,) = stored(shelf)
+    assert one.title == "ab-1"
+    assert find_work(shelf, one.key) == one
+    state = _ended(workshop, one)
+    assert state.folder is not None
+    held = read_view(state.folder, "compare")
+    assert held is not None
+    assert "regression" in held["view"]["headline"]
+
+
+def test_a_document_is_a_comparison_and_no_trace(tmp_path: Path) -> None:
+    shelf = Shelf([_document(tmp_path / "c.json"), _trace(tmp_path / "a.json", "aten::mm")])
+    assert [item.title for item in shelf.items()] == ["a.json"]
+    assert [one.title for one in stored(shelf)] == ["c.json"]
+
+
+def test_a_result_that_leads_out_of_the_folder_is_none(tmp_path: Path) -> None:
+    outside = _document(tmp_path / "outside" / "result.json")
+    folder = tmp_path / "perfscope-runs" / "ab-1"
+    folder.mkdir(parents=True)
+    (folder / "result.json").symlink_to(outside)
+    assert stored(Shelf([tmp_path / "perfscope-runs"])) == ()
+
+
+def test_a_damaged_document_is_one_line(tmp_path: Path, workshop: Workshop) -> None:
+    file = tmp_path / "c.json"
+    file.write_text('{"schema": "perfscope.compare/1", "headline": 7}')
+    state = _ended(workshop, Stored(title="c.json", path=file))
+    assert state.stage == "failed"
+    assert "c.json: not a comparison" in state.told
+    assert "\n" not in state.told
+
+
+def test_the_history_of_a_store(tmp_path: Path, workshop: Workshop) -> None:
+    folder = tmp_path / "perfscope-runs"
+    folder.mkdir()
+    shelf = Shelf([folder])
+    assert stores(shelf) == ()
+    held = RunStore(folder / "store.sqlite")
+    for run in runs():
+        held.put(run)
+    before = (folder / "store.sqlite").read_bytes()
+    (kept,) = stores(shelf)
+    assert find_work(shelf, kept.key) == kept
+    state = _ended(workshop, kept)
+    assert state.folder is not None
+    found = read_view(state.folder, "history")
+    assert found is not None
+    assert found["view"]["runs"] == len(runs())
+    assert (folder / "store.sqlite").read_bytes() == before
+
+
+def test_a_damaged_store_is_one_line(tmp_path: Path, workshop: Workshop) -> None:
+    (tmp_path / "store.sqlite").write_bytes(b"no database" * 100)
+    state = _ended(workshop, Kept(path=tmp_path / "store.sqlite"))
+    assert state.stage == "failed"
+    assert "store.sqlite" in state.told
+    assert "\n" not in state.told
+
+
+@pytest.mark.parametrize("key", ["~", "a~b", "~store~", "~../../etc", "~store~../x", "a.json-000000~", "~~", "x~y~z"])
+def test_keys_that_nothing_has(tmp_path: Path, key: str) -> None:
+    assert find_work(Shelf([_trace(tmp_path / "a.json", "aten::mm")]), key) is None
+
+
+EVENTS = [
+    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 10, "dur": 5, "args": {}},
+    {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "gemm",
+        "pid": 0,
+        "tid": 7,
+        "ts": 12,
+        "dur": 9,
+        "args": {"device": 0, "stream": 7},
+    },
+]
+
+
+def _item(tmp_path: Path, content: str | None = None) -> Item:
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": EVENTS}) if content is None else content)
+    (item,) = Shelf([file]).items()
+    return item
+
+
+def _until(workshop: Workshop, item: Item, holds: Callable[[State], bool]) -> State:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        state = workshop.state(item)
+        if holds(state):
+            return state
+        time.sleep(0.05)
+    raise AssertionError(workshop.state(item))
+
+
+def test_every_view_is_made(tmp_path: Path, workshop: Workshop) -> None:
+    item = _item(tmp_path)
+    state = _until(workshop, item, lambda state: state.stage == "ready")
+    assert state.folder is not None
+    for name in VIEWS:
+        held = read_view(state.folder, name)
+        assert held is not None, name
+        assert "view" in held, held
+    assert state.folder.stat().st_mode & 0o077 == 0
+
+
+def test_what_cannot_be_read_says_so_in_one_line(tmp_path: Path, workshop: Workshop) -> None:
+    state = _until(workshop, _item(tmp_path, "this is no trace"), lambda state: state.stage == "failed")
+    assert "trace.json" in state.told
+    assert "\n" not in state.told
+
+
+def test_a_second_server_shares_what_is_kept(tmp_path: Path, workshop: Workshop) -> None:
+    item = _item(tmp_path)
+    _until(workshop, item, lambda state: state.stage == "ready")
+    other = Workshop(tmp_path / "cache")
+    assert other.state(item, start=False).stage == "ready"
+
+
+def test_a_file_that_is_replaced_is_read_again_and_the_old_one_shown_meanwhile(
+    tmp_path: Path, workshop: Workshop
+) -> None:
+    item = _item(tmp_path)
+    first = _until(workshop, item, lambda state: state.stage == "ready").folder
+    _item(tmp_path, json.dumps({"schemaVersion": 1, "traceEvents": EVENTS[:1]}))
+    state = workshop.state(item)
+    assert state.stale
+    assert state.folder == first
+    again = _until(workshop, item, lambda state: state.stage == "ready")
+    assert again.folder != first
+
+
+def test_a_file_that_is_gone_is_told_and_still_shown(tmp_path: Path, workshop: Workshop) -> None:
+    item = _item(tmp_path)
+    first = _until(workshop, item, lambda state: state.stage == "ready").folder
+    item.path.unlink()
+    state = workshop.state(item)
+    assert (state.stage, state.folder) == ("gone", first)
+
+
+def test_a_child_that_is_killed_is_a_failure_and_can_be_asked_again(tmp_path: Path, workshop: Workshop) -> None:
+    item = _item(tmp_path)
+    workshop.state(item)
+    (child,) = workshop._children.values()
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    state = _until(workshop, item, lambda state: state.stage == "failed")
+    assert "killed" in state.told
+    workshop.again(item)
+    assert _until(workshop, item, lambda state: state.stage == "ready").folder is not None
+
+
+def test_reading_can_be_cancelled_and_begun_again(tmp_path: Path, workshop: Workshop) -> None:
+    item = _item(tmp_path)
+    workshop.state(item)
+    assert workshop.cancel(item)
+    assert workshop.state(item).stage == "cancelled"
+    assert not workshop.cancel(item)
+    workshop.again(item)
+    assert _until(workshop, item, lambda state: state.stage == "ready").folder is not None
+
+
+def test_of_what_changes_again_and_again_two_are_kept(tmp_path: Path, workshop: Workshop) -> None:
+    for at in range(4):
+        event = dict(EVENTS[0], name=f"op_{at}")
+        item = _item(tmp_path, json.dumps({"schemaVersion": 1, "traceEvents": [event] * (at + 1)}))
+        _until(workshop, item, lambda state: state.stage == "ready")
+    assert len(list((tmp_path / "cache").iterdir())) == 2
