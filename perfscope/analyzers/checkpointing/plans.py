@@ -110,7 +110,7 @@ def _next(
     """The group's first unit that ``policy`` takes further; None if there is none."""
     further = {"selective": ("keep",), "full": ("keep", "selective")}
     unit = next((one for one in group.units if policies[one.regions[0]] in further[policy]), None)
-    if unit is None or not offered(simulator.model, unit, policy):
+    if unit is None or not is_offered(simulator.model, unit, policy):
         return None
     after = with_policy(policies, unit, policy)
     simulation = simulator.run(after)
