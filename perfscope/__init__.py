@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from perfscope.model import hooks
+
 if TYPE_CHECKING:
     from perfscope.ahead import CompiledFor as CompiledFor
     from perfscope.ahead import compile_for as compile_for
@@ -62,6 +64,11 @@ _HOMES = {
     "region": "perfscope.profiler.session.annotate:region",
     "step": "perfscope.profiler.session.annotate:step",
 }
+
+# What a trace and an analysis show in a notebook, and the check that needs the accounting of device time.
+hooks.register("trace_html", "perfscope.dashboards.report.notebook:trace_html")
+hooks.register("analysis_html", "perfscope.dashboards.report.notebook:analysis_html")
+hooks.register("check_device_times", "perfscope.analyzers.time.device_time:check_device_times")
 
 
 def __getattr__(name: str) -> Any:

@@ -73,9 +73,14 @@ def compile_for(
         file = Path(scratch) / "exported"
         file.write_bytes(code)
         request = Request(
-            framework="jax", arguments=(function,), module=False, target=told, exported=str(file),
-            checkpoint=None if asked is None else str(asked), limits=Limits(seconds=limit, memory_bytes=default_memory_limit()),
-        )  # fmt: skip
+            framework="jax",
+            arguments=(function,),
+            module=False,
+            target=told,
+            exported=str(file),
+            checkpoint=None if asked is None else str(asked),
+            limits=Limits(seconds=limit, memory_bytes=default_memory_limit()),
+        )
         kept = compile_program(
             request, root=None if folder is None else Path(folder), name=name or function, command=(function,)
         )

@@ -19,6 +19,7 @@ from perfscope.analyzers.sections.plan import NO_PLANS, PlanSection, plan_sectio
 from perfscope.analyzers.sections.programs import NO_PROGRAMS, ProgramsSection, programs_section
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.steps import step_windows, steps_work
+from perfscope.model import hooks
 from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
 from perfscope.model.trace import RECORDED, Source, Trace
 
@@ -174,9 +175,7 @@ class Analysis:
         return tuple(sorted(pairs, key=lambda pair: _cost_order(pair[1])))
 
     def _repr_html_(self) -> str:
-        from perfscope.dashboards.report.notebook import analysis_html
-
-        return analysis_html(self)
+        return str(hooks.call("analysis_html", self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,8 +128,8 @@ class _Sweep:
         from perfscope.profiler.ahead.sweep.axes import Bisection, max_compilations
 
         self.notes.append(
-            f"of {sizes:,} sizes up to {max_compilations(sizes)} were compiled, halving what was left; peaks need not grow "
-            "evenly, so of sizes that are not in the table nothing is claimed"
+            f"of {sizes:,} sizes up to {max_compilations(sizes)} were compiled, halving what was left; peaks need not "
+            "grow evenly, so of sizes that are not in the table nothing is claimed"
         )
         lines = {begin: Bisection(sizes) for begin in range(0, len(self.variants), sizes)}
         while tries := {begin: at for begin, line in lines.items() if (at := line.next()) is not None}:

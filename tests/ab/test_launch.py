@@ -252,8 +252,10 @@ def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -
     )
     script = (
         "import signal, sys\nfrom pathlib import Path\n"
-        "from perfscope.profiler.ab.launch import Place\nfrom perfscope.profiler.ab.profiled_launch import profile_once\n"
-        "from perfscope.profiler.ab.worktrees import ended_by_signals\nfrom perfscope.profiler.launch.program import Target\n"
+        "from perfscope.profiler.ab.launch import Place\n"
+        "from perfscope.profiler.ab.profiled_launch import profile_once\n"
+        "from perfscope.profiler.ab.worktrees import ended_by_signals\n"
+        "from perfscope.profiler.launch.program import Target\n"
         "here = Path.cwd()\n"
         "with ended_by_signals():\n"
         "    profile_once(Target(arguments=('train.py',)), Place(root=here, folder=here), arm='base', pair=0, slot=0,\n"

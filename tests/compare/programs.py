@@ -29,10 +29,20 @@ OPS = 8
 def ddp_all_reduce(at: int, until: int | None, **changes: Any) -> PlannedCollective:
     """A sum of gradients by DistributedDataParallel, asked for behind so many ops."""
     parts: dict[str, Any] = {
-        "kind": "all-reduce", "op": "c10d.allreduce_", "bytes": 32 * MIB, "dtype": "bfloat16", "group": 0,
-        "by": "DistributedDataParallel", "phase": "backward", "file": "train.py", "line": 30, "function": "step",
-        "at": StepPosition(ops=at), "after": StepPosition(ops=at), "until": None if until is None else StepPosition(ops=until),
-    }  # fmt: skip
+        "kind": "all-reduce",
+        "op": "c10d.allreduce_",
+        "bytes": 32 * MIB,
+        "dtype": "bfloat16",
+        "group": 0,
+        "by": "DistributedDataParallel",
+        "phase": "backward",
+        "file": "train.py",
+        "line": 30,
+        "function": "step",
+        "at": StepPosition(ops=at),
+        "after": StepPosition(ops=at),
+        "until": None if until is None else StepPosition(ops=until),
+    }
     return PlannedCollective(**{**parts, **changes})
 
 

@@ -290,10 +290,17 @@ def test_bytes_are_those_that_a_device_sends(tmp_path: Path, kind: Any, whole: f
 
 
 def test_what_blocks_is_what_the_model_of_the_step_says(tmp_path: Path) -> None:
-    for at, trace in enumerate((
-        job(tmp_path / "a", *BUCKETS, *GATHERS, program_all_reduce(4, None), program_all_reduce(OPS, None)),
-        compiled_job(tmp_path / "b", ddp_all_reduce(0, 2), ddp_all_reduce(1, 1), outside=(program_all_reduce(0, 3), program_all_reduce(2, 2))),
-    )):  # fmt: skip
+    for at, trace in enumerate(
+        (
+            job(tmp_path / "a", *BUCKETS, *GATHERS, program_all_reduce(4, None), program_all_reduce(OPS, None)),
+            compiled_job(
+                tmp_path / "b",
+                ddp_all_reduce(0, 2),
+                ddp_all_reduce(1, 1),
+                outside=(program_all_reduce(0, 3), program_all_reduce(2, 2)),
+            ),
+        )
+    ):
         (work,) = trace.fact(plan_works)
         step = work.compiled_exchanges if at else work.eager_exchanges
         found = plan_exchanges(only_plan(trace))
@@ -379,8 +386,9 @@ class TestNotCompared:
 
     def test_amounts_that_no_document_holds(self, tmp_path: Path) -> None:
         found = plan_change(
-            only_plan(job(tmp_path / "base", *BUCKETS)), only_plan(job(tmp_path / "head", program_all_reduce(3, 5, bytes=1 << 62)))
-        )  # fmt: skip
+            only_plan(job(tmp_path / "base", *BUCKETS)),
+            only_plan(job(tmp_path / "head", program_all_reduce(3, 5, bytes=1 << 62))),
+        )
         assert (found.totals, found.rows) == ({}, ())
         assert found.notes == ("its amounts are too large to be taken apart",)
 

@@ -29,10 +29,17 @@ US = 1_000
 
 def planned_collective(at: int, *, after: int | None = None, until: int | None, **changes: Any) -> PlannedCollective:
     parts: dict[str, Any] = {
-        "kind": "all-reduce", "op": "c10d.allreduce_", "bytes": 64 << 20, "dtype": "float32", "group": 0,
-        "by": "the program", "phase": "backward", "at": StepPosition(ops=at),
-        "after": StepPosition(ops=at if after is None else after), "until": None if until is None else StepPosition(ops=until),
-    }  # fmt: skip
+        "kind": "all-reduce",
+        "op": "c10d.allreduce_",
+        "bytes": 64 << 20,
+        "dtype": "float32",
+        "group": 0,
+        "by": "the program",
+        "phase": "backward",
+        "at": StepPosition(ops=at),
+        "after": StepPosition(ops=at if after is None else after),
+        "until": None if until is None else StepPosition(ops=until),
+    }
     return PlannedCollective(**{**parts, **changes})
 
 

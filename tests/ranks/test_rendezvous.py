@@ -43,11 +43,23 @@ def test_skew_straggler_wait_and_work(tmp_path: Path) -> None:
     everyone = [0, 1, 2]
     found = skew(
         tmp_path,
-        a=[op("all-reduce.1", 0, 0, 100), rendezvous_event("all reduce", everyone, 10, 60), rendezvous_event("all reduce", everyone, 70, 80)],
-        b=[op("all-reduce.1", 1, 0, 100), rendezvous_event("all reduce", everyone, 20, 61), rendezvous_event("all reduce", everyone, 71, 80)],
-        c=[op("all-reduce.1", 2, 0, 100), rendezvous_event("all reduce", everyone, 50, 58), work(52, 57),
-           rendezvous_event("all reduce", everyone, 72, 81)],
-    )  # fmt: skip
+        a=[
+            op("all-reduce.1", 0, 0, 100),
+            rendezvous_event("all reduce", everyone, 10, 60),
+            rendezvous_event("all reduce", everyone, 70, 80),
+        ],
+        b=[
+            op("all-reduce.1", 1, 0, 100),
+            rendezvous_event("all reduce", everyone, 20, 61),
+            rendezvous_event("all reduce", everyone, 71, 80),
+        ],
+        c=[
+            op("all-reduce.1", 2, 0, 100),
+            rendezvous_event("all reduce", everyone, 50, 58),
+            work(52, 57),
+            rendezvous_event("all reduce", everyone, 72, 81),
+        ],
+    )
     first, second = found.meetings
     assert (first.devices, first.arrivals_ns, first.round) == ((0, 1, 2), (10_000, 20_000, 50_000), 0)
     assert (first.skew_ns, first.waits_ns, first.straggler) == (40_000, (40_000, 30_000, 0), 2)

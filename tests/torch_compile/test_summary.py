@@ -365,12 +365,14 @@ def test_guards_on_one_thing_are_one_row_with_their_values() -> None:
 
 def test_an_id_given_anew_is_another_frame() -> None:
     found = summed(
-        compiles=(compile_record("0/0", "f", start_ns=0), compile_record("0/0", "g", 30, start_ns=1_000 * MS, has_code=False,
-                                                             traced_graphs=1)),
+        compiles=(
+            compile_record("0/0", "f", start_ns=0),
+            compile_record("0/0", "g", 30, start_ns=1_000 * MS, has_code=False, traced_graphs=1),
+        ),
         graphs=(graph("0/0", "forward", 3), graph("0/0", "backward", 4), graph("0/0", "forward", 7)),
         breaks=(broken("0/0", 12, time_ns=5 * MS), broken("0/0", 31, time_ns=1_005 * MS)),
         phases=(phase_ms("dynamo", 0, 100, "0/0"), phase_ms("dynamo", 990, 1_040, "0/0")),
-    )  # fmt: skip
+    )
     frames = {frame.function: frame for frame in found.frames}
     assert [one.ops_most for one in frames["f"].graphs] == [3, 4]
     assert [one.ops_most for one in frames["g"].graphs] == [7]

@@ -40,8 +40,12 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
         if op is None:
             continue
         storages = {trace.op_graph.tensors[tensor].storage for tensor in op.outputs}
-        made = [one for one in storages if trace.op_graph.storages[one].born == op.index
-                and abs(trace.op_graph.storages[one].bytes - int(blocks["bytes"][row])) < ALLOCATION_ROUNDING]  # fmt: skip
+        made = [
+            one
+            for one in storages
+            if trace.op_graph.storages[one].born == op.index
+            and abs(trace.op_graph.storages[one].bytes - int(blocks["bytes"][row])) < ALLOCATION_ROUNDING
+        ]
         step = _step_of(joined, int(blocks["op"][row]))
         if not made or step is None:
             continue

@@ -85,6 +85,12 @@ def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
     return tuple(accounts)
 
 
+def check_device_times(trace: Trace) -> None:
+    """``ValueError`` unless the parts of every device's time sum to its span, exactly."""
+    for device in trace.fact(device_times):
+        device.check()
+
+
 def _work(trace: Trace, table: str, device: int) -> Intervals:
     rows = trace.rows[table]
     chosen = rows["device"] == device

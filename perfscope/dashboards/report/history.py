@@ -484,6 +484,6 @@ def _picture(one: Series) -> str:
     ends = f"{amount(min(values), one.unit)} to {amount(max(values), one.unit)}"
     words = f"{len(values)} runs from {ends}, {len(cuts)} changes of level"
     return (
-        f'<svg class="ps-history" role="img" aria-label="{escape(words)}" viewBox="-6 0 {CHART_WIDTH + 12:.0f} {HEIGHT:.0f}" '
-        f'preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">{lines}<polyline points="{course}"/>{dot}</svg>'
+        f'<svg class="ps-history" role="img" aria-label="{escape(words)}" '
+        f'viewBox="-6 0 {CHART_WIDTH + 12:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">{lines}<polyline points="{course}"/>{dot}</svg>'
     )

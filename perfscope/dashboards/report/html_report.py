@@ -238,7 +238,8 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
 def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:
     heads = ("<th>path</th>", *(f'<th class="n">{name}</th>' for name in ("rank", "events", "unplaced")))
     rows = (
-        f'<tr><td class="t">{escape(sanitize(source.path))} <span class="note">{escape(sanitize(source.format))}</span></td>'
+        f'<tr><td class="t">{escape(sanitize(source.path))} '
+        f'<span class="note">{escape(sanitize(source.format))}</span></td>'
         f'<td class="n">{"-" if source.rank is None else source.rank}</td>'
         f'<td class="n">{source.events_read:,}</td><td class="n">{source.events_unplaced:,}</td></tr>'
         for source in analysis.sources[:MOST_SOURCES]

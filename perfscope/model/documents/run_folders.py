@@ -38,6 +38,10 @@ RUNS_FOLDER = "perfscope-runs"
 """Below the folder a program was started in."""
 LATEST = "latest"
 COMPILED_FILE = "compile.json"
+MAX_RUN_FILES = 20_000
+"""As many as ``analyze`` reads below a folder."""
+_WRITTEN_FROM_THE_REST = ("report.",)
+"""Beginnings of the names of files in a run that are made from the others."""
 """The manifest of what `perfscope compile` wrote, beside runs and listed with them."""
 ALIVE_FILE = ".alive"
 """Locked for as long as ``perfscope run`` lives: how a reader tells a running run from a killed one.
@@ -365,3 +369,19 @@ def step_ns_of(run: Run) -> int | None:
         if process.untraced_step_ns:
             return round(statistics.median(process.untraced_step_ns))
     return None
+
+
+def run_files(place: Path) -> list[Path]:
+    """The files of a recording, sorted: no links, nothing hidden, no reports. ``DataError`` if there are too many."""
+    if place.is_file():
+        return [place]
+    files = []
+    for root, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(root, name)
+            if not name.startswith((".", *_WRITTEN_FROM_THE_REST)) and path.is_file() and not path.is_symlink():
+                files.append(path)
+                if len(files) > MAX_RUN_FILES:
+                    raise DataError(f"{place}: more than {MAX_RUN_FILES:,} files; a baseline is one run")
+    return files

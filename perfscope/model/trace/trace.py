@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from perfscope.model import hooks
 from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.trace.tables import TABLES, CallKind
 
@@ -284,8 +285,6 @@ class Trace:
         Intervals do not end before they start, codes and row references point at something, and
         the parts of every device's time sum to its span.
         """
-        from perfscope.analyzers.time.device_time import device_times
-
         for name, rows in self.rows.items():
             if "start_ns" in rows and (rows["end_ns"] < rows["start_ns"]).any():
                 raise ValueError(f"{name}: a row ends before it starts")
@@ -300,17 +299,14 @@ class Trace:
                 low, high = int(rows[column.name].min()), int(rows[column.name].max())
                 if high >= limit or low < (MISSING if column.nullable else 0):
                     raise ValueError(f"{name}.{column.name}: points outside its target ({low}..{high} of {limit})")
-        for device in self.fact(device_times):
-            device.check()
+        hooks.call("check_device_times", self)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{size:,} {name}" for name, size in self.sizes().items())
         return f"<perfscope.Trace {self.source.path}: {counts or 'empty'}>"
 
     def _repr_html_(self) -> str:
-        from perfscope.dashboards.report.notebook import trace_html
-
-        return trace_html(self)
+        return str(hooks.call("trace_html", self))
 
 
 def span(trace: Trace) -> tuple[int, int]:

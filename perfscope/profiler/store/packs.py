@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import hashlib
 import io
-import os
 import shutil
 import tarfile
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from perfscope.model.documents.run_folders import MAX_RUN_FILES, run_files
 from perfscope.model.errors import DataError
 from perfscope.profiler.store.database import Database, Session
 
@@ -110,12 +110,6 @@ MOST_PACKED = 64 << 20
 MOST_UNPACKED = 4 << 30
 """Bytes that a pack may become on disk, whatever it claims."""
 
-MOST_FILES = 20_000
-"""As many as ``analyze`` reads below a folder."""
-
-_LEFT_OUT = ("report.",)
-"""Beginnings of names in a run that are written from the rest."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
@@ -129,28 +123,12 @@ class Packed:
     files: int
 
 
-def files_of(place: Path) -> list[Path]:
-    """The files at or below ``place`` that are packed, sorted: no links, nothing hidden, no reports."""
-    if place.is_file():
-        return [place]
-    found = []
-    for root, folders, names in os.walk(place):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(root, name)
-            if not name.startswith((".", *_LEFT_OUT)) and path.is_file() and not path.is_symlink():
-                found.append(path)
-                if len(found) > MOST_FILES:
-                    raise DataError(f"{place}: more than {MOST_FILES:,} files; a baseline is one run")
-    return found
-
-
 def pack(place: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
     """Pack a run's folder, or one file, into the new file ``into``.
 
     ``DataError``: nothing there, or more than ``most`` bytes; no pack is left then.
     """
-    files = files_of(place)
+    files = run_files(place)
     if not files:
         raise DataError(f"{place}: nothing to keep in it")
     top = place.resolve().name
@@ -280,7 +258,7 @@ def _extract(file: Path, folder: Path, origin: str) -> None:
     with members(file, origin, packed=True) as held:
         for name, size, content in held:
             count, total = count + 1, total + size
-            if count > MOST_FILES or total > MOST_UNPACKED:
+            if count > MAX_RUN_FILES or total > MOST_UNPACKED:
                 raise DataError(f"{origin}: the pack holds more than a run does")
             target = folder.joinpath(*name.parts)
             target.parent.mkdir(parents=True, exist_ok=True)

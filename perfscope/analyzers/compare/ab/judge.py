@@ -64,7 +64,10 @@ class AbResult:
 
 
 class AbJudge:
-    """Looks at pairs (`perfscope.profiler.ab.runner.Judge`). ``pairs``: at most; ``least``: relative change that matters."""
+    """Judges pairs of launches (`perfscope.profiler.ab.runner.Judge`).
+
+    ``pairs``: at most; ``least``: relative change that matters.
+    """
 
     def __init__(self, *, pairs: int, least: float, confirm: bool = True) -> None:
         """``ValueError`` if so many pairs cannot be compared."""

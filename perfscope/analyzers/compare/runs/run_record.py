@@ -18,10 +18,10 @@ from perfscope.analyzers.readers.load import load_path, resolve
 from perfscope.model.commits import is_commit_hash
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run
+from perfscope.model.documents.run_folders import run_files
 from perfscope.model.documents.stored_run import NotMeasured, StoredFinding, StoredMetric, StoredRun, StoredSteps
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
-from perfscope.profiler.store.packs import files_of
 
 UID_LENGTH = 32
 """Hexadecimal digits: 128 bits of a digest do not meet by chance."""
@@ -47,7 +47,7 @@ def uid_of(place: Path) -> str:
         files += sorted(place.glob("rank*/process.json"))
     held = hashlib.sha256()
     try:
-        for file in files or files_of(place):
+        for file in files or run_files(place):
             name = file.relative_to(place).as_posix() if place.is_dir() else ""
             with file.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()

@@ -13,7 +13,7 @@ from perfscope.model.trace import SliceKind
 from perfscope.model.trace.columns import MISSING, Array
 
 _OWN_DOMAIN, _OWN_NAME, _OWN_EXIT = "perfscope", "step", "exit"
-"""What ``perfscope.step()`` records: ``perfscope/profiler/session/annotate.py``. The exit closes a range that is no step."""
+"""What ``perfscope.step()`` records (``profiler/session/annotate.py``). The exit closes a range that is not a step."""
 
 _WORDS = r"(?:train(?:ing)?|global|inference|decode)?[ _.:/-]*(?:step|iteration|iter)"
 """An optimizer's step is a part of a step."""

@@ -229,8 +229,8 @@ def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str
         notes.append(f"no step waits for its work: a traced step is {how}")
     if not waits and process.window_ns is None:
         notes.append(
-            f"no step time without a profiler: it takes {WINDOW_SIZES[0]} steps in a row behind the traced ones, in which "
-            "nothing is compiled"
+            f"no step time without a profiler: it takes {WINDOW_SIZES[0]} steps in a row after the traced ones, in "
+            "which nothing is compiled"
         )
     if process.window_compilations:
         notes.append(

@@ -45,7 +45,7 @@ from perfscope.dashboards.report.compare.svg import (
 from perfscope.dashboards.report.compare.wording import NO_VERDICT, change, percent, said_of, signed_ns, value, verdict
 from perfscope.dashboards.report.html_findings import advice_html, card, prose, table
 from perfscope.dashboards.report.html_page import page
-from perfscope.dashboards.report.sections.program_formats import cells_table_html_programs
+from perfscope.dashboards.report.sections.program_formats import html_cells_table
 from perfscope.dashboards.report.svg import swatch
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
@@ -255,7 +255,7 @@ def _parts(step: Step) -> str:
         for part in kept
     ]  # fmt: skip
     left = len(moved) - len(kept) + step.other_parts.count
-    return cells_table_html_programs(rows) + (f'<p class="note">and {left:,} more</p>' if left else "")
+    return html_cells_table(rows) + (f'<p class="note">and {left:,} more</p>' if left else "")
 
 
 FIRST_CAUSES = 6
@@ -411,7 +411,7 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterator[str]:
         for one in changed[:MOST_KERNELS]
     ]  # fmt: skip
     if rows:
-        yield cells_table_html_programs(rows)
+        yield html_cells_table(rows)
     if len(rows) < len(changed):
         yield f'<p class="note">and {len(changed) - len(rows):,} more</p>'
 
@@ -423,7 +423,7 @@ def _ranks(document: Document) -> Iterator[str]:
         for one in document.ranks[:MOST_RANKS]
     ]  # fmt: skip
     left = len(document.ranks) - len(rows)
-    drawn = cells_table_html_programs(rows) + (f'<p class="note">and {left:,} more</p>' if left else "")
+    drawn = html_cells_table(rows) + (f'<p class="note">and {left:,} more</p>' if left else "")
     yield f"<details><summary>the step of each of {len(document.ranks):,} ranks</summary>{drawn}</details>"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.report.html_findings import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
-from perfscope.dashboards.report.sections.program_formats import cells_table, cells_table_html_programs
+from perfscope.dashboards.report.sections.program_formats import cells_table, html_cells_table
 from perfscope.dashboards.report.text_tables import fitting, hanging, table_of
 
 if TYPE_CHECKING:
@@ -198,19 +198,19 @@ def collectives_cards(view: CollectivesView) -> Iterator[str]:
 def _job_html_collectives(job: JobView) -> Iterator[str]:
     yield f"<p>{escape_html(job.headline[:1].upper() + job.headline[1:])}.</p>"
     if job.kinds:
-        yield cells_table_html_programs(job.kinds[:FIRST_KINDS])
+        yield html_cells_table(job.kinds[:FIRST_KINDS])
     if job.kinds[FIRST_KINDS:]:
         rest = job.kinds[FIRST_KINDS:]
-        yield f"<details><summary>{len(rest)} more kinds</summary>{cells_table_html_programs(rest)}</details>"
+        yield f"<details><summary>{len(rest)} more kinds</summary>{html_cells_table(rest)}</details>"
     if job.kinds_left:
         yield f'<p class="note">and {job.kinds_left:,} more kinds</p>'
     if job.pairs:
-        yield f"<details><summary>messages between two ranks</summary>{cells_table_html_programs(job.pairs)}</details>"
+        yield f"<details><summary>messages between two ranks</summary>{html_cells_table(job.pairs)}</details>"
     if job.pairs_left:
         yield f'<p class="note">and {job.pairs_left:,} more kinds of messages</p>'
     if job.ranks:
         left = f'<p class="note">and {job.ranks_left:,} more {job.member}s</p>' if job.ranks_left else ""
-        yield f"<details><summary>{job.member}s side by side</summary>{cells_table_html_programs(job.ranks)}{left}</details>"
+        yield f"<details><summary>{job.member}s side by side</summary>{html_cells_table(job.ranks)}{left}</details>"
     if job.groups:
         yield f"<details><summary>process groups</summary>{_list(job.groups)}</details>"
     yield _list(job.notes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.report.html_findings import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
-from perfscope.dashboards.report.sections.program_formats import cells_table, cells_table_html_programs
+from perfscope.dashboards.report.sections.program_formats import cells_table, html_cells_table
 from perfscope.dashboards.report.text_tables import fitting, hanging, table_of
 
 if TYPE_CHECKING:
@@ -189,11 +189,11 @@ def _body_html_compile(view: CompileView) -> Iterator[str]:
         yield f"<p>{escape_html(said[:1].upper() + said[1:])}.</p>"
     frames = [view.cells_of(row) for row in view.frames]
     if frames:
-        yield cells_table_html_programs(frames[:FIRST_FRAMES])
+        yield html_cells_table(frames[:FIRST_FRAMES])
     if view.stages:
         yield f'<p class="note">{escape_html(view.stages[:1].upper() + view.stages[1:])}.</p>'
     if frames[FIRST_FRAMES:]:
-        yield _folded(f"{len(frames) - FIRST_FRAMES} more frames", cells_table_html_programs(frames[FIRST_FRAMES:]))
+        yield _folded(f"{len(frames) - FIRST_FRAMES} more frames", html_cells_table(frames[FIRST_FRAMES:]))
     if view.frames_left:
         yield f'<p class="note">and {view.frames_left:,} more</p>'
     yield _list(view.events[:FIRST_EVENTS])
@@ -209,7 +209,7 @@ def _body_html_compile(view: CompileView) -> Iterator[str]:
         yield _folded("compile time and caches of each frame", f"<ul>{said}</ul>")
     if view.kernels:
         left = f'<p class="note">and {view.kernels_left:,} more</p>' if view.kernels_left else ""
-        yield _folded(view.kernels_title, cells_table_html_programs(view.kernels) + left)
+        yield _folded(view.kernels_title, html_cells_table(view.kernels) + left)
     if view.hint:
         what, _, command = view.hint.partition(": ")
         yield f'<p class="note">{escape_html(what)}: <code>{escape_html(command)}</code></p>'

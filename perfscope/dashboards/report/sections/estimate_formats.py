@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.dashboards.report.html_findings import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
 from perfscope.dashboards.report.sections.estimate import largest
-from perfscope.dashboards.report.sections.program_formats import cells_table, cells_table_html_programs
+from perfscope.dashboards.report.sections.program_formats import cells_table, html_cells_table
 from perfscope.dashboards.report.svg import swatch
 from perfscope.dashboards.report.text_tables import fitting, hanging, table_of
 from perfscope.model.units import format_ns
@@ -238,18 +238,16 @@ def _program_html_estimate(view: ProgramView) -> Iterator[str]:
     yield f'<p class="note">{escape_html(" ".join(map(_sentence, view.facts)))}</p>'
     yield from map(picture, view.pictures)
     if view.lines:
-        yield cells_table_html_programs(view.lines[:FIRST_LINES])
+        yield html_cells_table(view.lines[:FIRST_LINES])
     if view.lines[FIRST_LINES:]:
         rest = view.lines[FIRST_LINES:]
         left = f'<p class="note">and {view.lines_left:,} more</p>' if view.lines_left else ""
-        yield _folded(f"{len(rest)} more lines", cells_table_html_programs(rest) + left)
+        yield _folded(f"{len(rest)} more lines", html_cells_table(rest) + left)
     if view.instructions:
         left = f'<p class="note">and {view.instructions_left:,} more</p>' if view.instructions_left else ""
-        yield _folded("instructions", cells_table_html_programs(view.instructions) + left)
+        yield _folded("instructions", html_cells_table(view.instructions) + left)
     if view.error_groups:
-        rows = cells_table_html_programs(view.error_groups) + (
-            cells_table_html_programs(view.error_rows) if view.error_rows else ""
-        )
+        rows = html_cells_table(view.error_groups) + (html_cells_table(view.error_rows) if view.error_rows else "")
         yield _folded("measured against modelled", rows)
 
 
@@ -274,7 +272,8 @@ def picture(view: StreamPicture) -> str:
     what = f"one of {view.turns:,} turns of {sanitize(view.of)}" if view.of else "one run, loops paler"
     left = f"; {view.left:,} short stretches are not drawn" if view.left else ""
     return (
-        f'<div class="legend"><span>{escape_html(what)}</span>{keys}<span>{escape_html(f"top to bottom: {names}{left}")}</span>'
+        f'<div class="legend"><span>{escape_html(what)}</span>{keys}'
+        f"<span>{escape_html(f'top to bottom: {names}{left}')}</span>"
         f'</div><svg class="ps-streams" role="img" aria-label="{escape_html(f"{what}: streams {names}")}" width="100%" '
         f'height="{height}" viewBox="0 0 {_X} {height}" preserveAspectRatio="none" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'

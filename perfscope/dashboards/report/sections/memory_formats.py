@@ -12,7 +12,7 @@ from rich.text import Text
 from perfscope.dashboards.report.html_findings import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
 from perfscope.dashboards.report.sections.memory_picture import legend, memory_chart
-from perfscope.dashboards.report.sections.program_formats import cells_table, cells_table_html_programs
+from perfscope.dashboards.report.sections.program_formats import cells_table, html_cells_table
 from perfscope.dashboards.report.text_tables import INDENT, fitting, hanging, table_of
 
 if TYPE_CHECKING:
@@ -270,21 +270,21 @@ def _memory_html_memory(one: MemoryView) -> Iterator[str]:
 
 def _body(one: MemoryView) -> Iterator[str]:
     if one.categories:
-        yield cells_table_html_programs(one.categories)
+        yield html_cells_table(one.categories)
     yield _list((*one.facts, *one.notes))
     for holders in (one.modules, one.lines):
         if holders is not None:
             yield f"<details><summary>{escape_html(holders.title)}</summary>{_holders_html_memory(holders)}</details>"
     if one.others:
         left = f'<p class="note">and {one.others_left:,} more, with lower peaks</p>' if one.others_left else ""
-        yield f"<details><summary>side by side</summary>{cells_table_html_programs(one.others)}{left}</details>"
+        yield f"<details><summary>side by side</summary>{html_cells_table(one.others)}{left}</details>"
     if one.picture is not None:
-        yield f"<details><summary>the picture in numbers</summary>{cells_table_html_programs(one.picture.moments)}</details>"
+        yield f"<details><summary>the picture in numbers</summary>{html_cells_table(one.picture.moments)}</details>"
 
 
 def _holders_html_memory(holders: HolderTable) -> str:
     left = holders.left(len(holders.rows))
-    return cells_table_html_programs(holders.rows) + (f'<p class="note">{escape_html(left)}</p>' if left else "")
+    return html_cells_table(holders.rows) + (f'<p class="note">{escape_html(left)}</p>' if left else "")
 
 
 def _list(said: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.report.html_findings import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
-from perfscope.dashboards.report.sections.program_formats import cells_table, cells_table_html_programs
+from perfscope.dashboards.report.sections.program_formats import cells_table, html_cells_table
 from perfscope.dashboards.report.text_tables import fitting, hanging, table_of
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ def _body_html_plan(view: PlanView) -> Iterator[str]:
     if view.headline:
         yield f"<p>{escape_html(view.headline[:1].upper() + view.headline[1:])}.</p>"
     if view.steps:
-        yield cells_table_html_programs(view.steps)
-    yield from (cells_table_html_programs(rows) for rows in (view.peaks, view.holders) if rows)
+        yield html_cells_table(view.steps)
+    yield from (html_cells_table(rows) for rows in (view.peaks, view.holders) if rows)
     yield from _table_html_plan(view.exchanges, FIRST_COLLECTIVES, "lines of collectives")
     if view.exchanged:
         yield _list_html_plan(view.exchanged)
@@ -179,9 +179,9 @@ def _body_html_plan(view: PlanView) -> Iterator[str]:
 
 def _table_html_plan(rows: Sequence[Cells], few: int, what: str) -> Iterator[str]:
     if rows:
-        yield cells_table_html_programs(rows[:few])
+        yield html_cells_table(rows[:few])
     if rows[few:]:
-        yield _folded(f"{len(rows) - few:,} more {what}", cells_table_html_programs(rows[few:]))
+        yield _folded(f"{len(rows) - few:,} more {what}", html_cells_table(rows[few:]))
 
 
 def _list_html_plan(said: Sequence[str]) -> str:

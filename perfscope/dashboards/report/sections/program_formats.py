@@ -257,7 +257,7 @@ def _hot_table(hot: HotTable, first: int, last: int) -> str:
     return drawn + left
 
 
-def cells_table_html_programs(rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+def html_cells_table(rows: Sequence[Sequence[tuple[str, str]]]) -> str:
     """A table of (column, cell) rows with the same columns, which stacks on a phone; a wide one on a tablet, too.
 
     Columns that no row fills are left out.

@@ -1,7 +1,7 @@
 """The child that reads what was opened, judges it and writes what the pages show. Nothing of it stays in the server.
 
-``python -m perfscope.dashboards.web.server.prepare PATH FOLDER``: the views go to ``FOLDER/<view>.json`` as each is done,
-what they hold beside that to ``FOLDER/<view>/``, and how far it is to ``FOLDER/state.json``.
+``python -m perfscope.dashboards.web.server.prepare PATH FOLDER``: the views go to ``FOLDER/<view>.json`` as each is
+done, what they hold beside that to ``FOLDER/<view>/``, and how far it is to ``FOLDER/state.json``.
 """
 
 from __future__ import annotations

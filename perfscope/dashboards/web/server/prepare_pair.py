@@ -1,7 +1,7 @@
 """The child that compares two things, or reads a comparison that was made before.
 
-``python -m perfscope.dashboards.web.server.prepare_pair BASE HEAD FOLDER`` (or ``DOCUMENT FOLDER``): what the page shows
-goes to ``FOLDER/compare.json``, how far it is to ``FOLDER/state.json``.
+``python -m perfscope.dashboards.web.server.prepare_pair BASE HEAD FOLDER`` (or ``DOCUMENT FOLDER``): what the page
+shows goes to ``FOLDER/compare.json``, how far it is to ``FOLDER/state.json``.
 """
 
 from __future__ import annotations

@@ -235,7 +235,8 @@ class Subject:
             "node": [NODE_W, NODE_H],
             "nodes": [
                 {
-                    "name": sanitize(node.name, 200), "what": sanitize(node.what, 120), "line": sanitize(node.line, 200),
+                    "name": sanitize(node.name, 200), "what": sanitize(node.what, 120),
+                    "line": sanitize(node.line, 200),
                     "bytes": node.bytes, "ns": node.ns, "text": shorten(clean(node.text), TEXT_CHARS),
                     "chosen": node.chosen, "runs": node.runs, "box": node.box,
                     "x": round(place["x"][at], 1), "y": round(place["y"][at], 1),

@@ -12,7 +12,7 @@ from perfscope.dashboards.report.sections.estimate_formats import estimate_card,
 from perfscope.dashboards.report.sections.plan import holder_rows, memory_notes, peak_rows, plan_views
 from perfscope.dashboards.report.sections.plan import range_text as plan_range_text
 from perfscope.dashboards.report.sections.plan_formats import plan_card
-from perfscope.dashboards.report.sections.program_formats import cells_table_html_programs
+from perfscope.dashboards.report.sections.program_formats import html_cells_table
 from perfscope.model.untrusted_text import sanitize
 
 Tile = tuple[str, str, str]
@@ -67,9 +67,7 @@ def memory_cards(analysis: Analysis) -> str:
 
 
 def _memory(plan: PlanSummary) -> str:
-    tables = "".join(
-        cells_table_html_programs(rows) for rows in (list(peak_rows(plan)), list(holder_rows(plan))) if rows
-    )
+    tables = "".join(html_cells_table(rows) for rows in (list(peak_rows(plan)), list(holder_rows(plan))) if rows)
     notes = " ".join(f"{note[:1].upper()}{note[1:]}." for note in memory_notes(plan))
     return tables + (f'<p class="note">{escape(notes)}</p>' if notes else "")
 

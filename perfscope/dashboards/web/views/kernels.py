@@ -138,11 +138,21 @@ def _instructions(trace: Trace) -> Iterator[list[Any]]:
         for one in spots.instructions:
             place = "" if one.file is None else f"{one.file}:{one.line}" if one.line is not None else one.file
             yield [
-                sanitize(one.instruction, NAME_CHARS), one.time_ns, one.time_ns / (spots.total_ns or 1), spots.basis,
-                sanitize(place or one.serves or ""), sanitize(one.opcode or ""), one.phase or "", sanitize(one.scope or ""),
-                one.calls, None if one.roof_ns is None else round(one.roof_ns), one.headroom_ns, one.flops, one.bytes,
+                sanitize(one.instruction, NAME_CHARS),
+                one.time_ns,
+                one.time_ns / (spots.total_ns or 1),
+                spots.basis,
+                sanitize(place or one.serves or ""),
+                sanitize(one.opcode or ""),
+                one.phase or "",
+                sanitize(one.scope or ""),
+                one.calls,
+                None if one.roof_ns is None else round(one.roof_ns),
+                one.headroom_ns,
+                one.flops,
+                one.bytes,
                 sanitize(one.program),
-            ]  # fmt: skip
+            ]
 
 
 def _summed(name: str, lasts: np.ndarray, what: str, trace: Trace, op: int, *, own: bool = False) -> _Sum:

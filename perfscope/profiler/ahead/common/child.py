@@ -1,8 +1,8 @@
 """The child process: runs the user's program for a machine that is not there, and compiles or plans what it sees.
 
-``python -m perfscope.profiler.ahead.common.child REQUEST.json [FD]``. What becomes of it is said line by line, as JSON, on the
-file descriptor ``FD`` (standard output without one): see `Said`. Only this process gets plugins on its path, and it may
-end in any way (XLA aborts on what it does not know); what it finished is on disk by then.
+``python -m perfscope.profiler.ahead.common.child REQUEST.json [FD]``. Events are written as JSON lines to the file
+descriptor ``FD`` (standard output without one): see `EventWriter`. Only this process gets plugins on its path, and it
+may end in any way (XLA aborts on what it does not know); what it finished is on disk by then.
 """
 
 from __future__ import annotations

@@ -265,16 +265,16 @@ class RunRecorder:
     def notes(self) -> list[str]:
         """What the program was given that nobody computed."""
         told = [
-            f"the program read {what} on the host ({how}, {_count_text(count)}) at {place or UNKNOWN}; nobody computed it, "
-            "it was given zeros: a path that depends on it may differ"
+            f"the program read {what} on the host ({how}, {_count_text(count)}) at {place or UNKNOWN}; nobody computed "
+            "it, it was given zeros: a path that depends on it may differ"
             for (how, what, place), count in list(self._reads.items())[:MAX_READS]
         ]
         left = len(self._reads) - MAX_READS
         if left > 0:
             told.append(f"the program read values that nobody computed at {left:,} more places")
         told += [
-            f"the program asked for {what} ({_count_text(count)}) at {place or UNKNOWN}, which only a compiled program, a "
-            "device or a job of several processes has: zeros, or nothing, was the answer"
+            f"the program asked for {what} ({_count_text(count)}) at {place or UNKNOWN}, which only a compiled "
+            "program, a device or a job of several processes has: zeros, or nothing, was the answer"
             for (what, place), count in self._questions.items()
         ]
         told += [

@@ -143,9 +143,14 @@ def run_jobs(
     at_once = most_at_once or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="perfscope-sweep-") as scratch:
         crew = _WorkerPool(
-            jobs=jobs, most_at_once=at_once, budget=memory_bytes or default_memory_limit(), scratch=Path(scratch), ended=ended,
-            waiting=deque(range(len(jobs))), guess=FIRST_GUESS,
-        )  # fmt: skip
+            jobs=jobs,
+            most_at_once=at_once,
+            budget=memory_bytes or default_memory_limit(),
+            scratch=Path(scratch),
+            ended=ended,
+            waiting=deque(range(len(jobs))),
+            guess=FIRST_GUESS,
+        )
         try:
             while crew.waiting or crew.running:
                 while crew.may_begin():

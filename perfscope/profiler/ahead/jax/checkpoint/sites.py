@@ -103,9 +103,16 @@ def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: se
         elif not may_be_checkpointed(eqn.params["jaxpr"].effects):
             why = "it calls into Python, which jax.checkpoint refuses"
         return Site(
-            kind="scan", eqn=eqn, count=eqn.params["length"], at=user_line_of(eqn), written=_written(eqn.params["jaxpr"]),
-            depth=len(one.loops), layer=not why, why=why, fixed=bool(one.shut),
-        )  # fmt: skip
+            kind="scan",
+            eqn=eqn,
+            count=eqn.params["length"],
+            at=user_line_of(eqn),
+            written=_written(eqn.params["jaxpr"]),
+            depth=len(one.loops),
+            layer=not why,
+            why=why,
+            fixed=bool(one.shut),
+        )
     if why:
         pass
     elif len(one.loops) > 1:
