@@ -16,8 +16,8 @@ from types import ModuleType
 import pytest
 
 from perfscope.analyzers import registry
-from perfscope.analyzers.time import rules as time_rules
 from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.time import rules as time_rules
 from perfscope.commands import COMMANDS
 from perfscope.model.finding import AbstainError
 from tests.build import TraceBuilder
