@@ -370,8 +370,6 @@ class TorchPlan:
     """Of the program: ``perfscope.workloads.attention``."""
     compiled_by: Literal["program", "perfscope"]
     """``perfscope``: the program runs eagerly, and is planned as if its outermost modules were compiled."""
-    way: Literal["cpu-triton", "pretended-device"]
-    """``cpu-triton``: inductor's Triton backend over CPU tensors. Grouping in backward graphs may differ a little."""
     target: Text
     """As asked: ``h100``."""
     versions: Annotated[dict[Text, Text], msgspec.Meta(max_length=20)]

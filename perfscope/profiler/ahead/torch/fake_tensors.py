@@ -1,9 +1,8 @@
 """A world without data: tensors with shapes and no memory, in which a whole training step can be walked through.
 
 Tensors are torch's ``FakeTensor``; what the program asks to have on ``cuda`` is made as a fake CPU tensor, because the
-autograd engine of a torch without CUDA refuses tensors of a device that is not there (unless it is pretended, see
-``torch_pretend``: then they are fakes of that device). Where the program reads a value that no data was there for, an
-answer is made up and counted: nothing that follows from data is known here.
+autograd engine of a torch without CUDA refuses tensors of a device that is not there. Where the program reads a value
+that no data was there for, an answer is made up and counted: nothing that follows from data is known here.
 """
 
 from __future__ import annotations
@@ -79,9 +78,8 @@ class PlanFrames(Frames):
 class FakeWorld:
     """The mode of the program's tensors, and what was made up in it. Enter it around the whole program."""
 
-    def __init__(self, script: Path | None = None, *, pretended: bool = False) -> None:
-        """``script``: what is run, where it is a file. ``pretended``: tensors stay on the device they are asked for."""
-        self._pretended = pretended
+    def __init__(self, script: Path | None = None) -> None:
+        """``script``: what is run, where it is a file."""
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.mode.create_symbolic_nested_int = _refuse_nested
         self.frames = PlanFrames(torch.__file__, Path.cwd(), script)
@@ -98,10 +96,7 @@ class FakeWorld:
         world, dispatch = self, self._dispatch
 
         def on_host(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if world._pretended:
-                kwargs = kwargs or {}
-            else:
-                args, kwargs = to_host(args), to_host(kwargs or {})
+            args, kwargs = to_host(args), to_host(kwargs or {})
             if mode is not world.mode:  # the compiler's own
                 result = dispatch(mode, func, types, args, kwargs)
                 return (

@@ -21,7 +21,7 @@ from perfscope.profiler.ahead.torch.fake_tensors import index_range, to_host
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch.fusion_log import MOST_PAIRS, Refusal
 
-# Has inductor take tensors of the CPU for those of the device, where no device is pretended.
+# Has inductor take tensors of the CPU for those of the device.
 
 
 def treat_cpu_as_device(properties: object) -> None:
@@ -48,13 +48,6 @@ def graph_to_host(module: Any) -> None:
         node.args = tuple(map(on_host, to_host(node.args)))
         node.kwargs = {name: on_host(one) for name, one in to_host(node.kwargs).items()}
     module.recompile()
-
-
-def is_on_device(module: Any) -> bool:
-    """Whether a traced graph has a tensor of a device."""
-    values = [node.meta.get("val") for node in module.graph.nodes]
-    every = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
-    return any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in every)
 
 
 UNSUPPORTED_BACKENDS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
@@ -92,7 +85,6 @@ class InductorPlanner:
         paused: Callable[[], AbstractContextManager[None]],
         held: Callable[[int | None, list[Any]], AbstractContextManager[Callable[[Any], None]]],
         properties: object,
-        pretended: bool = False,
     ) -> None:
         """Take the listeners.
 
@@ -103,7 +95,7 @@ class InductorPlanner:
         """
         self._planned, self._called, self._failed, self._around, self._paused = planned, called, failed, around, paused
         self._held = held
-        self._properties, self._pretended = properties, pretended
+        self._properties = properties
         self._refusals: dict[tuple[str, str, str], Refusal] = {}
         self._overflow = 0
         self._sources: dict[str, tuple[str, str]] = {}
@@ -138,8 +130,7 @@ class InductorPlanner:
         functorch.enable_autograd_cache = False
         functorch.force_non_lazy_backward_lowering = True
         scheduler.has_triton = lambda: True
-        if not self._pretended:
-            treat_cpu_as_device(self._properties)
+        treat_cpu_as_device(self._properties)
         triton.triton_hash_with_backend = lambda: "0" * 64
         hooked = compat.hook_scheduler(self._refused, lambda _: None)
         if isinstance(hooked, str):
@@ -180,8 +171,7 @@ class InductorPlanner:
         import torch._inductor.config as config
         from torch.utils._python_dispatch import _disable_current_modes
 
-        if not self._pretended:
-            graph_to_host(model)
+        graph_to_host(model)
         with self._around(), _disable_current_modes(), config.patch(patches):
             return self._compile_fx(model, inputs, inner_compile=plan)
 
@@ -190,8 +180,6 @@ class InductorPlanner:
         self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
         self._saved = _saved_bytes(before)
         try:
-            if self._pretended and not is_on_device(before):
-                raise RuntimeError("all its tensors are on the CPU: it would run on the host")
             inner(module, inputs, **named)
         except _PlannedError as planned:
             number = planned.number
