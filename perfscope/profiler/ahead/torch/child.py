@@ -267,7 +267,6 @@ class _Planning:
                 "steps: none were found, so all the program did stands for one, and its eager ops were not kept"
             )
         found += self.steps.problems
-        found += self.world.problems
         found += self.processes.not_covered()
         return list(dict.fromkeys(found))
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from perfscope._cut.torch_fake_sparse import is_sparse
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.torch.cuda import on_host
 from perfscope.profiler.ahead.torch.fake_tensors import index_range, to_host
@@ -249,16 +248,14 @@ class _Results:
         self._places = {node: place for place, node in enumerate(inputs)}
         given = {_storage(node.meta.get("val")): place for place, node in enumerate(inputs)}
         given.pop(None, None)
-        self._known: list[_Result | _NonTensorInput | _Sparse | None] | None = []
+        self._known: list[_Result | _NonTensorInput | None] | None = []
         for node in output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]:
             value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
             if node is None:
                 self._known.append(None)
             elif node in self._places and not isinstance(value, torch.Tensor):  # a process group, a size
                 self._known.append(_NonTensorInput(self._places[node]))
-            elif isinstance(value, torch.Tensor) and is_sparse(value):
-                self._known.append(_Sparse(value, given))
-            elif isinstance(value, torch.Tensor) and not _symbolic(value):
+            elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not _symbolic(value):
                 storage = _storage(value)
                 part_of = None if storage is None else given.get(storage)
                 self._known.append(_Result(value, self._places.get(node), part_of, storage, index_range(node)))
@@ -281,19 +278,6 @@ class _NonTensorInput:
 
     def made(self, _: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
         return arguments[self._place]
-
-
-class _Sparse:
-    """A sparse result: its indices and values."""
-
-    def __init__(self, value: Any, given: dict[int | None, int]) -> None:
-        self._shape, self._coalesced = tuple(value.shape), bool(value.is_coalesced())
-        parts = (value._indices(), value._values())
-        self._parts = [_Result(one, None, given.get(_storage(one)), _storage(one), None) for one in parts]
-
-    def made(self, made: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
-        indices, values = (part.made(made, arguments) for part in self._parts)
-        return torch.ops.aten._sparse_coo_tensor_unsafe(indices, values, self._shape, is_coalesced=self._coalesced)
 
 
 class _Result:
