@@ -168,7 +168,7 @@ class GraphCollectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients that DistributedDataParallel sums up together, by its documented rule and not by torch's reducer."""
+    """Gradients that DistributedDataParallel all-reduces together, modelled from the sizes of the parameters."""
 
     bytes: _Bytes
     parameters: _Count

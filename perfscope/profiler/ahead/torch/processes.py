@@ -265,8 +265,8 @@ def _refuse_call(why: str) -> Callable[..., Any]:
 ONE_RANK_NOTE = "rank 0 is planned: what other ranks do otherwise (uneven parts, branches by rank) is not seen"
 NO_PROCESS_GROUP = "the program sets up no process group: it is planned as one process that knows nothing of the others"
 BUCKET_NOTE = (
-    "DistributedDataParallel: buckets follow its documented rule (order of the gradients, bucket_cap_mb); torch's own "
-    "reducer did not run"
+    "DistributedDataParallel: its buckets are modelled from parameter sizes (reverse order of registration, "
+    "bucket_cap_mb); the reducer did not run, and copies into and out of buckets are not costed"
 )
 
 
@@ -307,9 +307,8 @@ class JobPlan:
             install_ddp_model(
                 self._told,
                 problem=self._problem,
-                note=lambda text: self.group.notes.setdefault(text),
                 held=lambda tensor: self._ledger.name(tensor, "gradient"),
-                exchanges=self.book,
+                recorder=self.book,
             )
 
     def install_book(self) -> None:
