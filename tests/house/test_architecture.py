@@ -44,7 +44,6 @@ LONG_FUNCTIONS: dict[str, str] = {
     "perfscope/model/trace/trace.py:__init__": _TABLE,
     "perfscope/profiler/ab/launch.py:launch_once": _OLD,
     "perfscope/profiler/ahead/torch/child.py:__init__": _TABLE,
-    "perfscope/profiler/ahead/torch/ddp.py:install_ddp_model": _OLD,
     "perfscope/profiler/ahead/torch/peak.py:buffers_of": _OLD,
 }
 """``path:function`` -> the reason why it is one piece."""
