@@ -258,8 +258,8 @@ def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -
         "from perfscope.profiler.launch.program import Target\n"
         "here = Path.cwd()\n"
         "with terminated_by_signals():\n"
-        "    profile_once(Target(arguments=('train.py',)), ArmFolder(root=here, folder=here), arm='base', pair=0, slot=0,\n"
-        "                 root=here / 'runs', log=here / 'log')\n"
+        "    profile_once(Target(arguments=('train.py',)), ArmFolder(root=here, folder=here),\n"
+        "                 arm='base', pair=0, slot=0, root=here / 'runs', log=here / 'log')\n"
     )
     ours = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
