@@ -16,8 +16,9 @@ from perfscope.analyzers.readers.load import load
 from perfscope.commands.export import FORMATS
 from perfscope.dashboards.export import Subject, export
 from perfscope.dashboards.export.about import has_times
-from perfscope.dashboards.export.wire import FIXED64, VARINT, fixed64, nested, number_field, records, tag, varints
+from perfscope.dashboards.export.wire import fixed64, nested, number_field, records, tag, varints
 from perfscope.model.trace import Trace
+from perfscope.model.wire import FIXED64, VARINT
 from tests.conftest import corpus_files
 from tests.export.trace_equality import totals
 from tests.export.trace_processor import TROUBLE, query_trace

@@ -243,8 +243,8 @@ def test_what_makes_no_sense_is_refused_in_one_line(fields: dict[str, Any], said
 
 def test_bytes_that_are_no_module() -> None:
     assert refused(b"") == "no HLO module in it, or cut off"
-    assert refused(b"hello") == "HLO proto is cut off or corrupt: a field that is cut off or of an unknown kind"
-    assert refused(b"\x0a\xff") == "HLO proto is cut off or corrupt: a number that does not end"
+    assert refused(b"hello") == "HLO proto is cut off or corrupt: field of unknown wire type 4 at byte 2"
+    assert refused(b"\x0a\xff") == "HLO proto is cut off or corrupt: truncated varint at byte 1"
 
 
 def nested_shape(depth: int) -> bytes:

@@ -91,7 +91,7 @@ class Call:
 def test_what_asks_for_a_function_is_refused_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(pickle.dumps({**dump(), "more": Call()}, protocol=4))
-    with pytest.raises(DataError, match=r"it asks for builtins.print"):
+    with pytest.raises(DataError, match="it asks for a class"):
         load(path)
     assert capsys.readouterr().out == ""
 

@@ -50,8 +50,8 @@ def whole_file(folder: Path) -> bytes:
     [
         (b"", "empty file"),
         (b"hello", "cut off or corrupt: byte 0 begins no packet"),
-        (b"\x0a", "cut off or corrupt at byte 1"),
-        (b"\x0a" + b"\x80" * 20, "cut off or corrupt at byte 1"),
+        (b"\x0a", "cut off or corrupt: truncated varint at byte 1"),
+        (b"\x0a" + b"\x80" * 20, "cut off or corrupt: varint of more than 10 bytes"),
         (b"\x0a\x05abc", "cut off: byte 2 claims a packet of 5 bytes where 3 are left"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "cut off: byte 10 claims a packet of 9,223,372,036,854,775,807"),
         (b"\x0a\x03\x5a\x05a", "a packet that reaches beyond its end, or is none"),

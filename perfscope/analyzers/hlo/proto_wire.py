@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfscope.analyzers.hlo.module import MAX_INSTRUCTIONS, MIN_INSTRUCTION_BYTES
+from perfscope.model.wire import BYTES, WireError, fields, varint
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MODULE, _NAME, _ENTRY_NAME, _COMPUTATIONS, _INSTRUCTIONS = 1, 1, 2, 3, 2
 """Field numbers: HloProto.hlo_module; HloModuleProto.name, .entry_computation_name, .computations;
 HloComputationProto.instructions."""
@@ -30,8 +30,8 @@ def looks_like_proto(head: bytes) -> bool:
     if head[:1] != b"\x0a":
         return False
     try:
-        _, start = varint(head, 1)
-    except ValueError:
+        _, start = varint(head, 1, len(head))
+    except WireError:
         return False
     return looks_like_module(head[start:])
 
@@ -50,45 +50,20 @@ def check_size(data: bytes | memoryview, *, alone: bool) -> None:
                     raise ValueError(f"more than {MAX_INSTRUCTIONS:,} instructions")
 
 
-def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The number at ``position`` and where it ends; ``ValueError`` if it does not."""
-    number = 0
-    for index in range(10):
-        if position + index >= len(data):
-            break
-        byte = data[position + index]
-        number |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return number, position + index + 1
-    raise ValueError("a number that does not end")
-
-
 def _inside(data: bytes | memoryview, begin: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
     """Begin and end of every ``wanted`` field (a message) of the message at ``begin:end``."""
-    position = begin
-    while position < end:
-        key, position = varint(data, position)
-        kind = key & 7
-        if kind == _VARINT:
-            _, position = varint(data, position)
-            continue
-        length = {_FIXED64: 8, _FIXED32: 4}.get(kind)
-        if kind == _LENGTH:
-            length, position = varint(data, position)
-        if length is None or position + length > end:
-            raise ValueError("a field that is cut off or of an unknown kind")
-        if key >> 3 == wanted and kind == _LENGTH:
-            yield position, position + length
-        position += length
+    for number, kind, _, start, stop in fields(data, begin, end):
+        if number == wanted and kind == BYTES:
+            yield start, stop
 
 
 def _text(head: bytes, position: int, field: int) -> int | None:
     """Where the printable text in ``field`` at ``position`` ends; ``None`` if there is no such field."""
-    if head[position : position + 1] != bytes([field << 3 | _LENGTH]):
+    if head[position : position + 1] != bytes([field << 3 | BYTES]):
         return None
     try:
-        length, start = varint(head, position + 1)
-    except ValueError:
+        length, start = varint(head, position + 1, len(head))
+    except WireError:
         return None
     text = head[start : start + length]
     if not 0 < length <= _LONGEST_NAME or len(text) < length:

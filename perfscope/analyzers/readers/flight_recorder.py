@@ -13,7 +13,7 @@ keys; or a tar of such files.
    "frames": [{"name": "forward", "filename": "model.py", "line": 7}]}]}
 ```
 
-A pickle runs whatever it names when it is loaded by Python's own means. This reader names nothing (``_pickle.py``).
+Pickles are read by ``pickle_machine.py``, which runs nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.readers.file_bytes import open_bytes
-from perfscope.analyzers.readers.plain_pickle import load_plain
+from perfscope.analyzers.readers.pickle_machine import PickleMachine
 from perfscope.model.collectives import operation_of
 from perfscope.model.errors import DataError
 from perfscope.model.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
@@ -41,6 +41,8 @@ LARGEST = 256 << 20
 LARGEST_TAR = 4 << 30
 """Bytes of all files of a tar: those of a thousand ranks."""
 MOST_FILES = 20_000
+
+_DOCUMENT = "dump of a flight recorder"
 
 DEFAULT_GROUP = "default_pg"
 """What torch calls the group of the whole world."""
@@ -103,11 +105,13 @@ def _parsed(data: bytes, shown: str) -> dict[str, Any]:
     if len(data) > LARGEST:
         raise DataError(f"{shown}: larger than {LARGEST >> 20} MiB: no dump of a flight recorder")
     try:
-        found = load_plain(data) if data[:1] == b"\x80" else json.loads(data)
-    except Exception as error:  # a forged pickle can raise anything, and nothing but this can come of it
-        raise DataError(f"{shown}: not a dump of a flight recorder: {type(error).__name__}: {error}") from error
+        found = PickleMachine(data, _DOCUMENT).load() if data[:1] == b"\x80" else json.loads(data)
+    except DataError as error:
+        raise DataError(f"{shown}: not a {_DOCUMENT}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{shown}: not a {_DOCUMENT}: {type(error).__name__}: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
-        raise DataError(f"{shown}: not a dump of a flight recorder: no dictionary with entries")
+        raise DataError(f"{shown}: not a {_DOCUMENT}: no dictionary with entries")
     return found
 
 

@@ -15,8 +15,6 @@ from perfscope.dashboards.export.placing import Placed
 from perfscope.dashboards.export.texts import Texts
 from perfscope.dashboards.export.tracks import Track, Tracks
 from perfscope.dashboards.export.wire import (
-    FIXED64,
-    VARINT,
     Piece,
     bytes_field,
     fixed64,
@@ -28,6 +26,7 @@ from perfscope.dashboards.export.wire import (
     varints,
 )
 from perfscope.model.trace.columns import Array
+from perfscope.model.wire import FIXED64, VARINT
 
 BLOCK = 1 << 16
 """Begins and ends that are encoded at once: some 20 MB, whatever the size of the trace."""

@@ -24,7 +24,6 @@ from perfscope.dashboards.export.scene import Scene
 from perfscope.dashboards.export.texts import Texts
 from perfscope.dashboards.export.tracks import Tracks
 from perfscope.dashboards.export.wire import (
-    VARINT,
     Piece,
     bytes_field,
     nested,
@@ -37,6 +36,7 @@ from perfscope.dashboards.export.wire import (
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import Array
+from perfscope.model.wire import VARINT
 
 SUFFIX = "-tensorboard"
 FOLDER = True

@@ -14,39 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.model.trace.columns import Array
+from perfscope.model.wire import BYTES, VARINT, write_varint
 
 Block = npt.NDArray[np.uint8]
 Piece = bytes | Block
 """The same bytes for every row, or a block of shape (rows, width)."""
 
-VARINT, FIXED64, BYTES = 0, 1, 2
-
-
-def varint(value: int) -> bytes:
-    """A number >= 0 (or the two's complement of one below) as a varint."""
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
 
 def tag(number: int, kind: int) -> bytes:
     """The key of a field."""
-    return varint(number << 3 | kind)
+    return write_varint(number << 3 | kind)
 
 
 def number_field(number: int, value: int) -> bytes:
     """A field that holds an integer, an enum or a bool."""
-    return tag(number, VARINT) + varint(value)
+    return tag(number, VARINT) + write_varint(value)
 
 
 def bytes_field(number: int, *parts: bytes) -> bytes:
     """A field that holds a message, given as its fields, or bytes."""
     body = b"".join(parts)
-    return tag(number, BYTES) + varint(len(body)) + body
+    return tag(number, BYTES) + write_varint(len(body)) + body
 
 
 def text_field(number: int, text: str) -> bytes:
@@ -78,7 +66,7 @@ def width(pieces: Sequence[Piece]) -> int:
 
 def nested(number: int, pieces: Sequence[Piece]) -> list[Piece]:
     """A message as a field: its key and length before its own fields."""
-    return [tag(number, BYTES) + varint(width(pieces)), *pieces]
+    return [tag(number, BYTES) + write_varint(width(pieces)), *pieces]
 
 
 def records(pieces: Sequence[Piece], count: int) -> list[bytes]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from perfscope.model import wire
+
 MOST_NESTED = 64
 """Calls below calls followed when events are estimated; XLA's programs have a handful."""
 UNKNOWN_TRIPS = 1
@@ -43,40 +45,18 @@ class Module(NamedTuple):
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Field numbers and values of a message, in order; ``ValueError`` if it is cut off or malformed."""
-    at, end = 0, len(message)
-    while at < end:
-        tag, at = _varint(message, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if kind == 2:
-            size, at = _varint(message, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"wire type {kind} at byte {at}")
-        if at + size > end:
-            raise ValueError(f"cut off at byte {at}")
-        yield number, message[at : at + size]
-        at += size
+    for number, kind, _, start, end in wire.fields(message, 0, len(message)):
+        yield number, wire.varint(message, start, end)[0] if kind == wire.VARINT else message[start:end]
 
 
 def without_hosts(space: bytes) -> bytes:
     """A serialized XSpace without the names of the machines it was recorded on; ``ValueError`` if it is malformed."""
     kept = []
-    at, end = 0, len(space)
-    while at < end:
-        tag, behind = _varint(space, at)
-        if tag & 7 != 2:
-            raise ValueError(f"wire type {tag & 7} at byte {at}: an XSpace has messages and texts only")
-        size, behind = _varint(space, behind)
-        if behind + size > end:
-            raise ValueError(f"cut off at byte {behind}")
-        if tag >> 3 != _HOSTNAMES:
-            kept.append(memoryview(space)[at : behind + size])
-        at = behind + size
+    for field in wire.fields(space, 0, len(space)):
+        if field.kind != wire.BYTES:
+            raise wire.WireError(f"wire type {field.kind}, where an XSpace has messages and texts only,", field.begin)
+        if field.number != _HOSTNAMES:
+            kept.append(memoryview(space)[field.begin : field.end])
     return b"".join(kept)
 
 
@@ -107,12 +87,7 @@ def module_of(proto: bytes) -> bytes:
 
 def as_proto(module: bytes) -> bytes:
     """An HloProto, serialized, that holds the serialized HloModuleProto and nothing else."""
-    size, head = len(module), bytearray([_HLO_MODULE << 3 | 2])
-    while size > 0x7F:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + module
+    return bytes([_HLO_MODULE << 3 | wire.BYTES]) + wire.write_varint(len(module)) + module
 
 
 def event_count(module: bytes) -> int:
@@ -139,18 +114,6 @@ def event_count(module: bytes) -> int:
         return known[number]
 
     return count(entry, 0)
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(message) and shift < 70:
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError(f"cut off at byte {at}")
 
 
 def _name(message: bytes, number: int) -> bytes:
@@ -181,33 +144,25 @@ def _of_plane(plane: bytes) -> list[Module]:
 
 
 def _computation(message: bytes) -> tuple[int, list[tuple[bytes, tuple[int, ...], int]]]:
-    number = 0
+    identity = 0
     instructions = []
-    for field, value in fields(message):
-        if field == _COMPUTATION_ID and isinstance(value, int):
-            number = value
-        elif field == _COMPUTATION_INSTRUCTIONS and isinstance(value, bytes):
-            instructions.append(_instruction(value))
-    return number, instructions
+    for number, kind, _, start, end in wire.fields(message, 0, len(message)):
+        if number == _COMPUTATION_ID and kind == wire.VARINT:
+            identity, _ = wire.varint(message, start, end)
+        elif number == _COMPUTATION_INSTRUCTIONS and kind == wire.BYTES:
+            instructions.append(_instruction(message, start, end))
+    return identity, instructions
 
 
-def _instruction(message: bytes) -> tuple[bytes, tuple[int, ...], int]:
+def _instruction(message: bytes, begin: int, after: int) -> tuple[bytes, tuple[int, ...], int]:
     opcode = b""
     called: list[int] = []
     trips = UNKNOWN_TRIPS
-    for field, value in fields(message):
-        if field == _OPCODE and isinstance(value, bytes):
-            opcode = value
-        elif field == _CALLED:
-            called += [value] if isinstance(value, int) else _packed(value)
-        elif field == _BACKEND_CONFIG and isinstance(value, bytes) and (found := _TRIPS.search(value)):
+    for number, kind, _, start, end in wire.fields(message, begin, after):
+        if number == _OPCODE and kind == wire.BYTES:
+            opcode = message[start:end]
+        elif number == _CALLED:
+            called += wire.packed(message, start, end)
+        elif number == _BACKEND_CONFIG and kind == wire.BYTES and (found := _TRIPS.search(message, start, end)):
             trips = int(found[1])
     return opcode, tuple(called), trips
-
-
-def _packed(message: bytes) -> list[int]:
-    at, values = 0, []
-    while at < len(message):
-        value, at = _varint(message, at)
-        values.append(value)
-    return values

@@ -23,6 +23,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.analyzers.readers.perfetto.collect import BEGIN, COMPLETE, COUNTER, END, INSTANT, Collector
 from perfscope.analyzers.readers.perfetto.tables import Events, Tables
-from perfscope.analyzers.readers.perfetto.wire import Data, Int, UnpackState, pieces
+from perfscope.analyzers.readers.perfetto.wire import Int, UnpackState, pieces
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Rows, SliceKind, Source, Trace
 from perfscope.model.trace.columns import MISSING, Array
+from perfscope.model.wire import BYTES, VARINT, Data, WireError, fields
 
 # Begins and ends of slices joined: on each track an end closes the slice that was begun last.
 
@@ -318,48 +320,28 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def _begins_with_packets(head: bytes) -> bool:
-    place = seen = 0
-    while place < len(head) and seen < _LOOKED_AT:
-        if head[place] != _PACKET:
-            return False
-        length, place = _varint(head, place + 1)
-        if not length or not _is_packet(head, place, place + length):
-            return False
-        place += length
-        seen += 1
+    seen = 0
+    try:
+        for packet in islice(fields(head, 0, len(head), lenient=True), _LOOKED_AT):
+            if head[packet.begin] != _PACKET or not _is_packet(head, packet.start, packet.end):
+                return False
+            seen += 1
+    except WireError:
+        return False
     return seen > 0
 
 
-def _is_packet(head: bytes, place: int, end: int) -> bool:
-    """True if every field in ``[place, end)``, as far as the head reaches, is one of a packet."""
+def _is_packet(head: bytes, start: int, end: int) -> bool:
+    """True if every field in ``[start, end)``, as far as the head reaches, is one of a packet."""
     timed = False
-    while place < min(end, len(head)):
-        key, place = _varint(head, place)
-        number, kind = key >> 3, key & 7
-        if kind == 0 and number in _NUMBERS:
-            _, place = _varint(head, place)
+    for number, kind, _, _, after in fields(head, start, min(end, len(head)), lenient=True):
+        if kind == VARINT and number in _NUMBERS:
             timed = True
-        elif kind == 2 and number in _MESSAGES:
-            size, place = _varint(head, place)
+        elif kind == BYTES and number in _MESSAGES and after <= end:
             timed = timed or number >= 33  # the low numbers are those of many messages
-            place += size
-            if place > end:
-                return False
         else:
             return False
     return timed
-
-
-def _varint(head: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while place < len(head) and shift < 70:
-        byte = head[place]
-        value |= (byte & 0x7F) << shift
-        place += 1
-        if byte < 0x80:
-            break
-        shift += 7
-    return value, place
 
 
 def read(path: Path) -> list[Trace]:

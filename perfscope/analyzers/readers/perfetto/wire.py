@@ -6,7 +6,6 @@ words, so a varint of up to eight bytes is one gather and a few operations on wh
 
 from __future__ import annotations
 
-import mmap
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -15,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.model import wire
 from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import Array
+from perfscope.model.wire import BYTES, FIXED32, FIXED64, VARINT, Data
 
 Int = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _ROOM = 32
 """Bytes behind the data that may be read and mean nothing."""
 _STOPS = np.uint64(0x8080808080808080)
@@ -90,14 +90,14 @@ def walk(buffer: Buffer, start: Int, end: Int, shown: str) -> Fields:
         value = np.zeros(len(rows), np.int64)
         stop = np.full(len(rows), -1, np.int64)
         place = place.copy()
-        counted = (kind == _VARINT) | (kind == _BYTES)
+        counted = (kind == VARINT) | (kind == BYTES)
         value[counted], place[counted] = varint(buffer, begin[counted])
-        sized = kind == _BYTES
+        sized = kind == BYTES
         if ((value[sized] < 0) | (value[sized] > limit[sized] - place[sized])).any():
             raise _corrupt(shown)
         stop[sized] = place[sized] + value[sized]
         value[sized], place[sized] = place[sized], stop[sized]
-        for of_kind, size in ((_FIXED64, 8), (_FIXED32, 4)):
+        for of_kind, size in ((FIXED64, 8), (FIXED32, 4)):
             fixed = kind == of_kind
             if fixed.any():
                 inside = fixed & (begin + size <= limit)
@@ -155,8 +155,6 @@ def _corrupt(shown: str) -> DataError:
 # The packets of a Perfetto trace, in pieces of bounded size; compressed ones are unpacked in their place.
 
 
-Data = bytes | mmap.mmap
-
 PIECE = 4 << 20
 """Bytes of packets that are read at once: some 100 MB of columns while it lasts."""
 LARGEST_PACKET = 256 << 20
@@ -167,7 +165,6 @@ LARGEST_UNPACKED = 8 << 30
 _PACKET = 0x0A
 _COMPRESSED = b"\x92\x03"
 _ZSTD = b"\xaa\x08"
-_LONGEST_VARINT = 10
 
 
 @dataclass(slots=True, kw_only=True)
@@ -222,16 +219,11 @@ def pieces(data: Data, shown: str, left: UnpackState, *, nested: bool = False) -
     yield from _piece(data, begin, starts, ends)
 
 
-def _length(data: Data, place: int, shown: str) -> tuple[int, int]:
-    """The varint at ``place``, and where it ends."""
-    length = shift = 0
-    for position in range(place, min(len(data), place + _LONGEST_VARINT)):
-        byte = data[position]
-        length |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return length, position + 1
-        shift += 7
-    raise DataError(f"{shown}: cut off or corrupt at byte {place:,}")
+def _length(data: Data, at: int, shown: str) -> tuple[int, int]:
+    try:
+        return wire.varint(data, at, len(data))
+    except wire.WireError as error:
+        raise DataError(f"{shown}: cut off or corrupt: {error}") from error
 
 
 def _piece(data: Data, begin: int, starts: array[int], ends: array[int]) -> Iterator[Piece]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from perfscope.analyzers.readers.pickle_machine import FORGOTTEN
 from perfscope.analyzers.readers.torch_memory.entries import NUMBERS, WORDS, Entries
 from perfscope.analyzers.readers.torch_memory.stacks import Stack, Stacks
 from perfscope.model.errors import DataError
@@ -103,12 +104,6 @@ def pair_of(raw: bytes) -> tuple[int, int] | None:
 def _number(raw: bytes) -> int:
     return int.from_bytes(raw[2:] if raw[:1] == b"\x8a" else raw[1:], "little", signed=raw[:1] in (b"J", b"\x8a"))
 
-
-class Forgotten:
-    """What the memo keeps of an entry that was handed on."""
-
-
-FORGOTTEN = Forgotten()
 
 UNREAD = "(not kept)"
 """What the memo keeps of texts in fields that are not read: each entry may bring its own."""

@@ -9,13 +9,14 @@ import numpy as np
 from perfscope.analyzers.readers.builder import Pool, join_columns
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.device import Devices
-from perfscope.analyzers.readers.xspace.framing import Data, Space, space
+from perfscope.analyzers.readers.xspace.framing import Space, space
 from perfscope.analyzers.readers.xspace.host import Host
 from perfscope.analyzers.readers.xspace.placement import Placement
 from perfscope.analyzers.readers.xspace.planes import Plane, read_lines, read_plane
 from perfscope.analyzers.readers.xspace.programs import Programs
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TABLES, CallKind, Rows, SliceKind, Source, Trace
+from perfscope.model.wire import Data
 
 FORMAT = "xplane"
 

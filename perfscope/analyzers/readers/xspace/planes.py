@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.hlo.protos import decode
-from perfscope.analyzers.readers.xspace.framing import Data, parts
+from perfscope.analyzers.readers.xspace.framing import parts
 from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Array
+from perfscope.model.wire import Data
 
 _LINES = 3
 _LARGEST = 1 << 61
@@ -98,7 +99,7 @@ def read_plane(data: Data, start: int, end: int, shown: str) -> Plane:
         if part.number == _LINES:
             lines.append((part.start, part.end))
         else:
-            kept.append(data[part.begin : part.end])
+            kept.append(bytes(data[part.begin : part.end]))
         if len(kept) > MAX_METADATA:
             raise DataError(f"{shown}: a plane of more than {MAX_METADATA:,} names: refused")
     plane = decode("xspace.XPlane", b"".join(kept), shown)

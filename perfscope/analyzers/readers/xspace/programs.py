@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
-from perfscope.analyzers.readers.xspace.framing import Part, numbers, parts
+from perfscope.analyzers.readers.xspace.framing import numbers, parts
 from perfscope.analyzers.readers.xspace.planes import Plane, signed
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, Rows
+from perfscope.model.wire import Field
 
 # Which device of the job is at which place of a program: its device assignment, kept with it in the profile.
 #
@@ -54,7 +55,7 @@ def device_assignment(proto: bytes, shown: str) -> tuple[int, ...]:
     return places if len(set(places)) == len(places) else ()
 
 
-def _fields(data: bytes, start: int, end: int, number: int, shown: str) -> list[Part]:
+def _fields(data: bytes, start: int, end: int, number: int, shown: str) -> list[Field]:
     return [part for part in parts(data, start, end, shown) if part.number == number]
 
 

@@ -36,6 +36,7 @@ from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.xspace.build import build
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
+from perfscope.model.wire import BYTES, VARINT, WireError, fields
 
 FORMAT = "xplane"
 
@@ -46,6 +47,8 @@ _SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
 _PROFILE_FOLDERS = ("plugins", "profile")
 """``LOGDIR/plugins/profile/SESSION/HOST.xplane.pb``: where TensorBoard looks for profiles."""
 
+_PLANE = b"\x0a"
+_ID, _NAME = 1, 2
 _PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment", b"#Chip")
 
 
@@ -64,19 +67,17 @@ def _is_session(folder: Path) -> bool:
 
 
 def _begins_with_plane(head: bytes) -> bool:
-    """The first field is a plane (tag 0x0A), whose first fields are its id (tag 0x08) and name (tag 0x12)."""
-    if head[:1] != b"\x0a":
-        return False
-    place = _after_varint(head, 1)
-    if head[place : place + 1] == b"\x08":
-        place = _after_varint(head, place + 1)
-    return head[place : place + 1] == b"\x12" and head[place + 2 : place + 34].startswith(_PLANE_NAMES)
-
-
-def _after_varint(head: bytes, place: int) -> int:
-    while place < len(head) and head[place] >= 0x80:
-        place += 1
-    return place + 1
+    """The first field is a plane, whose first fields are its id, where it has one, and its name."""
+    try:
+        plane = next(fields(head, 0, len(head), lenient=True), None)
+        if plane is None or head[:1] != _PLANE:
+            return False
+        for number, kind, _, start, end in fields(head, plane.start, min(plane.end, len(head)), lenient=True):
+            if (number, kind) != (_ID, VARINT):
+                return (number, kind) == (_NAME, BYTES) and head[start:end].startswith(_PLANE_NAMES)
+    except WireError:
+        pass
+    return False
 
 
 def read(path: Path) -> Trace | list[Trace]:
