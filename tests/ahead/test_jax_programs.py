@@ -17,7 +17,7 @@ BOTH = """
     import functools, json, operator, runpy, sys
     import jax
     from jax._src.interpreters import pxla
-    from perfscope.profiler.ahead.jax.discover import seen_programs
+    from perfscope.profiler.ahead.jax.discover import discover_programs
 
     module, *arguments = {words!r}
     sys.argv = [module, *arguments]
@@ -33,7 +33,7 @@ BOTH = """
     told = None
     for looks in (False, True):  # one line for both, which the programs' stacks hold
         run = lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
-        go = operator.call if looks else functools.partial(seen_programs, devices=jax.devices())
+        go = operator.call if looks else functools.partial(discover_programs, devices=jax.devices())
         found = go(run)
         told = told or found
     assert told.failure is None, told.failure.text
@@ -74,7 +74,7 @@ SHARDED = """
     import json
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from perfscope.profiler.ahead.jax.discover import seen_programs
+    from perfscope.profiler.ahead.jax.discover import discover_programs
 
     facts = {}
 
@@ -110,7 +110,7 @@ SHARDED = """
             facts["explicit"] = str(jax.typeof(jnp.sin(x) * 2))
             jax.jit(lambda x: jnp.sin(x))(x)
 
-    told = seen_programs(run, jax.devices())
+    told = discover_programs(run, jax.devices())
     assert told.failure is None, told.failure.text
     for program in told.programs:
         program.lower()
@@ -139,7 +139,7 @@ def test_arrays_over_several_devices() -> None:
 LARGE = """
     import functools, json, pathlib, re
     import jax, jax.numpy as jnp, numpy as np
-    from perfscope.profiler.ahead.jax.discover import seen_programs
+    from perfscope.profiler.ahead.jax.discover import discover_programs
 
     D, F, V = 8192, 28672, 128256
 
@@ -177,7 +177,7 @@ LARGE = """
         return int(re.search(r"VmHWM:\\s+(\\d+) kB", status).group(1))
 
     facts = []
-    told = seen_programs(run, jax.devices())
+    told = discover_programs(run, jax.devices())
     assert told.failure is None, told.failure.text
     (program,) = told.programs
     text = program.lower().as_text()
@@ -198,14 +198,14 @@ def test_memory_does_not_grow_with_the_model(layers: int) -> None:
 AROUND = """
     import json
     import jax, jax.numpy as jnp, numpy as np
-    from perfscope.profiler.ahead.jax.discover import seen_programs
+    from perfscope.profiler.ahead.jax.discover import discover_programs
     batches = [(np.zeros((8, 64), np.float32), np.zeros(8, np.int32))] * 20
 
     def run():
         {body}
 
     counted = []
-    told = seen_programs(run, jax.devices())
+    told = discover_programs(run, jax.devices())
     assert told.failure is None, told.failure.text
     programs = [[one.function, one.calls] for one in told.programs]
     print(json.dumps([programs, told.complete, counted]))
@@ -310,12 +310,13 @@ CONFIG = Path(__file__).parents[2] / "fixtures" / "h100.txtpb"
 GPU = """
     import json
     from pathlib import Path
-    from perfscope.profiler.ahead import jax_plugin_compat, plugins
+    from perfscope.profiler.ahead.jax import plugin_devices
+    from perfscope.profiler.ahead.targets import plugins
 
     found = plugins.find("gpu-nvidia")
-    devices = jax_plugin_compat.gpu_devices(found.library, found.platform, Path({config!r}).read_text(), "1x1x8")
+    devices = plugin_devices.gpu_devices(found.library, found.platform, Path({config!r}).read_text(), "1x1x8")
     import jax, jax.export, jax.numpy as jnp, numpy as np
-    from perfscope.profiler.ahead.jax.discover import seen_programs
+    from perfscope.profiler.ahead.jax.discover import discover_programs
 
     facts = {{}}
 
@@ -343,7 +344,7 @@ GPU = """
         exported = jax.export.export(jax.jit(lambda x: x @ x))(jax.ShapeDtypeStruct((64, 64), jnp.float32))
         facts["exported"] = [exported.platforms, len(exported.mlir_module_serialized) > 100]
 
-    seen = seen_programs(run, devices)
+    seen = discover_programs(run, devices)
     assert seen.failure is None, seen.failure.text
     told, calls, chosen = seen.programs
     facts["prints"] = [told.prints, "callback" in told.lower().as_text()]
@@ -374,12 +375,13 @@ def test_a_program_sees_the_target_and_is_lowered_for_it() -> None:
 
 TPU = """
     import json
-    from perfscope.profiler.ahead import jax_plugin_compat, plugins
+    from perfscope.profiler.ahead.jax import plugin_devices
+    from perfscope.profiler.ahead.targets import plugins
 
     found = plugins.find("tpu")
-    devices = jax_plugin_compat.tpu_devices(found.folder if found.own_folder else None, "v5e:2x4", {host!r})
+    devices = plugin_devices.tpu_devices(found.folder if found.own_folder else None, "v5e:2x4", {host!r})
     import jax
-    from perfscope.profiler.ahead.jax.discover import seen_programs
+    from perfscope.profiler.ahead.jax.discover import discover_programs
 
     facts = []
 
@@ -387,7 +389,7 @@ TPU = """
         facts.extend([jax.device_count(), jax.local_device_count(), jax.process_count(), jax.process_index()])
         jax.jit(lambda x: x + 1)(jax.numpy.ones(8))
 
-    seen = seen_programs(run, devices)
+    seen = discover_programs(run, devices)
     assert seen.failure is None, seen.failure.text
     print(json.dumps([facts, len(seen.programs)]))
 """
