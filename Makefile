@@ -39,7 +39,7 @@ lint: $(VENV)/.installed-test
 
 test-oldest-jax: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -c "import jax; assert f'{jax.__version__}.'.startswith('$(OLDEST_JAX).'), jax.__version__"
-	$(OLDEST)/bin/python -m pytest -n $(SLOW_WORKERS) -m jax --durations=5 -rs tests/profiler tests/jax_capture/test_session.py
+	$(OLDEST)/bin/python -m pytest -n $(SLOW_WORKERS) -m jax --durations=5 -rs tests/jax_capture tests/session tests/ab
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python docs/generate.py

@@ -59,7 +59,7 @@ def rule_source(rule_id: str, path: Path) -> RuleSource:
         raise ValueError(f"{path}: NEEDS is missing")
     return RuleSource(
         id=rule_id,
-        path=f"perfscope/analyzers/rules/{path.name}",
+        path=path.relative_to(DOCS.parent).as_posix() if path.is_relative_to(DOCS.parent) else path.name,
         doc=doc,
         needs=tuple(ast.literal_eval(needs[0])),
         constants=tuple((name, _value(value, text), why) for name, value, why in constants if why and _number(value)),

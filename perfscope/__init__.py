@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from perfscope.model import hooks
+from perfscope.model.version import package_version
 
 if TYPE_CHECKING:
     from perfscope.ahead import CompiledFor as CompiledFor
@@ -74,7 +75,7 @@ hooks.register("check_device_times", "perfscope.analyzers.time.device_time:check
 def __getattr__(name: str) -> Any:
     """Load a public name from its module at first use and keep it."""
     if name == "__version__":
-        value: Any = _version()
+        value: Any = package_version()
     elif name == "figures":
         value = import_module("perfscope.dashboards.figures")
     elif name in _HOMES:
@@ -89,12 +90,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names, loaded or not."""
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("perfscope")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "0+unknown"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from perfscope.model.trace import Trace
 
 FLAG = "--programs"
-PRETEND = "--pretend-device"
 RESULT_FILE = "result.json"
 
 
@@ -52,7 +51,6 @@ form_of_compare = click.command(
 @click.option("--memory", metavar="SIZE", help="Memory of one device, where it is not the usual one: 40GiB.")
 @click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Of the program.")
 @click.option("--function", "functions", multiple=True, metavar="NAME", help="Only this: step, train.step. Repeatable.")
-@click.option(PRETEND, is_flag=True, help="PyTorch on NVIDIA: as of `perfscope compile`.")
 @click.option(
     "--limit",
     type=click.FloatRange(min=1),
@@ -91,7 +89,6 @@ def programs(
     memory: str | None,
     framework: str,
     functions: tuple[str, ...],
-    pretend_device: bool,
     limit: float,
     links: tuple[str, ...],
     build: str | None,
@@ -125,7 +122,7 @@ def programs(
     for remark in (*repository.remarks(), *refused(commits)):
         tell(remark)
     wanted = Compilation(
-        options=_options(target, memory, framework, functions, limit, pretend_device=pretend_device),
+        options=_options(target, memory, framework, functions, limit),
         program=("-m", *words) if kind == "module" else words,
         limit_s=limit,
         links=links,
@@ -133,13 +130,6 @@ def programs(
     )
     directory = new_folder(output, "programs")
     folders = compile_both(wanted, repository, commits, directory, tell=tell)
-    notes = _planned_otherwise(folders)
-    if len(notes) == 1:  # two ways of planning cannot be held against each other
-        tell(f"{notes[0]}, so both are")
-        usual = replace(wanted, options=tuple(word for word in wanted.options if word != PRETEND))
-        second = directory / "over-cpu-tensors"
-        second.mkdir()
-        folders = compile_both(usual, repository, commits, second, tell=tell)
     method = {
         "kind": f"compiled once each for {machine.shown}; nothing ran on one",
         "base_ref": base,
@@ -149,9 +139,8 @@ def programs(
         "command": [*words],
     }
     return end(
-        folders, method, directory, notes=notes, fail_on=fail_on, strict=strict, outputs=outputs, quiet=quiet,
-        verbose=verbose,
-    )  # fmt: skip
+        folders, method, directory, fail_on=fail_on, strict=strict, outputs=outputs, quiet=quiet, verbose=verbose
+    )
 
 
 def end(
@@ -159,17 +148,13 @@ def end(
     method: dict[str, Any],
     directory: Path,
     *,
-    notes: Sequence[str] = (),
     fail_on: tuple[str, ...],
     strict: bool,
     outputs: Outputs,
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Compare what was compiled, write the document everywhere it was asked for, show it; the exit code.
-
-    ``notes``: what is to be said of how it was compiled.
-    """
+    """Compare what was compiled, write the document everywhere it was asked for, show it; the exit code."""
     from perfscope.analyzers.compare.runs.comparison import compare
     from perfscope.analyzers.readers.load import load
     from perfscope.commands.compare import own_gates
@@ -179,7 +164,7 @@ def end(
 
     sides = load(folders["base"]), load(folders["head"])
     found = compare(*sides)
-    found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *notes, *_not_compiled(folders)))))
+    found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *_not_compiled(folders)))))
     gates = own_gates(found, fail_on)
     failed = found.gates(gates)
     held = json.document(found, failed=failed, gates=gates)
@@ -195,29 +180,13 @@ def end(
 
 
 def _planned(sides: Sequence[Sequence[Trace]]) -> dict[str, str]:
-    """What is said of the method where nothing was compiled, but planned in one way."""
-    from perfscope.model.torch_plan import planning_mode_text
-
+    """The method where nothing was compiled, only planned."""
     traces = [trace for side in sides for trace in side]
-    ways = {held.plan.way for trace in traces for held in trace.torch_plans}
     machines = {trace.target.shown for trace in traces if trace.target is not None}
-    if len(ways) != 1 or len(machines) != 1 or any(trace.hlo for trace in traces):
+    planned = any(trace.torch_plans for trace in traces)
+    if not planned or len(machines) != 1 or any(trace.hlo for trace in traces):
         return {}
-    return {
-        "kind": f"planned once each for {machines.pop()}, {planning_mode_text(ways.pop())}; nothing was compiled or run"
-    }
-
-
-def _planned_otherwise(folders: dict[Arm, Path]) -> list[str]:
-    """Sides that could not be planned over a pretended device, and why."""
-    from perfscope.model.documents import compile_manifest
-
-    return [
-        f"{arm}: {note}"
-        for arm, folder in folders.items()
-        for note in compile_manifest.load(folder).notes
-        if note.startswith(f"{PRETEND}: ")
-    ]
+    return {"kind": f"planned once each for {machines.pop()}, over CPU tensors; nothing was compiled or run"}
 
 
 def _open(found: Comparison) -> bool:
@@ -244,8 +213,6 @@ def _options(
     framework: str,
     functions: tuple[str, ...],
     limit: float,
-    *,
-    pretend_device: bool,
 ) -> tuple[str, ...]:
     """For `perfscope compile`, which runs in another folder."""
     file = Path(target)
@@ -258,5 +225,4 @@ def _options(
         f"{limit:g}",
     ]
     line += [] if memory is None else ["--memory", memory]
-    line += [PRETEND] if pretend_device else []
     return (*line, *(word for name in functions for word in ("--function", name)))

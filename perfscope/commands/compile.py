@@ -68,11 +68,6 @@ class CompileCommand(RunCommand):
 @click.option("--keep-ptx", is_flag=True, help="NVIDIA: keep the code of each kernel, too.")
 @click.option("--registers", is_flag=True, help="PyTorch on NVIDIA: registers and spills of planned Triton kernels.")
 @click.option(
-    "--pretend-device",
-    is_flag=True,
-    help="PyTorch on NVIDIA: plan over tensors that claim to be on the target; see docs/compile-torch.md.",
-)
-@click.option(
     "--sweep",
     "sweeps",
     multiple=True,
@@ -109,7 +104,6 @@ def compile_(
     host_memory: str | None,
     keep_ptx: bool,
     registers: bool,
-    pretend_device: bool,
     sweeps: tuple[str, ...],
     fit: str | None,
     jobs: int | None,
@@ -138,7 +132,7 @@ def compile_(
 
         if fail_on is not None:
             raise UsageError("--fail-on: a sweep has no findings to gate on; compile one variant by itself")
-        (first, *_) = _frameworks(framework, words, module=kind == "module", pretend_device=pretend_device)
+        (first, *_) = _frameworks(framework, words, module=kind == "module")
         asked = SweepAsked(
             sweeps=sweeps, words=words, module=kind == "module", target=target, memory=memory, output=output, name=name,
             jobs=jobs, host_memory_bytes=most, json_file=json_file, html_file=html_file, again=again, quiet=quiet,
@@ -149,18 +143,17 @@ def compile_(
             lambda arguments, wanted, policy: request_of(
                 arguments, module=asked.module, framework=first, target=wanted, functions=functions,
                 checkpoint=policy or checkpoint, until_exit=until_exit, seconds=limit, memory_bytes=most,
-                keep_ptx=keep_ptx, pretend_device=pretend_device,
+                keep_ptx=keep_ptx,
             ),
         )  # fmt: skip
     if jobs is not None or again or html_file is not None:
         raise UsageError("--jobs, --again and --html belong to --sweep NAME=VALUES and --fit NAME=RANGE")
     resolved = parse_target(target, memory)
     worst = DONE
-    for one in _frameworks(framework, words, module=kind == "module", pretend_device=pretend_device):
+    for one in _frameworks(framework, words, module=kind == "module"):
         request = request_of(
             words, module=kind == "module", framework=one, target=resolved, functions=functions, checkpoint=checkpoint,
             until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx, registers=registers,
-            pretend_device=pretend_device,
         )  # fmt: skip
         folder = compiled_in(request, output, name, quiet=quiet)
         worst = max(worst, _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose))
@@ -180,7 +173,6 @@ def request_of(
     memory_bytes: int | None = None,
     keep_ptx: bool = False,
     registers: bool = False,
-    pretend_device: bool = False,
 ) -> Request:
     """What `compile_program` is asked, with the target as plain data. ``AskedWronglyError``: no such policy."""
     from perfscope.analyzers.devices.target_request import target_request
@@ -200,7 +192,6 @@ def request_of(
         until_exit=until_exit,
         keep_ptx=keep_ptx,
         registers=registers,
-        pretend_device=pretend_device and framework == "torch",
     )
 
 
@@ -241,9 +232,7 @@ class _Progress:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def _frameworks(
-    asked: str, words: tuple[str, ...], *, module: bool, pretend_device: bool = False
-) -> tuple[Framework, ...]:
+def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
     """Which frameworks' parts of the program are looked at; ``AskedWronglyError`` where that is none."""
     from perfscope.profiler.ahead.common.program import frameworks_of
 
@@ -254,8 +243,6 @@ def _frameworks(
         found = ("torch",)
     if not found:
         raise UsageError(f"{words[0]}: it imports neither jax nor torch; --framework says which one it uses")
-    if pretend_device and "torch" not in found:
-        raise UsageError("--pretend-device is for PyTorch programs: XLA compiles for the target anyway")
     return found
 
 

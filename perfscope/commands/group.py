@@ -10,6 +10,7 @@ import click
 from perfscope.commands import COMMANDS
 from perfscope.commands.options import Flags
 from perfscope.model.errors import PerfscopeError
+from perfscope.model.version import package_version
 
 
 class PipeClosedError(Exception):
@@ -62,9 +63,7 @@ def _broken(name: str, error: Exception) -> click.Command:
 
 def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        import perfscope
-
-        click.echo(f"perfscope {perfscope.__version__}")
+        click.echo(f"perfscope {package_version()}")
         context.exit(0)
 
 

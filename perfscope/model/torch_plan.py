@@ -77,11 +77,6 @@ def kernels_of(plan: TorchPlan) -> Iterator[tuple[PlannedGraph, PlannedKernel]]:
             yield graph, kernel
 
 
-def planning_mode_text(way: str) -> str:
-    """How a plan was made: ``over CPU tensors``."""
-    return "over CPU tensors" if way == "cpu-triton" else "over a pretended cuda:0"
-
-
 def totals(plan: TorchPlan) -> PlanTotals:
     """Sums over a step."""
     rows = [(graph.calls, kernel) for graph, kernel in kernels_of(plan)]
@@ -192,7 +187,6 @@ __all__ = [
     "fits",
     "kernels_of",
     "memory_as_run",
-    "planning_mode_text",
     "refusals_by_line",
     "totals",
 ]

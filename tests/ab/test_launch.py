@@ -252,13 +252,13 @@ def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -
     )
     script = (
         "import signal, sys\nfrom pathlib import Path\n"
-        "from perfscope.profiler.ab.launch import Place\n"
+        "from perfscope.profiler.ab.launch import ArmFolder\n"
         "from perfscope.profiler.ab.profiled_launch import profile_once\n"
-        "from perfscope.profiler.ab.worktrees import ended_by_signals\n"
+        "from perfscope.profiler.ab.worktrees import terminated_by_signals\n"
         "from perfscope.profiler.launch.program import Target\n"
         "here = Path.cwd()\n"
-        "with ended_by_signals():\n"
-        "    profile_once(Target(arguments=('train.py',)), Place(root=here, folder=here), arm='base', pair=0, slot=0,\n"
+        "with terminated_by_signals():\n"
+        "    profile_once(Target(arguments=('train.py',)), ArmFolder(root=here, folder=here), arm='base', pair=0, slot=0,\n"
         "                 root=here / 'runs', log=here / 'log')\n"
     )
     ours = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

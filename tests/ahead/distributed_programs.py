@@ -51,39 +51,12 @@ model = nn.Sequential(*(Block() for _ in range(3))).to(DEVICE)
 model = DistributedDataParallel(model, device_ids=[0] if DEVICE == "cuda" else None, bucket_cap_mb=3)
 {TAIL}"""
 
-ANSWERED = """
-if os.environ.get("ALONE"):  # futures of a group that exchanges nothing hold nothing, and hooks read them
-    exchange = dist.all_reduce
-
-    class Sent:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-        def get_future(self):
-            future = torch.futures.Future()
-            future.set_result([self.tensor])
-            return future
-
-    def all_reduce(tensor, **named):
-        exchange(tensor, **named)
-        return Sent(tensor)
-
-    dist.all_reduce = all_reduce
-"""
-
-COMPRESSED = (
-    DDP.replace("WORLD = dist.get_world_size()\n", f"WORLD = dist.get_world_size()\n{ANSWERED}")
-    .replace(
-        TAIL,
-        f"""
+COMPRESSED = DDP.replace(
+    TAIL,
+    f"""
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 model.register_comm_hook(None, fp16_compress_hook)
 {TAIL}""",
-    )
-    .replace(
-        "dist.destroy_process_group()",
-        "dist.barrier()\nos._exit(0)  # futures of Python that gloo still holds end badly",
-    )
 )
 
 FULLY_SHARD = f"""{HEAD}

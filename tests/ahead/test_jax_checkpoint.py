@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+pytest.importorskip("jax")
+
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from perfscope.model.documents.compile_request import parse_checkpoint
@@ -18,9 +21,6 @@ from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.jax import compat
 from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
 from tests.ahead.policies import MARKS, step_of, under
-
-pytest.importorskip("jax")
-
 
 pytestmark = MARKS
 LAYERS = 4
@@ -267,9 +267,6 @@ def test_results_that_are_no_arrays_come_back() -> None:
     numbers = [leaf for leaf in jax.tree.leaves(plain) if not isinstance(leaf, str)]
     for left, right in zip(numbers, [one for one in jax.tree.leaves(changed) if not isinstance(one, str)], strict=True):
         assert jnp.allclose(left, right, rtol=1e-6)
-
-
-pytest.importorskip("jax")
 
 
 RULE_LAYERS = 3

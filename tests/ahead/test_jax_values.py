@@ -8,10 +8,13 @@ import threading
 import time
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
 
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.jax import compat
@@ -20,9 +23,6 @@ from perfscope.profiler.ahead.jax.discover import RunLimits
 from perfscope.profiler.ahead.jax.discover import discover_programs as discover_programs_jax_abstract_seen
 from tests.ahead.discovery import discover_programs
 from tests.ahead.discovery import discover_programs as seen
-
-pytest.importorskip("jax")
-
 
 HUGE = (1 << 20, 1 << 20)
 """Four TiB in float32: nothing here could hold it."""
@@ -181,9 +181,6 @@ def test_jax_works_as_before_afterwards() -> None:
     assert float(jax.jit(lambda x: x * 2)(jnp.float32(2))) == 4.0
     assert float(jax.device_put(np.float32(3))) == 3.0
     assert type(jnp.zeros(3)).__name__ == "ArrayImpl"
-
-
-pytest.importorskip("jax")
 
 
 BATCH = np.ones((64, 64), np.float32)

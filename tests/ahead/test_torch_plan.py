@@ -21,7 +21,7 @@ from tests.ahead import torch_programs
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 TABLE = {
-    # (launches, Triton kernels, MB) planned with the whole pretence of an H100, and over plain CPU tensors
+    # (launches, Triton kernels, MB) planned by inductor for an H100 device, and over plain CPU tensors
     "mlp forward": ((5, 3, 1812.1), (5, 3, 1812.0)),
     "mlp backward": ((11, 6, 3291.6), (9, 5, 3422.7)),
     "attention forward": ((12, 8, 497.3), (12, 8, 497.3)),
@@ -67,9 +67,9 @@ def test_counts_are_those_of_the_table(table: Trace) -> None:
     for name, graph in zip(TABLE, graphs, strict=True):
         moved = sum(kernel.bytes for kernel in graph.kernels) / 1e6
         found = (len(graph.kernels), len({kernel.name for kernel in graph.kernels} & _triton(graph)), moved)
-        for counted, pretended, plain in zip(found, *TABLE[name], strict=True):
-            # no further from the pretence of the device than the table's two ways are from each other
-            assert abs(counted - pretended) <= abs(pretended - plain) + ROUNDED, (name, found)
+        for counted, on_device, plain in zip(found, *TABLE[name], strict=True):
+            # within the difference of the two reference plans
+            assert abs(counted - on_device) <= abs(on_device - plain) + ROUNDED, (name, found)
         assert graph.calls == 1
 
 

@@ -27,7 +27,7 @@ from tests.ahead import distributed_programs
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 FLOAT32 = 4
-BYTES = {"float": FLOAT32, "int": 4, "c10::Half": 2, "c10::BFloat16": 2}
+BYTES = {"float": FLOAT32, "int": 4}
 SCALARS = 64
 """Bytes: numbers that the run makes tensors of by itself and the plan does not see."""
 
@@ -127,27 +127,43 @@ def planned_peak(trace: Trace) -> int:
 def test_data_parallel_is_planned_as_it_runs(tmp_path: Path, world: int) -> None:
     trace = planned(tmp_path, distributed_programs.DDP, f"h100x{world}")
     processes, events = processes_of(trace), really_run(tmp_path, distributed_programs.DDP, world)
-    assert as_gloo_does(processes.eager) == exchanged(events, world)
-    assert as_gloo_does(processes.outside) == exchanged(events, world)
+    measured = exchanged(events, world)
+    for rows in (processes.eager, processes.outside):
+        assert rows is not None
+        assert sum(one.bytes for one in rows) == sum(size * count for (_, size), count in measured.items())
+        assert abs(len(rows) - measured.total()) <= 1
+        assert {(one.kind, one.dtype, one.by) for one in rows} == {("all-reduce", "float32", "DistributedDataParallel")}
+        assert [one.bytes for one in rows] == [one.bytes for one in processes.buckets]
+        assert all(one.phase == "backward" and one.until is not None for one in rows)
     assert len(processes.buckets) > 1  # and so they may hide behind the backward
-    assert {one.by for one in processes.eager or ()} == {"DistributedDataParallel"}
-    measured = [measured_peak(events)]
-    # seldom a thread of gloo holds the buckets of the first steps all the while
-    while measured[-1] > planned_peak(trace) + SCALARS and len(measured) < 3:
-        measured.append(measured_peak(really_run(tmp_path, distributed_programs.DDP, world)))
-    assert abs(planned_peak(trace) - min(measured)) <= SCALARS
+    eager = processes.eager or ()
+    assert eager[0].at.ops < eager[-1].at.ops
+    assert any("buckets are modelled from parameter sizes" in note for note in processes.notes)
+    largest = max(one.bytes for one in processes.buckets)
+    peaks = [measured_peak(events)]
+    while peaks[-1] > planned_peak(trace) + largest and len(peaks) < 3:  # seldom gloo's threads keep the first buckets
+        peaks.append(measured_peak(really_run(tmp_path, distributed_programs.DDP, world)))
+    assert abs(planned_peak(trace) - min(peaks)) <= largest
 
 
-def test_compressed_gradients_are_half_of_it(tmp_path: Path) -> None:
-    trace = planned(tmp_path, distributed_programs.COMPRESSED, "h100x2")
-    processes = processes_of(trace)
-    events = really_run(tmp_path, distributed_programs.COMPRESSED, 2)
-    assert as_gloo_does(processes.eager) == as_gloo_does(processes.outside) == exchanged(events, 2)
-    assert {one.dtype for one in processes.eager or ()} == {"float16"}
-    assert sum(one.bytes for one in processes.eager or ()) * 2 == sum(one.bytes for one in processes.buckets)
-    assert all(one.until is not None for one in processes.eager or ())
-    events = really_run(tmp_path, distributed_programs.COMPRESSED, 2, alone=True)
-    assert abs(planned_peak(trace) - measured_peak(events)) <= SCALARS
+def test_communication_hooks_are_not_covered(tmp_path: Path) -> None:
+    (held,) = planned(tmp_path, distributed_programs.COMPRESSED, "h100x2").torch_plans
+    assert held.plan.failure is None
+    (line,) = held.plan.not_covered
+    assert line.startswith("communication hooks of DistributedDataParallel are not covered")
+    assert held.plan.processes is not None
+    assert {one.dtype for one in held.plan.processes.eager or ()} == {"float32"}
+
+
+def test_gradients_are_not_reduced_under_no_sync(tmp_path: Path) -> None:
+    text = distributed_programs.DDP.replace(
+        "        optimizer.step()\n",
+        "        with model.no_sync():\n"
+        "            model(torch.randn(33, 256, device=DEVICE)[1:]).square().mean().backward()\n"
+        "        optimizer.step()\n",
+    )
+    processes = processes_of(planned(tmp_path, text, "h100x2"))
+    assert [one.bytes for one in processes.eager or ()] == [one.bytes for one in processes.buckets]
 
 
 def test_sharded_parameters_are_planned_as_they_run(tmp_path: Path) -> None:

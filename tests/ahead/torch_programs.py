@@ -116,56 +116,6 @@ for step in range(20):
         print(loss.item())
 '''
 
-MORE = """
-
-class Fused(nn.Module):
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-
-    def forward(self, x):
-        batch, length, dim = x.shape
-        split = (batch, length, self.heads, dim // self.heads)
-        q, k, v = (part.view(split).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, dim))
-
-
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-fused = torch.compile(Fused(2048, 16).to("cuda").bfloat16())
-fused(torch.randn(2, 1024, 2048, dtype=torch.bfloat16, device="cuda", requires_grad=True)).float().sum().backward()
-mask = create_block_mask(lambda b, h, q, k: q >= k, B=None, H=None, Q_LEN=1024, KV_LEN=1024, device="cuda")
-q, k, v = (torch.randn(2, 16, 1024, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(3))
-torch.compile(flex_attention)(q, k, v, block_mask=mask).float().sum().backward()
-seen = torch.compile(nn.Conv2d(3, 64, 3, padding=1).to("cuda"))(torch.randn(8, 3, 64, 64, device="cuda"))
-small = torch.empty(256, 512, device="cuda", dtype=torch.float8_e4m3fn)
-weights = torch.empty(1024, 512, device="cuda", dtype=torch.float8_e4m3fn).t()
-one = torch.ones((), device="cuda")
-torch.compile(lambda a, b: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16).relu())(small, weights)
-"""
-"""In ``TABLE`` before its loop, for a pretended device: fused attention, and what has no plan over CPU tensors."""
-
-CRASHES = """
-import os, signal
-import torch
-if torch.empty(1, device="cuda").is_cuda:
-    os.kill(os.getpid(), signal.SIGSEGV)
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(9):
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
-"""
-
-MIXES = """
-import torch
-model = torch.nn.Linear(8, 8).to("cuda")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(9):
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
-"""
-
 TWO_MODES = '''
 """Convolutions under autocast and without it, so that a graph is compiled again; a module that torch.fx made."""
 import torch

@@ -204,7 +204,8 @@ def test_one_that_is_interrupted_leaves_no_worktree_and_no_process_and_goes_on(
     program = f"""
 from pathlib import Path
 from perfscope.analyzers.compare.ab.judge import AbJudge
-from perfscope.profiler import ab, ab_state
+from perfscope.model.documents import ab as ab_state
+from perfscope.profiler.ab import runner
 from perfscope.profiler.ab.worktrees import checkout
 from tests.ab.test_runner import plan
 state = Path({str(state)!r})
@@ -212,7 +213,7 @@ asked = plan(command=("train.py", "30"), base={commits[0]!r}, head={commits[1]!r
 again = {{"command": ("train.py", "30"), "kind": "script"}}
 held = ab_state.resume(state, **again) if (state / "ab.json").exists() else ab_state.begin(state, asked)
 judge = AbJudge(pairs=3, least=0.02, confirm=False)
-found = ab.compare(held, checkout(), judge, tell=lambda line: print(line, flush=True))
+found = runner.compare(held, checkout(), judge, tell=lambda line: print(line, flush=True))
 print("done", len(found.measured), flush=True)
 """
     environment = {**os.environ, "TMPDIR": str(scratch)}

@@ -1,4 +1,4 @@
-"""Plans that were made in different ways are not held against each other as if the program had changed."""
+"""Plans of two commits compared: counts, gates, and collectives."""
 
 from __future__ import annotations
 
@@ -27,46 +27,20 @@ from perfscope.analyzers.compare.runs.comparison import Comparison, compare
 from perfscope.analyzers.plans.time import plan_works
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.documents.torch_plan import PlannedCollective, StepMemory, StepPosition
-from perfscope.model.torch_plan import LoadedPlan, PlannedKernel, PlannedRefusal, planning_mode_text, totals
+from perfscope.model.torch_plan import LoadedPlan, PlannedKernel, PlannedRefusal, totals
 from perfscope.model.trace import Trace
 from tests.compare.programs import MIB, OPS, compiled_job, ddp_all_reduce, job, on_target, only_plan, program_all_reduce
 from tests.conftest import REPOSITORY
 from tests.plans.build import graph, kernel, plan, product, trace_of
 
-ASKED = ("programs", "regression", "finding:low", "inconclusive")
 
-
-def compared(folder: Path, *ways: str) -> Comparison:
-    """A plan of two launches against one of four, which moves more bytes."""
+def test_more_launches_and_bytes_are_a_regression(tmp_path: Path) -> None:
     sides = [graph(kernel(), product()), graph(kernel(), kernel("triton_poi_fused_mul_1"), kernel(), product())]
-    first, last = (
-        [trace_of(folder / str(at), plan(held, way=way))]
-        for at, (held, way) in enumerate(zip(sides, ways, strict=True))
-    )
-    return compare(first, last)
-
-
-@pytest.mark.parametrize("way", ["cpu-triton", "pretended-device"])
-def test_one_way_is_judged(tmp_path: Path, way: str) -> None:
-    found = compared(tmp_path, way, way)
+    first, last = ([trace_of(tmp_path / str(number), plan(side))] for number, side in enumerate(sides))
+    found = compare(first, last)
     assert found.headline == "regression"
     assert found.gates(("programs",))
-    assert not any("different ways" in note for note in found.notes)
     assert found.programs[0].modelled_ns is not None
-
-
-@pytest.mark.parametrize("ways", [("cpu-triton", "pretended-device"), ("pretended-device", "cpu-triton")])
-def test_two_ways_are_named_and_not_judged(tmp_path: Path, ways: tuple[str, str]) -> None:
-    found = compared(tmp_path, *ways)
-    (note,) = (note for note in found.notes if "planned in different ways" in note)
-    assert f"base {planning_mode_text(ways[0])} and head {planning_mode_text(ways[1])}" in note
-    assert found.headline == "inconclusive"
-    assert found.gates(ASKED) == ()
-    assert found.programs[0].modelled_ns is None
-    launches = next(one for one in found.exact if one.result.name == PLAN_LAUNCHES)
-    assert launches.result.verdict == "inconclusive"
-    assert (launches.result.base, launches.result.head) == (2, 4)
-    assert "planned in different ways" in launches.result.remarks
 
 
 Rows = tuple[PlannedCollective, ...]

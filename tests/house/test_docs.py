@@ -15,8 +15,9 @@ from types import ModuleType
 
 import pytest
 
-from perfscope.analyzers import registry as rules
+from perfscope.analyzers import registry
 from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.time import rules as time_rules
 from perfscope.commands import COMMANDS
 from perfscope.model.finding import AbstainError
 from tests.build import TraceBuilder
@@ -79,7 +80,7 @@ def test_a_changed_or_forgotten_page_is_seen(generator: ModuleType, tmp_path: Pa
     assert generator.stale(tmp_path) == ["model.md", "rules/no_such_rule.md"]
 
 
-@pytest.mark.parametrize("rule_id", sorted(rules.RULES))
+@pytest.mark.parametrize("rule_id", sorted(registry.RULES))
 def test_every_rule_explains_itself(generator: ModuleType, rule_id: str) -> None:
     page = generator.pages()[f"rules/{rule_id}.md"]
     missing = [name for name in ("Why it costs", "How it is found", "Fix") if f"\n## {name}\n" not in page]
@@ -125,8 +126,8 @@ class TestTutorial:
     """docs/adding-a-rule.md, followed to the letter in a temporary folder."""
 
     page = DOCS / "adding-a-rule.md"
-    rule_file = "perfscope/analyzers/rules/exposed_memsets.py"
-    test_file = "tests/analyzers/rules/test_exposed_memsets.py"
+    rule_file = "perfscope/analyzers/time/rules/exposed_memsets.py"
+    test_file = "tests/time/test_exposed_memsets.py"
 
     @pytest.fixture
     def rule_path(self, tmp_path: Path) -> Path:
@@ -137,8 +138,8 @@ class TestTutorial:
     def test_its_rule_passes_its_four_tests(self, rule_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (line,) = blocks(self.page, "text")
         name, module = re.findall(r'"([^"]+)"', line)
-        monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(rule_path.parent)])
-        monkeypatch.setitem(rules.RULES, name, module)
+        monkeypatch.setattr(time_rules, "__path__", [*time_rules.__path__, str(rule_path.parent)])
+        monkeypatch.setitem(registry.RULES, name, module)
         monkeypatch.delitem(sys.modules, module, raising=False)
         space: dict[str, object] = {"__name__": "tutorial_tests"}
         exec(compile(titled(self.page)[self.test_file], self.test_file, "exec"), space)  # the page's own code
@@ -174,7 +175,7 @@ class TestTutorial:
         (info / "entry_points.txt").write_text("[perfscope.rules]\n" + entry.replace('"', "") + "\n")
         monkeypatch.syspath_prepend(rule_path.parent)
         importlib.invalidate_caches()
-        assert "exposed_memsets" in rules.rule_ids()
+        assert "exposed_memsets" in registry.rule_ids()
         builder = TraceBuilder()
         builder.step(1, 0, 1000)
         builder.kernel("gemm", 0, 900)

@@ -106,7 +106,7 @@ def test_compilations_are_listened_to_and_the_log_stays_the_programs(
     assert len(retraces) == 1
     assert "f32[4]" in retraces[0]["reason"]
     assert {record["step"] for record in records} == {4}
-    assert {record.get("file") for record in records} == {"test_jax_events.py"}
+    assert {record.get("file") for record in records} == {"test_events.py"}
     assert {"trace", "lower", "compile", "first_trace", "retrace"} <= {record["kind"] for record in records}
     assert not jax.config.jax_explain_cache_misses
 
@@ -189,7 +189,7 @@ def test_donated_buffers_that_are_not_usable_are_heard_whatever_the_program_filt
     _, *records = map(json.loads, (tmp_path / "rank00000" / "events.jsonl").read_text().splitlines())
     (heard,) = [one for one in records if one["kind"] == "donation_unusable"]
     assert heard["shapes"] == ["float32[4,8]", "bfloat16[3]"]
-    assert (heard["count"], heard["step"], heard["module"], heard["file"]) == (2, 4, "jit_total", "test_jax_events.py")
+    assert (heard["count"], heard["step"], heard["module"], heard["file"]) == (2, 4, "jit_total", "test_events.py")
     events = read_events(tmp_path / "rank00000" / "events.jsonl")
     assert [one.shapes for one in events if one.kind == "donation_unusable"] == [("float32[4,8]", "bfloat16[3]")]
 

@@ -304,7 +304,7 @@ def test_each_way_to_read_a_value_is_one_record_and_gives_what_it_gave(log: Sync
         "float", "int", "bool", "complex", "index", "item", "tolist", "str", "format", "repr",
         "device_get", "block_until_ready", "block_until_ready",
     ]  # fmt: skip
-    assert {one["file"] for one in found} == {"test_jax_sync.py"}
+    assert {one["file"] for one in found} == {"test_hooks.py"}
     assert {one["step"] for one in found} == {7}
     assert all(one["ready"] and one["duration_ns"] >= 0 for one in found)
     assert found[-2]["bytes"] == 4 + 12

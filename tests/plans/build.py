@@ -61,7 +61,6 @@ def plan(*graphs: PlannedGraph, **changes: Any) -> TorchPlan:
         "schema": SCHEMA,
         "name": "train",
         "compiled_by": "program",
-        "way": "cpu-triton",
         "target": "h100",
         "versions": {"torch": "2.13.0", "triton": "3.7.0"},
         "graphs": graphs,

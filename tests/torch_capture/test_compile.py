@@ -265,7 +265,7 @@ import sys
 from pathlib import Path
 import torch
 import torch._logging._internal as internal
-from perfscope.profiler import torch_compat
+from perfscope.profiler.torch import compat as torch_compat
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from perfscope.model.capture import CaptureOptions
 
@@ -343,7 +343,7 @@ def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
 def test_the_log_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
     found = probe(
         tmp_path,
-        "from perfscope.profiler.session.pass_runner import compile_trace\ncompile_trace.MOST_BYTES = 4000\n"
+        "from perfscope.profiler.torch import compile_log\ncompile_log.MAX_TRACE_BYTES = 4000\n"
         "made = capture()\ncompiled()\nprint(json.dumps(rows(made)))\n",
     )
     assert isinstance(found, list)

@@ -103,7 +103,6 @@ class PlanSummary:
     name: str
     target: str
     compiled_by: str
-    way: str
     versions: dict[str, str]
     totals: PlanTotals
     inside: Work
@@ -197,7 +196,6 @@ def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
         name=plan.name,
         target="" if target is None else target.shown,
         compiled_by=plan.compiled_by,
-        way=plan.way,
         versions=dict(plan.versions),
         totals=totals(plan),
         inside=work.inside,

@@ -485,5 +485,6 @@ def _picture(one: Series) -> str:
     words = f"{len(values)} runs from {ends}, {len(cuts)} changes of level"
     return (
         f'<svg class="ps-history" role="img" aria-label="{escape(words)}" '
-        f'viewBox="-6 0 {CHART_WIDTH + 12:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">{lines}<polyline points="{course}"/>{dot}</svg>'
+        f'viewBox="-6 0 {CHART_WIDTH + 12:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" '
+        f'xmlns="http://www.w3.org/2000/svg">{lines}<polyline points="{course}"/>{dot}</svg>'
     )

@@ -25,6 +25,7 @@ from perfscope.dashboards.report.sections.program_formats import programs_cards
 from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+from perfscope.model.version import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -279,6 +280,4 @@ def _words(value: Any) -> str:
 
 
 def _origin() -> str:
-    import perfscope
-
-    return f"perfscope {perfscope.__version__}. This file loads nothing; the report as JSON is embedded in it."
+    return f"perfscope {package_version()}. This file loads nothing; the report as JSON is embedded in it."

@@ -12,8 +12,6 @@ import msgspec
 from perfscope.model.errors import DataError, UsageError
 
 Framework = Literal["jax", "torch"]
-Part = Literal["", "trial", "pretended"]
-"""Of a child: all of it, or what a child of its own does of ``pretend_device`` (``torch_pretend_run``)."""
 
 
 class TargetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,9 +68,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_ptx: bool = False
     registers: bool = False
     """PyTorch on NVIDIA: registers and spills of the planned Triton kernels."""
-    pretend_device: bool = False
-    """PyTorch on NVIDIA: plan over tensors that claim to be on the target, where the installed torch can be made to."""
-    part: Part = ""
     plugins: tuple[str, ...] = ()
     """Folders that hold compiler plugins, in order; found by the parent."""
     skipped: tuple[int, ...] = ()

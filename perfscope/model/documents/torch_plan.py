@@ -168,7 +168,7 @@ class GraphCollectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients that DistributedDataParallel sums up together, by its documented rule and not by torch's reducer."""
+    """Gradients that DistributedDataParallel all-reduces together, modelled from the sizes of the parameters."""
 
     bytes: _Bytes
     parameters: _Count
@@ -370,8 +370,6 @@ class TorchPlan:
     """Of the program: ``perfscope.workloads.attention``."""
     compiled_by: Literal["program", "perfscope"]
     """``perfscope``: the program runs eagerly, and is planned as if its outermost modules were compiled."""
-    way: Literal["cpu-triton", "pretended-device"]
-    """``cpu-triton``: inductor's Triton backend over CPU tensors. Grouping in backward graphs may differ a little."""
     target: Text
     """As asked: ``h100``."""
     versions: Annotated[dict[Text, Text], msgspec.Meta(max_length=20)]

@@ -25,13 +25,6 @@ class TargetOfSide:
 
     base: str
     head: str
-    ways: tuple[str, str] = ("", "")
-    """How plans of torch.compile were made, of base and head; ``''`` without plans."""
-
-    @property
-    def planned_otherwise(self) -> bool:
-        """Both sides have plans, made in different ways: what differs need not be the program."""
-        return "" not in self.ways and self.ways[0] != self.ways[1]
 
     @property
     def differ(self) -> bool:
@@ -39,14 +32,9 @@ class TargetOfSide:
         return bool(self.base and self.head) and self.base != self.head
 
     @property
-    def alike(self) -> bool:
-        """Nothing is known that makes a difference besides the program."""
-        return not self.differ and not self.planned_otherwise
-
-    @property
     def known(self) -> bool:
-        """Both sides say it, and it is one; plans were made in one way."""
-        return bool(self.base) and self.base == self.head and not self.planned_otherwise
+        """Both sides say it, and it is one."""
+        return bool(self.base) and self.base == self.head
 
 
 NO_TARGETS = TargetOfSide(base="", head="")
@@ -69,7 +57,7 @@ def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramCh
         pairs = [(left[one.plan.name].pop(0), one) for one in sides[1] if left.get(one.plan.name)]
     for one, other in pairs:
         first, last = (held.get(id(plan)) for held, plan in zip(works, (one, other), strict=True))
-        if first is None or last is None or not targets(base, head).alike:
+        if first is None or last is None or targets(base, head).differ:
             yield plan_change(one, other)
             continue
         waits = _exchanges(first), _exchanges(last)
@@ -135,8 +123,7 @@ def _ordered(trace: Trace) -> list[ModuleCost]:
 def targets(base: Sequence[Trace], head: Sequence[Trace]) -> TargetOfSide:
     """The machine each side was compiled for, where it was compiled for one that is named."""
     said = [next((_target(trace) for trace in side if trace.target is not None), "") for side in (base, head)]
-    ways = [next((held.plan.way for trace in side for held in trace.torch_plans), "") for side in (base, head)]
-    return TargetOfSide(base=said[0], head=said[1], ways=(ways[0], ways[1]))
+    return TargetOfSide(base=said[0], head=said[1])
 
 
 def _target(trace: Trace) -> str:

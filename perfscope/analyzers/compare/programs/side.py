@@ -44,8 +44,6 @@ class ProgramSide:
     label: str
     fingerprint: str
     measures: Mapping[str, Measure]
-    way: str = ""
-    """Of a plan: how it was planned. What differs between two ways says nothing of the program."""
     processes: int = 0
     """Of a plan: of how many processes it is the first; 0: its program sets up none."""
     failed: bool = False
@@ -100,7 +98,6 @@ def _plan_side(held: LoadedPlan) -> ProgramSide:
         label=held.plan.name,
         fingerprint=plan_fingerprint(held),
         measures={one.name: one for one in found},
-        way=held.plan.way,
         processes=0 if held.plan.processes is None else held.plan.processes.world_size,
         failed=held.plan.failure is not None,
     )

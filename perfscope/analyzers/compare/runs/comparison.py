@@ -21,17 +21,11 @@ from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.steps import HOST_AHEAD
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import SEVERITIES, Severity
-from perfscope.model.torch_plan import planning_mode_text
 from perfscope.model.trace import Trace
 
 STEP_TIME = "step time"
 
 OTHER_TARGETS = "compiled for other targets, {base} against {head}: no gate is asked of the programs"
-
-OTHER_WAYS = (
-    "planned in different ways, base {base} and head {head}: what differs may follow from that and not from the "
-    "program; no gate is asked of the plans and their findings"
-)
 
 NO_NAME = "a device without a name"
 
@@ -83,11 +77,8 @@ class Comparison:
     def headline(self) -> Headline:
         """Of the metrics that may fail a build: a regression of any, else an improvement of any, else no change.
 
-        Inconclusive where there is none of them, or where the time of the step may fail a build and is not settled; of
-        plans that were made in different ways always.
+        Inconclusive where there is none of them, or where the time of the step may fail a build and is not settled.
         """
-        if self.targets.planned_otherwise:
-            return "inconclusive"
         said = [one.verdict for one in self.metrics if one.gates and one.unit != "text"]
         for verdict in ("regression", "improvement"):
             if verdict in said:
@@ -100,8 +91,7 @@ class Comparison:
         """Why a build must fail, one line each.
 
         ``fail_on``: ``regression``, ``inconclusive``, ``finding:SEVERITY``, or gates of compiled programs
-        (`program_gates.GATES`), which ask nothing of programs for different targets or planned in
-        different ways (nor do findings then). Times of single captures never
+        (`program_gates.GATES`), which ask nothing of programs for different targets. Times of single captures never
         fail one. A finding fails it where it is new or costs more than before, and something that can be counted
         changed with it.
         """
@@ -110,7 +100,7 @@ class Comparison:
         for one in wanted:
             asked = program_gate(one)
             if asked:
-                said += gates_not_met(self.programs, asked) if self.targets.alike else []
+                said += gates_not_met(self.programs, asked) if not self.targets.differ else []
             elif one == "regression":
                 said += [
                     f"{metric.name}: regression" for metric in self.metrics if metric.gates and metric.verdict == one
@@ -122,9 +112,7 @@ class Comparison:
                 said += [
                     f"{change.rule}: {change.change}, {change.shown.severity}"
                     for change in self.findings
-                    if not self.targets.planned_otherwise
-                    and change.is_worse
-                    and SEVERITIES.index(change.shown.severity) >= least
+                    if change.is_worse and SEVERITIES.index(change.shown.severity) >= least
                 ]
         return tuple(dict.fromkeys(said))
 
@@ -160,9 +148,6 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     median = None if time is None else time.median
     told = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
     told += _checkpoints(base, head)
-    if machines.planned_otherwise:
-        first, last = map(planning_mode_text, machines.ways)
-        told.append(OTHER_WAYS.format(base=first, head=last))
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     return Comparison(
         base=sides[0],

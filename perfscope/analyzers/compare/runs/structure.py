@@ -272,18 +272,11 @@ def _of_programs(
             values = [[one.measures[name].value for one in side if name in one.measures] for side in every]
             if all(len(held) == len(side) for held, side in zip(values, (base, head), strict=True)):
                 measured = _moved(mine.measures[name], lines.get(mine.fingerprint)), theirs.measures[name]
-                if mine.way != theirs.way:
-                    measured = _of_no_side(measured[0]), _of_no_side(measured[1])
                 found.append(exact_metric(f"{ahead}{name}", *measured, launches=(values[0], values[1])))
             else:
                 absent = ("head",) if name in mine.measures else ("base",)
                 lost.append(NotLooked(name=f"{ahead}{name}", reason="the program does not say it", sides=absent))
     return found, lost, tuple(_alone(left, right, pairs))
-
-
-def _of_no_side(measure: Measure) -> Measure:
-    """Of plans that were made in different ways: where it differs, nobody knows which of the two is why."""
-    return replace(measure, neutral=True, remarks=(*measure.remarks, "planned in different ways"))
 
 
 def _moved(measure: Measure, lines: LineMap | None) -> Measure:

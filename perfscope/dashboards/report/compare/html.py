@@ -49,6 +49,7 @@ from perfscope.dashboards.report.sections.program_formats import html_cells_tabl
 from perfscope.dashboards.report.svg import swatch
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+from perfscope.model.version import package_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -456,6 +457,4 @@ def _method(document: Document) -> Iterator[str]:
 
 
 def _origin() -> str:
-    import perfscope
-
-    return f"perfscope {perfscope.__version__}. This file loads nothing; the comparison as JSON is embedded in it."
+    return f"perfscope {package_version()}. This file loads nothing; the comparison as JSON is embedded in it."

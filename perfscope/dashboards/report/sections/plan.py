@@ -14,7 +14,6 @@ from perfscope.model.torch_plan import (
     by_category,
     category_label,
     fits,
-    planning_mode_text,
 )
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize, shorten
@@ -225,11 +224,10 @@ def plan_views(section: PlanSection) -> tuple[PlanView, ...]:
 def _view(plan: PlanSummary) -> PlanView:
     by = "as the program compiles it" if plan.compiled_by == "program" else "as if its model were compiled"
     made = ", ".join(f"{name} {plan.versions[name]}" for name in ("torch", "triton") if name in plan.versions)
-    of = "" if plan.way == "cpu-triton" else f" of {plan.target}"
     return PlanView(
         title=f"planned for {plan.target}, not measured",
         headline=f"what torch.compile would make of {sanitize(plan.name)} on {plan.target}, {by} "
-        f"({made}; planned {planning_mode_text(plan.way)}{of}): no kernel was compiled or run, every time is modelled",
+        f"({made}; planned over CPU tensors): no kernel was compiled or run, every time is modelled",
         steps=tuple(_steps(plan)),
         peaks=tuple(peak_rows(plan)),
         holders=tuple(holder_rows(plan)),
@@ -341,13 +339,8 @@ def _notes(plan: PlanSummary) -> Iterator[str]:
     yield from (sanitize(text) for text in plan.notes[1:])
     yield from memory_notes(plan)
     yield (
-        "grouping is inductor's own, "
-        + (
-            "its Triton backend over CPU tensors may split reductions of backward graphs otherwise than on the device"
-            if plan.way == "cpu-triton"
-            else "which took the tensors for those of the device"
-        )
-        + "; library calls are costed by a roofline, and nothing is autotuned"
+        "grouping is inductor's own, its Triton backend over CPU tensors may split reductions of backward graphs "
+        "otherwise than on the device; library calls are costed by a roofline, and nothing is autotuned"
     )
 
 

@@ -1,8 +1,8 @@
 """Downloads: an item in the formats of `perfscope export` and as a report, each made once, by a child, and kept.
 
 ``python -m perfscope.dashboards.web.server.exports PATH FORM FOLDER`` is the child: it starts the command, packs what
-is a folder, and tells how far it is. An export is a work like others for the workshop, so it waits its turn, ends with the
-server, is shared by all servers, and is made anew when the files of its item have changed.
+is a folder, and tells how far it is. An export is a work like others for the workshop, so it waits its turn, ends with
+the server, is shared by all servers, and is made again when the files of its item have changed.
 """
 
 from __future__ import annotations

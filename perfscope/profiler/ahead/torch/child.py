@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from perfscope.model.documents.compile_request import Request
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.targets import plugins
@@ -23,31 +21,15 @@ if TYPE_CHECKING:
 
 
 def plan_all(request: Request, said: EventWriter) -> None:
-    """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be.
-
-    Where the device is to be pretended, that is for children of this one; what they cannot plan is planned here.
-    """
+    """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be."""
     found = plugins.find("torch")
     if isinstance(found, plugins.MissingPlugin):
         raise DataError(f"torch programs cannot be planned: {found.reason}; {found.install}")
     if found.own_folder and str(found.folder) not in sys.path:
         sys.path.append(str(found.folder))
     said("loaded", versions=found.versions, notes=[] if found.note is None else [found.note])
-    if request.part == "trial":
-        from perfscope._cut.torch_pretend_trial import run_trial
-
-        run_trial()
-        return
     (Path(request.folder) / "plans").mkdir(exist_ok=True)
-    notes: tuple[str, ...] = ()
-    if request.pretend_device and not request.part:
-        from perfscope._cut.torch_pretend_run import plan_pretended
-
-        why = plan_pretended(request, said)
-        if why is None:
-            return
-        request, notes = msgspec.structs.replace(request, pretend_device=False), (why,)
-    plan_program(request, said, notes)
+    plan_program(request, said)
 
 
 # Plans a PyTorch program in the child: runs it with fake tensors, has inductor plan its graphs, writes the plan.
@@ -55,11 +37,8 @@ def plan_all(request: Request, said: EventWriter) -> None:
 # Nothing is computed and nothing large is allocated: a model of 7 billion parameters is planned on a laptop.
 
 
-def plan_program(request: Request, said: EventWriter, notes: tuple[str, ...] = ()) -> None:
-    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be.
-
-    ``notes``: what is to be said of the plan beside its own.
-    """
+def plan_program(request: Request, said: EventWriter) -> None:
+    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be."""
     if request.target.platform != "gpu":
         raise DataError(f"{request.target.asked}: PyTorch programs are planned for GPUs only")
     try:
@@ -69,7 +48,7 @@ def plan_program(request: Request, said: EventWriter, notes: tuple[str, ...] = (
     version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if version < (2, 12):
         raise DataError(f"torch {torch.__version__} cannot plan without a device; 2.13 is known to work")
-    _Planning(request, said, notes).run()
+    _Planning(request, said).run()
 
 
 def capability_of(architecture: object) -> tuple[int, int]:
@@ -81,7 +60,7 @@ def capability_of(architecture: object) -> tuple[int, int]:
 class _Planning:
     """One program, from its first line to the file."""
 
-    def __init__(self, request: Request, said: EventWriter, notes: tuple[str, ...]) -> None:
+    def __init__(self, request: Request, said: EventWriter) -> None:
         import torch
 
         from perfscope.profiler.ahead.torch.cuda import AttentionRule, FakeCuda
@@ -94,21 +73,15 @@ class _Planning:
         from perfscope.profiler.ahead.torch.processes import JobPlan
         from perfscope.profiler.ahead.torch.steps import PlanSteps
 
-        self._torch, self._request, self._said, self._more = torch, request, said, notes
-        self.pretence = None
-        if request.pretend_device:
-            from perfscope._cut.torch_pretend import Pretence
-
-            self.pretence = Pretence()
+        self._torch, self._request, self._said = torch, request, said
         first = request.arguments[0] if request.arguments else "program"
         self._program = first if request.module else Path(first).stem
         self._folder = Path(request.folder) / "plans"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
         target = request.target
-        pretended = request.pretend_device
-        self.world = FakeWorld(None if request.module else Path(first), pretended=pretended)
-        self.attention = AttentionRule(pretended=pretended)
+        self.world = FakeWorld(None if request.module else Path(first))
+        self.attention = AttentionRule()
         device = target.description.get("device")
         facts: dict[str, Any] = device if isinstance(device, dict) else {}
         capability = capability_of(facts.get("architecture"))
@@ -118,16 +91,14 @@ class _Planning:
             memory_bytes=int(target.memory_bytes or facts.get("memory_bytes") or 0),
             cores=int(facts.get("cores") or 0),
             capability=capability,
-            pretended=pretended,
         )
         self.heard = DynamoLog(self.world.frames)
         self.reader = KernelReader(self.world.frames, capability if request.registers else None)
         self.graphs: list[Any] = []
         self.memory = StepPeaks(self.world.frames, self.reader.place_of)
         self.processes = JobPlan(
-            count=target.count, local=self.answers.count, pretended=pretended, ledger=self.memory.ledger,
-            ops=lambda: self.steps.ops,
-        )  # fmt: skip
+            count=target.count, local=self.answers.count, ledger=self.memory.ledger, ops=lambda: self.steps.ops
+        )
         self.calls: Counter[int] = Counter()
         self.every_call: Counter[int] = Counter()
         self.failures: list[str] = []
@@ -139,7 +110,6 @@ class _Planning:
             paused=lambda: self.quiet.around(2),
             held=self.memory.graph,
             properties=self.answers.properties(),
-            pretended=pretended,
         )
         self.steps = PlanSteps(
             self._folder,
@@ -159,8 +129,6 @@ class _Planning:
         from perfscope.profiler.ahead.torch.cuda import prefer_foreach
         from perfscope.profiler.ahead.torch.steps import StopPlanningError
 
-        if self.pretence is not None:
-            self.pretence.install()
         self.planner.install()
         self.heard.install()
         self.attention.install()
@@ -262,7 +230,6 @@ class _Planning:
             schema=SCHEMA,
             name=self._program,
             compiled_by="program" if steps.compiled_by == "program" else "perfscope",
-            way="cpu-triton" if self.pretence is None else "pretended-device",
             target=self._request.target.asked,
             versions=_versions(),
             graphs=graphs,
@@ -300,12 +267,11 @@ class _Planning:
                 "steps: none were found, so all the program did stands for one, and its eager ops were not kept"
             )
         found += self.steps.problems
-        found += self.world.problems
         found += self.processes.not_covered()
         return list(dict.fromkeys(found))
 
     def _notes(self) -> list[str]:
-        notes = ["planned, not measured: no kernel was compiled or run", *self._more, *self.processes.notes()]
+        notes = ["planned, not measured: no kernel was compiled or run", *self.processes.notes()]
         notes += [
             f"scaled_dot_product_attention is written out in {count:,} calls: {path}"
             for path, count in sorted(self.attention.paths.items())

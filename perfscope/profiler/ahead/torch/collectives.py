@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -101,11 +100,6 @@ def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Excha
     )
 
 
-def written_tensors(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The tensors that a collective writes: what its future gives back."""
-    return _first(_named(func, args, kwargs), (*_RESULTS, *_OPERANDS))
-
-
 def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
 
@@ -148,7 +142,6 @@ _ORIGIN_FILES: tuple[tuple[str, CollectiveOrigin], ...] = (
     ("torch/distributed/fsdp/_fully_shard/", "fully_shard"),
     ("torch/distributed/fsdp/", "FullyShardedDataParallel"),
     ("torch/nn/parallel/distributed.py", "DistributedDataParallel"),
-    ("perfscope/_cut/torch_fake_reducer.py", "DistributedDataParallel"),
     ("torch/distributed/tensor/", "DTensor"),
 )
 
@@ -180,8 +173,6 @@ class CollectiveRecorder:
         self._rows: list[PlannedCollective] | None = None
         self._works: dict[int, int] = {}
         self._results: dict[int, int] = {}
-        self._last: tuple[int | None, list[ref[Any]]] = (None, [])
-        """Of the collective that was asked for last: the number of its work, the tensors that its future holds."""
         self._asleep = 0
         self.left = 0
         self.every = 0
@@ -241,27 +232,37 @@ class CollectiveRecorder:
             else:
                 self._problem(f"{name}: exchanges in a batch are not counted")
             return
-        self.every += 1
+        number = self.record(describe_collective(func, args, kwargs, result), name, collective_origin())
+        if number is None:
+            return
         works = [one for item in _listed(result) if (one := _work(item)) is not None]
-        self._last = (works[0] if works else None, [ref(one) for one in written_tensors(func, args, kwargs)])
+        self._works.update(dict.fromkeys(works, number))
+        if "functional" in name or name.startswith("_dtensor"):
+            for tensor in tensors_in(result):
+                self._results[id(tensor.untyped_storage())] = number
+
+    def record(self, exchange: Exchange, op: str, by: CollectiveOrigin) -> int | None:
+        """Record a collective that begins now; its number in the step, ``None`` outside of steps and beyond the limit.
+
+        ``op``: torch's name of it; ``by``: the code that asks for it.
+        """
+        self.every += 1
         rows = self._rows
         if rows is None:
-            return
+            return None
         if len(rows) >= MAX_COLLECTIVES:
             self.left += 1
-            return
-        exchange = describe_collective(func, args, kwargs, result)
+            return None
         phase, place = self._context()
         after, behind = self.clock.seen()
-        number = len(rows)
         rows.append(
             PlannedCollective(
                 kind=exchange.kind,
-                op=name,
+                op=op,
                 bytes=exchange.bytes,
                 dtype=exchange.dtype,
                 group=self._groups.number(exchange.ranks),
-                by=collective_origin(),
+                by=by,
                 phase=phase,
                 file=place[0],
                 line=place[1],
@@ -272,10 +273,7 @@ class CollectiveRecorder:
                 pairs=exchange.pairs,
             )
         )
-        self._works.update(dict.fromkeys(works, number))
-        if "functional" in name or name.startswith("_dtensor"):
-            for tensor in tensors_in(result):
-                self._results[id(tensor.untyped_storage())] = number
+        return len(rows) - 1
 
     def work_done(self, number: int | None) -> None:
         """``Work.wait`` of a collective: the stream that is the current one waits for it."""
@@ -287,13 +285,6 @@ class CollectiveRecorder:
         found = self._results.pop(id(tensor.untyped_storage()), None)
         if found is not None:
             self.clock.current.waits_for((self.clock.seen()[0], frozenset((found,))))
-
-    def given(self, work: Any) -> list[Any]:
-        """The tensors that the collective of a work was given, as far as they are alive."""
-        number, tensors = self._last
-        if number is None or number != getattr(work, "seq_id", None):
-            return []
-        return [one for held in tensors if (one := held()) is not None]
 
     def waited(self, number: int) -> None:
         """From now on the program's own stream waits for the collective of that number."""

@@ -28,8 +28,7 @@ _ZERO = (
 class FakeCuda:
     """Installs the answers in this process; ``hidden()`` takes the claim that there is a device back for a while.
 
-    ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known. ``pretended``:
-    torch believes in the device (``torch_pretend``), so tensors are made on it and nothing is hidden from its compiler.
+    ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known.
     """
 
     def __init__(
@@ -40,9 +39,7 @@ class FakeCuda:
         memory_bytes: int,
         cores: int,
         capability: tuple[int, int],
-        pretended: bool = False,
     ) -> None:
-        self._pretended = pretended
         self.name, self.count, self.memory_bytes, self.cores, self.capability = (
             name, count, memory_bytes, cores, capability,
         )  # fmt: skip
@@ -58,17 +55,13 @@ class FakeCuda:
             setattr(cuda, name, answer)
         torch.Generator = _Generator
         torch.Tensor.pin_memory = lambda tensor, *_: tensor
-        if not self._pretended:
-            _move_requests_to_host()
-            self._autocast_on_host()
+        _move_requests_to_host()
+        self._autocast_on_host()
         _load_data_in_process()
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """While torch's own compiler asks, which must not believe that there is a GPU (unless all of torch does)."""
-        if self._pretended:
-            yield
-            return
+        """While torch's own compiler asks, which must not believe that there is a GPU."""
         cuda: Any = torch.cuda
         shown = {name: getattr(cuda, name) for name in self._truth}
         for name, answer in self._truth.items():
@@ -287,14 +280,9 @@ def _load_data_in_process() -> None:
 
 # Which path ``scaled_dot_product_attention`` takes on the target, asked of the target and not of this machine.
 #
-# Torch chooses in C++ on the device, and a torch without CUDA would choose for a CPU. The rule here follows what
-# torch
-# documents of its fused kernels for CUDA (flash, memory-efficient, cuDNN); over CPU tensors a fused path is planned
-# as
-# torch's one fused kernel for the CPU, which reads and writes the same: queries, keys, values, output and the
-# logarithms
-# of the sums. Over tensors that claim to be on the device it is that device's: flash, or memory-efficient where flash
-# takes neither the type nor a mask.
+# Torch chooses in C++ on the device, and a torch without CUDA would choose for a CPU. The rule here follows what torch
+# documents of its fused kernels for CUDA (flash, memory-efficient, cuDNN). A fused path is planned as torch's one fused
+# kernel for the CPU, which reads and writes the same: queries, keys, values, output and the logarithms of the sums.
 
 
 MAX_HEAD_SIZE = 256
@@ -306,9 +294,7 @@ FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 class AttentionRule:
     """Counts the calls that take each path; ``math``: written out, because no fused kernel takes them."""
 
-    def __init__(self, *, pretended: bool = False) -> None:
-        """``pretended``: tensors claim to be on the device."""
-        self._pretended = pretended
+    def __init__(self) -> None:
         self.paths: Counter[str] = Counter()
         self._library: Any = None
         self._math: Any = None
@@ -316,7 +302,7 @@ class AttentionRule:
     def install(self) -> None:
         """Register the rule for the tensors that stand for those of the device, over torch's own choice."""
         self._library = torch.library.Library("aten", "IMPL")
-        for key in ("CUDA", "AutogradCUDA") if self._pretended else ("CPU", "AutogradCPU"):
+        for key in ("CPU", "AutogradCPU"):
             self._library.impl("scaled_dot_product_attention", self._attend, key, allow_override=True)
 
     def _attend(
@@ -343,28 +329,10 @@ class AttentionRule:
             key, value = (one.repeat_interleave(groups, -3) for one in (key, value))
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
-        if self._pretended:
-            return _device_kernel(query, key, value, attn_mask, dropout_p, is_causal, scale)
         # Dropout is drawn inside the fused kernels of the device: no traffic of its own.
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
         )[0]
-
-
-def _device_kernel(
-    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None
-) -> Any:
-    """One of the fused kernels of CUDA: those that flash does not take go to the memory-efficient one."""
-    if mask is None and query.dtype is not torch.float32 and torch.backends.cuda.flash_sdp_enabled():
-        return torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout, is_causal=causal, scale=scale
-        )[0]
-    needed = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
-    if mask is not None:
-        mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, needed, dropout, is_causal=causal, scale=scale
-    )[0]
 
 
 def fusion_refusal(query: Any, key: Any, value: Any) -> str | None:

@@ -1,4 +1,8 @@
-"""DistributedDataParallel over tensors without data: what of it is changed for its hooks and its reducer to be ours."""
+"""DistributedDataParallel over tensors without data: a model of its buckets answers in place of its reducer.
+
+Torch's reducer is C++ and needs memory behind its tensors. The model counts gradients as they become ready, and records
+an all-reduce for each complete bucket; no op is dispatched for it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ import torch
 import torch.distributed as distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfscope._cut.torch_fake_hooks import Done, all_reduced
-from perfscope._cut.torch_fake_reducer import Exchanges, PlannedReducer, Tell
 from perfscope.model.documents.torch_plan import Bucket
+from perfscope.profiler.ahead.torch.buckets import BucketCountdown, assign_buckets
+from perfscope.profiler.ahead.torch.collectives import CollectiveRecorder, Exchange
+
+Tell = Callable[[str], None]
 
 SPARSE = (
     "sparse gradients are not covered by a plan of DistributedDataParallel: NCCL sums up dense tensors only "
@@ -22,6 +28,10 @@ MIXED = (
     "DistributedDataParallel(mixed_precision=...) is not covered by a plan: its reducer holds copies of all parameters "
     "that no rule tells of (autocast is covered)"
 )
+HOOKS = (
+    "communication hooks of DistributedDataParallel are not covered: gradients are modelled as all-reduced whole, in "
+    "their own dtype"
+)
 FOR_CUDA = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 """Hooks that torch refuses to a build without CUDA."""
 
@@ -30,16 +40,14 @@ def install_ddp_model(
     buckets: Callable[[tuple[Bucket, ...]], None],
     *,
     problem: Tell,
-    note: Tell,
     held: Callable[[Any], None],
-    exchanges: Exchanges,
+    recorder: CollectiveRecorder,
 ) -> None:
     """Change ``DistributedDataParallel`` in this process.
 
-    ``buckets(all)``: what it sums up together, when it is known; ``held(tensor)``: memory of a bucket;
-    ``problem(text)``, ``note(text)``: what is not planned, and what was assumed.
+    ``buckets(all)``: called with the buckets of a module; ``held(tensor)``: called with the memory of a bucket;
+    ``problem(text)``: called with what the plan does not cover.
     """
-    from torch._C._distributed_c10d import FakeWork
     from torch.nn.parallel import distributed as module
 
     kind: Any = module.DistributedDataParallel
@@ -56,20 +64,12 @@ def install_ddp_model(
     def helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
         if any(sparse):
             raise RuntimeError(SPARSE)
-        self.reducer = PlannedReducer(self, parameters, buckets, problem, held, exchanges, static_graph=static_graph)
+        self.reducer = BucketModel(self, parameters, buckets, held, recorder)
         self.logger = _NullLogger()
         self._passing_sync_batchnorm_handle(self.module)
 
-    def hook(reducer: Any, state: Any, called: Any) -> None:
-        begins = getattr(state, "start_powerSGD_iter", None)
-        if isinstance(begins, int) and getattr(state, "iter", begins) < begins - 1:
-            state.iter = begins - 1  # one step with the sums, for buckets are other ones in the first
-            note(f"PowerSGD is planned as it is from its step {begins:,} on; the {begins:,} before it send whole sums")
-        reducer.hooked(lambda bucket: called(state, bucket), getattr(called, "__name__", "of the program"))
-
-    def builtin(reducer: Any, called: Any) -> None:
-        dtype = torch.float16 if "FP16" in str(called) else None
-        reducer.hooked(lambda bucket: all_reduced(reducer.group, bucket, dtype=dtype), str(called))
+    def hook(*_: Any) -> None:
+        problem(HOOKS)
 
     def checked(self: Any, called: Any) -> None:
         if getattr(called, "__name__", "") not in FOR_CUDA:
@@ -83,12 +83,108 @@ def install_ddp_model(
     both: Any = distributed
     both._broadcast_coalesced = torch.compiler.disable(_broadcast_coalesced)
     both._register_comm_hook = hook
-    both._register_builtin_comm_hook = builtin
+    both._register_builtin_comm_hook = hook
     kind._check_comm_hook = checked
     _compile_outside_modes(kind)
-    works: tuple[Any, ...] = (FakeWork, distributed.Work)
-    for work in works:
-        work.get_future = lambda one: Done(exchanges.given(one))
+
+
+class BucketModel:
+    """Answers as ``DistributedDataParallel.reducer``."""
+
+    def __init__(
+        self,
+        module: Any,
+        parameters: Sequence[Any],
+        buckets: Callable[[tuple[Bucket, ...]], None],
+        held: Callable[[Any], None],
+        recorder: CollectiveRecorder,
+    ) -> None:
+        self._module, self._parameters, self._recorder = module, list(parameters), recorder
+        config = module._bucket_config
+        assigned = assign_buckets(
+            [(_bytes(one), _dtype(one)) for one in self._parameters],
+            config.first_bucket_bytes_cap,
+            config.bucket_bytes_cap,
+        )
+        self._buckets = tuple(
+            Bucket(bytes=sum(_bytes(self._parameters[index]) for index in bucket), parameters=len(bucket))
+            for bucket in assigned
+        )
+        self._dtypes = [_dtype(self._parameters[bucket[0]]) for bucket in assigned]
+        self._countdown = BucketCountdown(assigned)
+        self._expecting = self._ending = False
+        self._sent: list[int] = []
+        # With gradient_as_bucket_view the gradients are the memory of the buckets.
+        self._memory = [] if module.gradient_as_bucket_view else [self._allocated(bucket) for bucket in assigned]
+        for tensor in self._memory:
+            held(tensor)
+        buckets(self._buckets)
+        for index, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(
+                torch.compiler.disable(lambda _, index=index: self._ready(index))
+            )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def prepare_for_forward(self) -> None:
+        """No effect."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def prepare_for_backward(self, _: Any) -> None:
+        """Expect gradients; DistributedDataParallel does not call it under ``no_sync``."""
+        self._expecting, self._ending = True, False
+        self._countdown.reset()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _rebuild_buckets(self) -> bool:
+        """Buckets stay as they are."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+    def _allocated(self, bucket: Sequence[int]) -> Any:
+        first = self._parameters[bucket[0]]
+        elements = sum(self._parameters[index].numel() for index in bucket)
+        return torch.empty(elements, dtype=first.dtype, device=first.device)
+
+    def _ready(self, index: int) -> None:
+        if not (self._expecting and self._module.require_backward_grad_sync):
+            return
+        if not self._ending:
+            self._ending = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._send(self._countdown.ready(index))
+
+    def _send(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._record(self._buckets[number].bytes, self._dtypes[number])
+
+    def _record(self, size: int, dtype: str) -> None:
+        ranks = tuple(distributed.get_process_group_ranks(self._module.process_group))
+        exchange = Exchange(kind="all-reduce", bytes=size, dtype=dtype, ranks=ranks, pairs=None)
+        number = self._recorder.record(exchange, "c10d.allreduce_", "DistributedDataParallel")
+        if number is not None:
+            self._sent.append(number)
+
+    def _finish(self) -> None:
+        """End of the backward pass: send what is left and wait for all of it."""
+        self._expecting = False
+        self._send(self._countdown.rest())
+        if self._module.find_unused_parameters and not self._module.static_graph:
+            self._record(4 * len(self._parameters), "int32")  # which parameters were used
+        for number in self._sent:
+            self._recorder.waited(number)
+        self._sent.clear()
+
+
+def _bytes(parameter: Any) -> int:
+    return int(parameter.numel() * parameter.element_size())
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _compile_outside_modes(kind: Any) -> None:

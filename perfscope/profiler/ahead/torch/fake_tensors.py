@@ -1,9 +1,8 @@
 """A world without data: tensors with shapes and no memory, in which a whole training step can be walked through.
 
 Tensors are torch's ``FakeTensor``; what the program asks to have on ``cuda`` is made as a fake CPU tensor, because the
-autograd engine of a torch without CUDA refuses tensors of a device that is not there (unless it is pretended, see
-``torch_pretend``: then they are fakes of that device). Where the program reads a value that no data was there for, an
-answer is made up and counted: nothing that follows from data is known here.
+autograd engine of a torch without CUDA refuses tensors of a device that is not there. Where the program reads a value
+that no data was there for, an answer is made up and counted: nothing that follows from data is known here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from perfscope._cut.torch_fake_sparse import LOOKED_UP, is_sparse, looked_up, looks_up, with_elements
 from perfscope.model.documents.torch_plan import PlaceholderValue, PlanLine
 from perfscope.profiler.torch.op_graph.frames import Frames
 
@@ -54,6 +52,7 @@ NESTED = (
     "nested tensors are not covered by a plan: the lengths of their rows are data, and there is none (pad the "
     "batch, or plan one packed row)"
 )
+SPARSE = "sparse gradients are not covered by a plan: how many rows they hold follows from data; use sparse=False"
 
 
 class PlanFrames(Frames):
@@ -79,17 +78,14 @@ class PlanFrames(Frames):
 class FakeWorld:
     """The mode of the program's tensors, and what was made up in it. Enter it around the whole program."""
 
-    def __init__(self, script: Path | None = None, *, pretended: bool = False) -> None:
-        """``script``: what is run, where it is a file. ``pretended``: tensors stay on the device they are asked for."""
-        self._pretended = pretended
+    def __init__(self, script: Path | None = None) -> None:
+        """``script``: what is run, where it is a file."""
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.mode.create_symbolic_nested_int = _refuse_nested
         self.frames = PlanFrames(torch.__file__, Path.cwd(), script)
         self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
         self.recurrent = False
         """Whether a recurrent layer ran as one op."""
-        self.problems: dict[str, None] = {}
-        """What of the program's tensors could not be followed, a sentence each."""
         self._dispatch = FakeTensorMode.dispatch
         self._swap = torch.utils.swap_tensors
 
@@ -98,15 +94,9 @@ class FakeWorld:
         world, dispatch = self, self._dispatch
 
         def on_host(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if world._pretended:
-                kwargs = kwargs or {}
-            else:
-                args, kwargs = to_host(args), to_host(kwargs or {})
+            args, kwargs = to_host(args), to_host(kwargs or {})
             if mode is not world.mode:  # the compiler's own
-                result = dispatch(mode, func, types, args, kwargs)
-                return (
-                    looked_up(args, result, mode) if str(func).startswith(LOOKED_UP) and is_sparse(result) else result
-                )
+                return dispatch(mode, func, types, args, kwargs)
             return world._answered(dispatch, mode, func, types, args, kwargs)
 
         FakeTensorMode.dispatch = on_host
@@ -144,8 +134,8 @@ class FakeWorld:
             if str(func).startswith("aten._nested_") or any(map(_is_nested, args)):
                 raise RuntimeError(NESTED) from error
             raise
-        if result is not None and is_sparse(result):
-            result = with_elements(func, args, result, mode=mode, note=self.note, problem=self.problem)
+        if isinstance(result, torch.Tensor) and result.layout is torch.sparse_coo:
+            raise RuntimeError(SPARSE)
         _remember_index_range(func, args, result)
         self.recurrent = self.recurrent or str(func).startswith(RECURRENT)
         return result
@@ -165,7 +155,7 @@ class FakeWorld:
         """Results whose size depends on data, at a size that is made up."""
         packet, first = str(func).rpartition(".")[0], args[0]
         if packet == "aten.nonzero":
-            count = int(first.numel()) if looks_up() else _count(first)
+            count = _count(first)
             self.note("nonzero", f"{count:,} of {first.numel():,} elements")
             with mode:
                 return torch.empty((count, first.dim()), dtype=torch.int64, device=first.device)
@@ -200,10 +190,6 @@ class FakeWorld:
                 packed = first.new_empty((count * steps, *first.shape[2:]))
             return packed, torch.full((steps,), count)  # real: what runs a recurrent layer reads it
         raise fake_tensor.DynamicOutputShapeException(func)
-
-    def problem(self, text: str) -> None:
-        """Keep what could not be followed."""
-        self.problems[text] = None
 
     def note(self, what: str, answer: str) -> None:
         """Count a read that was answered so, at the user's line."""

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
-from perfscope._cut.torch_fake_sparse import is_sparse
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.torch.cuda import on_host
 from perfscope.profiler.ahead.torch.fake_tensors import index_range, to_host
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch.fusion_log import MOST_PAIRS, Refusal
 
-# Has inductor take tensors of the CPU for those of the device, where no device is pretended.
+# Has inductor take tensors of the CPU for those of the device.
 
 
 def treat_cpu_as_device(properties: object) -> None:
@@ -48,13 +47,6 @@ def graph_to_host(module: Any) -> None:
         node.args = tuple(map(on_host, to_host(node.args)))
         node.kwargs = {name: on_host(one) for name, one in to_host(node.kwargs).items()}
     module.recompile()
-
-
-def is_on_device(module: Any) -> bool:
-    """Whether a traced graph has a tensor of a device."""
-    values = [node.meta.get("val") for node in module.graph.nodes]
-    every = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
-    return any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in every)
 
 
 UNSUPPORTED_BACKENDS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
@@ -92,7 +84,6 @@ class InductorPlanner:
         paused: Callable[[], AbstractContextManager[None]],
         held: Callable[[int | None, list[Any]], AbstractContextManager[Callable[[Any], None]]],
         properties: object,
-        pretended: bool = False,
     ) -> None:
         """Take the listeners.
 
@@ -103,7 +94,7 @@ class InductorPlanner:
         """
         self._planned, self._called, self._failed, self._around, self._paused = planned, called, failed, around, paused
         self._held = held
-        self._properties, self._pretended = properties, pretended
+        self._properties = properties
         self._refusals: dict[tuple[str, str, str], Refusal] = {}
         self._overflow = 0
         self._sources: dict[str, tuple[str, str]] = {}
@@ -138,8 +129,7 @@ class InductorPlanner:
         functorch.enable_autograd_cache = False
         functorch.force_non_lazy_backward_lowering = True
         scheduler.has_triton = lambda: True
-        if not self._pretended:
-            treat_cpu_as_device(self._properties)
+        treat_cpu_as_device(self._properties)
         triton.triton_hash_with_backend = lambda: "0" * 64
         hooked = compat.hook_scheduler(self._refused, lambda _: None)
         if isinstance(hooked, str):
@@ -180,8 +170,7 @@ class InductorPlanner:
         import torch._inductor.config as config
         from torch.utils._python_dispatch import _disable_current_modes
 
-        if not self._pretended:
-            graph_to_host(model)
+        graph_to_host(model)
         with self._around(), _disable_current_modes(), config.patch(patches):
             return self._compile_fx(model, inputs, inner_compile=plan)
 
@@ -190,8 +179,6 @@ class InductorPlanner:
         self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
         self._saved = _saved_bytes(before)
         try:
-            if self._pretended and not is_on_device(before):
-                raise RuntimeError("all its tensors are on the CPU: it would run on the host")
             inner(module, inputs, **named)
         except _PlannedError as planned:
             number = planned.number
@@ -261,16 +248,14 @@ class _Results:
         self._places = {node: place for place, node in enumerate(inputs)}
         given = {_storage(node.meta.get("val")): place for place, node in enumerate(inputs)}
         given.pop(None, None)
-        self._known: list[_Result | _NonTensorInput | _Sparse | None] | None = []
+        self._known: list[_Result | _NonTensorInput | None] | None = []
         for node in output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]:
             value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
             if node is None:
                 self._known.append(None)
             elif node in self._places and not isinstance(value, torch.Tensor):  # a process group, a size
                 self._known.append(_NonTensorInput(self._places[node]))
-            elif isinstance(value, torch.Tensor) and is_sparse(value):
-                self._known.append(_Sparse(value, given))
-            elif isinstance(value, torch.Tensor) and not _symbolic(value):
+            elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not _symbolic(value):
                 storage = _storage(value)
                 part_of = None if storage is None else given.get(storage)
                 self._known.append(_Result(value, self._places.get(node), part_of, storage, index_range(node)))
@@ -293,19 +278,6 @@ class _NonTensorInput:
 
     def made(self, _: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
         return arguments[self._place]
-
-
-class _Sparse:
-    """A sparse result: its indices and values."""
-
-    def __init__(self, value: Any, given: dict[int | None, int]) -> None:
-        self._shape, self._coalesced = tuple(value.shape), bool(value.is_coalesced())
-        parts = (value._indices(), value._values())
-        self._parts = [_Result(one, None, given.get(_storage(one)), _storage(one), None) for one in parts]
-
-    def made(self, made: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
-        indices, values = (part.made(made, arguments) for part in self._parts)
-        return torch.ops.aten._sparse_coo_tensor_unsafe(indices, values, self._shape, is_coalesced=self._coalesced)
 
 
 class _Result:

@@ -311,7 +311,7 @@ class MemoryLedger:
 
 
 def _dense_tensors_in(tree: Any) -> list[Any]:
-    """The dense tensors of arguments or results, those that a sparse one consists of in its place."""
+    """The dense tensors of arguments or results."""
     found = list(tensors_in(tree))
     if all(one.layout is torch.strided for one in found):
         return found

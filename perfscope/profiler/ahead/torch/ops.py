@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.model.errors import PerfscopeError
 from perfscope.profiler.torch.op_graph.capture import OP_LIMIT, OpGraphCapture
@@ -146,19 +146,12 @@ class EmptyModuleStack(ModuleStack):
 
 
 def dense_parts(tensor: Any) -> Iterator[Any]:
-    """The dense tensors that hold a tensor's bytes: itself, those of a class that wraps others, those of a sparse one.
-
-    What is asked for that is no op of the program's.
-    """
+    """The dense tensors that hold a tensor's bytes: itself, or those that a wrapper subclass holds."""
     if unwraps(type(tensor)):
         names, _ = tensor.__tensor_flatten__()
         for part in (getattr(tensor, name) for name in names):  # a mesh may be among them
             if isinstance(part, torch.Tensor):
                 yield from dense_parts(part)
-    elif tensor.layout is torch.sparse_coo:
-        with _disable_current_modes():
-            parts = (tensor._indices(), tensor._values())
-        yield from parts
     else:
         yield tensor
 

@@ -50,18 +50,19 @@ RPC = "torch.distributed.rpc is not covered by a plan: it needs other processes 
 PIPELINE = (
     "torch.distributed.pipelining is not covered by a plan: what a stage gets and when follows from the other stages"
 )
-FSDP1 = "FullyShardedDataParallel is not covered by a plan over CPU tensors: fully_shard (FSDP2) is"
-REFUSALS = (("torch.distributed.pipelining.stage", ("PipelineStage", "_PipelineStage"), PIPELINE),)
+FSDP1 = "FullyShardedDataParallel is not covered by a plan, for it asks for an accelerator: fully_shard (FSDP2) is"
+REFUSALS = (
+    ("torch.distributed.pipelining.stage", ("PipelineStage", "_PipelineStage"), PIPELINE),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", ("FullyShardedDataParallel",), FSDP1),
+)
 """(module, classes, why not)."""
-HOST_REFUSALS = (("torch.distributed.fsdp.fully_sharded_data_parallel", ("FullyShardedDataParallel",), FSDP1),)
-"""Where tensors are those of the CPU: they ask for an accelerator."""
 
 
 class FakeProcessGroup:
     """The other processes, which are not there. ``count`` devices, ``local`` of them on a machine."""
 
-    def __init__(self, *, count: int, local: int, pretended: bool) -> None:
-        self._count, self._local, self._pretended = count, local, pretended
+    def __init__(self, *, count: int, local: int) -> None:
+        self._count, self._local = count, local
         self.world_size = 0
         """As the program set it up; 0 until it does."""
         self.backend: str | None = None
@@ -118,7 +119,7 @@ class FakeProcessGroup:
             checkpoint: Any = importlib.import_module("torch.distributed.checkpoint")
             for name in ("save", "async_save", "load"):
                 setattr(checkpoint, name, self._unwritten(name))
-        _real_meshes(device_mesh, (lambda kind: kind) if self._pretended else on_host)
+        _real_meshes(device_mesh)
         spawning: Any = torch.multiprocessing
         spawning.spawn = self._spawn
         if "torch.distributed.rpc" in sys.modules:
@@ -145,7 +146,7 @@ class FakeProcessGroup:
                 self.notes[f"the program calls itself rank {rank}; it is planned as rank 0"] = None
             self.world_size = size
             self.backend = str(backend).rpartition(":")[2] if backend else "nccl"
-            _refuse_imported(pretended=self._pretended)
+            _refuse_imported()
             rules: Any = importlib.import_module("torch._dynamo.trace_rules")
             forget, rules.clear_lru_cache = rules.clear_lru_cache, lambda: None  # they know torch.cuda as it was
             try:
@@ -204,8 +205,8 @@ def _any_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _real_meshes(module: Any, device: Callable[[Any], Any]) -> None:
-    """Meshes are made of real numbers, whatever the program's tensors are, and of ``device(what was asked for)``."""
+def _real_meshes(module: Any) -> None:
+    """Meshes are made of real numbers, whatever the program's tensors are, and of the CPU."""
     kind: Any = module.DeviceMesh
     begin = kind.__init__
 
@@ -214,7 +215,7 @@ def _real_meshes(module: Any, device: Callable[[Any], Any]) -> None:
         with _disable_current_modes():
             if isinstance(mesh, FakeTensor):  # its numbers are not known: ranks in order, as nearly all are
                 mesh = torch.arange(mesh.numel(), dtype=torch.int).view(tuple(mesh.shape))
-            begin(self, device(device_type), mesh, *arguments, **named)
+            begin(self, on_host(device_type), mesh, *arguments, **named)
 
     kind.__init__ = made
     for name in ("__getitem__", "_flatten", "_unflatten", "_get_all_submeshes"):
@@ -228,7 +229,7 @@ def _real_meshes(module: Any, device: Callable[[Any], Any]) -> None:
     @functools.wraps(whole)
     def made_whole(device_type: str, *arguments: Any, **named: Any) -> Any:
         named.pop("backend_override", None)
-        return whole(device(device_type), *arguments, **named)
+        return whole(on_host(device_type), *arguments, **named)
 
     for held in list(sys.modules.values()):
         names = getattr(held, "__dict__", {})
@@ -245,9 +246,9 @@ def _really(original: Callable[..., Any]) -> Callable[..., Any]:
     return done
 
 
-def _refuse_imported(*, pretended: bool) -> None:
+def _refuse_imported() -> None:
     """What of torch the program has imported by now and no plan covers."""
-    for module, names, why in (*REFUSALS, *(() if pretended else HOST_REFUSALS)):
+    for module, names, why in REFUSALS:
         found: Any = sys.modules.get(module)
         for name in names if found is not None else ():
             if hasattr(found, name):
@@ -264,8 +265,8 @@ def _refuse_call(why: str) -> Callable[..., Any]:
 ONE_RANK_NOTE = "rank 0 is planned: what other ranks do otherwise (uneven parts, branches by rank) is not seen"
 NO_PROCESS_GROUP = "the program sets up no process group: it is planned as one process that knows nothing of the others"
 BUCKET_NOTE = (
-    "DistributedDataParallel: buckets follow its documented rule (order of the gradients, bucket_cap_mb); torch's own "
-    "reducer did not run"
+    "DistributedDataParallel: its buckets are modelled from parameter sizes (reverse order of registration, "
+    "bucket_cap_mb); the reducer did not run, and copies into and out of buckets are not costed"
 )
 
 
@@ -280,13 +281,12 @@ class JobPlan:
         *,
         count: int,
         local: int,
-        pretended: bool,
         ledger: MemoryLedger,
         ops: Callable[[], int],
     ) -> None:
         """``count`` devices of the target, ``local`` of them on a machine."""
         self._count, self._ops, self._ledger = count, ops, ledger
-        self.group = FakeProcessGroup(count=count, local=local, pretended=pretended)
+        self.group = FakeProcessGroup(count=count, local=local)
         self._groups = GroupTable()
         self._problems: dict[str, None] = {}
         self.book = CollectiveRecorder(self._now, lambda: ledger.context, self._groups, self._problem)
@@ -307,9 +307,8 @@ class JobPlan:
             install_ddp_model(
                 self._told,
                 problem=self._problem,
-                note=lambda text: self.group.notes.setdefault(text),
                 held=lambda tensor: self._ledger.name(tensor, "gradient"),
-                exchanges=self.book,
+                recorder=self.book,
             )
 
     def install_book(self) -> None:

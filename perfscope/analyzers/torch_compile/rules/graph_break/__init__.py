@@ -38,7 +38,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from perfscope.analyzers.ops.finding_spans import spans_of_windows
-from perfscope.analyzers.plans.breaks import break_findings
 from perfscope.analyzers.time.steps import per_step
 from perfscope.analyzers.torch_compile.breaks import BrokenLine, broken_lines
 from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
@@ -51,6 +50,7 @@ from perfscope.analyzers.torch_compile.frames import (
     plain_function,
     where_of,
 )
+from perfscope.analyzers.torch_compile.rules.graph_break.plan import break_findings
 from perfscope.model.compile_log import GraphBreak
 from perfscope.model.finding import Cell, Finding, severity_of
 from perfscope.model.trace import Trace

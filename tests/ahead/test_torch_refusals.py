@@ -1,0 +1,49 @@
+"""Tensors whose sizes follow from data: programs that use them fail in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.model.errors import PerfscopeError
+from tests.ahead.test_torch_plan import only, planned
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+SPARSE = """
+import torch
+table = torch.nn.Embedding(5000, 64, sparse=True).cuda()
+model = table
+optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+for step in range(6):
+    model(torch.arange(256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+NESTED = """
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    rows = torch.nested.nested_tensor([torch.randn(n, 8) for n in (2, 5)], layout=torch.jagged, device="cuda")
+    model(rows).to_padded_tensor(0.0).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_nested_tensors_are_named(tmp_path: Path) -> None:
+    with pytest.raises(PerfscopeError, match="nested tensors are not covered by a plan"):
+        planned(tmp_path, NESTED)
+
+
+def test_sparse_gradients_are_named(tmp_path: Path) -> None:
+    with pytest.raises(PerfscopeError, match="sparse gradients are not covered by a plan"):
+        planned(tmp_path, SPARSE)
+
+
+def test_sparse_gradients_of_a_compiled_module_are_named(tmp_path: Path) -> None:
+    plan = only(planned(tmp_path, SPARSE.replace("model = table", "model = torch.compile(table)"))).plan
+    assert not plan.complete
+    assert "sparse gradients are not covered by a plan" in (plan.failure or "")
