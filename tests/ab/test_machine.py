@@ -130,7 +130,7 @@ class TestGpus:
         held = machine_facts(gpus)
         assert held["gpu"] == "2x NVIDIA H200"
         assert held["driver"] == "570.86.15"
-        assert held["gpu counters"] == "nvidia-smi, before and behind each launch"
+        assert held["gpu counters"] == "nvidia-smi, before and after each launch"
         asked = len((tmp_path / "asked").read_text().splitlines())
         monkeypatch.setattr(machine, "PERIOD_S", 0.02)
         with MachineWatch(gpus) as watch:

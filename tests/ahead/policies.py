@@ -14,7 +14,7 @@ import jax
 
 from perfscope.model.documents.compile_request import parse_checkpoint
 from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
-from perfscope.profiler.ahead.jax.compat import canonical_text
+from perfscope.profiler.ahead.jax.plugin_devices import canonical_text
 
 MARKS = [
     pytest.mark.jax,

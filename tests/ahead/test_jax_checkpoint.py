@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from perfscope.model.documents.compile_request import parse_checkpoint
 from perfscope.model.errors import DataError
-from perfscope.profiler.ahead.jax.checkpoint import rewrite
+from perfscope.profiler.ahead.jax import compat
 from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
 from tests.ahead.policies import MARKS, step_of, under
 
@@ -193,7 +193,7 @@ def test_what_calls_into_python_is_left() -> None:
 
 
 def test_a_jax_that_is_not_known_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrite, "NEEDED", (*rewrite.NEEDED, ("jax._src.core", "gone")))
+    monkeypatch.setitem(compat.CHECKPOINT_INTERFACES, "gone", ("jax._src.core", "gone"))
     with (
         pytest.raises(DataError, match=r"^this jax .* has no jax\._src\.core\.gone as jax [^\n]*$"),
         checkpointed(parse_checkpoint("full")),
@@ -466,7 +466,7 @@ def test_the_program_with_rules_is_the_one_with_the_policy(model: Model) -> None
     for source, policy in (("none", "full"), ("full", "dots" if model is rules_in_a_scan else "none")):
         text, book = compiled_stack(model(source), policy)
         assert book is not None
-        assert book.changed, book.told
+        assert book.changed, book.outcomes
         assert text == own_stack(model, policy), (source, policy)
 
 

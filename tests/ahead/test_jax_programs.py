@@ -310,11 +310,11 @@ CONFIG = Path(__file__).parents[2] / "fixtures" / "h100.txtpb"
 GPU = """
     import json
     from pathlib import Path
-    from perfscope.profiler.ahead.jax import compat
+    from perfscope.profiler.ahead.jax import plugin_devices
     from perfscope.profiler.ahead.targets import plugins
 
     found = plugins.find("gpu-nvidia")
-    devices = compat.gpu_devices(found.library, found.platform, Path({config!r}).read_text(), "1x1x8")
+    devices = plugin_devices.gpu_devices(found.library, found.platform, Path({config!r}).read_text(), "1x1x8")
     import jax, jax.export, jax.numpy as jnp, numpy as np
     from perfscope.profiler.ahead.jax.discover import discover_programs
 
@@ -375,11 +375,11 @@ def test_a_program_sees_the_target_and_is_lowered_for_it() -> None:
 
 TPU = """
     import json
-    from perfscope.profiler.ahead.jax import compat
+    from perfscope.profiler.ahead.jax import plugin_devices
     from perfscope.profiler.ahead.targets import plugins
 
     found = plugins.find("tpu")
-    devices = compat.tpu_devices(found.folder if found.own_folder else None, "v5e:2x4", {host!r})
+    devices = plugin_devices.tpu_devices(found.folder if found.own_folder else None, "v5e:2x4", {host!r})
     import jax
     from perfscope.profiler.ahead.jax.discover import discover_programs
 

@@ -444,8 +444,8 @@ def test_an_array_that_a_program_closes_over_is_part_of_it() -> None:
 
 
 def test_a_jax_that_is_not_known_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = (*compat.NEEDED, ("jax._src.core", "gone"), ("jax._src.gone", "gone"))
-    monkeypatch.setattr(compat, "NEEDED", needed)
+    monkeypatch.setitem(compat.RUN_INTERFACES, "gone", ("jax._src.core", "gone"))
+    monkeypatch.setitem(compat.RUN_INTERFACES, "module gone", ("jax._src.gone", "gone"))
     with pytest.raises(
         DataError, match=r"^this jax \([\d.]+\) is not one .* no jax\._src\.core\.gone and 1 more; jax 0"
     ):

@@ -45,7 +45,7 @@ def merge_ranks(processes: Sequence[Process]) -> RankTimes:
 
     Ranks of a job wait for each other in every step, so that the n-th step (or window) takes what it takes the slowest.
     Where they did not take the same steps the rank with the slowest typical step stands for all, and that is said.
-    Of processes that are no ranks of one job (one started behind the other) the first counts.
+    Of processes that are no ranks of one job (one started after the other) the first counts.
     """
     stepped = [process for process in processes if process.steps_seen]
     found = [process for process in stepped if (process.world_size or 1) > 1]
@@ -87,9 +87,9 @@ def _typical(process: Process) -> float:
 
 
 TIMED_OUT = 124
-"""As `timeout` of coreutils ends."""
+"""The exit code of ``timeout`` of coreutils."""
 GRACE_S = 5.0
-"""Between the polite signal and the other one, for a launch that is ended before its time."""
+"""Between SIGTERM and SIGKILL."""
 LOG_LINES = 3
 """Of the program's output, quoted where it failed."""
 MOST_LOG_BYTES = 64 << 10
@@ -124,30 +124,26 @@ def launch_once(
 ) -> Launch:
     """Run ``target`` in ``place`` and wait for it; its output goes to ``log``.
 
-    Whatever becomes of the program is told in ``Launch.problem``; ``NotStartedError`` only if it cannot be started.
-    Its process group is ended with it, also where we are interrupted. ``changed``: files that differ between the arms,
+    A failure of the program is in ``Launch.problem``; ``NotStartedError`` only if it cannot be started. Its process
+    group is terminated with it, also on an interrupt. ``changed``: files that differ between the arms,
     relative to the top.
     """
     run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
     try:
-        options = CaptureOptions(level="light", quiet=True, times_only=True, step_annotation=step_annotation)
-        path = python_path(place, checkout)
         message = Message(
             directory=str(run),
-            options=options,
-            pythonpath=path,
+            options=CaptureOptions(level="light", quiet=True, times_only=True, step_annotation=step_annotation),
+            pythonpath=python_path(place, checkout),
             follow=target.command,
             checkout=None if checkout is None else str(checkout),
             tree=None if changed is None else str(place.root),
         )
         began, clock = time.time(), time.monotonic()
-        here = str(Path(bootstrap.__file__).parent.resolve())
-        ours = {"PYTHONPATH": os.pathsep.join(filter(None, (here, path))), VARIABLE: message.dump()}
-        code = run_and_wait(_line(target), place, ours, log, timeout_s)
+        code = run_and_wait(_command_line(target), place, _variables(message), log, timeout_s)
         seconds = time.monotonic() - clock
         processes, damaged = run_folders.read_processes(run)
-        found = [process for process in processes if process.steps_seen]
-        process = found[0] if found else Process(rank=0, directory="")
+        stepping = [process for process in processes if process.steps_seen]
+        process = stepping[0] if stepping else Process(rank=0, directory="")
         times = merge_ranks(processes)
         launch = Launch(
             arm=arm,
@@ -164,7 +160,7 @@ def launch_once(
             window_steps=times.window_steps,
             ranks=times.ranks,
             remark=times.remark,
-            exact=_exact(found),
+            exact=_exact(stepping),
             environment=_environment(process),
             strays=process_state.read_strays(run),
             changed_loaded=None if changed is None else len(changed & process_state.read_loaded(run)),
@@ -175,15 +171,23 @@ def launch_once(
         shutil.rmtree(run, ignore_errors=True)
 
 
-def _line(target: Target) -> list[str]:
-    """As `Target.command_line`, but the script is looked for by the program's own current directory."""
+def _variables(message: Message) -> dict[str, str]:
+    here = str(Path(bootstrap.__file__).parent.resolve())
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, (here, message.pythonpath))),
+        VARIABLE: message.dump(),
+    }
+
+
+def _command_line(target: Target) -> list[str]:
+    """As `Target.command_line`, but a script is resolved in the program's own current directory."""
     if target.module:
         return [sys.executable, "-m", *target.arguments]
     if target.command:
-        found = shutil.which(target.arguments[0])
-        if found is None:
+        command = shutil.which(target.arguments[0])
+        if command is None:
             raise NotStartedError(f"{target.arguments[0]}: no such command")
-        return [found, *target.arguments[1:]]
+        return [command, *target.arguments[1:]]
     return [sys.executable, *target.arguments]
 
 
@@ -200,9 +204,9 @@ def python_path(place: ArmFolder, checkout: Path | None) -> str:
 
 
 def run_and_wait(line: list[str], place: ArmFolder, ours: Mapping[str, str], log: Path, timeout_s: float | None) -> int:
-    """Run a command line in ``place`` and give its exit code as a shell would; what it leaves running is ended.
+    """Run a command line in ``place`` and return its exit code as a shell would; its process group is terminated.
 
-    ``ours``: variables on top of our own environment. Its output goes to ``log``. ``TIMED_OUT`` behind ``timeout_s``;
+    ``ours``: variables on top of our own environment. Its output goes to ``log``. ``TIMED_OUT`` after ``timeout_s``;
     ``NotStartedError`` if it cannot be started.
     """
     with log.open("wb") as out:
@@ -229,7 +233,7 @@ def run_and_wait(line: list[str], place: ArmFolder, ours: Mapping[str, str], log
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the group: children of a launch that outlive it would be noise in the next."""
+    """Terminate the group: children that outlive a launch would disturb the next one."""
     _signal(child, signal.SIGTERM)
     try:
         child.wait(GRACE_S)
@@ -243,7 +247,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
     try:
         os.killpg(child.pid, number)
-    except (ProcessLookupError, PermissionError):  # nobody is left in it (macOS says it the second way)
+    except (ProcessLookupError, PermissionError):  # the group is empty (PermissionError on macOS)
         return
 
 
@@ -251,26 +255,26 @@ def _exact(processes: Sequence[Process]) -> dict[str, int]:
     """Counters of the process that has most of each: of several ranks the one that runs out of memory first."""
     counters: dict[str, int] = {}
     for process in processes:
-        held = {name: process.memory_after[name] for name in COUNTERS if name in process.memory_after}
-        held["steps"] = process.steps_seen
+        values = {name: process.memory_after[name] for name in COUNTERS if name in process.memory_after}
+        values["steps"] = process.steps_seen
         if process.torch_compilations is not None:
-            held["torch_compilations"] = process.torch_compilations
-        counters = {name: max(counters.get(name, 0), held.get(name, 0)) for name in {**counters, **held}}
+            values["torch_compilations"] = process.torch_compilations
+        counters = {name: max(counters.get(name, 0), values.get(name, 0)) for name in {**counters, **values}}
     return counters
 
 
 def _environment(process: Process) -> dict[str, str]:
-    """What the program itself saw: the versions of its frameworks, and its device."""
-    held = {name: process.packages[name] for name in FRAMEWORKS if name in process.packages}
+    """Versions of the frameworks and the device, as the program reported them."""
+    environment = {name: process.packages[name] for name in FRAMEWORKS if name in process.packages}
     for device in process.devices[:1]:
-        held |= {
+        environment |= {
             key: str(device[name]) for name, key in (("name", "device"), ("platform", "platform")) if name in device
         }
-    return held
+    return environment
 
 
 def ended_badly(launch: Launch, log: Path, timeout_s: float | None) -> str | None:
-    """How a launch ended that did not end well, with its last words; ``None`` for one that did."""
+    """Why a launch failed, with the end of its output; ``None`` if it did not fail."""
     if launch.code == TIMED_OUT and timeout_s is not None and launch.seconds >= timeout_s:
         return f"it ran past {timeout_s:.0f} s and was ended (--timeout)"
     if launch.code == 0:
@@ -299,7 +303,7 @@ def _problem(launch: Launch, damaged: tuple[str, ...], log: Path, timeout_s: flo
 
 
 def log_tail(log: Path) -> str:
-    """The last words of a program, on one line."""
+    """The end of a program's output, on one line."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - MOST_LOG_BYTES))
         lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]

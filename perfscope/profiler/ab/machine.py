@@ -1,6 +1,6 @@
 """What the machine did while a launch ran: counters that tell a slower program from a slower machine.
 
-They are read from files of the kernel and from the driver before, behind and (once a second) while a launch runs, from
+They are read from files of the kernel and from the driver before, after and (once a second) while a launch runs, from
 outside of it, and only those named here. Whatever cannot be read is left out.
 """
 
@@ -27,7 +27,7 @@ from perfscope.model.environment import ask
 #
 # NVML (the package nvidia-ml-py) answers in microseconds and is asked while a launch runs. nvidia-smi is a process,
 # so it
-# is asked before and behind it only; its clocks are those of a device whose program has just ended.
+# is queried before and after it only; its clocks are those of a device whose program has just ended.
 
 
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
@@ -60,7 +60,7 @@ class Gpus:
     """Asks the driver, by the cheapest way that answers. ``visible``: ``CUDA_VISIBLE_DEVICES``."""
 
     def __init__(self, visible: str | None = None) -> None:
-        """Find out who answers; without a device nobody is asked again."""
+        """Find out who answers; without a device it is not queried again."""
         self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
         self._nvml = _nvml()
         self._reasons = ""
@@ -77,7 +77,7 @@ class Gpus:
         """Who answers; ``None`` without a device."""
         if not self._present:
             return None
-        return "NVML, each second" if self.cheap else "nvidia-smi, before and behind each launch"
+        return "NVML, each second" if self.cheap else "nvidia-smi, before and after each launch"
 
     def look(self) -> tuple[GpuState, ...]:
         """The devices that programs see here, now."""
@@ -87,7 +87,7 @@ class Gpus:
         return visible_gpus(found, self._visible)
 
     def counters(self, ends: Sequence[Sequence[GpuState]], looks: Sequence[Sequence[GpuState]]) -> dict[str, float]:
-        """Of a launch: mean over its devices and looks; ``ends``: before it and behind it."""
+        """Of a launch: mean over its devices and looks; ``ends``: before it and after it."""
         if not ends or not any(ends):
             return {}
         seen = [one for look in (looks or ends[-1:]) for one in look]
@@ -145,7 +145,7 @@ def parse_nvidia_smi(text: str) -> tuple[GpuState, ...]:
 def visible_gpus(gpus: Sequence[GpuState], visible: str | None) -> tuple[GpuState, ...]:
     """Those that ``CUDA_VISIBLE_DEVICES`` names, by number or the beginning of their id; all where it is not set.
 
-    It ends at the first entry that names none, as CUDA reads it. Parts of a device (MIG) are not told apart: all are.
+    It ends at the first entry that names none, as CUDA reads it. MIG parts are not distinguished: all count.
     """
     if visible is None or "MIG" in visible:
         return tuple(gpus)
@@ -188,7 +188,7 @@ def _by_nvml(module: Any) -> tuple[GpuState, ...]:
 
 
 def _device(module: Any, index: int, handle: Any, driver: str) -> GpuState:
-    def told(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: Any) -> Any:
         """What a function of NVML answers; ``None`` where this device or version does not."""
         function = getattr(module, name, None)
         try:
@@ -196,17 +196,17 @@ def _device(module: Any, index: int, handle: Any, driver: str) -> GpuState:
         except module.NVMLError:
             return None
 
-    watts = told("nvmlDeviceGetPowerUsage")
-    reasons = told("nvmlDeviceGetCurrentClocksEventReasons")
+    watts = query("nvmlDeviceGetPowerUsage")
+    reasons = query("nvmlDeviceGetCurrentClocksEventReasons")
     return GpuState(
         index=index,
-        uuid=_decoded(told("nvmlDeviceGetUUID") or ""),
-        name=_decoded(told("nvmlDeviceGetName") or ""),
+        uuid=_decoded(query("nvmlDeviceGetUUID") or ""),
+        name=_decoded(query("nvmlDeviceGetName") or ""),
         driver=driver,
-        sm_mhz=told("nvmlDeviceGetClockInfo", module.NVML_CLOCK_SM),
-        celsius=told("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU),
+        sm_mhz=query("nvmlDeviceGetClockInfo", module.NVML_CLOCK_SM),
+        celsius=query("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU),
         watts=None if watts is None else watts / 1000,
-        reasons=told("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons,
+        reasons=query("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons,
     )
 
 

@@ -37,7 +37,7 @@ def profile_once(
 ) -> Launch:
     """Run ``target`` in ``place`` under capture, into a new run folder below ``root``; its output goes to ``log``.
 
-    ``Launch.run`` is the folder's name; whatever is missing is told in ``Launch.problem``. ``NotStartedError`` only
+    ``Launch.run`` is the folder's name; whatever is missing is in ``Launch.problem``. ``NotStartedError`` only
     if Python itself cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="perfscope-launch-") as scratch:

@@ -41,7 +41,7 @@ def compile_both(
 ) -> dict[Arm, Path]:
     """The run folder of each commit, below ``directory``. The checkout is not touched, the worktrees go again.
 
-    ``AskedWronglyError`` or ``DataError``, one line with the last words of the log, where a commit is not compiled.
+    ``UsageError`` or ``DataError``, one line with the end of the log, where a commit is not compiled.
     """
     with terminated_by_signals():
         remove_left(repository)

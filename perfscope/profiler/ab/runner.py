@@ -213,7 +213,7 @@ def _runner(
 
 
 def _warm(state: AbState, run: Run, arm: Arm, tell: Callable[[str], None]) -> None:
-    """One launch of an arm for its caches; a program that cannot run is told before an hour of launches."""
+    """One launch of an arm for its caches; a program that cannot run is reported before an hour of launches."""
     slot = 0 if arm == "base" else 1
     held = [one for one in state.launches if one.phase == "warm" and one.arm == arm and one.problem is None]
     if held:

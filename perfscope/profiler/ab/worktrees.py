@@ -42,7 +42,7 @@ class Checkout:
     below: Path
 
     def commit(self, ref: str) -> str:
-        """The full name of the commit that ``ref`` names; ``AskedWronglyError`` if it names none."""
+        """The full name of the commit that ``ref`` names; ``UsageError`` if it names none."""
         found = _git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
         if found.returncode != 0:
             raise UsageError(f"{ref}: no commit of this repository; a shallow clone lacks all but the newest")
@@ -69,7 +69,7 @@ class Checkout:
 
 
 def checkout() -> Checkout:
-    """The repository that the current folder is in; ``AskedWronglyError`` outside of one."""
+    """The repository that the current folder is in; ``UsageError`` outside of one."""
     here = Path.cwd().resolve()
     found = _git(here, "rev-parse", "--show-toplevel")
     if found.returncode != 0:
@@ -157,7 +157,7 @@ def remove_left(repository: Checkout) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave half of it behind."""
+    """A second Ctrl-C must not leave half of it in place."""
     held = (signal.SIGINT, *ENDING)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

@@ -1,7 +1,7 @@
-"""Everything of jax that is not public, in one place (here and ``jax_compat_calls``), each found by looking for it.
+"""The private interfaces of jax that capture needs, tried on jax 0.6.0 (the oldest supported) and 0.10.2.
 
-A function here answers ``None`` (or does nothing) where this jax has no such thing; who calls says
-what is missing then. Checked on jax 0.6.0 and 0.10.2. Import it only in a process that has imported jax.
+A function whose interface is missing returns ``None`` or does nothing; its caller reports what is missing. Import this
+module only in a process that has imported jax.
 """
 
 from __future__ import annotations
@@ -22,6 +22,39 @@ from typing import Any
 
 Undo = Callable[[], None]
 
+PROFILER_MODULE = "jax._src.profiler"
+"""The module that ``jax.profiler`` takes its functions from."""
+
+PRIVATE: dict[str, tuple[str, ...]] = {
+    "arrays": ("jax._src.array.ArrayImpl",),
+    "backends that are up": ("jax._src.xla_bridge._backends",),
+    "calls of jitted functions": ("jax._src.api._post_hook_state", "jax._src.lib.jax_jit.global_state"),
+    "calls that miss the fast path": ("jax._src.pjit._run_python_pjit", "jax._src.pjit._python_pjit_helper"),
+    "compiled modules": ("jax.extend.xla.register_hlo_module_transformation",),
+    "distributed process": ("jax._src.distributed.global_state",),
+    "donated buffers that are not usable": ("jax._src.interpreters.mlir.warnings",),
+    "end of listening to durations": (
+        "jax._src.monitoring.unregister_event_duration_listener",
+        "jax._src.monitoring._unregister_event_duration_listener_by_callback",
+    ),
+    "end of listening to events": (
+        "jax._src.monitoring.unregister_event_listener",
+        "jax._src.monitoring._unregister_event_listener_by_callback",
+    ),
+    "frames that jax skips in operations": ("jax._src.source_info_util.register_exclusion",),
+    "frames that jax skips in tracebacks": ("jax._src.traceback_util.register_exclusion",),
+    "reason of each retrace": ("jax._src.config.explain_cache_misses",),
+    "reason of each retrace, by cache keys": (
+        "jax._src.interpreters.partial_eval.diff_tracing_cache_keys",
+        "jax._src.pjit.diff_tracing_cache_keys",
+    ),
+    "state of tracing": ("jax._src.core.trace_state_clean",),
+    "state of the program's profiler": (f"{PROFILER_MODULE}._profile_state",),
+    "server of the program's profiler": (f"{PROFILER_MODULE}._profiler_server",),
+    "trace as bytes": ("jax._src.lib._profiler.ProfilerSession", "jax._src.lib.xla_client.profiler.ProfilerSession"),
+}
+"""What an interface gives -> where it is, in the newest jax first. Compiled modules: jax 0.10.2 and later."""
+
 TRANSFORMATION = "perfscope"
 """Name under which the callback on compiled modules is registered."""
 
@@ -39,7 +72,7 @@ def version() -> tuple[str, str]:
 
 
 def package_folders() -> tuple[str, ...]:
-    """Folders of jax and jaxlib with a slash behind them: what lies below is not the user's code."""
+    """Folders of jax and jaxlib with a trailing slash: what lies below is not the user's code."""
     folders = []
     for name in ("jax", "jaxlib"):
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -54,6 +87,25 @@ def find(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name, None)
     except ImportError:
         return None
+
+
+def missing(places: tuple[str, ...]) -> str | None:
+    """The reason why an interface of `PRIVATE` cannot be used; ``None`` if it is in one of its places."""
+    if any(_is_there(*place.split(".")) for place in places):
+        return None
+    return f"jax {version()[0]} has no {' and no '.join(places)}"
+
+
+def _is_there(*parts: str) -> bool:
+    found: Any = importlib.import_module(parts[0])
+    for depth, name in enumerate(parts[1:], start=2):
+        if not hasattr(found, name):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(".".join(parts[:depth]))
+        if not hasattr(found, name):
+            return False
+        found = getattr(found, name)
+    return True
 
 
 def private_apis() -> dict[str, bool]:
@@ -96,7 +148,7 @@ def process() -> tuple[int, int] | None:
 def synchronise() -> None:
     """Wait for the work of all arrays that are alive, on all devices, and for callbacks into Python.
 
-    Results do not change; the caller's time does. Work whose results nobody holds is waited for only as far
+    Results do not change; the caller's time does. Work whose results are not referenced is waited for only as far
     as a device takes its work in turn: jax has no public way to ask for it.
     """
     if not backends():
@@ -166,7 +218,7 @@ def is_tracing() -> bool:
 
 @functools.cache
 def trace_state_clean() -> Callable[[], bool] | None:
-    """jax's question whether the calling thread traces nothing; ``None`` where it is not where we know it."""
+    """jax's question whether the calling thread traces nothing; ``None`` where it is not where it is expected."""
     found: Callable[[], bool] | None = find("jax._src.core", "trace_state_clean")
     return found
 
@@ -187,7 +239,7 @@ def our_trace_runs() -> bool:
 
 def trace_runs() -> bool:
     """Whether the program itself records a jax trace now, or serves a profiler that may."""
-    module = sys.modules.get("jax._src.profiler")
+    module = sys.modules.get(PROFILER_MODULE)
     if module is None:
         return False
     state = getattr(module, "_profile_state", None)
@@ -224,9 +276,9 @@ def _explain_flag() -> Any:
 
 _EXPLAINERS = ("jax._src.interpreters.partial_eval", "jax._src.pjit")
 """Modules, and loggers, that write why a function is traced again (the second: jax 0.6)."""
-_ALSO_SAID = ("jax._src.compiler", "jax._src.compilation_cache")
-"""Loggers that speak up of the persistent cache when they are asked to explain misses."""
-_ALSO_SAYS = ("PERSISTENT COMPILATION CACHE MISS", "Not writing persistent cache entry", "Writing ")
+_CACHE_LOGGERS = ("jax._src.compiler", "jax._src.compilation_cache")
+"""Loggers that report the persistent cache when misses are explained."""
+_CACHE_MESSAGES = ("PERSISTENT COMPILATION CACHE MISS", "Not writing persistent cache entry", "Writing ")
 
 
 def on_explained_miss(explained: Callable[[str], None]) -> Undo | None:
@@ -244,10 +296,10 @@ def on_explained_miss(explained: Callable[[str], None]) -> Undo | None:
             if "TRACING CACHE MISS" in text:
                 explained(record.getMessage())
                 return False
-            return not (record.name in _ALSO_SAID and text.startswith(_ALSO_SAYS))
+            return not (record.name in _CACHE_LOGGERS and text.startswith(_CACHE_MESSAGES))
 
     taker = Take()
-    loggers = [logging.getLogger(name) for name in (*_EXPLAINERS, *_ALSO_SAID)]
+    loggers = [logging.getLogger(name) for name in (*_EXPLAINERS, *_CACHE_LOGGERS)]
     for one in loggers:
         one.addFilter(taker)
     guards = [_guard_explanation(module) for module in _EXPLAINERS]
@@ -313,15 +365,15 @@ def on_compiled_module(compiled: Callable[[bytes], None]) -> Undo | None:
 
 @functools.cache
 def array_class() -> Any:
-    """The class of arrays; ``None`` where it is not where we know it."""
+    """The class of arrays; ``None`` where it is not where it is expected."""
     return find("jax._src.array", "ArrayImpl")
 
 
-# Calls of jitted functions as jax's own insides tell of them; the rest of what is not public: ``jax_compat``.
+# Calls of jitted functions as jax itself reports them.
 
 
 Called = Callable[[Any], None]
-"""Told of a call of a jitted function: the function."""
+"""Called with each jitted function that is called."""
 
 
 def has_post_hook() -> bool:
@@ -337,9 +389,9 @@ def _global_jit_state() -> Any:
 
 
 def on_fast_call(called: Called) -> Undo | None:
-    """Tell of every jitted call that its compiled program served at once; a hook that was there goes on.
+    """Report every jitted call that its compiled program served at once; a hook that was there goes on.
 
-    jax calls it behind the dispatch, on the calling thread, and never for calls inside a function that is traced.
+    jax calls it after the dispatch, on the calling thread, and never for calls inside a function that is traced.
     """
     if not has_post_hook():
         return None
@@ -426,7 +478,7 @@ def miss_path() -> tuple[Any, str, int] | None:
 
 
 def on_slow_call(called: Called) -> Undo | None:
-    """Tell of the other jitted calls: the first, those that retrace, and those that never take the fast path."""
+    """Report the other jitted calls: the first, those that retrace, and those that never take the fast path."""
     place = miss_path()
     clean = trace_state_clean()
     if place is None or clean is None:
@@ -454,11 +506,11 @@ def on_slow_call(called: Called) -> Undo | None:
     return undo
 
 
-# jax's warning that a donated buffer cannot be used, heard where jax gives it: whatever filters the program has.
+# jax's warning that a donated buffer cannot be used, intercepted where jax issues it, whatever filters the program has.
 #
-# ``warnings`` shows a text once a line, or never, as the program's filters say; its hooks are the program's own. So
-# the
-# name by which the one module of jax's that gives this warning calls ``warnings`` is taken. All it says is handed on.
+# ``warnings`` shows a text once per line, or never, depending on the program's filters, and its hooks belong to the
+# program. So the name ``warnings`` in the one module of jax that gives this warning is replaced; everything else is
+# passed on.
 
 
 MAX_DONATION_SHAPES = 64

@@ -18,7 +18,7 @@ LEFT_BEHIND = 4
 """Calls of another function, with none of the followed one between them, after which the followed one was
 not the loop: a jitted initialiser is called for each layer, and never again."""
 FEW_CALLS = 12
-"""A function with more calls than that was the loop, and what comes behind it is an evaluation."""
+"""A function with more calls than that was the loop, and what comes after it is an evaluation."""
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -88,7 +88,7 @@ class CalledFunctions:
     def _know(self, function: Any) -> tuple[int, str] | None:
         """The function's identity and name, ``None`` for jax's own.
 
-        The same code is the same function, so that one which is jitted anew in each step is still one.
+        The same code is the same function, so that one which is jitted again in each step is still one.
         No function is kept: what it closes over would live on.
         """
         code = code_of(function)
@@ -213,7 +213,8 @@ def _hook_start_trace(make_way: Callable[[], None]) -> list[Undo]:
         make_way()
         return original(*arguments, **named)
 
-    return [undo for module in ("jax.profiler", "jax._src.profiler") if (undo := _swap(module, original, start_trace))]
+    modules = ("jax.profiler", compat.PROFILER_MODULE)
+    return [undo for module in modules if (undo := _swap(module, original, start_trace))]
 
 
 def _swap(module: str, original: Any, replacement: Any) -> Undo | None:

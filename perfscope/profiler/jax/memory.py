@@ -14,7 +14,7 @@ from perfscope.profiler.jax import compat
 
 FOLDER = "memory"
 MOMENTS = ("before", "after")
-"""The first and the second profile: before the first traced step and behind the last."""
+"""The first and the second profile: before the first traced step and after the last."""
 SUFFIX = ".prof"
 PASS = "memory"  # noqa: S105 (the name of a pass)
 
@@ -53,7 +53,7 @@ class MemoryLog:
             for moment, profile in zip(MOMENTS, self._profiles, strict=False):
                 write_atomically(path / f"{moment}{SUFFIX}", profile, durable=False)
         whole = len(self._profiles) == len(MOMENTS)
-        missing = None if whole or not self._profiles else "the traced steps had not ended: nothing behind them"
+        missing = None if whole or not self._profiles else "the traced steps had not ended: no profile after them"
         return Capture(
             pass_name=PASS,
             tool="jax_memory",

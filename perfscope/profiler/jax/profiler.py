@@ -49,7 +49,7 @@ class JaxProfilerCapture:
     ) -> None:
         """Hold what to record; nothing starts yet.
 
-        ``tracing``: told when the window opens and closes; ``synchronise``: waits for the devices;
+        ``tracing``: called when the window opens and closes; ``synchronise``: waits for the devices;
         ``marks``: put a range of our own around each step.
         """
         self._settings = settings

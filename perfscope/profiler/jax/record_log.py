@@ -1,4 +1,4 @@
-"""A bounded list of records that is written as JSON lines, one record a line behind a line of its own facts."""
+"""A bounded list of records that is written as JSON lines, one record per line after a header line."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class JaxSession:
         self._syncs.disturbed = True
 
     def _wait_at_ends(self) -> None:
-        """Before the first traced step and behind the last: nothing is queued then, and nothing is timed."""
+        """Before the first traced step and after the last: nothing is queued then, and nothing is timed."""
         self._synchronise()
         if self._memory is not None:
             self._memory.take()

@@ -35,7 +35,7 @@ class Target:
     """What to start: ``script.py ARGS``, ``-m module ARGS``, or a command of any kind."""
 
     arguments: tuple[str, ...]
-    """Script, module or command, and everything behind it."""
+    """Script, module or command, and everything after it."""
     module: bool = False
     command: bool = False
 

@@ -2,7 +2,7 @@
 
 All come to the same name, as `ranks.task_of` reads it from the environment. Each takes its number in the
 directory of that name by creating a file that must not exist. Where the number is taken, or everything in the
-directory ended long ago, it is an earlier job's: the next name is tried, with ``-2`` behind it, by every task
+directory ended long ago, it is an earlier job's: the next name is tried, with the suffix ``-2``, by every task
 alike. Each task writes a manifest of its own, so none ever waits for another or overwrites it.
 
 Where nothing tells a task its number (started by hand, with a ``--run-id``), it takes the next that is free in
@@ -23,7 +23,7 @@ from perfscope.profiler.session.ranks import MOST_RANKS, Task
 LATE_S = 120.0
 """A task that starts this long after all others of the directory ended is another job's."""
 WAIT_S = 60.0
-"""Seconds for which the first task waits for the others behind its own end: ranks end within seconds of each other,
+"""Seconds for which the first task waits for the others after its own end: ranks end within seconds of each other,
 and a network file system may show a new file a minute late."""
 POLL_S = 0.1
 MOST_JOBS = 10_000

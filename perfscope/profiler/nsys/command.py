@@ -108,7 +108,7 @@ def arguments(installed: Installed, options: CaptureOptions, report: Path) -> li
             "--capture-range=nvtx",
             "--capture-range-end=stop",
             f"--nvtx-capture={CAPTURE_RANGE}@{DOMAIN}",
-            # The range's name is not registered with NVTX, and nsys looks at registered names alone unless told so.
+            # The range's name is not registered with NVTX, and nsys by default looks at registered names only.
             "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
         ]
     return [*line, f"--output={report}"]

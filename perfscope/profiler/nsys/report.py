@@ -1,7 +1,7 @@
 """What ``nsys`` left when the program ended: report, export, and the export without what must not travel.
 
 A report and its plain export hold the environment of every process, and host and user names. The export that stays in
-the run directory is made anew from the tables that are analyzed; the report is kept for ``nsys-ui``, readable for
+the run directory is rebuilt from the tables that are analyzed; the report is kept for ``nsys-ui``, readable for
 its owner alone.
 """
 

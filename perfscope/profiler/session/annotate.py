@@ -1,4 +1,4 @@
-"""``step()`` and ``region(name)``: marks in the user's program that cost next to nothing when nobody listens.
+"""``step()`` and ``region(name)``: marks in the user's program that cost next to nothing while nothing is recorded.
 
 They tell ``perfscope run`` where steps begin, are NVTX ranges in the domain ``perfscope`` for Nsight
 Systems, ``record_function`` ranges while a torch profiler runs, and annotations while a jax trace does.
@@ -20,7 +20,7 @@ STEP = "step"
 EXIT_RANGE = "exit"
 """The NVTX range in which the one that the last plain ``step()`` opened is closed: what it spans is no step."""
 STEP_RANGE = "perfscope.step#"
-"""With the step's number behind it: the torch range that a reader takes for a step."""
+"""Followed by the step's number: the torch range that a reader takes for a step."""
 JAX_STEP = "perfscope.step"
 """Name of the step annotation in a trace of jax's; its number is the statistic ``step_num``."""
 
@@ -65,7 +65,7 @@ _jax_count = 0
 
 
 def listen(listener: Listener | None) -> None:
-    """Tell ``listener`` of every mark from now on; ``None``: nobody."""
+    """Tell ``listener`` of every mark from now on; ``None``: stop."""
     global _listener
     _listener = listener
 
@@ -80,11 +80,10 @@ class _Step:
         if _listener is not None:
             _listener.explicit_enter()
             return
-        torch = sys.modules.get("torch.autograd.profiler")
-        if torch is not None and torch._is_profiler_enabled:
+        if _torch_profiler_records():
             # Only a `with` knows where its step ends: a plain call would leave the last range open, and
             # what runs between the loop and the profiler's end would pass for a step.
-            _open_record = torch.record_function(f"{STEP_RANGE}{_with_count}")
+            _open_record = sys.modules["torch.autograd.profiler"].record_function(f"{STEP_RANGE}{_with_count}")
             _open_record.__enter__()
         _with_count += 1
 
@@ -155,10 +154,9 @@ class region:  # noqa: N801 (used as a function: `with region("name")`, `@region
         if _nvtx:
             _nvtx.push_range(self.name, domain=DOMAIN)
             self._pushed = True
-        torch = sys.modules.get("torch.autograd.profiler")
-        if torch is not None and torch._is_profiler_enabled:
+        if _torch_profiler_records():
             # The listener hears of it through record_function, as of any other.
-            self._recorded = torch.record_function(self.name)
+            self._recorded = sys.modules["torch.autograd.profiler"].record_function(self.name)
             self._recorded.__enter__()
         if "jax" in sys.modules:
             self._traced += _jax_ranges(self.name)
@@ -209,6 +207,14 @@ def _is_compiling() -> bool:
     return compiler is not None and bool(compiler.is_compiling())
 
 
+def _torch_profiler_records() -> bool:
+    if "torch.autograd.profiler" not in sys.modules:
+        return False
+    from perfscope.profiler.torch import compat
+
+    return compat.profiler_records()
+
+
 def _jax_ranges(name: str) -> list[Any]:
     """The ranges of a region in jax, entered: a scope in what is being traced, a mark in a trace that runs."""
     import jax
@@ -231,7 +237,7 @@ def under_nsys() -> bool:
 
 
 def nvtx_problem() -> str | None:
-    """Why NVTX ranges of this process are recorded by nobody, or ``None`` if a tool takes them."""
+    """Why no tool records NVTX ranges of this process; ``None`` if one does."""
     try:
         import nvtx
     except ImportError:
@@ -242,7 +248,7 @@ def nvtx_problem() -> str | None:
 
 
 def nvtx_ranges() -> Any:
-    """What writes NVTX ranges here, with the functions of the module ``nvtx``; ``False`` if nobody listens."""
+    """What writes NVTX ranges here, with the functions of the module ``nvtx``; ``False`` if no tool records them."""
     if _nvtx is None:
         _find_nvtx()
     return _nvtx
@@ -279,7 +285,7 @@ def _find_nvtx() -> None:
 
 
 def _mark_jax_step(*, begin: bool) -> None:
-    """While a jax trace runs each step is an annotation in it. One that never ends leaves nothing behind.
+    """While a jax trace runs each step is an annotation in it. One that never ends leaves nothing in the trace.
 
     That is why, other than with torch, a plain ``step()`` may open it: no open range is taken for a step.
     """
@@ -352,7 +358,7 @@ class InsistentRanges:
 
 
 def insistent_ranges(name: str) -> InsistentRanges | None:
-    """Ranges in the domain ``name`` that ask nobody; ``None`` where this nvtx package is built in another way.
+    """Ranges in the domain ``name`` that are always recorded; ``None`` where this nvtx package is built in another way.
 
     ``Domain.__new__`` is what asks; the domain is made without it. nvtx below 0.2.12 never asks and needs none of this.
     """

@@ -16,6 +16,7 @@ from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.session import JaxSession
 from perfscope.profiler.session import process_state
 from perfscope.profiler.session.passes import RESTING_STEPS, Framework, Pass, passes
+from perfscope.profiler.torch import compat as torch_compat
 
 # What can be captured, a written list: tool -> module. Each has ``available() -> str | None``: why not.
 
@@ -112,7 +113,7 @@ class ActivePass:
         )
 
     def interrupt(self) -> None:
-        """Stop without a file: the pass begins anew later."""
+        """Stop without a file: the pass is restarted later."""
         self._stop()
 
     def abort(self) -> None:
@@ -225,7 +226,7 @@ class PassRunner:
         """Step ``number`` ended in the pass that runs; True if the pass ended with it."""
         active = self.active
         assert active is not None
-        if active.due.tool == "op_graph" and process_state.modes_on_stack() > 1:
+        if active.due.tool == "op_graph" and torch_compat.modes_on_stack() > 1:
             # Modes leave in the order opposite to which they came; ours must wait for the program's.
             active.spoiled = True
             return False
@@ -240,7 +241,7 @@ class PassRunner:
         return active.complete
 
     def finish(self, number: int) -> None:
-        """End the pass that runs, at or behind step ``number``, and keep what it recorded."""
+        """End the pass that runs, at or after step ``number``, and keep what it recorded."""
         active, self.active = self.active, None
         if active is None:
             return
@@ -293,7 +294,7 @@ class PassRunner:
             # Millions of the compiler's own Python calls would be recorded, and minutes spent on writing them.
             self.delay = "torch.compile compiled in each step up to its end; the program ended before"
             return True
-        if tool == "torch_profiler" and (program_profiles or process_state.profiler_records()):
+        if tool == "torch_profiler" and (program_profiles or torch_compat.profiler_records()):
             self.delay = "the program's own torch.profiler was recording; the program ended before"
             return True
         if tool == "torch_profiler" and self.rests(number):
@@ -301,7 +302,7 @@ class PassRunner:
         if tool == "jax_profiler" and compat.trace_runs():
             self.delay = "the program's own jax.profiler was recording; the program ended before"
             return True
-        if process_state.below_compiled_code():
+        if torch_compat.below_compiled_code():
             self.delay = "steps ended inside a compiled function, where no capture can start; the program ended before"
             return True
         return False

@@ -82,7 +82,7 @@ def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pas
 
 
 def first_step(options: CaptureOptions) -> int:
-    """The number of the first step that may be captured. Step 0 never is: nobody saw it begin."""
+    """The number of the first step that may be captured. Step 0 never is: its beginning was not observed."""
     if options.steps is not None:
         return options.steps[0]
     return max(1, options.warmup)

@@ -13,6 +13,7 @@ from perfscope.model.capture import CaptureOptions, Message
 from perfscope.profiler.jax import compat, session
 from perfscope.profiler.session.passes import Pass
 from perfscope.profiler.session.ranks import MOST_RANKS, rank_from_environment
+from perfscope.profiler.torch import compat as torch_compat
 
 ALLOCATOR_COUNTERS = (
     "allocated_bytes.all.current",
@@ -109,7 +110,7 @@ def with_memory(seen: ProcessInfo, purposes: Mapping[str, int]) -> ProcessInfo:
 
 
 def with_memory_after(seen: ProcessInfo) -> ProcessInfo:
-    """The same with the allocator's counters of now, behind the last pass."""
+    """The same with the allocator's counters of now, after the last pass."""
     return replace(seen, memory_after={**session.memory(), **allocator_counters()})
 
 
@@ -127,45 +128,19 @@ def wait_for_cuda() -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return False
-    if profiler_records() or torch.cuda.is_current_stream_capturing():
+    if torch_compat.profiler_records() or torch.cuda.is_current_stream_capturing():
         return False
     torch.cuda.synchronize()
     return True
 
 
-def profiler_records() -> bool:
-    """Whether a torch profiler records now."""
-    profiler: Any = sys.modules.get("torch.autograd.profiler")
-    return bool(profiler is not None and profiler._is_profiler_enabled)
-
-
 def why_no_structure() -> str | None:
     """Why the op graph of a step cannot be taken in this process, or ``None``."""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None and dynamo.counters["stats"].get("unique_graphs"):
+    if torch_compat.compiled_graphs():
         return "the program runs graphs of torch.compile, whose ops a dispatch mode would push back to eager"
-    if modes_on_stack():
+    if torch_compat.modes_on_stack():
         return "the program has a dispatch mode of its own around the step"
     return None
-
-
-def below_compiled_code() -> bool:
-    """Whether a frame that torch.compile made is below us: a profiler that starts there can crash the program."""
-    compiler: Any = sys.modules.get("torch._dynamo.convert_frame")
-    if compiler is None:
-        return False
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code in compiler.output_codes:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def modes_on_stack() -> int:
-    """Dispatch modes this thread is inside of."""
-    torch: Any = sys.modules["torch"]
-    return int(torch._C._len_torch_dispatch_stack())
 
 
 def print_plan(options: CaptureOptions, seen: ProcessInfo, source: str, first: int, plan: tuple[Pass, ...]) -> None:
@@ -186,7 +161,7 @@ def print_plan(options: CaptureOptions, seen: ProcessInfo, source: str, first: i
 
 
 def _known_rank(torch: Any) -> tuple[int | None, int | None]:
-    """Rank and world size: what the framework says wins over what the launcher told."""
+    """Rank and world size: what the framework says wins over what the launcher reported."""
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())

@@ -84,7 +84,7 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One ``perfscope run`` of those that a job started. ``count``: how many, where it is told.
+    """One ``perfscope run`` of those that a job started. ``count``: how many, where the launcher reports it.
 
     ``key``: the same for all of them and for no other job, made of letters that a file name may have;
     ``None`` where nothing in the environment is.
@@ -98,7 +98,7 @@ class Task:
 
 
 def rank_from_environment(environment: Mapping[str, str]) -> RankInfo | None:
-    """The process's rank as its launcher told it; ``None`` where none did."""
+    """The process's rank as its launcher reported it; ``None`` where none did."""
     launcher = _launcher(environment)
     if launcher is None:
         return None
@@ -155,7 +155,7 @@ def _key(environment: Mapping[str, str], launcher: Launcher) -> str | None:
     for told in (launcher, SLURM) if _in_slurm_step(environment) else (launcher,):
         for names in told.jobs:
             values = [environment.get(name, "") for name in names]
-            if all(values) and values != ["none"]:  # "none" is what torchrun writes where nobody gave an id
+            if all(values) and values != ["none"]:  # "none" is what torchrun writes where no id was given
                 restarts = _number(environment, told.restarts) if told.restarts is not None else None
                 again = f"-r{restarts}" if restarts else ""
                 return f"{told.name}-{'.'.join(values) if told is SLURM else _hashed(*values)}{again}"

@@ -228,7 +228,7 @@ class Session:
         return process_state.wait_for_cuda() or waited
 
     def _open_window(self, number: int) -> None:
-        """Open a window of timed steps behind the last pass, or long enough before the first."""
+        """Open a window of timed steps after the last pass, or long enough before the first."""
         steps = self._windows.next_size
         if steps and not self._settling and (not self._passes.to_come or number + steps <= self._first):
             self._windows.before_step()

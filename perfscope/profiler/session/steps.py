@@ -176,7 +176,7 @@ class StepFinder:
 
     @_guarded
     def mistaken(self, source: Source) -> None:
-        """What ``source`` told were no steps: forget them and look again."""
+        """What ``source`` reported were no steps: forget them and look again."""
         self.completed.pop(source, None)
         self._names.pop(source, None)
         if self.source is source:

@@ -20,7 +20,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 def address(asked: str | None, folder: Path | None = None) -> str | Path:
     """A URL of PostgreSQL, or the file of a local store: as asked, else by the environment, else among the runs.
 
-    ``asked`` may be a folder, where the store's usual file is meant. ``AskedWronglyError``: a URL of another kind;
+    ``asked`` may be a folder, where the store's usual file is meant. ``UsageError``: a URL of another kind;
     the URL itself is not in the message.
     """
     said = asked if asked is not None else os.environ.get(VARIABLE)
@@ -37,10 +37,10 @@ def address(asked: str | None, folder: Path | None = None) -> str | Path:
 
 
 def split(url: str) -> SplitResult:
-    """The parts of a URL; ``AskedWronglyError``, without the URL, where it has none."""
+    """The parts of a URL; ``UsageError``, without the URL, where it has none."""
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  (it is parsed when it is asked for)
+        parts.port  # noqa: B018  (it is parsed on access)
     except ValueError:
         raise UsageError(
             "the URL of the store cannot be read: is a port a number, and every special character of its password "

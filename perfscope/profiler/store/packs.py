@@ -55,7 +55,7 @@ class _Bounded(io.RawIOBase):
 
 @contextlib.contextmanager
 def members(file: Path, origin: str, *, packed: bool) -> Iterator[Iterator[tuple[PurePosixPath, int, IO[bytes]]]]:
-    """Name, size and content of every file in a tar, in order; each content is read before the next is asked for.
+    """Name, size and content of every file in a tar, in order; each content is read before the next is requested.
 
     ``packed``: by gzip. ``DataError``, ``origin`` first: damaged, or a member that is refused.
     """
@@ -83,9 +83,9 @@ def _each(
             raise DataError(f"{origin}: holds {member.name[:80]!r}, which is no plain file; refused")
         with content:
             yield name, member.size, content
-    # To the very end, where a packed stream has its checksum; what stands behind the archive is padding.
+    # To the very end, where a packed stream has its checksum; what follows the archive is padding.
     if raw.read(MOST_READ).strip(b"\0") or raw.read(1):
-        raise DataError(f"{origin}: something stands behind its end; refused")
+        raise DataError(f"{origin}: trailing data after the end of the archive; refused")
 
 
 def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:
@@ -105,7 +105,7 @@ CHUNK = 1 << 20
 """Bytes of one row: memory holds one at a time, on both sides of the wire."""
 
 MOST_PACKED = 64 << 20
-"""Bytes of a pack, unless more is asked for: a recorded run has 1 to 10 MiB, twenty baselines stay near a gigabyte."""
+"""Bytes of a pack, by default: a recorded run has 1 to 10 MiB, twenty baselines stay near a gigabyte."""
 
 MOST_UNPACKED = 4 << 30
 """Bytes that a pack may become on disk, whatever it claims."""

@@ -106,7 +106,7 @@ class RunStore:
         return not there
 
     def remove_baseline(self, name: str, uid: str | None = None) -> int:
-        """Take the name from all its runs, or from one; how many it had. Packs that nobody needs go with it."""
+        """Take the name from all its runs, or from one; how many it had. Unused packs are deleted with it."""
         if self.is_empty():
             return 0
         with self.database.session(write=True, alone=True) as session:
@@ -169,7 +169,7 @@ class RunStore:
     def find(self, which: str) -> StoredRun:
         """The run with that id or uid, the beginning of one, or ``latest``.
 
-        ``DataError`` if there is none, ``AskedWronglyError`` if several begin so.
+        ``DataError`` if there is none, ``UsageError`` if several begin so.
         """
         rows = []
         if not self.is_empty():

@@ -1,17 +1,55 @@
-"""All that is private in torch and that the capture of torch.compile stands on. Missing parts say so, once each.
+"""The private interfaces of torch that capture needs, tried on torch 2.13.0; torch 2.6 is the oldest supported.
 
-Only what is imported already is touched: a program that compiles nothing must not load the compiler for us.
+Only `op_graph/recorder.py` uses some besides, as it subclasses ``TorchDispatchMode`` (`PRIVATE` has them all). A
+function whose interface is missing returns the reason. Only modules that are already imported are touched: a program
+that compiles nothing must not load the compiler for us.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 Undo = Callable[[], None]
+
+PRIVATE: dict[str, str] = {
+    "autograd node that runs": "torch._C._current_autograd_node",
+    "autograd sequence number": "torch._C._autograd._get_sequence_nr",
+    "autograd task that runs": "torch._C._current_graph_task_id",
+    "compilation counters": "torch._dynamo.utils.counters",
+    "compilation that runs": "torch._guards.CompileContext.current_compile_id",
+    "compiled frames": "torch._dynamo.convert_frame.output_codes",
+    "dispatch modes below the top": "torch._C._get_dispatch_stack_at",
+    "dispatch of torch functions": "torch._C.DisableTorchFunction",
+    "entering a dispatch mode": "torch._C._push_on_torch_dispatch_stack",
+    "formatter of the structured trace": "torch._logging._internal.TorchLogsFormatter",
+    "fusion decisions": "torch._inductor.scheduler.Scheduler.codegen",
+    "fusion refusals": "torch._inductor.scheduler.WhyNoFuse.__call__",
+    "graph that inductor compiles": "torch._inductor.virtualized.V",
+    "higher-order operators": "torch._ops.HigherOrderOperator",
+    "inductor": "torch._inductor.compile_fx",
+    "inductor's settings": "torch._inductor.config.trace",
+    "leaving a dispatch mode": "torch._C._pop_torch_dispatch_stack",
+    "logger of the structured trace": "torch._logging._internal.trace_log",
+    "memory history": "torch.cuda.memory._record_memory_history",
+    "memory snapshots": "torch.cuda.memory._snapshot",
+    "number of dispatch modes": "torch._C._len_torch_dispatch_stack",
+    "profiler settings": "torch._C._profiler._ExperimentalConfig",
+    "profiler state": "torch.autograd.profiler._is_profiler_enabled",
+    "profiler state of the thread": "torch.autograd._profiler_enabled",
+    "recording of functions": "torch._C._autograd._enable_record_function",
+    "subclasses of dispatch modes": "torch.utils._python_dispatch.TorchDispatchMode",
+}
+"""What an interface gives -> where torch 2.13.0 has it."""
+CUDA_PRIVATE: dict[str, str] = {
+    "observer of failed allocations": "torch._C._cuda_attach_out_of_memory_observer",
+    "state of the memory history": "torch._C._cuda_isHistoryEnabled",
+}
+"""The same for what only builds of torch with CUDA have."""
 
 TRACE_LOGGER = "torch.__trace"
 """The logger of torch's structured trace; ``TORCH_TRACE=DIR`` gives it a handler that writes files."""
@@ -24,6 +62,22 @@ SETTINGS = {
     "cpp_kernel_names": ("cpp", "enable_kernel_profile", "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"),
 }
 """Our name of a setting of inductor: the group it is in, its name there, and the variable that sets it."""
+
+
+def missing(place: str) -> str | None:
+    """The reason why an interface of `PRIVATE` or `CUDA_PRIVATE` cannot be used; ``None`` if it is there."""
+    import torch
+
+    parts = place.split(".")
+    found: Any = torch
+    for depth, name in enumerate(parts[1:], start=2):
+        if not hasattr(found, name):
+            try:
+                importlib.import_module(".".join(parts[:depth]))
+            except ImportError:
+                return f"torch {torch.__version__} has no {place}"
+        found = getattr(found, name, None)
+    return None if found is not None else f"torch {torch.__version__} has no {place}"
 
 
 def in_compile_worker() -> bool:
@@ -200,3 +254,86 @@ def watch_out_of_memory(called: Callable[[], None]) -> str | None:
         return "this torch does not tell of allocations that fail (torch 2.0 and later do)"
     attach(lambda device, wanted, total, free: called())
     return None
+
+
+# Dispatch modes ---------------------------------------------------------------------------------------------------
+
+
+def no_op_graph_reason() -> str | None:
+    """Why this torch has no op graph to record; ``None`` if it has. Loads torch."""
+    needed = (PRIVATE["autograd node that runs"], PRIVATE["autograd task that runs"])
+    return next((reason for place in needed if (reason := missing(place)) is not None), None)
+
+
+def modes_on_stack() -> int:
+    """The number of dispatch modes that this thread is inside of."""
+    torch: Any = sys.modules["torch"]
+    return int(torch._C._len_torch_dispatch_stack())
+
+
+def pop_ordinary_modes() -> list[Any]:
+    """Take all dispatch modes off this thread's stack but torch's own; lowest first."""
+    torch: Any = sys.modules["torch"]
+    stack = [torch._C._get_dispatch_stack_at(index) for index in range(modes_on_stack())]
+    ordinary = [mode for mode in stack if getattr(mode, "_mode_key", None) is None]
+    for _ in ordinary:
+        torch._C._pop_torch_dispatch_stack(None)
+    return ordinary
+
+
+def push_modes(modes: Iterable[Any]) -> None:
+    """Put dispatch modes on this thread's stack, lowest first.
+
+    Unlike ``mode.__enter__()`` this sets no flags, which are restored in LIFO order and visible to torch.compile.
+    """
+    torch: Any = sys.modules["torch"]
+    for mode in modes:
+        torch._C._push_on_torch_dispatch_stack(mode)
+
+
+# Profilers and compiled frames -------------------------------------------------------------------------------------
+
+
+def profiler_records() -> bool:
+    """Whether a torch profiler records in this process."""
+    profiler: Any = sys.modules.get("torch.autograd.profiler")
+    return profiler is not None and bool(profiler._is_profiler_enabled)
+
+
+def profiler_records_thread() -> bool:
+    """Whether a torch profiler records this thread."""
+    return bool(sys.modules["torch"].autograd._profiler_enabled())
+
+
+def stop_recording_functions() -> None:
+    """Make ops free again in a child that was forked while a profiler recorded."""
+    torch: Any = sys.modules["torch"]
+    torch._C._autograd._enable_record_function(False)
+
+
+def sync_events_config() -> Any:
+    """The profiler setting that records synchronisations as the driver reports them; ``None`` where torch has none."""
+    torch: Any = sys.modules["torch"]
+    try:
+        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    except TypeError:
+        return None
+
+
+def compiled_graphs() -> int:
+    """The number of graphs that torch.compile made in this process."""
+    module: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if module is None else int(module.counters["stats"].get("unique_graphs", 0))
+
+
+def below_compiled_code() -> bool:
+    """Whether a caller is a frame that torch.compile made: a profiler that starts there can crash the program."""
+    compiler: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if compiler is None:
+        return False
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code in compiler.output_codes:
+            return True
+        frame = frame.f_back
+    return False

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perfscope.profiler.session.steps import Source, StepFinder
+from perfscope.profiler.torch import compat
 
 # Keeps torch's profilers apart: a range that opened under one recording must not close under another.
 #
@@ -49,7 +50,7 @@ class RangeGuard:
     def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def enter_range(range_: Any) -> Any:
             answer = original(range_)
-            if _records():
+            if compat.profiler_records_thread():
                 setattr(range_, _MARK, self._recording)
             return answer
 
@@ -58,18 +59,12 @@ class RangeGuard:
     def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def leave_range(range_: Any, *error: Any) -> Any:
             mark = range_.__dict__.pop(_MARK, None)
-            if mark is not None and mark != self._recording and _records():
+            if mark is not None and mark != self._recording and compat.profiler_records_thread():
                 self._kept.append(range_.record)
                 return None
             return original(range_, *error)
 
         return leave_range
-
-
-def _records() -> bool:
-    import torch
-
-    return bool(torch.autograd._profiler_enabled())
 
 
 class Hooks:

@@ -16,6 +16,7 @@ from typing import Any
 
 from perfscope.profiler.session.annotate import STEP_RANGE, under_nsys
 from perfscope.profiler.session.passes import Pass
+from perfscope.profiler.torch import compat
 
 METADATA_KEY = "perfscope"
 """Top-level key of the trace: pass, complete steps, and the number of a step that was cut off."""
@@ -120,9 +121,7 @@ class TorchProfilerCapture:
 
     def abandon_in_fork(self) -> None:
         """In a child forked while this records: make its ops free again; the recording is the parent's."""
-        import torch
-
-        torch._C._autograd._enable_record_function(False)
+        compat.stop_recording_functions()
         sys.setprofile(None)
 
     def _make(self, *, stacks: bool) -> Any:
@@ -136,7 +135,7 @@ class TorchProfilerCapture:
             profile_memory=self._settings.memory,
             with_stack=stacks,
             with_modules=stacks,
-            experimental_config=_sync_events() if self._settings.device_syncs else None,
+            experimental_config=compat.sync_events_config() if self._settings.device_syncs else None,
         )
 
 
@@ -144,16 +143,6 @@ def _without_host(head: bytes) -> bytes:
     """The beginning of a trace without the machine's name, which Kineto writes before the events."""
     header, events, rest = head.partition(b'"traceEvents"')
     return _HOST_NAME.sub(b'"host_name": ""', header) + events + rest
-
-
-def _sync_events() -> Any:
-    """The setting that records synchronisations as the driver saw them; ``None`` where this torch has none."""
-    from torch._C._profiler import _ExperimentalConfig
-
-    try:
-        return _ExperimentalConfig(enable_cuda_sync_events=True)
-    except TypeError:
-        return None
 
 
 @contextlib.contextmanager

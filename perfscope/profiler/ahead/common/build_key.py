@@ -1,4 +1,4 @@
-"""What a variant of a sweep is told by: two with the same key compile to the same, so one of them is enough."""
+"""The key of a variant of a sweep: two with the same key compile to the same program, so one is enough."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def sources_digest(arguments: Sequence[str], *, module: bool) -> str | None:
 def variant_key(request: Request, sources: str) -> str:
     """SHA-256 over all that decides what a variant compiles to: request, sources, versions, variables."""
     asked = msgspec.structs.replace(request, folder="", plugins=(), skipped=())
-    told = msgspec.to_builtins(asked)
-    del told["limits"]
+    settings = msgspec.to_builtins(asked)
+    del settings["limits"]
     found = plugins.find(compiler_kind(request))
     compiler = found.versions if isinstance(found, plugins.Plugin) else {}
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
-    parts = (told, sources, compiler, {name: _version(name) for name in PACKAGES}, variables)
+    parts = (settings, sources, compiler, {name: _version(name) for name in PACKAGES}, variables)
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 

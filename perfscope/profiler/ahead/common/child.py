@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _die_with_parent() -> None:
-    """Be killed when the parent dies. Asked for here: the parent may have threads, nothing may run behind its fork."""
+    """Be killed when the parent dies. Set here: the parent may have threads, so nothing may run after its fork."""
     import ctypes
     import signal
 

@@ -24,7 +24,7 @@ POLL_INTERVAL_S = 0.25
 MAX_EVENT_BYTES = 64 << 20
 """Bytes of lines from the child; a program that writes into our pipe is not listened to."""
 MAX_OUTPUT_BYTES = 64 << 20
-"""Bytes that the program may print before the file is begun anew: nobody reads them but the end."""
+"""Bytes that the program may print before the file is restarted: only the end is read."""
 TAIL_BYTES = 16_384
 MEMORY_SHARE = 0.75
 """Of what is available, where nothing else is said."""

@@ -72,7 +72,7 @@ class _EventLog:
     done: bool = False
 
     def hear(self, said: dict[str, Any]) -> None:
-        """Take one line of a child down."""
+        """Handle one event from the child process."""
         event, number = said["event"], said.get("number")
         if event == "loaded":
             self.versions |= said.get("versions", {})
@@ -212,9 +212,9 @@ def _run_children(request: Request, directory: Path, book: _EventLog, *, until: 
     with tempfile.TemporaryDirectory(prefix="perfscope-compile-") as folder:
         scratch = Path(folder)
         for _ in range(MAX_CRASHES + 1):
-            behind = (*book.compiled, *book.refused, *book.unwanted)
+            skipped = (*book.compiled, *book.refused, *book.unwanted)
             asked = scratch / "request.json"
-            asked.write_bytes(requests.dump(msgspec.structs.replace(request, skipped=tuple(sorted(behind)))))
+            asked.write_bytes(requests.dump(msgspec.structs.replace(request, skipped=tuple(sorted(skipped)))))
 
             def hear(said: dict[str, Any]) -> None:
                 book.hear(said)

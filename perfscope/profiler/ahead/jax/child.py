@@ -16,7 +16,7 @@ from perfscope.model.documents.compile_manifest import PROGRAMS
 from perfscope.model.documents.compile_request import Request, parse_checkpoint
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.common import scrub
-from perfscope.profiler.ahead.jax import compat as compat
+from perfscope.profiler.ahead.jax import plugin_devices
 from perfscope.profiler.ahead.targets import plugins
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ def compile_all(request: Request, said: EventWriter) -> None:
     found = _plugin(request)
     here = Path.cwd()
     from perfscope.profiler.ahead.common.program import run_program
-    from perfscope.profiler.ahead.jax import compat as compat
+    from perfscope.profiler.ahead.jax import compat
 
     devices = _devices(request, found)
     notes = [] if found.note is None else [found.note]
     said("loaded", versions={**_versions(), **found.versions}, notes=notes)
     pattern = scrub.source_pattern(here, [*sys.path, _script_folder(request)])
-    compat.strip_source_paths(pattern)
-    compat.exclude_own_folder()
+    plugin_devices.strip_source_paths(pattern)
+    compat.exclude_own_frames()
     if request.exported is not None:
         _compile_exported(request, devices, said, here)
         return
@@ -59,7 +59,7 @@ def compile_all(request: Request, said: EventWriter) -> None:
     if checkpoints is not None and not _report_checkpoints(checkpoints, said, failed=seen.failure is not None):
         programs = []  # what was seen before the program failed is not what was asked for
     pattern = scrub.source_pattern(here, [*sys.path, *scrub.package_roots()])  # of what has been imported since
-    compat.strip_source_paths(pattern)
+    plugin_devices.strip_source_paths(pattern)
     shorter = re.compile(pattern)
     said(
         "seen",
@@ -126,16 +126,14 @@ def _plugin(request: Request) -> plugins.Plugin:
 
 
 def _devices(request: Request, found: plugins.Plugin) -> Sequence[Any]:
-    from perfscope.profiler.ahead.jax import compat as compat
-
     target = request.target
     if found.kind == "tpu":
         name = f"{target.generation}:{target.topology}"
-        devices = compat.tpu_devices(found.folder if found.own_folder else None, name, target.host_shape)
+        devices = plugin_devices.tpu_devices(found.folder if found.own_folder else None, name, target.host_shape)
     else:
         if found.library is None or target.config is None:
             raise DataError(f"{target.asked}: XLA has no description of this device to compile for")
-        devices = compat.gpu_devices(found.library, found.platform, target.config, target.topology)
+        devices = plugin_devices.gpu_devices(found.library, found.platform, target.config, target.topology)
     if len(devices) != target.count:
         raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were asked for")
     return devices
@@ -228,9 +226,7 @@ def _failure_event(failure: Any) -> dict[str, Any]:
 
 
 def _one_line(error: BaseException) -> str:
-    from perfscope.profiler.ahead.jax.compat import first_line
-
-    said = first_line(error)
+    said = plugin_devices.first_line(error)
     return said if isinstance(error, DataError) else f"{type(error).__name__}: {said}"
 
 
@@ -287,7 +283,7 @@ class Compiler:
         try:
             compiled, notes = self._compiled(lowered, dump)
             seconds = time.monotonic() - began
-            text = compat.canonical_text(compiled)
+            text = plugin_devices.canonical_text(compiled)
             name = text.partition("\n")[0].removeprefix("HloModule ").partition(",")[0].strip() or program.name
             stem = f"{number:02d}.{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)[:MAX_NAME_LENGTH]}"
             file = self._keep(dump, stem)

@@ -1,6 +1,8 @@
-"""Everything of jax that is not public and that running a program without devices needs, each found by looking for it.
+"""The private interfaces of jax and jaxlib that running and compiling a program without devices needs.
 
-Checked on jax 0.10.2. Import it only in a process that runs somebody's program for its shapes: the child.
+Each function states what it returns. All of them work with jax 0.10.2, the version they were written for; another
+version that lacks one of them is reported in one line before a program runs (`check`, `check_checkpoint`). Import this
+module only in the child process, which may run programs and load compiler plugins.
 """
 
 from __future__ import annotations
@@ -8,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
-import sys
+import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from perfscope.model.errors import DataError
@@ -20,144 +22,416 @@ from perfscope.model.errors import DataError
 KNOWN_VERSION = "0.10"
 """The jax that this was written for."""
 
-NEEDED = (
-    ("jax._src.api", "jit"),
-    ("jax._src.array", "make_array_from_callback"),
-    ("jax._src.array", "make_array_from_process_local_data"),
-    ("jax._src.array", "make_array_from_single_device_arrays"),
-    ("jax._src.core", "EvalTrace"),
-    ("jax._src.core", "ShapedArray"),
-    ("jax._src.core", "abstract_token"),
-    ("jax._src.core", "jaxprs_in_params"),
-    ("jax._src.core", "physical_aval"),
-    ("jax._src.core", "pytype_aval_mappings"),
-    ("jax._src.core", "typeof"),
-    ("jax._src.debugging", "debug_callback_p"),
-    ("jax._src.debugging", "debug_print_p"),
-    ("jax._src.dispatch", "_batched_device_put_impl"),
-    ("jax._src.dispatch", "device_put_p"),
-    ("jax._src.dispatch", "get_intermediate_shardings"),
-    ("jax._src.dispatch", "update_dp_aval"),
-    ("jax._src.effects", "ordered_effects"),
-    ("jax._src.dtypes", "canonicalize_value_handlers"),
-    ("jax._src.interpreters.mlir", "LoweringParameters"),
-    ("jax._src.interpreters.mlir", "LoweringRuleEntry"),
-    ("jax._src.interpreters.mlir", "_platform_specific_lowerings"),
-    ("jax._src.interpreters.mlir", "get_constant_handler"),
-    ("jax._src.interpreters.mlir", "register_constant_handler"),
-    ("jax._src.interpreters.partial_eval", "dce_jaxpr"),
-    ("jax._src.interpreters.partial_eval", "partial_eval_jaxpr_nounits"),
-    ("jax._src.interpreters.pxla", "_get_and_check_device_assignment"),
-    ("jax._src.interpreters.pxla", "get_default_device"),
-    ("jax._src.lax.lax", "full"),
-    ("jax._src.mesh", "empty_abstract_mesh"),
-    ("jax._src.mesh", "empty_concrete_mesh"),
-    ("jax._src.numpy.array_methods", "_set_array_base_attributes"),
-    ("jax._src.pjit", "MetaTy"),
-    ("jax._src.pjit", "_pjit_call_impl_python"),
-    ("jax._src.pjit", "_resolve_and_lower"),
-    ("jax._src.pjit", "_resolve_in_shardings"),
-    ("jax._src.pjit", "jit_p"),
-    ("jax._src.sharding_impls", "UNSPECIFIED"),
-    ("jax._src.source_info_util", "register_exclusion"),
-    ("jax._src.stages", "Lowered"),
-    ("jax._src.xla_bridge", "get_backend"),
-    ("jaxlib._jax", "config"),
-)
-"""What is used, each where jax 0.10 has it."""
+RUN_INTERFACES: dict[str, tuple[str, str]] = {
+    "ClosedJaxpr": ("jax._src.core", "ClosedJaxpr"),
+    "Config": ("jaxlib._jax", "config.Config"),
+    "GSPMDSharding": ("jax._src.sharding_impls", "GSPMDSharding"),
+    "Lowered": ("jax._src.stages", "Lowered"),
+    "LoweringParameters": ("jax._src.interpreters.mlir", "LoweringParameters"),
+    "LoweringRuleEntry": ("jax._src.interpreters.mlir", "LoweringRuleEntry"),
+    "MetaTy": ("jax._src.pjit", "MetaTy"),
+    "MismatchType": ("jax._src.stages", "MismatchType"),
+    "Shard": ("jax._src.array", "Shard"),
+    "ShapedArray": ("jax._src.core", "ShapedArray"),
+    "UNSPECIFIED": ("jax._src.sharding_impls", "UNSPECIFIED"),
+    "_batched_device_put_impl": ("jax._src.dispatch", "_batched_device_put_impl"),
+    "_get_and_check_device_assignment": ("jax._src.interpreters.pxla", "_get_and_check_device_assignment"),
+    "_internal_use_concrete_mesh": ("jax._src.sharding_impls", "_internal_use_concrete_mesh"),
+    "_pjit_call_impl_python": ("jax._src.pjit", "_pjit_call_impl_python"),
+    "_platform_specific_lowerings": ("jax._src.interpreters.mlir", "_platform_specific_lowerings"),
+    "_resolve_and_lower": ("jax._src.pjit", "_resolve_and_lower"),
+    "_resolve_in_shardings": ("jax._src.pjit", "_resolve_in_shardings"),
+    "_set_array_base_attributes": ("jax._src.numpy.array_methods", "_set_array_base_attributes"),
+    "batched_device_put": ("jax._src.interpreters.pxla", "batched_device_put"),
+    "canonicalize_platform": ("jax._src.xla_bridge", "canonicalize_platform"),
+    "canonicalize_value": ("jax._src.dtypes", "canonicalize_value"),
+    "canonicalize_value_handlers": ("jax._src.dtypes", "canonicalize_value_handlers"),
+    "check_bool_conversion": ("jax._src.core", "check_bool_conversion"),
+    "check_integer_conversion": ("jax._src.core", "check_integer_conversion"),
+    "check_scalar_conversion": ("jax._src.core", "check_scalar_conversion"),
+    "convert_to_metaty": ("jax._src.pjit", "convert_to_metaty"),
+    "current": ("jax._src.source_info_util", "current"),
+    "dce_jaxpr": ("jax._src.interpreters.partial_eval", "dce_jaxpr"),
+    "debug_callback_p": ("jax._src.debugging", "debug_callback_p"),
+    "debug_infs": ("jax._src.config", "debug_infs"),
+    "debug_nans": ("jax._src.config", "debug_nans"),
+    "debug_print_p": ("jax._src.debugging", "debug_print_p"),
+    "disable_jit": ("jax._src.config", "disable_jit"),
+    "empty_abstract_mesh": ("jax._src.mesh", "empty_abstract_mesh"),
+    "empty_concrete_mesh": ("jax._src.mesh", "empty_concrete_mesh"),
+    "full": ("jax._src.lax.lax", "full"),
+    "get_abstract_mesh": ("jax._src.mesh", "get_abstract_mesh"),
+    "get_backend": ("jax._src.xla_bridge", "get_backend"),
+    "get_concrete_mesh": ("jax._src.mesh", "get_concrete_mesh"),
+    "get_constant_handler": ("jax._src.interpreters.mlir", "get_constant_handler"),
+    "get_default_device": ("jax._src.interpreters.pxla", "get_default_device"),
+    "get_intermediate_shardings": ("jax._src.dispatch", "get_intermediate_shardings"),
+    "jaxpr_as_fun": ("jax._src.core", "jaxpr_as_fun"),
+    "jaxprs_in_params": ("jax._src.core", "jaxprs_in_params"),
+    "local_devices": ("jax._src.xla_bridge", "local_devices"),
+    "lower": ("jax._src.stages", "Traced.lower"),
+    "make_args_info": ("jax._src.stages", "make_args_info"),
+    "make_array_from_callback": ("jax._src.array", "make_array_from_callback"),
+    "make_array_from_single_device_arrays": ("jax._src.array", "make_array_from_single_device_arrays"),
+    "mem_space_to_kind": ("jax._src.core", "mem_space_to_kind"),
+    "ordered_effects": ("jax._src.effects", "ordered_effects"),
+    "process_primitive": ("jax._src.core", "EvalTrace.process_primitive"),
+    "process_shard_map": ("jax._src.core", "EvalTrace.process_shard_map"),
+    "pytype_aval_mappings": ("jax._src.core", "pytype_aval_mappings"),
+    "register_constant_handler": ("jax._src.interpreters.mlir", "register_constant_handler"),
+    "register_exclusion": ("jax._src.source_info_util", "register_exclusion"),
+    "rewriting_take": ("jax._src.numpy.indexing", "rewriting_take"),
+    "trace_state_clean": ("jax._src.core", "trace_state_clean"),
+    "tracing_registry": ("jax._src.tree_util", "tracing_registry"),
+    "typeof": ("jax._src.core", "typeof"),
+    "update_aval_with_sharding": ("jax._src.core", "update_aval_with_sharding"),
+    "update_dp_aval": ("jax._src.dispatch", "update_dp_aval"),
+    "use_abstract_mesh": ("jax._src.mesh", "use_abstract_mesh"),
+    "user_context": ("jax._src.source_info_util", "user_context"),
+}
+"""What running a program without devices needs: name -> (module, attribute path) in jax 0.10.2."""
+
+CHECKPOINT_INTERFACES: dict[str, tuple[str, str]] = {
+    "DropVar": ("jax._src.core", "DropVar"),
+    "FlatTree": ("jax._src.tree_util", "FlatTree"),
+    "Jaxpr": ("jax._src.core", "Jaxpr"),
+    "Literal": ("jax._src.core", "Literal"),
+    "Var": ("jax._src.core", "Var"),
+    "_flatten_bwd": ("jax._src.custom_derivatives", "_flatten_bwd"),
+    "_flatten_fwd": ("jax._src.custom_derivatives", "_flatten_fwd"),
+    "_flatten_jvp": ("jax._src.custom_derivatives", "_flatten_jvp"),
+    "convert_constvars_jaxpr": ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr"),
+    "debug_info": ("jax._src.api_util", "debug_info"),
+    "eqn_effects": ("jax._src.core", "eqn_effects"),
+    "eval_jaxpr": ("jax._src.core", "eval_jaxpr"),
+    "is_user_filename": ("jax._src.source_info_util", "is_user_filename"),
+    "jit_p": ("jax._src.pjit", "jit_p"),
+    "join_effects": ("jax._src.core", "join_effects"),
+    "linearize": ("jax._src.interpreters.ad", "linearize"),
+    "new_jaxpr_eqn": ("jax._src.core", "new_jaxpr_eqn"),
+    "raw_frame_to_frame": ("jax._src.source_info_util", "raw_frame_to_frame"),
+    "remat_allowed_effects": ("jax._src.effects", "remat_allowed_effects"),
+    "remat_p": ("jax._src.ad_checkpoint", "remat_p"),
+    "scan_p": ("jax._src.lax.control_flow.loops", "scan_p"),
+    "trace_to_jaxpr": ("jax._src.interpreters.partial_eval", "trace_to_jaxpr"),
+    "user_frames": ("jax._src.source_info_util", "user_frames"),
+}
+"""What ``--checkpoint`` needs besides `RUN_INTERFACES`."""
+
+_INTERFACES = RUN_INTERFACES | CHECKPOINT_INTERFACES
+_LINEARIZE_PARAMETERS = ("traceable", "primals_ft")
 
 
 def check() -> None:
-    """Raise ``DataError`` with one line where this jax is not one that we know."""
-    gone = missing(NEEDED)
-    if not gone:
-        return
-    import jax
+    """Raise ``DataError`` with one line where this jax lacks what running a program needs."""
+    gone = missing(RUN_INTERFACES)
+    if gone:
+        import jax
 
-    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-    raise DataError(
-        f"this jax ({jax.__version__}) is not one that `perfscope compile` can run a program on: it has no "
-        f"{gone[0]}{more}; jax {KNOWN_VERSION} has"
-    )
-
-
-def missing(needed: Sequence[tuple[str, str]]) -> list[str]:
-    """Those of (module, name) that this jax does not have."""
-    return [f"{module}.{name}" for module, name in needed if _find(module, name) is None]
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        raise DataError(
+            f"this jax ({jax.__version__}) is not one that `perfscope compile` can run a program on: it has no "
+            f"{gone[0]}{more}; jax {KNOWN_VERSION} has"
+        )
 
 
-def _find(module: str, name: str) -> Any:
+def check_checkpoint() -> None:
+    """Raise ``DataError`` with one line where this jax lacks what ``--checkpoint`` needs."""
+    gone = missing(CHECKPOINT_INTERFACES)
+    if not gone and tuple(inspect.signature(_private("linearize")).parameters)[:2] != _LINEARIZE_PARAMETERS:
+        gone = [".".join(CHECKPOINT_INTERFACES["linearize"])]
+    if gone:
+        import jax
+
+        raise DataError(
+            f"this jax ({jax.__version__}) is not one that --checkpoint can be used with: it has no {gone[0]} as "
+            "jax 0.10.2 has it"
+        )
+
+
+def missing(interfaces: Mapping[str, tuple[str, str]]) -> list[str]:
+    """The interfaces of a table that this jax does not have: ``module.attribute``."""
+    return [f"{module}.{path}" for module, path in interfaces.values() if _holder(module, path) is None]
+
+
+def _holder(module: str, path: str) -> tuple[Any, str] | None:
+    """The object that has the last attribute of a path, and that attribute's name."""
+    *outer, name = path.split(".")
     try:
-        return getattr(importlib.import_module(module), name, None)
-    except ImportError:
+        holder: Any = importlib.import_module(module)
+        for one in outer:
+            holder = getattr(holder, one)
+    except (ImportError, AttributeError):
         return None
+    return (holder, name) if hasattr(holder, name) else None
+
+
+def _known_holder(name: str) -> tuple[Any, str]:
+    found = _holder(*_INTERFACES[name])
+    if found is None:
+        raise DataError(f"this jax has no {'.'.join(_INTERFACES[name])}; see `perfscope doctor`")
+    return found
+
+
+def _private(name: str) -> Any:
+    """The current value of an interface of the tables."""
+    return getattr(*_known_holder(name))
 
 
 @functools.cache
-def get(module: str, name: str) -> Any:
-    """An attribute of a module of jax's own that nobody replaces; kept, as it is asked for at every operation."""
-    return getattr(importlib.import_module(module), name)
+def _constant(name: str) -> Any:
+    """An interface that is never patched; cached, as some are needed at every operation."""
+    return _private(name)
+
+
+@contextlib.contextmanager
+def patched(holder: Any, name: str, replacement: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, ``holder.name`` is ``replacement(original)``."""
+    before = getattr(holder, name)
+    setattr(holder, name, replacement(before))
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
+
+
+@contextlib.contextmanager
+def patched_interface(name: str, replacement: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, a private interface of the tables is ``replacement(original)``."""
+    with patched(*_known_holder(name), replacement):
+        yield
 
 
 @functools.cache
 def package_folders() -> tuple[str, ...]:
-    """Folders of jax, jaxlib and what of ours runs a program, with a slash behind them."""
+    """Folders of jax, of jaxlib and of our code that runs a program, each with a trailing slash."""
     import jax
     import jaxlib
 
     ours = Path(__file__).parents[1]
-    return (*(f"{Path(str(one.__file__)).parent}/" for one in (jax, jaxlib)), f"{ours}/")
+    return (*(f"{Path(str(package.__file__)).parent}/" for package in (jax, jaxlib)), f"{ours}/")
 
 
-def register_canonical_type(kind: type) -> None:
-    """Have jax take values of a class as arguments without turning them into another's."""
+# Arrays and their types -----------------------------------------------------------------------------------------
+
+
+def register_array_type(kind: type, constant: Callable[[Any, Any], Any], keep: Iterable[str]) -> None:
+    """Have jax accept ``kind`` as arguments and constants, and give it jax's array methods except ``keep``."""
+    _private("_set_array_base_attributes")(kind, exclude=set(keep))
+    _private("pytype_aval_mappings")[kind] = lambda array: array.aval
     dtypes = importlib.import_module("jax._src.dtypes")
     register = getattr(dtypes, "register_canonicalize_value_handler", None)
     if register is not None:
         register(kind, None)
     else:  # before 0.10.2
-        dtypes.canonicalize_value_handlers[kind] = lambda value: value
+        _private("canonicalize_value_handlers")[kind] = lambda value: value
+    _private("register_constant_handler")(kind, constant)
+
+
+def lowered_constant(kind: type, value: Any, aval: Any) -> Any:
+    """A value of type ``kind`` as a constant of the program that is being lowered."""
+    return _constant("get_constant_handler")(kind)(value, aval)
+
+
+def check_conversion(array: Any, kind: str) -> None:
+    """Raise jax's error where an array cannot become a Python ``bool``, ``integer`` or other ``scalar``."""
+    _constant(f"check_{kind}_conversion")(array)
+
+
+def take(array: Any, index: Any) -> Any:
+    """``array[index]`` by jax's indexing."""
+    return _constant("rewriting_take")(array, index)
+
+
+def shard(device: Any, sharding: Any, shape: tuple[int, ...], data: Any) -> Any:
+    """One entry of ``jax.Array.addressable_shards``."""
+    return _constant("Shard")(device, sharding, shape, data)
+
+
+def typeof(value: Any) -> Any:
+    """The abstract value of an argument."""
+    return _constant("typeof")(value)
+
+
+def array_type(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+    """The abstract value of an array with this sharding."""
+    return _constant("update_aval_with_sharding")(_constant("ShapedArray")(shape, dtype), sharding)
+
+
+def device_put_type(aval: Any, target: Any) -> Any:
+    """The abstract value of ``jax.device_put`` of a value to ``target``."""
+    return _constant("update_dp_aval")(aval, target)
+
+
+def memory_kind(space: Any) -> Any:
+    """The memory kind of a memory space."""
+    return _constant("mem_space_to_kind")(space)
+
+
+def canonical_value(value: Any) -> Any:
+    """A value as jax takes it as an argument: with a dtype that jax has."""
+    return _constant("canonicalize_value")(value)
+
+
+def default_device() -> Any:
+    """The device of arrays that no program placed."""
+    return _constant("get_default_device")()
+
+
+def is_trace_state_clean() -> bool:
+    """Whether this thread traces nothing."""
+    return bool(_constant("trace_state_clean")())
+
+
+def is_concrete(sharding: Any) -> bool:
+    """Whether a sharding names devices, and not only axes of an abstract mesh."""
+    return bool(sharding._is_concrete)
+
+
+def raw_platform(device: Any, default: str) -> str:
+    """``cuda`` or ``rocm`` of a GPU's client, else ``default``."""
+    return str(getattr(device.client, "_raw_platform", default))
+
+
+# Calls of compiled functions ------------------------------------------------------------------------------------
+
+
+def argument_type(aval: Any, sharding: Any, *, committed: bool, is_numpy: bool) -> Any:
+    """What jax keeps of an argument of a compiled function, in the default layout."""
+    return _constant("MetaTy")(aval, sharding, None, committed, is_numpy)
+
+
+def unspecified() -> Any:
+    """The value that stands for a sharding that the program did not specify."""
+    return _constant("UNSPECIFIED")
+
+
+def argument_shardings(types: Sequence[Any], in_shardings: Any) -> Sequence[Any]:
+    """The sharding of each argument of a call, `unspecified` where the compiler chooses."""
+    shardings: Sequence[Any] = _constant("_resolve_in_shardings")(types, in_shardings)
+    return shardings
+
+
+def device_assignment(
+    arguments: Iterable[Any], results: Iterable[Any], jaxpr: Any, mesh: Any
+) -> tuple[list[Any], Sequence[Any] | None]:
+    """All shardings of a call, those inside its jaxpr among them, and the devices that it runs on."""
+    kinds = _constant("MismatchType")
+    shardings = [
+        *((sharding, kinds.ARG_SHARDING, None) for sharding in arguments),
+        *((sharding, kinds.OUT_SHARDING, None) for sharding in results),
+        *(
+            (sharding, kinds.SHARDING_INSIDE_COMPUTATION, source)
+            for sharding, source in _constant("get_intermediate_shardings")(jaxpr)
+        ),
+    ]
+    _, devices, _ = _constant("_get_and_check_device_assignment")(shardings, mesh)
+    return [sharding for sharding, _, _ in shardings], devices
+
+
+def replicated(devices: Any) -> Any:
+    """The sharding of a value that every device has whole."""
+    return _constant("GSPMDSharding").get_replicated(devices)
+
+
+def flatten_call(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Sequence[Any], Any]:
+    """Leaves and tree of the arguments of a call of a compiled function."""
+    leaves, tree = _constant("tracing_registry").flatten((arguments, named))
+    return leaves, tree
+
+
+def traced_call(traced: Any) -> tuple[Sequence[Any], dict[str, Any], Sequence[Any]]:
+    """Of a ``jax.stages.Traced``: constants, parameters and types of the arguments, constants first."""
+    low = traced.lojax
+    return low._consts, low._params, low._meta_tys_flat
+
+
+def traced_input_tree(traced: Any) -> Any:
+    """How the arguments of a ``jax.stages.Traced`` are nested."""
+    return traced._in_tree
+
+
+def lower_call(params: dict[str, Any], types: Sequence[Any]) -> Any:
+    """The lowering of a call for the platform of its devices."""
+    return _private("_resolve_and_lower")(
+        types,
+        **params,
+        lowering_platforms=None,
+        lowering_parameters=_constant("LoweringParameters")(),
+        pgle_profiler=None,
+    )
+
+
+def lowered_stage(computation: Any, params: dict[str, Any]) -> Any:
+    """``jax.stages.Lowered`` of a lowering, with flat arguments and results."""
+    from jax import tree_util
+
+    closed = params["jaxpr"]
+    arguments = tree_util.tree_structure((tuple(range(len(closed.in_avals))), {}))
+    donated = tuple(number for number, is_donated in enumerate(params["donated_invars"]) if is_donated)
+    info = _constant("make_args_info")(arguments, closed.in_avals, donated)
+    return _constant("Lowered")(computation, info, tree_util.tree_structure(tuple(range(len(closed.out_avals)))))
+
+
+@contextlib.contextmanager
+def debug_callbacks_lowered_by(rule: Callable[..., Any], platforms: Iterable[str]) -> Iterator[None]:
+    """Inside, ``rule`` lowers ``jax.debug.print`` and ``jax.debug.callback`` for these platforms."""
+    rules, entry = _private("_platform_specific_lowerings"), _constant("LoweringRuleEntry")(rule, True)
+    primitives = (_constant("debug_callback_p"), _constant("debug_print_p"))
+    before = {platform: dict(rules[platform]) for platform in platforms}
+    for platform in before:
+        rules[platform].update(dict.fromkeys(primitives, entry))
+    try:
+        yield
+    finally:
+        for platform, original in before.items():
+            for primitive in primitives:
+                del rules[platform][primitive]
+                if primitive in original:
+                    rules[platform][primitive] = original[primitive]
+
+
+def is_ordered(effect: Any) -> bool:
+    """Whether operations with an effect run in the order of the program."""
+    return bool(_constant("ordered_effects").contains(effect))
 
 
 def exclude_own_frames() -> None:
-    """Have jax pass over our own frames where it keeps from which line an operation comes, as it does over its own."""
-    register = get("jax._src.source_info_util", "register_exclusion")
-    for file in Path(__file__).parent.rglob("*.py"):
-        register(str(file))
+    """Have jax leave our frames out of source lines and stacks in programs, where it can."""
+    with contextlib.suppress(DataError):  # they are the outermost frames of a stack: more to read, nothing wrong
+        _private("register_exclusion")(f"{Path(__file__).parents[1]}/")
 
 
 def lowering_context() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What of the place and time of a call a lowering depends on: its stack, meshes and device; to be set again."""
+    """A context that restores the stack, meshes and default device of now: a lowering depends on them."""
     import jax
 
-    lines, meshes = importlib.import_module("jax._src.source_info_util"), importlib.import_module("jax._src.mesh")
-    implementations = importlib.import_module("jax._src.sharding_impls")
-    stack = lines.current().traceback
+    stack = _private("current")().traceback
     device = jax.config.jax_default_device
-    abstract, concrete = meshes.get_abstract_mesh(), meshes.get_concrete_mesh()
+    abstract, concrete = _private("get_abstract_mesh")(), _private("get_concrete_mesh")()
 
     @contextlib.contextmanager
-    def again() -> Iterator[None]:
+    def restored() -> Iterator[None]:
         with (
-            lines.user_context(stack),
+            _private("user_context")(stack),
             jax.default_device(device),
-            meshes.use_abstract_mesh(abstract),
-            implementations._internal_use_concrete_mesh(concrete),
+            _private("use_abstract_mesh")(abstract),
+            _private("_internal_use_concrete_mesh")(concrete),
         ):
             yield
 
-    return again
+    return restored
 
 
-# For real -------------------------------------------------------------------------------------------------------
+# Computing on the CPU -------------------------------------------------------------------------------------------
 
 _thread_state = threading.local()
 
 
 @functools.cache
 def _real_mode_key() -> Any:
-    """A state that is part of the keys of compiled functions, so that those of either mode never serve the other."""
-    return get("jaxlib._jax", "config").Config("perfscope_for_real", False, include_in_jit_key=True)
+    """A setting in the cache keys of compiled functions: those of one mode never serve the other."""
+    return _private("Config")("perfscope_for_real", False, include_in_jit_key=True)
 
 
 def is_computing() -> bool:
@@ -167,43 +441,37 @@ def is_computing() -> bool:
 
 @contextlib.contextmanager
 def computing_on_cpu() -> Iterator[None]:
-    """Compute what is called inside, on the CPU, out of every mesh."""
+    """Inside, calls are computed on the CPU, outside of every mesh."""
     import jax
 
-    mesh = importlib.import_module("jax._src.mesh")
-    implementations = importlib.import_module("jax._src.sharding_impls")
     cpu = jax.local_devices(backend="cpu")[0]
-    config = importlib.import_module("jax._src.config")
     _thread_state.depth = getattr(_thread_state, "depth", 0) + 1
-    before = _real_mode_key().get_local() if hasattr(_real_mode_key(), "get_local") else None
     _real_mode_key().set_local(True)
     try:
         with (
             jax.default_device(cpu),
-            mesh.use_abstract_mesh(mesh.empty_abstract_mesh),
-            implementations._internal_use_concrete_mesh(mesh.empty_concrete_mesh),
-            config.debug_nans(False),
-            config.debug_infs(False),
-            config.disable_jit(False),
+            _constant("use_abstract_mesh")(_constant("empty_abstract_mesh")),
+            _constant("_internal_use_concrete_mesh")(_constant("empty_concrete_mesh")),
+            _constant("debug_nans")(False),
+            _constant("debug_infs")(False),
+            _constant("disable_jit")(False),
         ):
             yield
     finally:
         _thread_state.depth -= 1
         if _thread_state.depth == 0:
             _real_mode_key().set_local(False)
-        del before
 
 
 @functools.cache
 def _trace_key() -> Any:
-    """A state that is part of the keys of traced functions; None: nobody's."""
-    config = get("jaxlib._jax", "config").Config
-    return config("perfscope_traced_for", None, include_in_jit_key=True, include_in_trace_context=True)
+    """A setting in the cache keys of traced functions; ``None``: outside of `separate_trace_cache`."""
+    return _private("Config")("perfscope_traced_for", None, include_in_jit_key=True, include_in_trace_context=True)
 
 
 @contextlib.contextmanager
 def separate_trace_cache() -> Iterator[None]:
-    """Trace anew what is jitted inside, in this thread; nothing outside finds it, nor was it found before."""
+    """Inside, this thread traces jitted functions again, and shares no trace with the outside."""
     before = _trace_key().swap_local(object())
     try:
         yield
@@ -211,179 +479,121 @@ def separate_trace_cache() -> Iterator[None]:
         _trace_key().set_local(before)
 
 
-# Patches --------------------------------------------------------------------------------------------------------
+def clear_device_cache() -> None:
+    """Have ``jax.local_devices`` ask the backend again."""
+    _private("local_devices").cache_clear()
 
 
-@contextlib.contextmanager
-def patched(where: Any, name: str, made: Callable[[Any], Any]) -> Iterator[None]:
-    """``where.name`` is ``made(what it was)`` inside."""
-    before = getattr(where, name)
-    setattr(where, name, made(before))
-    try:
-        yield
-    finally:
-        setattr(where, name, before)
+# Jaxprs ---------------------------------------------------------------------------------------------------------
 
 
-# What of jax's private interfaces loading a compiler without its devices needs; each missing one is one clear line.
-#
-# Checked on jax 0.10.2. Import it only in a process that may load plugins: the child.
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """The jaxprs in an operation's parameters."""
+    jaxprs: Iterator[Any] = iter(_constant("jaxprs_in_params")(params))
+    return jaxprs
 
 
-def _required_attribute(module: str, name: str, purpose: str, before: str | None = None) -> Any:
-    """An attribute of a module of jax's own; ``DataError`` that says what it was for.
-
-    ``before``: the module that had it in earlier releases.
-    """
-    for home in (module, before):
-        with contextlib.suppress(ImportError, AttributeError):
-            return getattr(importlib.import_module(home or module), name)
-    raise DataError(f"this jax has no {module}.{name}, which {purpose} needs; see `perfscope doctor`")
+def without_unused(jaxpr: Any, outputs: Sequence[bool]) -> tuple[Any, Sequence[bool]]:
+    """A jaxpr reduced to what some of its results need, and which of its inputs that reads."""
+    reduced, used = _constant("dce_jaxpr")(jaxpr, outputs)
+    return reduced, used
 
 
-def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Sequence[Any]:
-    """Devices of GPUs that can be compiled for and nothing else.
+def as_function(jaxpr: Any, consts: Sequence[Any]) -> Callable[..., Any]:
+    """A function that runs a jaxpr."""
+    function: Callable[..., Any] = _constant("jaxpr_as_fun")(_constant("ClosedJaxpr")(jaxpr, consts))
+    return function
 
-    ``library``: the plugin's shared object. ``platform``: ``cuda`` or ``rocm``. ``config``: XLA's target config as
-    text. ``topology``: ``partitions x hosts x devices``.
-    """
-    home = "jaxlib.xla_client"
-    purpose = "compiling for GPUs that are not there"
-    load = _required_attribute(home, "load_pjrt_plugin_dynamically", purpose)
-    is_up, start = (
-        _required_attribute(home, "pjrt_plugin_initialized", purpose),
-        _required_attribute(home, "initialize_pjrt_plugin", purpose),
+
+def evaluated(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
+    """The results of a jaxpr, operation by operation."""
+    results: Sequence[Any] = _constant("eval_jaxpr")(jaxpr, consts, *values)
+    return results
+
+
+def remat_primitive() -> Any:
+    """The primitive of ``jax.checkpoint``."""
+    return _constant("remat_p")
+
+
+def is_scan(eqn: Any) -> bool:
+    """Whether an equation is a ``jax.lax.scan``."""
+    return eqn.primitive is _constant("scan_p")
+
+
+def is_jit(eqn: Any) -> bool:
+    """Whether an equation is a call of a ``jax.jit`` function."""
+    return eqn.primitive is _constant("jit_p")
+
+
+def may_rematerialize(effects: Any) -> bool:
+    """Whether ``jax.checkpoint`` accepts operations with these effects."""
+    return not _constant("remat_allowed_effects").filter_not_in(effects)
+
+
+def consts_as_inputs(jaxpr: Any) -> Any:
+    """A jaxpr that takes its constants as its first inputs."""
+    return _constant("convert_constvars_jaxpr")(jaxpr)
+
+
+def new_jaxpr(inputs: Sequence[Any], outputs: Sequence[Any], eqns: Sequence[Any], debug_info: Any) -> Any:
+    """A jaxpr without constants; its effects are those of its equations."""
+    effects = _constant("join_effects")(*(eqn.effects for eqn in eqns))
+    return _constant("Jaxpr")(
+        constvars=(), invars=inputs, outvars=outputs, eqns=eqns, effects=effects, debug_info=debug_info
     )
-    describe = _required_attribute(home, "make_c_api_device_topology", purpose)
-    if platform == "rocm":
-        from perfscope.profiler.ahead.targets.amd_stand_ins import load_stand_ins
-
-        load_stand_ins(library)
-    try:
-        client = load(platform, str(library))
-        if not is_up(platform):
-            start(platform)
-        found = describe(client, "perfscope", target_config=config, topology=topology)
-        make = getattr(found, "_make_compile_only_devices", None)
-        if make is None:
-            raise DataError(f"this jaxlib's topology has no _make_compile_only_devices, which {purpose} needs")
-        devices: Sequence[Any] = make()
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"the {platform} compiler cannot be loaded: {first_line(error)}") from error
-    return devices
 
 
-def tpu_devices(folder: Path | None, name: str, host: tuple[int, ...] | None = None) -> Sequence[Any]:
-    """Devices of a TPU slice (``v5e:2x4``) that can be compiled for and nothing else.
-
-    ``folder``: where libtpu lies, ``None`` where it is on the path already. ``host``: chips of one host along x, y, z;
-    libtpu's own are 2 x 2.
-    """
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # the metadata server of a cloud machine, which this is not
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is taken: several may compile at once
-    if folder is not None:
-        sys.path.append(str(folder))
-    describe = _required_attribute(
-        "jax.experimental.topologies", "get_topology_desc", "compiling for TPUs that are not there"
-    )
-    kind, _, shape = name.partition(":")
-    sides = tuple(int(side) for side in shape.split("x"))
-    # the two TensorCores of a v4 are one device in every program; v5p's are without being told
-    together = {"chip_config_name": "megacore"} if kind == "v4" else {}
-    try:
-        if sides in ((1,), (1, 1), (1, 1, 1)):  # the smallest host has four chips unless told otherwise
-            described = describe(f"{kind}:1x1", "tpu", chips_per_host_bounds=(1, 1, 1), num_slices=1, **together)
-        else:
-            described = describe(name, "tpu", chips_per_host_bounds=host or (2, 2, 1), **together)
-        devices: Sequence[Any] = described.devices
-    except Exception as error:
-        raise DataError(f"libtpu does not describe {name}: {first_line(error)}") from error
-    return devices
+def new_equation(primitive: Any, inputs: list[Any], outputs: list[Any], params: dict[str, Any], origin: Any) -> Any:
+    """An equation with the effects of ``params["jaxpr"]``, and with the source line and context of ``origin``."""
+    effects = _constant("eqn_effects")(params["jaxpr"], inputs)
+    return _constant("new_jaxpr_eqn")(inputs, outputs, primitive, params, effects, origin.source_info, origin.ctx)
 
 
-def strip_source_paths(pattern: str) -> None:
-    """Have jax cut what ``pattern`` matches from the names of source files in programs."""
-    import jax
-
-    try:
-        jax.config.update("jax_hlo_source_file_canonicalization_regex", pattern)
-    except (AttributeError, ValueError) as error:
-        raise DataError(
-            "this jax has no jax_hlo_source_file_canonicalization_regex, which keeps this machine's paths out of it"
-        ) from error
+def new_variable(atom: Any) -> Any:
+    """A new variable of the same type."""
+    return _constant("Var")(atom.aval)
 
 
-def exclude_own_folder() -> None:
-    """Have jax leave our own frames out of the stacks that it writes into programs, as it does with its own."""
-    try:
-        from jax._src import source_info_util
-
-        source_info_util.register_exclusion(str(Path(__file__).parents[1]))
-    except (ImportError, AttributeError):
-        return  # they are at the outer end of a stack: more to read, nothing wrong
+def is_literal(atom: Any) -> bool:
+    """Whether an equation's input is a constant and no variable."""
+    return isinstance(atom, _constant("Literal"))
 
 
-class ExportedProgram:
-    """A program that was lowered elsewhere (`jax_export.py`), to be compiled here; as `jax_seen.SeenProgram`."""
-
-    calls = 1
-    arguments = ()
-
-    def __init__(self, code: bytes, function: str, place: Any, devices: Sequence[Any]) -> None:
-        self.name, self.function, self.place = f"jit_{function}", function, place
-        self._code, self._devices = code, devices
-
-    def lower(self) -> ExportedProgram:
-        """It is lowered already."""
-        return self
-
-    def compile(self, compiler_options: dict[str, Any]) -> ExportedProgram:
-        """Compile it with all that was lowered: names, lines, donation."""
-        purpose = "compiling an exported program"
-        ir, context = (
-            _required_attribute("jax._src.lib.mlir", "ir", purpose),
-            _required_attribute("jax._src.interpreters.mlir", "make_ir_context", purpose),
-        )
-        options_of, devices_of = (
-            _required_attribute("jax._src.compiler", "get_compile_options", purpose),
-            _required_attribute("jaxlib.xla_client", "DeviceList", purpose),
-        )
-        import numpy as np
-
-        with context():
-            module = ir.Module.parse(self._code)
-        partitions = int(ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value)
-        if partitions > len(self._devices):
-            raise DataError(f"it is divided among {partitions} devices, the target has {len(self._devices)}")
-        devices = list(self._devices)[:partitions]
-        options = options_of(
-            num_replicas=1,
-            num_partitions=partitions,
-            device_assignment=np.array([[one.id for one in devices]]),
-            env_options_overrides=compiler_options,
-        )
-        self._executable = devices[0].client.compile(module, devices_of(tuple(devices)), options)
-        return self
-
-    def runtime_executable(self) -> Any:
-        """XLA's own."""
-        return self._executable
-
-    def memory_analysis(self) -> Any:
-        """XLA's account of its memory."""
-        return self._executable.get_compiled_memory_stats()
+def is_dropped(variable: Any) -> bool:
+    """Whether an equation's output is never read."""
+    return isinstance(variable, _constant("DropVar"))
 
 
-def canonical_text(executable: Any) -> str:
-    """A compiled program without lines, files and names of scopes: what its fingerprint is taken of."""
-    options = _required_attribute("jaxlib._hlo", "HloPrintOptions", "a program's fingerprint", before="jaxlib._jax")
-    modules = executable.runtime_executable().hlo_modules()
-    return "\n".join(str(module.to_string(options.short_parsable())) for module in modules)
+def flat_arguments(arguments: tuple[Any, ...]) -> Any:
+    """Positional arguments with their tree, as jax traces them."""
+    return _constant("FlatTree").flatten((arguments, {}))
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says that says something, bounded."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:400]
+def traced_for_linearize(function: Callable[..., Any], source: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """``function`` as a closed jaxpr for these arguments, with the debug info of ``source``."""
+    info = _constant("debug_info")("linearize", source, arguments, {})
+    closed, _ = _constant("trace_to_jaxpr")(function, flat_arguments(arguments).map(typeof), info)
+    return closed
+
+
+def user_frames(eqn: Any) -> Iterator[Any]:
+    """Frames outside of jax that an equation comes from, innermost first: ``file_name``, ``start_line``, ..."""
+    frames: Iterator[Any] = _constant("user_frames")(eqn.source_info.traceback)
+    return frames
+
+
+def is_user_filename(file: str) -> bool:
+    """Whether a file is not one of jax's."""
+    return bool(_constant("is_user_filename")(file))
+
+
+def line_of(code: CodeType, lasti: int) -> int:
+    """The line of an instruction."""
+    return int(_constant("raw_frame_to_frame")(code, lasti).start_line)
+
+
+def is_derivative_rule(code: CodeType) -> bool:
+    """Whether a function is the one of jax that calls the rules given to ``defvjp`` and ``defjvp``."""
+    names = ("_flatten_bwd", "_flatten_fwd", "_flatten_jvp")
+    return code.co_name in names and code.co_filename.endswith("custom_derivatives.py")

@@ -36,7 +36,7 @@ class RunLimits:
     """Calls of programs in a row without a new one, before it is taken to repeat itself: a program that comes every
     hundredth step is seen, one that comes every thousandth is not."""
     programs: int = 32
-    """A function that is traced anew in every step would never end."""
+    """A function that is traced again in every step would never end."""
     operations: int = 200_000
     """Outside of jit, in a row without a call of a program."""
     seconds: float = 300.0
@@ -93,7 +93,7 @@ class RunWatch:
             self._since, self._quiet = {}, 0
             if self._programs >= limits.programs:
                 self._stop(
-                    f"{limits.programs} different programs: the limit (a function that is traced anew in every step "
+                    f"{limits.programs} different programs: the limit (a function that is traced again in every step "
                     "makes a new one each time)"
                 )
         else:
@@ -161,7 +161,7 @@ def _raise_at_every_line(why: str) -> None:
 
 
 MAX_READS = 40
-"""Places of reads by the host that are told one by one."""
+"""Places of reads by the host that are reported one by one."""
 UNKNOWN = "a line that is not known"
 
 
@@ -220,7 +220,7 @@ class RunRecorder:
         self._operation(name, key, user_line(), _bytes((*avals, *results)))
 
     def read(self, how: str, array: AbstractArray) -> None:
-        """The host reads what nobody knows."""
+        """The host reads an unknown value."""
         key = (how, f"{array.dtype.name}[{','.join(map(str, array.shape))}]", user_line())
         self._reads[key] = self._reads.get(key, 0) + 1
 
@@ -263,39 +263,39 @@ class RunRecorder:
         return sorted(made, key=lambda one: (-one.calls, str(one.place)))
 
     def notes(self) -> list[str]:
-        """What the program was given that nobody computed."""
-        told = [
-            f"the program read {what} on the host ({how}, {_count_text(count)}) at {place or UNKNOWN}; nobody computed "
-            "it, it was given zeros: a path that depends on it may differ"
+        """Values that the program got without computing them."""
+        notes = [
+            f"the program read {what} on the host ({how}, {_count_text(count)}) at {place or UNKNOWN}; it was "
+            "not computed and zeros were returned: a path that depends on it may differ"
             for (how, what, place), count in list(self._reads.items())[:MAX_READS]
         ]
         left = len(self._reads) - MAX_READS
         if left > 0:
-            told.append(f"the program read values that nobody computed at {left:,} more places")
-        told += [
+            notes.append(f"the program read values that were not computed at {left:,} more places")
+        notes += [
             f"the program asked for {what} ({_count_text(count)}) at {place or UNKNOWN}, which only a compiled "
             "program, a device or a job of several processes has: zeros, or nothing, was the answer"
             for (what, place), count in self._questions.items()
         ]
-        told += [
+        notes += [
             f"{one.name}: where {one.guessed} of its arguments lie is the compiler's choice in the program that made "
             "them; they were taken to lie like its arguments of the same shape and dtype, else on every device"
             for one in self.programs.values()
             if one.guessed
         ]
-        told += [
-            f"{one.name}: it closes over {one.stand_ins:,} bytes that nobody computed, constants of the program; "
-            "other numbers stand in their place"
+        notes += [
+            f"{one.name}: it closes over {one.stand_ins:,} bytes that were not computed, constants of the program; "
+            "placeholders replace them"
             for one in self.programs.values()
             if one.stand_ins
         ]
-        told += [
+        notes += [
             f"{one.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what "
             "only that needs: a compiler without its device has no way back to the host"
             for one in self.programs.values()
             if one.prints
         ]
-        return told
+        return notes
 
 
 def _bytes(avals: Iterable[Any]) -> int:
@@ -332,7 +332,7 @@ class Discovery:
     operations: list[EagerOperations] = field(default_factory=list)
     """Outside of jit; the most called first."""
     notes: list[str] = field(default_factory=list)
-    """What the program was given that nobody computed."""
+    """Values that the program got without computing them."""
     stopped: str = ""
     """Why it was not followed further."""
     complete: bool = False

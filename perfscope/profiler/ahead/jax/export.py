@@ -38,7 +38,7 @@ def export(
     """The file of a function with arguments lowered for ``cuda``, ``rocm`` or ``tpu``, and the function's name.
 
     Of arrays among the arguments only shape, dtype and sharding count. ``checkpoint``: the policy that its layers get,
-    here and nowhere else: what is jitted in this process is traced anew for it. ``AskedWronglyError`` if it is no
+    here and nowhere else: what is jitted in this process is traced again for it. ``UsageError`` if it is no
     function of JAX, or these are not its arguments; ``DataError`` where nothing of it could be checkpointed.
     """
     import jax
@@ -62,29 +62,29 @@ def export(
         module = lowered.compiler_ir("stablehlo")
         code = io.BytesIO()
         module.operation.write_bytecode(code)
-    told = {"function": name, "place": _place(plain, re.compile(pattern))}
+    header = {"function": name, "place": _place(plain, re.compile(pattern))}
     if book is not None:
-        told |= {"notes": book.notes(), "checkpoint": book.as_data()}
-    head = json.dumps(told).encode()
+        header |= {"notes": book.notes(), "checkpoint": book.as_data()}
+    head = json.dumps(header).encode()
     return MAGIC + head + b"\n" + code.getvalue(), name
 
 
 def load(path: Path, devices: Sequence[Any]) -> Any:
     """The program in such a file as the child compiles it; ``DataError`` where it is none."""
-    from perfscope.profiler.ahead.jax.compat import ExportedProgram
+    from perfscope.profiler.ahead.jax.plugin_devices import ExportedProgram
 
     data = path.read_bytes()
     if not data.startswith(MAGIC):
         raise DataError(f"{path.name}: no exported program")
     head, _, code = data[len(MAGIC) :].partition(b"\n")
-    told = json.loads(head)
-    return ExportedProgram(code, told["function"], told["place"], devices)
+    header = json.loads(head)
+    return ExportedProgram(code, header["function"], header["place"], devices)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """What became of the layers of an exported program, for the manifest, and notes; None where nobody asked."""
-    told = json.loads(path.read_bytes()[len(MAGIC) :].partition(b"\n")[0])
-    return told.get("checkpoint"), told.get("notes", [])
+    """What became of the layers of an exported program, for the manifest, and notes; None if not requested."""
+    header = json.loads(path.read_bytes()[len(MAGIC) :].partition(b"\n")[0])
+    return header.get("checkpoint"), header.get("notes", [])
 
 
 def _abstract(leaf: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,29 +35,16 @@ def is_compile_only(devices: Sequence[Any]) -> bool:
 @contextlib.contextmanager
 def without_callbacks(devices: Sequence[Any]) -> Iterator[None]:
     """Inside, they become nothing in programs for devices that nothing runs on."""
-    debugging = sys.modules["jax._src.debugging"]
-    mlir = sys.modules["jax._src.interpreters.mlir"]
     if not is_compile_only(devices):
         yield
         return
-    rules, entry = mlir._platform_specific_lowerings, mlir.LoweringRuleEntry(_lower_to_nothing, True)
-    primitives = (debugging.debug_callback_p, debugging.debug_print_p)
-    before = {name: dict(rules[name]) for name in PLATFORMS}
-    for name in PLATFORMS:
-        rules[name].update(dict.fromkeys(primitives, entry))
-    try:
+    with compat.debug_callbacks_lowered_by(_lower_to_nothing, PLATFORMS):
         yield
-    finally:
-        for name in PLATFORMS:
-            for one in primitives:
-                del rules[name][one]
-                if one in before[name]:
-                    rules[name][one] = before[name][one]
 
 
 def _lower_to_nothing(context: Any, *_: Any, effect: Any = None, **__: Any) -> list[Any]:
     """The lowering of a print: nothing, in its order."""
-    if compat.get("jax._src.effects", "ordered_effects").contains(effect):
+    if compat.is_ordered(effect):
         context.set_tokens_out(context.tokens_in)
     return []
 
@@ -94,7 +80,7 @@ class DiscoveredProgram:
         self.stand_ins = sum(
             one.nbytes for one in params["jaxpr"].consts if isinstance(one, AbstractArray) and one._made_up
         )
-        """Bytes of constants, arrays that it closes over, whose values nobody computed."""
+        """Bytes of constants, arrays that it closes over, whose values were not computed."""
         self._held: list[Any] = []
         self._setting = compat.lowering_context()
 
@@ -118,7 +104,7 @@ class DiscoveredProgram:
 
     @property
     def shardings(self) -> tuple[Any, ...]:
-        """Where each argument lies; ``None``: nobody said."""
+        """Where each argument lies; ``None``: not specified."""
         return tuple(one.sharding if one.committed else None for one in self._types)
 
     @property
@@ -149,32 +135,18 @@ class DiscoveredProgram:
         Its lines and settings are those of the first call, as in a real run. Raises what jax raises of a program that
         cannot be lowered for these devices.
         """
-        from jax import tree_util
-
-        stages = "jax._src.stages"
         with target_devices(self._devices), self._setting(), without_callbacks(self._devices):
-            computation = compat.get("jax._src.pjit", "_resolve_and_lower")(
-                self._types,
-                **self._params,
-                lowering_platforms=None,
-                lowering_parameters=compat.get("jax._src.interpreters.mlir", "LoweringParameters")(),
-                pgle_profiler=None,
-            )
+            computation = compat.lower_call(self._params, self._types)
         if is_compile_only(self._devices) and computation.compile_args.get("host_callbacks"):
             raise DataError(
                 "it calls back into Python (jax.pure_callback, io_callback), which cannot be compiled without a device"
             )
-        closed = self._params["jaxpr"]
-        arguments = tree_util.tree_structure((tuple(range(len(closed.in_avals))), {}))
-        donated = tuple(at for at, one in enumerate(self._params["donated_invars"]) if one)
-        info = compat.get(stages, "make_args_info")(arguments, closed.in_avals, donated)
-        results = tree_util.tree_structure(tuple(range(len(closed.out_avals))))
-        return compat.get(stages, "Lowered")(computation, info, results)
+        return compat.lowered_stage(computation, self._params)
 
 
 def program_key(params: dict[str, Any], types: Sequence[Any]) -> Any:
     """What tells programs apart: operations, arguments and where they lie; not the lines they are written in."""
-    taken = compat.get("jax._src.pjit", "_resolve_in_shardings")(types, params["in_shardings"])
+    taken = compat.argument_shardings(types, params["in_shardings"])
     several = any(hasattr(one, "device_set") and len(one.device_set) > 1 for one in taken)
     return (
         params["name"],

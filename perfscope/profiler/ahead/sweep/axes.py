@@ -2,7 +2,7 @@
 
 ``policy=none,dots,full`` lists values; ``seq=1k..128k`` doubles from the first to the last; ``heads=8..64/8`` goes in
 steps. ``k`` is 1024, ``m`` 1024 times that. Each becomes ``--NAME VALUE`` of the program, in place of what its
-arguments say of that flag, or behind them; where an argument holds ``{NAME}`` it goes there and nowhere else.
+arguments say of that flag, or after them; where an argument holds ``{NAME}`` it goes there and nowhere else.
 ``target`` and ``memory`` are not the program's: they say what to compile for. Neither is ``checkpoint``, the policy
 that its layers get (``--checkpoint``), unless an argument holds ``{checkpoint}``.
 """
@@ -66,18 +66,18 @@ class Variant:
 
 
 def parse_axis(text: str, *, option: str = "--sweep", most: int = MAX_VALUES) -> Axis:
-    """One ``NAME=VALUES`` (or ``NAME:size=VALUES``, ``NAME:choice=VALUES``); ``AskedWronglyError`` in one line.
+    """One ``NAME=VALUES`` (or ``NAME:size=VALUES``, ``NAME:choice=VALUES``); ``UsageError`` in one line.
 
     ``option``: as which it was written; ``most``: values.
     """
     found = re.fullmatch(r"\s*-{0,2}([A-Za-z][\w-]{0,60})(?::(\w+))?\s*=(.*)", text, re.DOTALL)
     if found is None or len(text) > 10_000 or not text.isprintable():
         raise UsageError(f"{option} {text[:60]!r}: write NAME=VALUES, e.g. policy=none,dots or seq=1k..128k")
-    name, kind, told = found[1], found[2], found[3]
+    name, kind, text = found[1], found[2], found[3]
     if kind not in (None, "size", "choice"):
         raise UsageError(f"{option} {name}:{kind[:40]}: a sweep's values are a size or a choice")
-    values = [value for part in told.split(",") for value in _values(part.strip(), f"{option} {name}", most)]
-    if not told.strip() or not values:
+    values = [value for part in text.split(",") for value in _values(part.strip(), f"{option} {name}", most)]
+    if not text.strip() or not values:
         raise UsageError(f"{option} {name}=: no values; write e.g. {name}=a,b or {name}=1k..128k")
     twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
@@ -119,11 +119,11 @@ def variants(axes: Sequence[Axis], arguments: Sequence[str]) -> tuple[Variant, .
     for values in product(*(axis.values for axis in axes)):
         settings = tuple((axis.name, value) for axis, value in zip(axes, values, strict=True))
         words = list(arguments)
-        behind: list[str] = []
+        appended: list[str] = []
         for name, value in settings:
             if name in places:
-                words = places[name].filled(words, value, behind)
-        made.append(Variant(settings=settings, arguments=(*words, *behind)))
+                words = places[name].filled(words, value, appended)
+        made.append(Variant(settings=settings, arguments=(*words, *appended)))
     return tuple(made)
 
 
@@ -132,12 +132,12 @@ class _Placement:
     """Where a value goes."""
 
     name: str
-    how: Literal["braces", "next", "equals", "behind"]
+    how: Literal["braces", "next", "equals", "appended"]
     at: int = 0
 
     @staticmethod
     def of(name: str, arguments: Sequence[str]) -> _Placement:
-        """Where the arguments have a place for it. ``AskedWronglyError`` where a flag is there twice."""
+        """Where the arguments have a place for it. ``UsageError`` where a flag is there twice."""
         if any(f"{{{name}}}" in word for word in arguments[1:]):
             return _Placement(name=name, how="braces")
         flag = f"--{name}"
@@ -151,9 +151,9 @@ class _Placement:
             if whole[0] + 1 >= len(arguments):
                 raise UsageError(f"--sweep {name}: {flag} has no value; leave it out, or write {flag} {{{name}}}")
             return _Placement(name=name, how="next", at=whole[0] + 1)
-        return _Placement(name=name, how="behind")
+        return _Placement(name=name, how="appended")
 
-    def filled(self, words: list[str], value: str, behind: list[str]) -> list[str]:
+    def filled(self, words: list[str], value: str, appended: list[str]) -> list[str]:
         """The words with the value in its place; the first is the program itself."""
         if self.how == "braces":
             return [word.replace(f"{{{self.name}}}", value) if at else word for at, word in enumerate(words)]
@@ -161,7 +161,7 @@ class _Placement:
             return [f"--{self.name}={value}" if at == self.at else word for at, word in enumerate(words)]
         if self.how == "next":
             return [value if at == self.at else word for at, word in enumerate(words)]
-        behind += [f"--{self.name}", value]
+        appended += [f"--{self.name}", value]
         return words
 
 
@@ -197,7 +197,7 @@ def _scaled(found: re.Match[str] | None) -> int:
 #
 # Each answer halves the sizes between the largest that fits and the smallest that does not, so a thousand sizes take
 # ten
-# compilations. It supposes that what is above a size that does not fit does not fit either; nobody promises that,
+# compilations. It supposes that what is above a size that does not fit does not fit either; that is not guaranteed,
 # since
 # compilers recompute more where memory is short, so what was not compiled is not claimed.
 
@@ -236,7 +236,7 @@ def max_compilations(count: int) -> int:
 
 
 def fit_axis(text: str, others: Sequence[Axis]) -> Axis:
-    """The axis that is searched, its sizes rising; ``others`` are swept beside it. ``AskedWronglyError`` in a line."""
+    """The axis that is searched, its sizes rising; ``others`` are swept beside it. ``UsageError`` in a line."""
     axis = parse_axis(text, option="--fit", most=MAX_SIZES)
     if axis.kind == "choice" or not axis.numeric or axis.name in ("target", "memory"):
         raise UsageError(f"--fit {axis.name}: only whole numbers can be searched; write e.g. seq=1k..128k/1k")

@@ -135,7 +135,7 @@ class _WorkerPool:
 def run_jobs(
     jobs: Sequence[Job], ended: OnFinished, *, most_at_once: int | None = None, memory_bytes: int | None = None
 ) -> None:
-    """Do all jobs; ``ended`` is told of each as it ends, in this process and thread.
+    """Do all jobs; ``ended`` is called with each as it ends, in this process and thread.
 
     ``memory_bytes``: resident memory of all workers together. On an interrupt the workers are asked to end, what they
     leave is told, and the interrupt goes on.

@@ -24,7 +24,7 @@ _GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
     "gpu-nvidia": ("cuda", ("cuda13", "cuda12"), "xla_cuda_plugin.so"),
     "gpu-amd": ("rocm", ("rocm7", "rocm60"), "xla_rocm_plugin.so"),
 }
-"""Kind -> platform of PJRT, generations of wheels (the first is asked for), name of the library."""
+"""Kind -> platform of PJRT, generations of wheels (the first is requested), name of the library."""
 
 
 OLDEST_JAX = (0, 10)
@@ -151,7 +151,7 @@ def _triton() -> Plugin | MissingPlugin:
 
 
 def required_triton(torch: str) -> str:
-    """What a version of torch asks of triton: ``==3.7.0``; empty where nobody says."""
+    """What a version of torch asks of triton: ``==3.7.0``; empty where it is not specified."""
     return required_version("torch", "triton") or TRITON.get(".".join(torch.split(".")[:2]), "")
 
 

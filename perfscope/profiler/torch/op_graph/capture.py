@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfscope.model.errors import PerfscopeError, UsageError
+from perfscope.profiler.torch import compat
 
 if TYPE_CHECKING:
     from perfscope.profiler.torch.op_graph.frames import Frames
@@ -26,10 +27,7 @@ def available() -> str | None:
     """Why the op graph cannot be captured here; None if it can."""
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed"
-    import torch
-
-    absent = [name for name in ("_current_autograd_node", "_current_graph_task_id") if not hasattr(torch._C, name)]
-    return f"torch {torch.__version__} has no torch._C.{absent[0]}" if absent else None
+    return compat.no_op_graph_reason()
 
 
 class OpGraphCapture:
@@ -100,7 +98,7 @@ class OpGraphCapture:
     def save(self, path: Path) -> None:
         """Writes the graph as JSON, gzip if the name ends in ``.gz``.
 
-        ``AskedWronglyError`` before ``stop()``; ``PerfscopeError`` with the reason if an op could not be recorded.
+        ``UsageError`` before ``stop()``; ``PerfscopeError`` with the reason if an op could not be recorded.
         """
         if self._table is None or self._mode is not None:
             raise UsageError(f"{path}: no op graph to save; start() and stop() come first")
@@ -114,31 +112,9 @@ def insert_lowest(mode: Any) -> None:
 
     They may then be entered and left around us in any order: torch pops the topmost, which is never ours.
     """
-    above = _pop_to_lowest()
-    _push(mode)
-    for entered in above:
-        _push(entered)
+    above = compat.pop_ordinary_modes()
+    compat.push_modes([mode, *above])
 
 
 def _remove(mode: Any) -> None:
-    for entered in _pop_to_lowest():
-        if entered is not mode:
-            _push(entered)
-
-
-def _pop_to_lowest() -> list[Any]:
-    """Takes all ordinary modes off this thread's stack, lowest first in the list. Torch's own stay."""
-    from torch._C import _get_dispatch_stack_at, _len_torch_dispatch_stack, _pop_torch_dispatch_stack
-
-    stack = [_get_dispatch_stack_at(index) for index in range(_len_torch_dispatch_stack())]
-    ordinary = [entered for entered in stack if getattr(entered, "_mode_key", None) is None]
-    for _ in ordinary:
-        _pop_torch_dispatch_stack(None)
-    return ordinary
-
-
-def _push(mode: Any) -> None:
-    from torch._C import _push_on_torch_dispatch_stack
-
-    # Not mode.__enter__(): its flags are restored in LIFO order, and they would tell torch.compile of us.
-    _push_on_torch_dispatch_stack(mode)
+    compat.push_modes([entered for entered in compat.pop_ordinary_modes() if entered is not mode])

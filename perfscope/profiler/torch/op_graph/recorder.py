@@ -351,7 +351,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             facts = self._facts[func] = facts_of(func)
         named = {**dict(zip(facts.arguments, args, strict=False)), **kwargs}
         sources, results = list(tensors_in((args, kwargs))), list(tensors_in(result))
-        # A tensor of a Python number comes into being in sight of nobody, and is then lifted.
+        # Scalar tensors are created outside the dispatcher, then lifted.
         inputs = [self._tensor(tensor, made=facts.packet in LIFTS) for tensor in sources]
         outputs = [self._tensor(tensor, made=True) for tensor in results]
         written = [self._tensor(tensor) for name in facts.written for tensor in tensors_in(named.get(name))]

@@ -2,7 +2,7 @@
 
 It is a ``jax.Array`` and no ``Tracer``, so that code which asks for either goes the way it goes in a real run. A small
 one whose value follows from what the program itself wrote down (keys, schedules, counters) has that value; of every
-other one a read by the host gets zeros, and is told to the listener.
+other one a read by the host gets zeros, and is reported to the listener.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from perfscope.profiler.ahead.jax import compat as compat
 
 ReadListener = Callable[[str, "AbstractArray"], None]
-"""Told of a read by the host of a value that nobody knows: how it was read, and of what."""
+"""Called when the host reads an unknown value: how it was read, and of which array."""
 
 _read_listener: ReadListener | None = None
 
@@ -36,7 +36,7 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
     __array_priority__ = 100  # as that of jax: a number of numpy leaves the operation to it
 
     def __init__(self, aval: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False) -> None:
-        """``known``: a ``jax.Array`` on the CPU; ``made_up``: whether that follows from values that nobody knows."""
+        """``known``: a ``jax.Array`` on the CPU; ``made_up``: whether that depends on unknown values."""
         self.aval = aval
         self._sharding = sharding
         self._committed = committed
@@ -119,11 +119,9 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
     @property
     def global_shards(self) -> list[Any]:
         """All parts."""
-        from jax._src.array import Shard
-
         aval = self.aval.update(shape=self._sharding.shard_shape(self.shape))
         return [
-            Shard(
+            compat.shard(
                 device, self._sharding, self.shape,
                 AbstractArray(aval, SingleDeviceSharding(device), committed=True),
             )
@@ -185,23 +183,23 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         return value if dtype is None else value.astype(dtype)
 
     def __bool__(self) -> bool:
-        compat.get("jax._src.core", "check_bool_conversion")(self)
+        compat.check_conversion(self, "bool")
         return bool(self.value("bool"))
 
     def __float__(self) -> float:
-        compat.get("jax._src.core", "check_scalar_conversion")(self)
+        compat.check_conversion(self, "scalar")
         return float(self.value("float"))
 
     def __int__(self) -> int:
-        compat.get("jax._src.core", "check_scalar_conversion")(self)
+        compat.check_conversion(self, "scalar")
         return int(self.value("int"))
 
     def __complex__(self) -> complex:
-        compat.get("jax._src.core", "check_scalar_conversion")(self)
+        compat.check_conversion(self, "scalar")
         return complex(self.value("complex"))
 
     def __index__(self) -> int:
-        compat.get("jax._src.core", "check_integer_conversion")(self)
+        compat.check_conversion(self, "integer")
         return operator.index(self.value("int").item())
 
     def item(self, *places: int) -> Any:
@@ -253,28 +251,14 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         return (self[at] for at in range(self.shape[0]))
 
     def __getitem__(self, at: Any) -> Any:
-        return _taken_attributes(self, at)
+        return compat.take(self, at)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _taken_attributes(array: AbstractArray, at: Any) -> Any:
-    from jax._src.numpy import indexing
-
-    return indexing.rewriting_take(array, at)
-
-
 def register_abstract_arrays() -> None:
-    """Let jax take these arrays as arguments, as constants, and give them the methods of its own."""
-    _register_methods()
-    compat.get("jax._src.core", "pytype_aval_mappings")[AbstractArray] = lambda array: array.aval
-    compat.register_canonical_type(AbstractArray)
-    compat.get("jax._src.interpreters.mlir", "register_constant_handler")(AbstractArray, _constant)
-
-
-def _register_methods() -> None:
-    keep = {name for name in vars(AbstractArray) if name != "__doc__"}
-    compat.get("jax._src.numpy.array_methods", "_set_array_base_attributes")(AbstractArray, exclude=keep)
+    """Have jax accept these arrays as arguments and as constants, and give them the methods of its own."""
+    compat.register_array_type(AbstractArray, _constant, {name for name in vars(AbstractArray) if name != "__doc__"})
 
 
 MAX_CONSTANT_BYTES = 256 << 20
@@ -283,13 +267,12 @@ MAX_CONSTANT_BYTES = 256 << 20
 
 def _constant(array: AbstractArray, aval: Any) -> Any:
     """What a program has in place of an array that it closes over: its value, or numbers that XLA cannot guess."""
-    handler = compat.get("jax._src.interpreters.mlir", "get_constant_handler")
     if array._known is not None and not (array._made_up and isinstance(array.dtype, np.dtype)):
-        return handler(type(array._known))(array._known, aval)
+        return compat.lowered_constant(type(array._known), array._known, aval)
     if array.size * np.dtype(array.dtype).itemsize > MAX_CONSTANT_BYTES:
         raise ValueError(
             f"it closes over an array of {array.size * np.dtype(array.dtype).itemsize:,} bytes, which would be part "
             "of the program: pass it as an argument"
         )
     pattern = (np.arange(array.size, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(24)).reshape(array.shape)
-    return handler(np.ndarray)(np.asarray(pattern).astype(array.dtype), aval)
+    return compat.lowered_constant(np.ndarray, np.asarray(pattern).astype(array.dtype), aval)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -53,7 +52,6 @@ class Backend:
 @contextlib.contextmanager
 def target_devices(devices: Sequence[Any]) -> Iterator[None]:
     """``jax.devices()`` and its like answer with ``devices`` inside; ``jax.devices("cpu")`` with the CPU, as ever."""
-    bridge = sys.modules["jax._src.xla_bridge"]
     backend = Backend(devices)
     names = NAMES.get(backend.platform, (backend.platform,))
 
@@ -70,19 +68,19 @@ def target_devices(devices: Sequence[Any]) -> Iterator[None]:
         def canonicalize_platform(platform: str) -> str:
             if compat.is_computing() or platform != backend.platform:
                 return str(real(platform))
-            return str(getattr(devices[0].client, "_raw_platform", platform))  # "cuda" for "gpu"
+            return compat.raw_platform(devices[0], platform)  # "cuda" for "gpu"
 
         return canonicalize_platform
 
     with (
-        compat.patched(bridge, "get_backend", made),
-        compat.patched(bridge, "canonicalize_platform", canonical),
+        compat.patched_interface("get_backend", made),
+        compat.patched_interface("canonicalize_platform", canonical),
     ):
-        bridge.local_devices.cache_clear()
+        compat.clear_device_cache()
         try:
             yield
         finally:
-            bridge.local_devices.cache_clear()
+            compat.clear_device_cache()
 
 
 # What a program asks of the machine and its job: memory in use, other processes, simulated devices.
@@ -102,7 +100,7 @@ MEMORY_STATISTICS = (
 
 @contextlib.contextmanager
 def single_process_job(devices: Sequence[Any], asked: Callable[[str], None]) -> Iterator[None]:
-    """Inside, devices say zero of their memory, and the program is one process; ``asked`` is told of either."""
+    """Inside, devices report zero memory in use, and the program is one process; ``asked`` is called for either."""
     import jax
 
     def statistics(real: Any) -> Any:

@@ -1,14 +1,13 @@
 """Running a JAX program without data and without devices.
 
 Inside `without_data` every array of the program is an `AbstractArray`: nothing is computed but what is small and known
-(`jax_abstract_values.py`), nothing is copied to a device, and nothing is compiled. Calls of compiled functions, and
-operations outside of them, are told to a listener. Devices, their number and platform are those of the target.
+(`values.py`), nothing is copied to a device, and nothing is compiled. Calls of compiled functions, and
+operations outside of them, are reported to a listener. Devices, their number and platform are those of the target.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -43,7 +42,7 @@ OnQuestion = Callable[[str], None]
 
 
 class AbstractLowered(stages.Lowered):  # type: ignore[misc]
-    """Stands for ``jax.stages.Lowered``; lowers only when it is asked for its text."""
+    """Stands for ``jax.stages.Lowered``; lowers only when its text is read."""
 
     def __init__(
         self, traced: Any, lower: Callable[[], Any], called: OnCall, made: OnCompile, asked: OnQuestion
@@ -65,8 +64,7 @@ class AbstractLowered(stages.Lowered):  # type: ignore[misc]
 
     def compile(self, *_: Any, **__: Any) -> AbstractCompiled:
         """Nothing is compiled; the program counts as seen."""
-        low = self._traced.lojax
-        self._made(low._params, low._meta_tys_flat)
+        self._made(*compat.traced_call(self._traced)[1:])
         return AbstractCompiled(self._traced, self._called, self._asked)
 
 
@@ -81,7 +79,7 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
     @property
     def in_tree(self) -> Any:
         """How the arguments are nested."""
-        return self._traced._in_tree
+        return compat.traced_input_tree(self._traced)
 
     @property
     def out_info(self) -> Any:
@@ -95,24 +93,23 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results, without data; ``TypeError`` where the arguments are nested otherwise."""
-        low = self._traced.lojax
-        given, tree = compat.get("jax._src.tree_util", "tracing_registry").flatten((arguments, named))
+        given, tree = compat.flatten_call(arguments, named)
         if tree != self.in_tree:
             raise TypeError(f"Function compiled for arguments {self.in_tree} is called with {tree}")
-        found = self._called([*low._consts, *given], low._params, low._meta_tys_flat)
-        return tree_util.tree_unflatten(self.out_tree, found)
+        consts, params, types = compat.traced_call(self._traced)
+        return tree_util.tree_unflatten(self.out_tree, self._called([*consts, *given], params, types))
 
     @property
     def input_shardings(self) -> Any:
         """Where the arguments lie."""
-        low = self._traced.lojax
-        return tree_util.tree_unflatten(self.in_tree, [one.sharding for one in low._meta_tys_flat[len(low._consts) :]])
+        consts, _, types = compat.traced_call(self._traced)
+        return tree_util.tree_unflatten(self.in_tree, [one.sharding for one in types[len(consts) :]])
 
     @property
     def output_shardings(self) -> Any:
         """Where the results lie."""
-        low = self._traced.lojax
-        return tree_util.tree_unflatten(self.out_tree, result_placement(low._params, low._meta_tys_flat).shardings)
+        _, params, types = compat.traced_call(self._traced)
+        return tree_util.tree_unflatten(self.out_tree, result_placement(params, types).shardings)
 
     def cost_analysis(self) -> Any:
         """Zeros."""
@@ -163,27 +160,29 @@ class Listener(Protocol):
         """The program asks what only a compiled program, a device or a job of several processes knows."""
 
     def read(self, how: str, array: AbstractArray) -> None:
-        """The host reads a value that nobody knows."""
+        """The host reads an unknown value."""
 
 
 @contextlib.contextmanager
 def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
-    """Run the program inside for its shapes; ``devices``: those it is to see. ``DataError`` on a jax we do not know."""
+    """Run the program inside for its shapes; ``devices``: those it is to see. ``DataError`` on an unknown jax."""
     compat.check()
     jax_abstract_array.register_abstract_arrays()
     compat.exclude_own_frames()
-    core, dispatch, pjit, stages = (sys.modules[f"jax._src.{name}"] for name in ("core", "dispatch", "pjit", "stages"))
     run = _AbstractRun(listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(target_devices(devices))
         stack.enter_context(single_process_job(devices, listener.asked))
         stack.enter_context(without_copies())
-        stack.enter_context(compat.patched(core.EvalTrace, "process_primitive", run.primitive))
-        stack.enter_context(compat.patched(core.EvalTrace, "process_shard_map", run.shard_map))
-        stack.enter_context(compat.patched(dispatch, "_batched_device_put_impl", run.device_put))
-        stack.enter_context(compat.patched(pjit, "_pjit_call_impl_python", run.jit))
-        stack.enter_context(compat.patched(pjit, "convert_to_metaty", run.metaty))
-        stack.enter_context(compat.patched(stages.Traced, "lower", run.lower))
+        for name, replacement in (
+            ("process_primitive", run.primitive),
+            ("process_shard_map", run.shard_map),
+            ("_batched_device_put_impl", run.device_put),
+            ("_pjit_call_impl_python", run.jit),
+            ("convert_to_metaty", run.metaty),
+            ("lower", run.lower),
+        ):
+            stack.enter_context(compat.patched_interface(name, replacement))
         jax_abstract_array.on_host_read(listener.read)
         stack.callback(jax_abstract_array.on_host_read, None)
         yield
@@ -295,10 +294,9 @@ class _AbstractRun:
             return [
                 abstract_device_put(value, device) for value, device in zip(arguments, params["devices"], strict=True)
             ]
-        if any(True for _ in compat.get("jax._src.core", "jaxprs_in_params")(params)):
+        if any(True for _ in compat.inner_jaxprs(params)):
             return primitive.impl(*arguments, **params)  # a loop or a branch is a program, the rest goes on one by one
-        typeof = compat.get("jax._src.core", "typeof")
-        avals, _ = primitive.abstract_eval(*(typeof(one) for one in arguments), **params)
+        avals, _ = primitive.abstract_eval(*(compat.typeof(one) for one in arguments), **params)
         several = primitive.multiple_results
         avals = list(avals) if several else [avals]
         self.listener.operated(primitive.name, arguments, avals)
@@ -323,7 +321,7 @@ def is_internal(closed: Any, name: str) -> bool:
         return False
     equations = closed.jaxpr.eqns
     if len(equations) == 1 and equations[0].primitive.name == name:  # an operation outside of jit
-        inner = next(iter(compat.get("jax._src.core", "jaxprs_in_params")(equations[0].params)), None)
+        inner = next(compat.inner_jaxprs(equations[0].params), None)
         return inner is None or is_jax_file(inner.debug_info.func_filename)
     return True
 

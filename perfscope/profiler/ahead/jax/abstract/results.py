@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
 
 
 def abstract_result(aval: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False) -> Any:
-    """The result of an operation; a small one that nobody knows is zeros, and made up. What is no array stays."""
+    """The result of an operation; a small unknown one is zeros, and made up. What is no array stays."""
     if not hasattr(aval, "dtype"):
         return aval
     if known is None:
@@ -30,31 +29,30 @@ def abstract_device_put(value: Any, device: Any) -> Any:
     import jax
     from jax.sharding import Sharding, SingleDeviceSharding
 
-    core = "jax._src.core"
     if isinstance(value, AbstractArray) and device is None:
         return value
-    before = compat.get(core, "typeof")(value) if not hasattr(value, "aval") else value.aval
+    before = compat.typeof(value) if not hasattr(value, "aval") else value.aval
     kept = values.known_value(value)
     if kept is not None and not isinstance(value, AbstractArray):
         with compat.computing_on_cpu():
             kept = jax.device_put(value)
-            before = compat.get(core, "typeof")(kept)
+            before = compat.typeof(kept)
     doubtful = values.is_placeholder(value)
     asked = getattr(device, "sharding", device) if type(device).__name__ == "Format" else device
-    aval = compat.get("jax._src.dispatch", "update_dp_aval")(before, asked)
+    aval = compat.device_put_type(before, asked)
     if isinstance(asked, Sharding):
         return abstract_result(aval, asked, committed=True, known=kept, made_up=doubtful)
     if asked is None:
-        default = compat.get("jax._src.interpreters.pxla", "get_default_device")()
+        default = compat.default_device()
         where = getattr(value, "sharding", None) or SingleDeviceSharding(default)
         committed = bool(getattr(value, "_committed", False))
         return abstract_result(aval, where, committed=committed, known=kept, made_up=doubtful)
     if isinstance(asked, jax.Device):
         return abstract_result(aval, SingleDeviceSharding(asked), committed=True, known=kept, made_up=doubtful)
     where = getattr(value, "sharding", None)
-    kind = compat.get(core, "mem_space_to_kind")(asked)
+    kind = compat.memory_kind(asked)
     if where is None:
-        where = SingleDeviceSharding(compat.get("jax._src.interpreters.pxla", "get_default_device")())
+        where = SingleDeviceSharding(compat.default_device())
     return abstract_result(aval, where.with_memory_kind(kind), committed=True, known=kept, made_up=doubtful)
 
 
@@ -66,17 +64,16 @@ def without_copies() -> Iterator[None]:
     """Inside, none of them copies or asks for data that is not needed to know a shape or a small value."""
     import jax
 
-    array, lax, pxla = (sys.modules[f"jax._src.{name}"] for name in ("array", "lax.lax", "interpreters.pxla"))
     with contextlib.ExitStack() as stack:
         for name, ours in (
             ("make_array_from_callback", _from_callback),
             ("make_array_from_single_device_arrays", _from_parts),
         ):
-            for where in (array, jax):
-                stack.enter_context(compat.patched(where, name, _unless_real(ours)))
-        stack.enter_context(compat.patched(pxla, "batched_device_put", _unless_real(_batched)))
-        for where in (lax, jax.lax):
-            stack.enter_context(compat.patched(where, "full", _abstract_full))
+            stack.enter_context(compat.patched_interface(name, _unless_real(ours)))
+            stack.enter_context(compat.patched(jax, name, _unless_real(ours)))
+        stack.enter_context(compat.patched_interface("batched_device_put", _unless_real(_batched)))
+        stack.enter_context(compat.patched_interface("full", _abstract_full))
+        stack.enter_context(compat.patched(jax.lax, "full", _abstract_full))
         yield
 
 
@@ -93,7 +90,7 @@ def _unless_real(ours: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]
 def _from_callback(shape: Sequence[int], sharding: Any, data_callback: Callable[[Any], Any], dtype: Any = None) -> Any:
     """``jax.make_array_from_callback``.
 
-    The callback is asked for one part where only that tells the dtype, and for what is small and lies on every device
+    The callback is called for one part where only that tells the dtype, and for what is small and lies on every device
     whole.
     """
     sharding = getattr(sharding, "sharding", sharding)  # of a Format
@@ -101,7 +98,7 @@ def _from_callback(shape: Sequence[int], sharding: Any, data_callback: Callable[
     kept = None
     if dtype is None or (sharding.is_fully_replicated and np.prod(shape, dtype=np.int64) <= values.MAX_ELEMENTS):
         at = next(iter(sharding.addressable_devices_indices_map(shape).values()))
-        part = compat.get("jax._src.dtypes", "canonicalize_value")(data_callback(at))
+        part = compat.canonical_value(data_callback(at))
         dtype = part.dtype if dtype is None else dtype
         if sharding.is_fully_replicated:
             kept = _small_value(part)
@@ -131,13 +128,13 @@ def _batched(
 
 
 def _abstract_full(real: Any) -> Callable[..., Any]:
-    """``jax.lax.full``, which lays out what is no array of jaxlib's without the sharding that is asked for."""
+    """``jax.lax.full``, which lays out what is no array of jaxlib's without the requested sharding."""
 
     def full(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None) -> Any:
         import jax
 
-        clean = compat.get("jax._src.core", "trace_state_clean")
-        if compat.is_computing() or sharding is None or not sharding._is_concrete or not clean():
+        traces = not compat.is_trace_state_clean()
+        if compat.is_computing() or sharding is None or not compat.is_concrete(sharding) or traces:
             return real(shape, fill_value, dtype, sharding=sharding)
         return jax.device_put(real(shape, fill_value, dtype), sharding)
 
@@ -159,12 +156,11 @@ def _small_value(value: Any) -> Any:
 def _array(
     shape: tuple[int, ...], dtype: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False
 ) -> Any:
-    core = "jax._src.core"
-    aval = compat.get(core, "update_aval_with_sharding")(compat.get(core, "ShapedArray")(shape, dtype), sharding)
+    aval = compat.array_type(shape, dtype, sharding)
     return abstract_result(aval, sharding, committed=committed, known=known, made_up=made_up)
 
 
-# On which devices results lie that nobody computed, as far as it can be said before a program is compiled.
+# The devices of results that were not computed, as far as they are known before a program is compiled.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,34 +175,23 @@ class ResultPlacement:
 
 def argument_type(value: Any) -> Any:
     """What jax keeps of an argument of a compiled function."""
-    core, pjit = "jax._src.core", "jax._src.pjit"
-    aval = compat.get(core, "typeof")(value)
-    return compat.get(pjit, "MetaTy")(
+    aval = compat.typeof(value)
+    return compat.argument_type(
         aval,
         getattr(value, "sharding", None),
-        None,  # the default layout, as arrays have it that no program asked otherwise for
-        bool(getattr(value, "_committed", True)),
-        isinstance(value, np.ndarray),
+        committed=bool(getattr(value, "_committed", True)),
+        is_numpy=isinstance(value, np.ndarray),
     )
 
 
 def result_placement(params: dict[str, Any], types: Sequence[Any]) -> ResultPlacement:
     """Where the results of a compiled function lie."""
-    unspecified = compat.get("jax._src.sharding_impls", "UNSPECIFIED")
+    unspecified = compat.unspecified()
     closed = params["jaxpr"]
-    taken = compat.get("jax._src.pjit", "_resolve_in_shardings")(types, params["in_shardings"])
-    inside = compat.get("jax._src.dispatch", "get_intermediate_shardings")(closed.jaxpr)
-    kinds = compat.get("jax._src.stages", "MismatchType")
-    said = [
-        *((one, kinds.ARG_SHARDING, None) for one in taken),
-        *((one, kinds.OUT_SHARDING, None) for one in params["out_shardings"]),
-        *((one, kinds.SHARDING_INSIDE_COMPUTATION, where) for one, where in inside),
-    ]
-    _, devices, _ = compat.get("jax._src.interpreters.pxla", "_get_and_check_device_assignment")(
-        said, params["ctx_mesh"]
-    )
-    mesh = _mesh_of(params["ctx_mesh"], [one for one, _, _ in said])
-    committed = len(devices or ()) > 1 or mesh is not None or any(one is not unspecified for one, _, _ in said)
+    taken = compat.argument_shardings(types, params["in_shardings"])
+    everywhere, devices = compat.device_assignment(taken, params["out_shardings"], closed.jaxpr, params["ctx_mesh"])
+    mesh = _mesh_of(params["ctx_mesh"], everywhere)
+    committed = len(devices or ()) > 1 or mesh is not None or any(one is not unspecified for one in everywhere)
     gone = params["donated_invars"]
     given = [
         (type_.aval, where)
@@ -240,7 +225,7 @@ def _one_result_placement(
             return where, False
     if mesh is not None:
         return NamedSharding(mesh, PartitionSpec()), number
-    return compat.get("jax._src.sharding_impls", "GSPMDSharding").get_replicated(devices), number
+    return compat.replicated(devices), number
 
 
 def _mesh_of(context: Any, shardings: Sequence[Any]) -> Any:
@@ -265,7 +250,7 @@ def operation_sharding(
         if isinstance(params["sharding"].mesh, Mesh):
             return [params["sharding"]] * len(avals), True
     if not placed:
-        default = compat.get("jax._src.interpreters.pxla", "get_default_device")()
+        default = compat.default_device()
         first = next((one.sharding for one in given), None) or SingleDeviceSharding(default)
         return [first] * len(avals), False
     whole = next((one.sharding for one in placed if len(one.sharding.device_set) > 1), None)

@@ -50,7 +50,7 @@ def is_small(aval: Any) -> bool:
 
 
 def known_value(value: Any) -> Any:
-    """The value of an argument for the CPU; ``None`` where nobody knows it, or it is large."""
+    """The value of an argument for the CPU; ``None`` where it is unknown or large."""
     if isinstance(value, AbstractArray):
         return value._known
     if isinstance(value, np.ndarray) and value.size > MAX_ELEMENTS:
@@ -59,12 +59,12 @@ def known_value(value: Any) -> Any:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Whether a value follows from some that nobody knows."""
+    """Whether a value depends on unknown values."""
     return isinstance(value, AbstractArray) and value._made_up
 
 
 def placeholder(aval: Any) -> Any:
-    """What stands for a small value that nobody knows: zeros on the CPU; ``None`` where there is no such thing."""
+    """A placeholder for a small unknown value: zeros on the CPU; ``None`` for keys and tokens."""
     import jax
 
     if not is_small(aval):
@@ -87,7 +87,7 @@ def evaluate_operation(
         any(value is None for value in values)
         or primitive.name in NEVER_EVALUATED
         or not all(map(is_small, avals))
-        or any(True for _ in compat.get("jax._src.core", "jaxprs_in_params")(params))
+        or any(True for _ in compat.inner_jaxprs(params))
     ):
         return None
     try:
@@ -100,12 +100,11 @@ def evaluate_operation(
 
 def work_of(jaxpr: Any) -> float:
     """Elements that running a jaxpr writes; infinite where it does something that is never computed."""
-    core = "jax._src.core"
     total: float = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name in NEVER_EVALUATED or equation.effects:
             return math.inf
-        inner = sum(work_of(one) for one in compat.get(core, "jaxprs_in_params")(equation.params))
+        inner = sum(work_of(one) for one in compat.inner_jaxprs(equation.params))
         trips = {"while": TRIPS, "scan": equation.params.get("length", 1)}.get(equation.primitive.name, 1)
         total += inner * trips + sum(elements(v.aval) if hasattr(v.aval, "shape") else 1 for v in equation.outvars)
         if total > MAX_WORK:
@@ -133,7 +132,6 @@ def known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
 def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
     import jax
 
-    core = "jax._src.core"
     if any(isinstance(one, AbstractArray) and one._known is None for one in closed.consts):
         return None
     certain = known_results(closed.jaxpr, knows)
@@ -141,13 +139,13 @@ def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
     results = tuple(at for at, one in enumerate(outputs) if one)
     if not results:
         return None
-    less, used = compat.get("jax._src.interpreters.partial_eval", "dce_jaxpr")(closed.jaxpr, outputs)
+    less, used = compat.without_unused(closed.jaxpr, outputs)
     arguments = tuple(at for at, one in enumerate(used) if one)
     if less.effects or work_of(less) == math.inf or not all(knows[at] for at in arguments):
         return None
-    whole = compat.get(core, "ClosedJaxpr")(less, [known_value(one) for one in closed.consts])
+    function = compat.as_function(less, [known_value(one) for one in closed.consts])
     with compat.computing_on_cpu():
-        return arguments, results, jax.jit(compat.get(core, "jaxpr_as_fun")(whole))
+        return arguments, results, jax.jit(function)
 
 
 CALLS = frozenset(

@@ -22,28 +22,27 @@ class Substitution(dict[Any, Any]):
 
     def __call__(self, atom: Any) -> Any:
         """The atom that stands for one."""
-        return atom if _is_literal(atom) else self.get(atom, atom)
+        return atom if compat.is_literal(atom) else self.get(atom, atom)
 
 
 def is_checkpoint(eqn: Any) -> bool:
     """Whether an equation is a ``jax.checkpoint`` as the program wrote it, not one that was differentiated."""
-    return eqn.primitive is compat.get("jax._src.ad_checkpoint", "remat_p") and not eqn.params["differentiated"]
+    return eqn.primitive is compat.remat_primitive() and not eqn.params["differentiated"]
 
 
 def is_loop(eqn: Any) -> bool:
     """Whether an equation is a ``jax.lax.scan``."""
-    return eqn.primitive is compat.get("jax._src.lax.control_flow.loops", "scan_p")
+    return compat.is_scan(eqn)
 
 
 def is_call(eqn: Any) -> bool:
     """Whether an equation calls a function that is part of the same program: ``jax.jit``."""
-    return eqn.primitive is compat.get("jax._src.pjit", "jit_p")
+    return compat.is_jit(eqn)
 
 
 def may_be_checkpointed(*effects: Any) -> bool:
     """Whether ``jax.checkpoint`` takes what has these effects: printing, and not calls into Python, for instance."""
-    allowed = compat.get("jax._src.effects", "remat_allowed_effects")
-    return not any(allowed.filter_not_in(one) for one in effects)
+    return all(map(compat.may_rematerialize, effects))
 
 
 def with_policy(eqn: Any, policy: Policy) -> Any:
@@ -55,9 +54,9 @@ def wrapped_loop(eqn: Any, policy: Policy) -> Any:
     """A scan whose body is ``jax.checkpoint(body, policy=policy)``."""
     closed = eqn.params["jaxpr"]
     body = closed.jaxpr
-    fresh = [_new_variable(variable) for variable in (*body.constvars, *body.invars)]
-    results = [_new_variable(variable) for variable in body.outvars]
-    inner = compat.get("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")(body)
+    fresh = [compat.new_variable(variable) for variable in (*body.constvars, *body.invars)]
+    results = [compat.new_variable(variable) for variable in body.outvars]
+    inner = compat.consts_as_inputs(body)
     checkpoint = _checkpoint(fresh, results, inner, policy, eqn)
     count = len(body.constvars)
     around = body.replace(constvars=fresh[:count], invars=fresh[count:], outvars=results, eqns=[checkpoint])
@@ -65,20 +64,18 @@ def wrapped_loop(eqn: Any, policy: Policy) -> Any:
 
 
 def wrapped_equations(eqns: Sequence[Any], used: set[Any], policy: Policy, debug_info: Any) -> Any:
-    """One checkpoint around adjacent equations; ``used``: variables that are read behind them."""
-    core = "jax._src.core"
+    """One checkpoint around adjacent equations; ``used``: variables that are read after them."""
     made = {variable for eqn in eqns for variable in eqn.outvars}
     read = dict.fromkeys(
-        atom for eqn in eqns for atom in eqn.invars if not _is_literal(atom) and atom not in made
+        atom for eqn in eqns for atom in eqn.invars if not compat.is_literal(atom) and atom not in made
     )  # in their order
     given = [variable for variable in dict.fromkeys(v for eqn in eqns for v in eqn.outvars) if variable in used]
     stacks = [eqn.source_info.name_stack for eqn in eqns]
     shared = _common_scopes(stacks)
-    within = Substitution({variable: _new_variable(variable) for variable in read})
+    within = Substitution({variable: compat.new_variable(variable) for variable in read})
     inner = []
     for eqn in eqns:
-        drop = compat.get(core, "DropVar")
-        within |= {one: _new_variable(one) for one in eqn.outvars if not isinstance(one, drop)}
+        within |= {one: compat.new_variable(one) for one in eqn.outvars if not compat.is_dropped(one)}
         stack = type(eqn.source_info.name_stack)(eqn.source_info.name_stack.stack[shared:])
         inner.append(
             eqn.replace(
@@ -87,14 +84,8 @@ def wrapped_equations(eqns: Sequence[Any], used: set[Any], policy: Policy, debug
                 source_info=type(eqn.source_info)(eqn.source_info.traceback, stack),
             )
         )
-    jaxpr = compat.get(core, "Jaxpr")(
-        constvars=(),
-        invars=[within[one] for one in read],
-        outvars=[within[one] for one in given],
-        eqns=inner,
-        effects=compat.get(core, "join_effects")(*(eqn.effects for eqn in eqns)),
-        debug_info=debug_info.with_unknown_names(),
-    )
+    inputs, outputs = [within[variable] for variable in read], [within[variable] for variable in given]
+    jaxpr = compat.new_jaxpr(inputs, outputs, inner, debug_info.with_unknown_names())
     first = eqns[0]
     stack = type(stacks[0])(stacks[0].stack[:shared])
     at = first.replace(source_info=type(first.source_info)(first.source_info.traceback, stack))
@@ -108,7 +99,9 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
     found = []
     for one in jaxpr.eqns:
         inputs = [inside(atom) for atom in one.invars]
-        inside |= {variable: _new_variable(variable) for variable in one.outvars if not _is_dropped(variable)}
+        inside |= {
+            variable: compat.new_variable(variable) for variable in one.outvars if not compat.is_dropped(variable)
+        }
         stack = eqn.source_info.name_stack + one.source_info.name_stack
         found.append(
             one.replace(
@@ -118,7 +111,7 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
             )
         )
     for variable, given in zip(eqn.outvars, jaxpr.outvars, strict=True):
-        if not _is_dropped(variable):
+        if not compat.is_dropped(variable):
             within[variable] = inside(given)
     return found
 
@@ -129,16 +122,8 @@ def with_equations(jaxpr: Any, eqns: Sequence[Any], within: Substitution) -> Any
 
 
 def _checkpoint(inputs: list[Any], results: list[Any], jaxpr: Any, policy: Policy, at: Any) -> Any:
-    core = "jax._src.core"
-    return compat.get(core, "new_jaxpr_eqn")(
-        inputs,
-        results,
-        compat.get("jax._src.ad_checkpoint", "remat_p"),
-        {"jaxpr": jaxpr, "prevent_cse": PREVENT_CSE, "differentiated": False, "policy": policy},
-        compat.get(core, "eqn_effects")(jaxpr, inputs),
-        at.source_info,
-        at.ctx,
-    )
+    params = {"jaxpr": jaxpr, "prevent_cse": PREVENT_CSE, "differentiated": False, "policy": policy}
+    return compat.new_equation(compat.remat_primitive(), inputs, results, params, at)
 
 
 def _common_scopes(stacks: Sequence[Any]) -> int:
@@ -148,18 +133,6 @@ def _common_scopes(stacks: Sequence[Any]) -> int:
         if any(one.stack[at] != stacks[0].stack[at] for one in stacks):
             return at
     return count
-
-
-def _new_variable(atom: Any) -> Any:
-    return compat.get("jax._src.core", "Var")(atom.aval)
-
-
-def _is_literal(atom: Any) -> bool:
-    return isinstance(atom, compat.get("jax._src.core", "Literal"))
-
-
-def _is_dropped(variable: Any) -> bool:
-    return isinstance(variable, compat.get("jax._src.core", "DropVar"))
 
 
 # What an equation has inside: jaxprs that are differentiated with what is around them, and those that are not.
@@ -205,10 +178,10 @@ def with_open_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def opaque_jaxprs(eqn: Any) -> tuple[tuple[Any, ...], str]:
-    """The jaxprs of an equation in which no checkpoint does anything, and why, as a place is told with it."""
+    """The jaxprs of an equation in which no checkpoint does anything, and why, as the report of a site says it."""
     if open_jaxprs(eqn) or eqn.primitive.name in _SKIPPED:
         return (), ""
-    found = tuple(compat.get("jax._src.core", "jaxprs_in_params")(eqn.params))
+    found = tuple(compat.inner_jaxprs(eqn.params))
     name = eqn.primitive.name
     if name in _RULED:
         return found, f"in a function with a derivative rule of its own ({_RULED[name]}), which keeps what it says"

@@ -3,14 +3,12 @@
 What is differentiated (``jax.grad``, ``jax.value_and_grad``, ``jax.vjp``) is written down as a jaxpr first. There a
 checkpoint of the program's layers gets the policy, or is taken out; where layers have none, the body of their scan, or
 the function that a Python loop calls, gets what ``jax.checkpoint(layer, policy=...)`` would have put around it. The
-result is differentiated as jax does. Nothing else of the program is touched, and what was done is told line by line.
+result is differentiated as jax does. Nothing else of the program changes; each change is reported in a line.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -102,12 +100,11 @@ def _with_inputs(eqn: Any, within: Substitution) -> Any:
 
 
 def _last_reads(jaxpr: Any) -> dict[Any, int]:
-    """The last equation that reads each variable; behind all of them for results."""
-    literal = compat.get("jax._src.core", "Literal")
+    """The last equation that reads each variable; after all of them for results."""
     found: dict[Any, int] = {}
     for number, eqn in enumerate(jaxpr.eqns):
-        found |= {atom: number for atom in eqn.invars if not isinstance(atom, literal)}
-    return found | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not isinstance(atom, literal)}
+        found |= {atom: number for atom in eqn.invars if not compat.is_literal(atom)}
+    return found | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not compat.is_literal(atom)}
 
 
 # What became of each place of a program under ``--checkpoint``, in words.
@@ -146,27 +143,6 @@ class SiteOutcome:
         return f"{option}: {self.words()}: {VERBS[self.how]}"
 
 
-_AD = "jax._src.interpreters.ad"
-NEEDED = (
-    ("jax._src.ad_checkpoint", "remat_p"),
-    ("jax._src.api_util", "debug_info"),
-    ("jax._src.core", "DropVar"),
-    ("jax._src.core", "Jaxpr"),
-    ("jax._src.core", "Literal"),
-    ("jax._src.core", "Var"),
-    ("jax._src.core", "eqn_effects"),
-    ("jax._src.core", "eval_jaxpr"),
-    ("jax._src.core", "join_effects"),
-    ("jax._src.core", "new_jaxpr_eqn"),
-    ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr"),
-    ("jax._src.interpreters.partial_eval", "trace_to_jaxpr"),
-    ("jax._src.lax.control_flow.loops", "scan_p"),
-    ("jax._src.source_info_util", "is_user_filename"),
-    ("jax._src.source_info_util", "raw_frame_to_frame"),
-    ("jax._src.source_info_util", "user_frames"),
-    ("jax._src.tree_util", "FlatTree"),
-)
-"""What is used of jax besides `jax_abstract_compat.NEEDED`, each where jax 0.10.2 has it."""
 MAX_REPORTED = 4
 """Places that an error names."""
 
@@ -176,7 +152,7 @@ class Checkpoints:
     """What one request makes of a program."""
 
     asked: CheckpointRequest
-    told: dict[SiteOutcome, None] = field(default_factory=dict)
+    outcomes: dict[SiteOutcome, None] = field(default_factory=dict)
     """In the order they were met."""
     differentiated: int = 0
     """Functions that were looked at."""
@@ -190,12 +166,12 @@ class Checkpoints:
     @property
     def changed(self) -> list[SiteOutcome]:
         """Where something was done."""
-        return [one for one in self.told if one.how != "left"]
+        return [one for one in self.outcomes if one.how != "left"]
 
     @property
     def left(self) -> list[SiteOutcome]:
         """Loops and checkpoints that are no layers, or were not named."""
-        return [one for one in self.told if one.how == "left"]
+        return [one for one in self.outcomes if one.how == "left"]
 
     def notes(self) -> list[str]:
         """What a reader of the compiled program must know. ``DataError`` where nothing could be done."""
@@ -223,7 +199,7 @@ class Checkpoints:
         return {"policy": str(self.asked), "places": places}
 
     def linearize(self, real: Any) -> Any:
-        """``jax._src.interpreters.ad.linearize``, through which every reverse pass goes."""
+        """The replacement of ``linearize``, through which every reverse pass goes."""
 
         def linearize(fun: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             apart = self.thread is not None and self.thread != threading.get_ident()
@@ -248,11 +224,11 @@ class Checkpoints:
             elif site in chosen and not removes and not (site.kind == "scan" and _holds(site, picked)):
                 how = "wrapped"
             elif site in chosen:
-                continue  # the checkpoints in it are told, or it has none to take out
+                continue  # the checkpoints in it are reported, or it has none to take out
             if how == "wrapped" and site.kind == "scan":
                 loops.add(id(site.eqn))
             why = "" if how != "left" else site.why or "not named" if not self.nameless else "nothing is named"
-            self.told[
+            self.outcomes[
                 SiteOutcome(kind=site.kind, how=how, at=site.at, written=site.written, count=site.count, why=why)
             ] = None
         groups = [site for site in chosen if site.kind == "calls" and not removes]
@@ -291,13 +267,13 @@ class Checkpoints:
         if self.nameless:
             wanted = f" any of {', '.join(self.asked.names)}" if self.asked.names else " anything"
             return f"the program does not name{wanted} (jax.ad_checkpoint.checkpoint_name)"
-        if self.unseen and not self.told:
+        if self.unseen and not self.outcomes:
             return self.unseen[0]
         if self.asked.spots:
             spots = ", ".join(map(str, self.asked.spots))
-            there = [one.words() for one in self.told][:MAX_REPORTED]
+            there = [one.words() for one in self.outcomes][:MAX_REPORTED]
             return f"nothing at {spots}; there is {'; '.join(there) or 'no scan and no checkpoint'}"
-        there = [f"{one.words()}{f' ({one.why})' if one.why else ''}" for one in self.told][:MAX_REPORTED]
+        there = [f"{one.words()}{f' ({one.why})' if one.why else ''}" for one in self.outcomes][:MAX_REPORTED]
         if there:
             return f"nothing of it is a layer: {'; '.join(there)}; POLICY@FILE:LINE names one all the same"
         return (
@@ -319,24 +295,10 @@ def checkpointed(asked: CheckpointRequest | None, *, thread: int | None = None) 
     if asked is None:
         yield None
         return
-    _check_jax()
+    compat.check_checkpoint()
     book = Checkpoints(asked=asked, thread=thread)
-    with compat.patched(importlib.import_module(_AD), "linearize", book.linearize):
+    with compat.patched_interface("linearize", book.linearize):
         yield book
-
-
-def _check_jax() -> None:
-    """``DataError`` with one line where this jax is not one that we know."""
-    import jax
-
-    linearize = getattr(importlib.import_module(_AD), "linearize", None)
-    taken = tuple(inspect.signature(linearize).parameters)[:2] if linearize is not None else ()
-    missing = compat.missing(NEEDED) or ([] if taken == ("traceable", "primals_ft") else [f"{_AD}.linearize"])
-    if missing:
-        raise DataError(
-            f"this jax ({jax.__version__}) is not one that --checkpoint can be used with: it has no {missing[0]} as "
-            "jax 0.10.2 has it"
-        )
 
 
 def _is_at(site: Site, spot: Any) -> bool:
@@ -360,7 +322,6 @@ def _holds(site: Site, picked: set[int]) -> bool:
 def _names(jaxpr: Any) -> set[str]:
     """What ``checkpoint_name`` names in a jaxpr and all inside of it, also in rules of ``custom_vjp``."""
     found = {str(eqn.params["name"]) for eqn in jaxpr.eqns if eqn.primitive.name == "name"}
-    inside = compat.get("jax._src.core", "jaxprs_in_params")
     for eqn in jaxpr.eqns:
-        found = found.union(*map(_names, (*inside(eqn.params), *custom_rule(eqn))))
+        found = found.union(*map(_names, (*compat.inner_jaxprs(eqn.params), *custom_rule(eqn))))
     return found

@@ -186,19 +186,13 @@ def user_line_of(eqn: Any, *around: Any) -> SourceLine | None:
     """The innermost line of the user that an equation comes from, or one of those around it; else a library's."""
     library = None
     for one in (eqn, *around):  # frames of a loop's body begin at the body
-        for frame in frames_outside_jax(one):
+        for frame in compat.user_frames(one):
             file, line = frame.file_name, frame.start_line
             if is_user_file(file):
                 return SourceLine(file=display_path(file), line=line)
             if library is None and not file.startswith(("<", *compat.package_folders())):
                 library = SourceLine(file=display_path(file), line=line)
     return library
-
-
-def frames_outside_jax(eqn: Any) -> Iterator[Any]:
-    """Frames outside of jax that an equation comes from, the innermost first: ``file_name``, ``start_line``, ..."""
-    found: Iterator[Any] = compat.get("jax._src.source_info_util", "user_frames")(eqn.source_info.traceback)
-    return found
 
 
 def _written(held: Any) -> SourceLine | None:
@@ -326,20 +320,18 @@ def _call_site(jaxpr: Any, pieces: tuple[tuple[int, int], ...], paths: Sequence[
 
 def _path(eqn: Any) -> tuple[Call, ...]:
     """Frames outside of jax, the outermost first: (code, line). What is jitted, say, is a call of its function."""
-    is_user = compat.get("jax._src.source_info_util", "is_user_filename")
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ()
     called: tuple[Call, ...] = ()
     info = called_function(eqn)
-    if info is not None and info.func_filename and is_user(info.func_filename):
+    if info is not None and info.func_filename and compat.is_user_filename(info.func_filename):
         called = ((InnerFunction(co_filename=info.func_filename, co_firstlineno=info.func_lineno or 0), 0),)
     codes, lasti = traceback.raw_frames()
-    place = compat.get("jax._src.source_info_util", "raw_frame_to_frame")
     frames = tuple(
-        (code, place(code, at).start_line)
-        for code, at in zip(reversed(codes), reversed(lasti), strict=True)
-        if is_user(code.co_filename)
+        (code, compat.line_of(code, instruction))
+        for code, instruction in zip(reversed(codes), reversed(lasti), strict=True)
+        if compat.is_user_filename(code.co_filename)
     )
     return frames + called
 
@@ -355,5 +347,4 @@ def _multiplies(eqn: Any) -> bool:
     """Whether an equation is a product of matrices, or has one inside."""
     if eqn.primitive.name in PRODUCTS:
         return True
-    inner = compat.get("jax._src.core", "jaxprs_in_params")(eqn.params)
-    return any(_multiplies(one) for jaxpr in inner for one in jaxpr.eqns)
+    return any(_multiplies(one) for jaxpr in compat.inner_jaxprs(eqn.params) for one in jaxpr.eqns)

@@ -1,7 +1,7 @@
 """A function that is differentiated, by way of its jaxpr: traced, changed, and run in place of what was called.
 
 A function may differentiate another one within it, and so may a derivative rule of the program's own. Where a call
-comes from is told by the Python frames around it; they are in the tracebacks of the equations as well.
+comes from is known from the Python frames around it; they are in the tracebacks of the equations as well.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from typing import Any, Protocol
 
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.lines import user_line
-
-_RULE_FUNCTIONS = ("_flatten_bwd", "_flatten_fwd", "_flatten_jvp")
-"""Functions of ``jax._src.custom_derivatives`` that call what the program gave ``defvjp`` and ``defjvp``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +45,9 @@ class Rewriter(Protocol):
 
 
 def through_jaxpr(fun: Callable[..., Any], book: Rewriter) -> Callable[..., Any]:
-    """The function by way of its jaxpr, as ``book`` makes it. What reads values is run as it is, and told."""
+    """The function by way of its jaxpr, as ``book`` makes it. What reads values is run as it is, and reported."""
     import jax
 
-    flat_tree, typeof = compat.get("jax._src.tree_util", "FlatTree"), compat.get("jax._src.core", "typeof")
     reads_values = (
         jax.errors.ConcretizationTypeError,
         jax.errors.NonConcreteBooleanIndexError,
@@ -62,7 +58,6 @@ def through_jaxpr(fun: Callable[..., Any], book: Rewriter) -> Callable[..., Any]
     @functools.wraps(fun)
     def run(*arguments: Any) -> Any:
         book.differentiated += 1
-        given = flat_tree.flatten((arguments, {}))
         others: list[Any] = []
 
         def perfscope_traced(*inner: Any) -> list[Any]:
@@ -73,18 +68,15 @@ def through_jaxpr(fun: Callable[..., Any], book: Rewriter) -> Callable[..., Any]
 
         # a code object of its own for each: the frames are all that tells them apart
         perfscope_traced.__code__ = perfscope_traced.__code__.replace()
-        info = compat.get("jax._src.api_util", "debug_info")("linearize", fun, arguments, {})
         try:
-            closed, _ = compat.get("jax._src.interpreters.partial_eval", "trace_to_jaxpr")(
-                perfscope_traced, given.map(typeof), info
-            )
+            closed = compat.traced_for_linearize(perfscope_traced, fun, arguments)
         except reads_values as error:
             line = user_line()
             where = "" if line is None else f" at {line}"
             book.unseen.append(f"what is differentiated{where} reads values ({type(error).__name__})")
             return fun(*arguments)
         changed = book.rewritten(closed.jaxpr, CallContext(tracer=perfscope_traced.__code__, in_rule=_in_rule()))
-        found = iter(perfscope_run(changed, closed.consts, given.vals))
+        found = iter(perfscope_run(changed, closed.consts, compat.flat_arguments(arguments).vals))
         tree, leaves, tracers = others
         return tree.unflatten([next(found) if one else leaf for leaf, one in zip(leaves, tracers, strict=True)])
 
@@ -93,8 +85,7 @@ def through_jaxpr(fun: Callable[..., Any], book: Rewriter) -> Callable[..., Any]
 
 def perfscope_run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
     """The results of a jaxpr; what is differentiated within it is a derivative rule's."""
-    found: Sequence[Any] = compat.get("jax._src.core", "eval_jaxpr")(jaxpr, consts, *values)
-    return found
+    return compat.evaluated(jaxpr, consts, values)
 
 
 def _in_rule() -> bool:
@@ -103,15 +94,11 @@ def _in_rule() -> bool:
     traced = False
     while frame is not None:
         code = frame.f_code
-        if _is_rule(code) or (code is perfscope_run.__code__ and not traced):
+        if compat.is_derivative_rule(code) or (code is perfscope_run.__code__ and not traced):
             return True
         traced = traced or _traces(code)
         frame = frame.f_back
     return False
-
-
-def _is_rule(code: CodeType) -> bool:
-    return code.co_name in _RULE_FUNCTIONS and code.co_filename.endswith("custom_derivatives.py")
 
 
 def _traces(code: CodeType) -> bool:

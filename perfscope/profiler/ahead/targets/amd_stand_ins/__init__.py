@@ -41,8 +41,8 @@ _TEXTS = re.compile(r"string|name$", re.IGNORECASE)
 def load_stand_ins(plugin: Path) -> tuple[str, ...]:
     """Load a stand-in for every library that the plugin needs and this machine lacks; their names.
 
-    Only in a process that compiles and ends: what is loaded stays. ``DataError`` where one is missing that nobody
-    knows to be of no use for compiling.
+    Only in a process that compiles and ends: what is loaded stays. ``DataError`` where one is missing that
+    compiling may need.
     """
     asked = asked_by(plugin)
     missing = [name for name in asked.libraries if not _is_available(name)]

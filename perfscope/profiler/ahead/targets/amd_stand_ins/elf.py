@@ -172,7 +172,7 @@ def shared_object(name: str, answers: Sequence[StubFunction]) -> bytes:
 
 
 def _code(answers: Sequence[StubFunction]) -> tuple[bytes, list[int]]:
-    """Functions of eight bytes each, and where each begins; behind them a zero that is an empty text."""
+    """Functions of eight bytes each, and where each begins; after them a zero that is an empty text."""
     empty = 8 * len(answers)
     code = bytearray()
     for one in answers:

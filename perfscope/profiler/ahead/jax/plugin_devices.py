@@ -1,0 +1,184 @@
+"""Devices that can only be compiled for, from the compiler plugins, and programs that are compiled for them.
+
+Uses private interfaces of jaxlib (`PLUGIN_INTERFACES`, tried on jax 0.10.2); one that is missing is reported in one
+line that says what needs it. Import this module only in the child process, which may load plugins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perfscope.model.errors import DataError
+
+PLUGIN_INTERFACES: dict[str, tuple[str, str]] = {
+    "DeviceList": ("jaxlib.xla_client", "DeviceList"),
+    "get_compile_options": ("jax._src.compiler", "get_compile_options"),
+    "initialize_pjrt_plugin": ("jaxlib.xla_client", "initialize_pjrt_plugin"),
+    "ir": ("jax._src.lib.mlir", "ir"),
+    "load_pjrt_plugin_dynamically": ("jaxlib.xla_client", "load_pjrt_plugin_dynamically"),
+    "make_c_api_device_topology": ("jaxlib.xla_client", "make_c_api_device_topology"),
+    "make_ir_context": ("jax._src.interpreters.mlir", "make_ir_context"),
+    "pjrt_plugin_initialized": ("jaxlib.xla_client", "pjrt_plugin_initialized"),
+    "HloPrintOptions": ("jaxlib._hlo", "HloPrintOptions"),
+}
+"""What loading a compiler plugin and compiling with it needs; each missing one is reported when it is used."""
+_BEFORE = {"HloPrintOptions": ("jaxlib._jax", "HloPrintOptions")}
+"""Where earlier releases had an interface."""
+
+
+def _plugin_interface(name: str, purpose: str) -> Any:
+    for module, attribute in (PLUGIN_INTERFACES[name], _BEFORE.get(name, PLUGIN_INTERFACES[name])):
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError):
+            continue
+    raise DataError(
+        f"this jax has no {'.'.join(PLUGIN_INTERFACES[name])}, which {purpose} needs; see `perfscope doctor`"
+    )
+
+
+def _compile_only_gpus(library: Path, platform: str, config: str, topology: str) -> Sequence[Any]:
+    """Devices of a GPU plugin (a shared object) that can only be compiled for; ``config``: XLA's target config."""
+    purpose = "compiling for GPUs that are not there"
+    load = _plugin_interface("load_pjrt_plugin_dynamically", purpose)
+    is_initialized = _plugin_interface("pjrt_plugin_initialized", purpose)
+    initialize = _plugin_interface("initialize_pjrt_plugin", purpose)
+    describe = _plugin_interface("make_c_api_device_topology", purpose)
+    client = load(platform, str(library))
+    if not is_initialized(platform):
+        initialize(platform)
+    described = describe(client, "perfscope", target_config=config, topology=topology)
+    make = getattr(described, "_make_compile_only_devices", None)
+    if make is None:
+        raise DataError(f"this jaxlib's topology has no _make_compile_only_devices, which {purpose} needs")
+    devices: Sequence[Any] = make()
+    return devices
+
+
+def _parsed_module(code: bytes) -> tuple[Any, int]:
+    """A serialized MLIR module, and the number of its partitions."""
+    purpose = "compiling an exported program"
+    ir = _plugin_interface("ir", purpose)
+    with _plugin_interface("make_ir_context", purpose)():
+        module = ir.Module.parse(code)
+    return module, int(ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value)
+
+
+def _compiled_module(module: Any, devices: Sequence[Any], compiler_options: dict[str, Any]) -> Any:
+    """XLA's executable of an MLIR module, partitioned over ``devices``."""
+    import numpy as np
+
+    purpose = "compiling an exported program"
+    options = _plugin_interface("get_compile_options", purpose)(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=np.array([[device.id for device in devices]]),
+        env_options_overrides=compiler_options,
+    )
+    return devices[0].client.compile(module, _plugin_interface("DeviceList", purpose)(tuple(devices)), options)
+
+
+def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Sequence[Any]:
+    """Devices of GPUs that can only be compiled for.
+
+    ``library``: the plugin's shared object. ``platform``: ``cuda`` or ``rocm``. ``config``: XLA's target config as
+    text. ``topology``: ``partitions x hosts x devices``.
+    """
+    if platform == "rocm":
+        from perfscope.profiler.ahead.targets.amd_stand_ins import load_stand_ins
+
+        load_stand_ins(library)
+    try:
+        return _compile_only_gpus(library, platform, config, topology)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"the {platform} compiler cannot be loaded: {first_line(error)}") from error
+
+
+def tpu_devices(folder: Path | None, name: str, host: tuple[int, ...] | None = None) -> Sequence[Any]:
+    """Devices of a TPU slice (``v5e:2x4``) that can be compiled for and nothing else.
+
+    ``folder``: the folder of libtpu, ``None`` where it is on the path already. ``host``: chips of one host along x, y,
+    z; libtpu's default is 2 x 2.
+    """
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # the metadata server of a cloud machine, which this machine is not
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is taken: several may compile at once
+    if folder is not None:
+        sys.path.append(str(folder))
+    from jax.experimental.topologies import get_topology_desc as describe
+
+    kind, _, shape = name.partition(":")
+    sides = tuple(int(side) for side in shape.split("x"))
+    # the two TensorCores of a v4 are one device in every program; v5p's are by default
+    together = {"chip_config_name": "megacore"} if kind == "v4" else {}
+    try:
+        if sides in ((1,), (1, 1), (1, 1, 1)):  # the smallest host has four chips by default
+            described = describe(f"{kind}:1x1", "tpu", chips_per_host_bounds=(1, 1, 1), num_slices=1, **together)
+        else:
+            described = describe(name, "tpu", chips_per_host_bounds=host or (2, 2, 1), **together)
+        devices: Sequence[Any] = described.devices
+    except Exception as error:
+        raise DataError(f"libtpu does not describe {name}: {first_line(error)}") from error
+    return devices
+
+
+class ExportedProgram:
+    """A program that was lowered elsewhere (`export.py`), to be compiled here; as `program.DiscoveredProgram`."""
+
+    calls = 1
+    arguments = ()
+
+    def __init__(self, code: bytes, function: str, place: Any, devices: Sequence[Any]) -> None:
+        self.name, self.function, self.place = f"jit_{function}", function, place
+        self._code, self._devices = code, devices
+
+    def lower(self) -> ExportedProgram:
+        """The program itself: it is lowered already."""
+        return self
+
+    def compile(self, compiler_options: dict[str, Any]) -> ExportedProgram:
+        """Compile it with all that was lowered: names, lines, donation."""
+        module, partitions = _parsed_module(self._code)
+        if partitions > len(self._devices):
+            raise DataError(f"it is divided among {partitions} devices, the target has {len(self._devices)}")
+        self._executable = _compiled_module(module, list(self._devices)[:partitions], compiler_options)
+        return self
+
+    def runtime_executable(self) -> Any:
+        """XLA's executable."""
+        return self._executable
+
+    def memory_analysis(self) -> Any:
+        """XLA's memory statistics."""
+        return self._executable.get_compiled_memory_stats()
+
+
+def canonical_text(executable: Any) -> str:
+    """The text of a compiled program without lines, files and names of scopes: what its fingerprint is taken of."""
+    options = _plugin_interface("HloPrintOptions", "a program's fingerprint")
+    modules = executable.runtime_executable().hlo_modules()
+    return "\n".join(str(module.to_string(options.short_parsable())) for module in modules)
+
+
+def strip_source_paths(pattern: str) -> None:
+    """Have jax cut what ``pattern`` matches from the names of source files in programs."""
+    import jax
+
+    try:
+        jax.config.update("jax_hlo_source_file_canonicalization_regex", pattern)
+    except (AttributeError, ValueError) as error:
+        raise DataError(
+            "this jax has no jax_hlo_source_file_canonicalization_regex, which keeps this machine's paths out of it"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that is not empty, bounded."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:400]

@@ -1,0 +1,141 @@
+"""Private interfaces of torch and jax: each is where its table says, and only the compat files use any."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from perfscope.profiler.ahead.jax import compat as ahead_compat
+from perfscope.profiler.ahead.jax import plugin_devices
+from perfscope.profiler.jax import compat as jax_compat
+from perfscope.profiler.torch import compat as torch_compat
+from tests.conftest import REPOSITORY
+
+PACKAGE = REPOSITORY / "perfscope"
+COMPAT_FILES = {
+    "profiler/ahead/jax/compat.py",
+    "profiler/ahead/jax/plugin_devices.py",
+    "profiler/jax/compat.py",
+    "profiler/torch/compat.py",
+    "profiler/torch/op_graph/recorder.py",
+}
+EXCLUDED = {
+    "_cut": "being removed",
+    "analyzers": "imports neither torch nor jax, by contract; its advice names their modules",
+    "profiler/ahead/torch": "being reduced",
+    "workloads": "programs to profile, written as users write them",
+}
+"""Folder -> the reason why it is not checked."""
+_PRIVATE = re.compile(r"(torch|jax|jaxlib)(\.\w+)*\.(_(?!_)\w+)(\.\w+)*|torch\.testing\._internal(\.\w+)*")
+AHEAD = ahead_compat.RUN_INTERFACES | ahead_compat.CHECKPOINT_INTERFACES | plugin_devices.PLUGIN_INTERFACES
+
+
+def _dotted(node: ast.expr) -> str:
+    """``torch._C._autograd`` of an attribute expression, an empty text of any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    outer = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{outer}.{node.attr}" if outer and isinstance(node, ast.Attribute) else ""
+
+
+def private_uses(source: str) -> set[str]:
+    """Private modules and attributes of torch and jax that a file imports, reads, or names in a string of its own."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            names.add(_dotted(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return {name for name in names if _PRIVATE.fullmatch(name)}
+
+
+def checked_files(package: Path) -> dict[str, Path]:
+    """The files that must not use private interfaces."""
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    folders = tuple(f"{folder}/" for folder in EXCLUDED)
+    return {name: path for name, path in files.items() if name not in COMPAT_FILES and not name.startswith(folders)}
+
+
+def test_only_the_compat_files_use_private_interfaces() -> None:
+    found = {name: private_uses(path.read_text()) for name, path in checked_files(PACKAGE).items()}
+    assert {name: sorted(uses) for name, uses in found.items() if uses} == {}
+    assert all((PACKAGE / name).is_file() for name in COMPAT_FILES), "a compat file that is not there any more"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch._dynamo",
+        "from torch._C import _len_torch_dispatch_stack",
+        "from torch.testing._internal import common_utils",
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "from jax._src import core",
+        "import sys\nfound = sys.modules['jax._src.core']",
+        "import torch\ndef late():\n    return torch._C._autograd._get_sequence_nr()",
+        "import torch\nrecords = torch.autograd._profiler_enabled()",
+        "import jaxlib._jax",
+    ],
+)
+def test_a_private_use_is_found(line: str) -> None:
+    assert private_uses(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '"""Reads ``torch._C`` and says so."""',
+        "import torch\nversion = torch.__version__",
+        "import logging\nlogging.getLogger('torch.__trace')",
+        "from jax.sharding import NamedSharding",
+    ],
+)
+def test_a_public_use_passes(line: str) -> None:
+    assert private_uses(line) == set()
+
+
+@pytest.mark.parametrize("name", sorted(torch_compat.PRIVATE))
+def test_an_interface_of_torch_is_where_it_was(name: str) -> None:
+    reason = torch_compat.missing(torch_compat.PRIVATE[name])
+    assert reason is None, f"{name}: {reason}; change perfscope/profiler/torch/compat.py"
+
+
+@pytest.mark.parametrize("name", sorted(torch_compat.CUDA_PRIVATE))
+def test_an_interface_of_torch_with_cuda_is_where_it_was(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is None:
+        pytest.skip("this torch was built without CUDA")
+    reason = torch_compat.missing(torch_compat.CUDA_PRIVATE[name])
+    assert reason is None, f"{name}: {reason}; change perfscope/profiler/torch/compat.py"
+
+
+@pytest.mark.parametrize("name", sorted(jax_compat.PRIVATE))
+def test_an_interface_of_jax_for_capture_is_where_it_was(name: str) -> None:
+    reason = jax_compat.missing(jax_compat.PRIVATE[name])
+    assert reason is None, f"{name}: {reason}; change perfscope/profiler/jax/compat.py"
+
+
+@pytest.mark.parametrize("name", sorted(AHEAD))
+def test_an_interface_of_jax_for_compiling_is_where_it_was(name: str) -> None:
+    gone = ahead_compat.missing({name: AHEAD[name]})
+    assert gone == [], f"this jax has no {gone}; change the compat files of perfscope/profiler/ahead/jax"
+
+
+def test_an_interface_that_moved_is_one_clear_sentence() -> None:
+    assert str(torch_compat.missing("torch._C._gone")).endswith(" has no torch._C._gone")
+    assert str(torch_compat.missing("torch._gone.name")).endswith(" has no torch._gone.name")
+    reason = jax_compat.missing(("jax._src.core.gone", "jax._src.gone.name"))
+    assert str(reason).endswith(" has no jax._src.core.gone and no jax._src.gone.name")
+    assert ahead_compat.missing({"gone": ("jax._src.core", "EvalTrace.gone")}) == ["jax._src.core.EvalTrace.gone"]
+
+
+def test_each_use_in_the_recorder_is_in_the_table() -> None:
+    recorder = private_uses((PACKAGE / "profiler/torch/op_graph/recorder.py").read_text())
+    places = set(torch_compat.PRIVATE.values())
+    assert {use for use in recorder if not any(place.startswith(use) for place in places)} == set()
