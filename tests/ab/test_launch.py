@@ -272,7 +272,7 @@ def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -
     finally:
         ours.kill()
         ours.wait()
-    assert "EndedError" in said
+    assert "TerminatedError" in said
     state = Path(f"/proc/{program}/stat")
     assert not state.exists() or " Z " in state.read_text()
     (kept,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
