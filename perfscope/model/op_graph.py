@@ -1,6 +1,6 @@
 """The op graph of one step: what ran below autograd, on which storages, from which line.
 
-Written by the structure pass of ``perfscope run`` (``profiler/captures/op_graph.py``) as
+Written by the structure pass of ``perfscope run`` (``profiler/torch/op_graph/``) as
 ``structure.opgraph.json`` and read by ``readers/op_graph.py``. It carries no times.
 """
 

@@ -1,6 +1,6 @@
 """What torch.compile would make of a PyTorch program on a device that is not there: the model of a plan.
 
-The parts are those of the file (``profiler/aot/torch_plan_file.py``); here stands what follows from them. Bytes and
+The parts are those of the file (``model/documents/torch_plan.py``); here stands what follows from them. Bytes and
 FLOPs are exact properties of the plan, nothing here is measured, and no time is in it.
 """
 

@@ -1,6 +1,6 @@
 """The file of a plan: what torch.compile would make of a PyTorch program, planned and never run.
 
-Written by the child that plans (``torch_plan_child``), read by ``analyzers/readers/torch_plan.py``. No torch here.
+Written by the child that plans (``torch_plan_child``), read by ``analyzers/readers/compiled.py``. No torch here.
 """
 
 from __future__ import annotations

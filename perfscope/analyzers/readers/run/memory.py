@@ -105,7 +105,7 @@ def _with_string_offset(rows: Rows, offset: int) -> Rows:
 
 
 MOMENTS, SUFFIX = ("before", "after"), ".prof"
-"""As `profiler/captures/jax_memory.py` names them, which imports jax."""
+"""As `profiler/jax/memory.py` names them, which imports jax."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ SCRIPTS = (
 
 # Dash looks for the scripts of a component in the top package of its module.
 sys.modules["perfscope"]._js_dist = [  # type: ignore[attr-defined]
-    {"relative_package_path": f"dashboards/ui/{name}", "namespace": "perfscope"} for name in SCRIPTS
+    {"relative_package_path": f"dashboards/web/ui/{name}", "namespace": "perfscope"} for name in SCRIPTS
 ]
 
 

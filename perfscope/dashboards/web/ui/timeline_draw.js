@@ -6,7 +6,7 @@ window.perfscope_ui = window.perfscope_ui || {};
   const RULER = 26, ROW = 17, HEAD = 22, COUNTER = 46, NARROW = 600, LEVELS = 16;
   let GUTTER = 196;
 
-  // By category of dashboards/timeline/palette.py, which the server names; light and dark.
+  // By category of dashboards/web/timeline/palette.py, which the server names; light and dark.
   let colors_of = { light: [], dark: [] };
   function use(colors) { colors_of = colors; }
 

@@ -1,4 +1,4 @@
-// What the timeline asks of the server: tiles (binary, see dashboards/timeline/tile.py), names, events.
+// What the timeline asks of the server: tiles (binary, see dashboards/web/timeline/tile.py), names, events.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
