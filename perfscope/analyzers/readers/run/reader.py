@@ -134,7 +134,7 @@ NOTED_SLOWDOWN = 1.1
 WAITING_SHARE = 0.5
 """Of the steps that were watched: a program that reads every second step is throttled by it."""
 WATCHED_STEPS = 64
-"""Steps in which reads are watched (`profiler/jax/hooks.py`)."""
+"""Steps in which reads are watched (`profiler/jax/host_syncs.py`)."""
 
 _TIMED = ("timing", "detail")
 """Passes whose times may be shown, the least disturbed first."""
