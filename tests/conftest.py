@@ -7,6 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("perfscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("perfscope")
 
 os.environ["PERFSCOPE_CACHE"] = "off"  # tests read the files themselves and leave the home alone
 
