@@ -93,7 +93,7 @@ def test_the_graph_is_found_in_the_timed_steps_and_the_norm_in_the_graph(tmp_pat
 def test_written_out_attention_is_flagged_and_its_twin_is_not(tmp_path: Path):
     (finding,) = outcome("unfused_attention", captured(tmp_path, written_out)).findings
     assert finding.where.file is not None
-    assert finding.where.file.endswith("test_structure_rules_on_torch.py")
+    assert finding.where.file.endswith("test_live_torch.py")
     assert finding.basis == "modelled"
     assert finding.evidence[0]["ops"] == "div -> _softmax -> _softmax_backward_data -> div"
     twin = tmp_path / "twin"

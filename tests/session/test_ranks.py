@@ -264,8 +264,8 @@ def test_the_first_task_waits_for_those_that_run_and_for_those_to_come(tmp_path:
     done = threading.Event()
     waiter = threading.Thread(target=lambda: (shared_run.await_others(directory, task(0, 3), 60), done.set()))
     holder = (
-        "import sys; from pathlib import Path; from perfscope.profiler import store\n"
-        "with store.alive(Path(sys.argv[1]), 1):\n    print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from perfscope.model.documents import run_folders\n"
+        "with run_folders.alive(Path(sys.argv[1]), 1):\n    print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(directory)],

@@ -207,8 +207,8 @@ def test_a_run_is_running_while_it_is_held_and_killed_when_nobody_holds_it(tmp_p
     directory = make(tmp_path, state="running")
     assert run_folders.read(directory).state == "killed"
     holder = (
-        "import sys; from pathlib import Path; from perfscope.profiler import store\n"
-        "with store.alive(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from perfscope.model.documents import run_folders\n"
+        "with run_folders.alive(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
