@@ -27,16 +27,16 @@ import sys
 from pathlib import Path
 from perfscope.profiler.store.packs import pack
 from perfscope.profiler.store.runs import RunStore
-from tests.store.records import stored
+from tests.store.records import stored_run
 where, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 store = RunStore(where if "://" in where else Path(where))
 print("ready", flush=True)
 sys.stdin.readline()
-new = sum(store.put(stored(1000 + one)) for one in range({common}))
-new += sum(store.put(stored(number * {own} + one)) for one in range({own}))
+new = sum(store.put(stored_run(1000 + one)) for one in range({common}))
+new += sum(store.put(stored_run(number * {own} + one)) for one in range({own}))
 one = pack(folder / "run", folder / f"pack-{{number}}")
-store.set_baseline("main", stored(number * {own}), one)
-store.set_baseline(f"own-{{number}}", stored(1000), one)
+store.set_baseline("main", stored_run(number * {own}), one)
+store.set_baseline(f"own-{{number}}", stored_run(1000), one)
 store.remove_baseline(f"own-{{number}}")
 print(new)
 """
