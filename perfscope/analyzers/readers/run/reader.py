@@ -10,7 +10,7 @@
   rank00000/timing.xplane.pb            jax: the light pass; the compiled programs are in it
   rank00000/events.jsonl                jax: compilations and retraces, ``compile_events``
   rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
-  rank00000/memory/{before,after}.prof  jax: what was held before and behind the traced steps, ``held``
+  rank00000/memory/{before,after}.prof  jax: what was held before and after the traced steps, ``held``
   rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
   nsys/export.sqlite                    Nsight Systems around the program: the timing pass of all its processes
   rank00000/tensors.json.gz             parameters, gradients, optimizer state when the passes began, ``tensors``
@@ -108,9 +108,9 @@ def _requested(run: Run) -> str | None:
         without.append("--level light")
     if not without:
         return None
-    said = " and ".join(without)
+    chosen = " and ".join(without)
     return (
-        f"the run was recorded with {said}, which takes no op graph of a step: record it with perfscope run without "
+        f"the run was recorded with {chosen}, which takes no op graph of a step: record it with perfscope run without "
         f"{'it' if len(without) == 1 else 'them'}" + (f" ({_STEPS})" if options.get("whole") else "")
     )
 
@@ -146,9 +146,9 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> list[Trace]:
-    """One trace a process, by rank. ``DataError`` if nothing was captured, or the manifest is damaged.
+    """One trace a process, by rank. ``DataError`` if nothing was captured, or the manifest is corrupt.
 
-    An artifact that is damaged is left out and said in the source's notes; the others are read.
+    An artifact that is corrupt is left out and said in the source's notes; the others are read.
     """
     divided = divide_run(path)
     traces: list[Trace] = []
@@ -166,7 +166,7 @@ def read(path: Path) -> list[Trace]:
 def read_part(part: RunPart) -> list[Trace]:
     """The traces of the processes of a part, in order; none if they captured nothing.
 
-    ``DataError`` if what they captured is damaged and nothing else is left of them.
+    ``DataError`` if what they captured is corrupt and nothing else is left of them.
     """
     path = Path(part.path)
     recordings = Recordings(path, part.processes)
@@ -444,7 +444,7 @@ def _source(captured: _Captured, part: RunPart) -> Source:
 def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | None, int | None]:
     """(Rank, world size): the launcher's, else what the recording itself says of a process started without one.
 
-    The number of the only process of a run, which nobody else knows of, is no rank.
+    The number of the only process of a run, which no launcher set, is no rank.
     """
     if part.several or (process.world_size or 1) > 1:
         return process.rank, process.world_size
@@ -455,7 +455,7 @@ def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | No
 
 
 def _counters(process: Process) -> AllocatorCounters | None:
-    """What the allocator counted before the first pass and behind the last one, and the steps between."""
+    """What the allocator counted before the first pass and after the last one, and the steps between."""
     if not process.memory and not process.memory_after:
         return None
     passes = [capture.steps for capture in process.captures if capture.steps is not None]
@@ -478,14 +478,14 @@ def _waits_in_steps(reads: Sequence[HostRead], process: Process) -> bool:
 
 
 def _programs(folder: Path) -> tuple[tuple[HloModule, ...], list[str]]:
-    """The compiled programs in a folder, and what is damaged there."""
+    """The compiled programs in a folder, and what is corrupt there."""
     modules: list[HloModule] = []
     problems = []
     for file in sorted(folder.glob("*.hlo.pb")):
         try:
             modules += proto.read(file).hlo
         except DataError as error:
-            problems.append(f"a compiled program is damaged: {error}")
+            problems.append(f"a compiled program is corrupt: {error}")
     return tuple(modules), problems
 
 
