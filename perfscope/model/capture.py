@@ -98,7 +98,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     return steps
 
 
-# The true time of a step: some steps without a profiler, with the devices waited for before and behind them all.
+# The true time of a step: some steps without a profiler, with the devices waited for before and after them all.
 #
 # A framework that dispatches and goes on makes the host's step as short as its dispatch. Two waits give what
 # the steps took, device included, and leave the program's own overlap between them as it is.
@@ -106,7 +106,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 WINDOW_SIZES = (4, 16, 64)
 """Steps of the windows, one after the other; the longest that was completed counts. Nobody says which step is a
-program's last, and a wait behind it would count what the program does then: so a short window comes first."""
+program's last, and a wait after it would count what the program does then: so a short window comes first."""
 
 REPEATED_WINDOW_SIZES = (8,) * 1250
 """Where nothing but times is taken: equal windows, one after the other. Of 8 steps a wait is a small part, and a
@@ -145,7 +145,7 @@ class TimedWindows:
 
     @property
     def next_size(self) -> int:
-        """Steps of the window to come or under way; 0 behind the last."""
+        """Steps of the window to come or under way; 0 after the last."""
         return self._sizes[0] if self._sizes else 0
 
     def before_step(self) -> None:

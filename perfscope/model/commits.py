@@ -7,7 +7,7 @@ import re
 from perfscope.model.environment import ask, git_branch
 
 MOST_BACK = 5_000
-"""Commits that are looked at behind one: years of most projects, and git lists them in a moment."""
+"""Commits that are looked at after one: years of most projects, and git lists them in a moment."""
 
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 

@@ -43,7 +43,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """One compilation of one frame: all its attempts (dynamo starts anew after a graph break)."""
+    """One compilation of one frame: all its attempts (dynamo starts again after a graph break)."""
 
     compile_id: str
     function: str | None
@@ -224,7 +224,7 @@ class CompileLog:
     records: int = 0
     """Records of the file that were understood."""
     corrupt: int = 0
-    """Records that were damaged and left out."""
+    """Records that were corrupt and left out."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Kinds of records this reader does not know, and how many."""
     left_out: Mapping[str, int] = field(default_factory=dict)

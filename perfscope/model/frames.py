@@ -71,7 +71,7 @@ def parse_frame(name: str) -> Frame | None:
         return None
     file = found["file"]
     owner = Owner.FRAMEWORK if found["function"] in _HOOKS else owner_of(file)
-    resumed = _RESUMED.fullmatch(found["function"])  # what dynamo made of the function behind a graph break
+    resumed = _RESUMED.fullmatch(found["function"])  # what dynamo made of the function after a graph break
     function = resumed["function"] if resumed else found["function"]
     return Frame(file=file, line=int(found["line"]), function=function, owner=owner)
 

@@ -53,7 +53,7 @@ BLOCKS = Table(
     doc="One row a block, or the sum of several: from when it was handed out to when it was free again.",
     columns=(
         Column(name="start", dtype="int64", unit="axis", doc="handed out; the axis' first position if held before"),
-        Column(name="end", dtype="int64", unit="axis", doc="free again (half open); behind the last if never"),
+        Column(name="end", dtype="int64", unit="axis", doc="free again (half open); after the last if never"),
         Column(name="before", dtype="bool", unit="flag", doc="held before the recording began"),
         Column(name="after", dtype="bool", unit="flag", doc="still held when it ended"),
         Column(name="bytes", dtype="int64", unit="B", doc="as handed out, rounding included"),
@@ -176,8 +176,8 @@ class MemoryTimeline:
 #
 # Within the events of one address, in the order they happened, an allocation followed by a free is a block. A free
 # that comes first at its address ends a block that was held before the recording began. An allocation with no free
-# behind it is still held at the end. What fits none of this is counted and not repaired by a guess: a free behind a
-# free (the allocation between them is missing), and an allocation behind an allocation (the free between them is
+# after it is still held at the end. What fits none of this is counted and not repaired by a guess: a free after a
+# free (the allocation between them is missing), and an allocation after an allocation (the free between them is
 # missing: the earlier block ends where the later one begins, since no address is handed out twice).
 
 
@@ -238,7 +238,7 @@ def pair_events(addresses: npt.NDArray[np.uint64], size: Int64, is_free: npt.NDA
 
 
 def strictly_increasing(times: Int64) -> Int64:
-    """Positions for events in the order they happened: their times, each at least 1 behind the one before.
+    """Positions for events in the order they happened: their times, each at least 1 after the one before.
 
     Allocators record in microseconds, or several events in one nanosecond; a block freed and one made in the same
     instant must not cancel out, or a peak between them is lost. Shape (n,) in and out.
@@ -247,7 +247,7 @@ def strictly_increasing(times: Int64) -> Int64:
     return np.asarray(np.maximum.accumulate(times - steps) + steps, np.int64)
 
 
-# Counters of an allocator that a run of ours read before its first pass and behind its last one.
+# Counters of an allocator that a run of ours read before its first pass and after its last one.
 
 
 _IN_USE = ("allocated_bytes.all.current", "bytes_in_use")

@@ -64,7 +64,7 @@ class GraphOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphStorage:
-    """The memory behind tensors. It is held for ops ``born`` to ``died``, half open."""
+    """The memory after tensors. It is held for ops ``born`` to ``died``, half open."""
 
     bytes: int
     """As the program asked for it, before an allocator rounds; where it is resized, the largest that was seen."""

@@ -59,7 +59,7 @@ class PlanTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPlan:
-    """A plan as it was read, with the ops that lay beside it. ``None``: not kept, or damaged (the source says)."""
+    """A plan as it was read, with the ops that lay beside it. ``None``: not kept, or corrupt (the source says)."""
 
     plan: TorchPlan
     breaks: tuple[tuple[str | None, GraphBreak], ...] = ()

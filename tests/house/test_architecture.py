@@ -34,7 +34,6 @@ LONG_FUNCTIONS: dict[str, str] = {
     "perfscope/analyzers/devices/target_request.py:gpu_target_config": _TABLE,
     "perfscope/analyzers/predict/assumptions.py:listed": _TABLE,
     "perfscope/analyzers/predict/program.py:estimate": _OLD,
-    "perfscope/analyzers/readers/run/reader.py:_process": _OLD,
     "perfscope/commands/compare_ab.py:ab": _OPTIONS,
     "perfscope/commands/compare_programs.py:programs": _OPTIONS,
     "perfscope/commands/compile.py:compile_": _OPTIONS,

@@ -426,7 +426,7 @@ def test_a_damaged_profile_costs_only_itself(tmp_path: Path) -> None:
     trace = load_one(run_folder(tmp_path))
     assert len(trace.rows["steps"]) > 1
     assert trace.fact(jax_growth) is None
-    assert any("device memory profile is damaged" in note for note in trace.source.notes)
+    assert any("device memory profile is corrupt" in note for note in trace.source.notes)
 
 
 def test_a_profile_that_cannot_be_taken_is_said_and_harms_nothing(

@@ -128,7 +128,7 @@ def test_a_damaged_artifact_costs_itself(tmp_path: Path) -> None:
     (folder / DETAIL).write_bytes(whole[: len(whole) // 2])
     trace = read_only_process(folder)
     assert trace.detail is None
-    assert any(note.startswith("detail pass is damaged") for note in trace.source.notes)
+    assert any(note.startswith("detail pass is corrupt") for note in trace.source.notes)
 
 
 def test_an_empty_run_says_why(tmp_path: Path) -> None:
@@ -437,5 +437,5 @@ def test_a_damaged_snapshot_is_said_and_the_rest_is_read(tmp_path: Path, corpus:
     damaged = folder / "rank00000" / "memory.pickle.gz"
     damaged.write_bytes(damaged.read_bytes()[:500])
     (trace,) = load(folder)
-    assert any("memory pass is damaged" in note for note in trace.source.notes)
+    assert any("memory pass is corrupt" in note for note in trace.source.notes)
     assert trace.detail is not None

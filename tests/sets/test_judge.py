@@ -344,7 +344,7 @@ def test_a_rank_that_breaks_its_reader_costs_itself(tmp_path: Path, monkeypatch:
     assert [trace.source.rank for trace in judged.loaded.traces] == [0, 2]
     (lost,) = judged.loaded.skipped
     assert (lost.path, lost.broken) == (f"{folder}/rank00001", True)
-    assert lost.reason == "damaged, or not what it seems: LookupError: row 3"
+    assert lost.reason == "corrupt or unsupported file: LookupError: row 3"
     assert render(judged.analysis, "json") == in_memory(folder)
 
 

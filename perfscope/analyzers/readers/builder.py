@@ -1,4 +1,4 @@
-"""Columns that grow chunk by chunk in place, so that no second copy of a file's events ever exists."""
+"""Tables under construction: columns that grow in place, rows in order, links by id, strings and threads by code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ Columns = dict[str, Array]
 _GROWTH = 1.25
 """A larger factor wastes memory (new room is touched when it is zeroed), a smaller one moves more often."""
 _FIRST = 4096
+_SPARSE = 16
+"""A table of ids costs 4 bytes an id of the range; up to 16 ids an entry it is smaller than the events were."""
 
 
 class ColumnBuffer:
@@ -60,7 +62,7 @@ def blank_value(dtype: np.dtype[np.generic]) -> int:
 
 
 def join_columns(parts: list[Columns]) -> Columns:
-    """Concatenate column sets, emptying ``parts`` as it goes; blanks as in ``Grown.append``."""
+    """Concatenate column sets, emptying ``parts`` as it goes; blanks as in ``ColumnBuffer.append``."""
     if len(parts) == 1:
         return parts[0]
     names = list(dict.fromkeys(name for part in parts for name in part))
@@ -74,6 +76,44 @@ def join_columns(parts: list[Columns]) -> Columns:
         ]
         joined[name] = np.concatenate(pieces)
     return joined
+
+
+def reorder(columns: Columns, order: Array) -> None:
+    """Bring the rows of ``columns`` into ``order``, a column at a time; nothing moves if they are in order."""
+    if (order == np.arange(len(order))).all():
+        return
+    for name in columns:
+        columns[name] = columns[name][order]
+
+
+class Lookup:
+    """Row by id. Ids are dense in a trace, so a table of them beats a search; sparse ones are searched."""
+
+    def __init__(self, ids: Array, rows: Array) -> None:
+        """``ids`` of a whole table; ``rows``: the rows to find, of equal ids the last one wins."""
+        rows = rows[ids[rows] >= 0]
+        wanted = ids[rows]
+        self._first = int(wanted.min()) if len(wanted) else 0
+        extent = int(wanted.max()) - self._first + 1 if len(wanted) else 0
+        self._dense = extent <= _SPARSE * len(wanted) + 1024
+        if self._dense:
+            self._table = np.full(extent, MISSING, np.int32)
+            self._table[wanted - self._first] = rows
+            return
+        order = np.argsort(wanted, kind="stable")
+        last = np.concatenate((np.diff(wanted[order]) != 0, [True]))
+        self._ids, self._rows = wanted[order][last], rows[order][last].astype(np.int32)
+
+    def __call__(self, ids: Array) -> Array:
+        """Row of each id, ``MISSING`` where there is none; shape (n,), int32."""
+        if self._dense:
+            index = ids - self._first
+            inside = (ids >= 0) & (index >= 0) & (index < len(self._table))
+            rows = np.full(len(ids), MISSING, np.int32)
+            rows[inside] = self._table[index[inside]]
+            return rows
+        index = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+        return np.where(self._ids[index] == ids, self._rows[index], np.int32(MISSING))
 
 
 # What all planes of a file share: the string pool, the threads, and what was left out.
@@ -94,11 +134,11 @@ class Pool:
 
     def code(self, text: str) -> int:
         """Code of a string."""
-        found = self._codes.get(text)
-        if found is None:
-            found = self._codes[text] = len(self.strings)
+        code = self._codes.get(text)
+        if code is None:
+            code = self._codes[text] = len(self.strings)
             self.strings.append(text)
-        return found
+        return code
 
     def thread(self, process: str, name: str, line: int) -> int:
         """Row of a thread. Lines of one name are one thread only if their id is the same."""

@@ -2,8 +2,8 @@
 
 One file a trace: magic, header length, header (JSON: source, strings, what was recorded, where each
 column lies), then the raw columns, aligned. It is mapped, not read: opening 500 MB of JSON again
-costs milliseconds. A sidecar that is stale, damaged or of another version is ignored and written
-anew. ``PERFSCOPE_CACHE=off`` turns it off; another value is the folder to use.
+costs milliseconds. A sidecar that is stale, corrupt or of another version is ignored and written
+again. ``PERFSCOPE_CACHE=off`` turns it off; another value is the folder to use.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def load(path: Path) -> Trace | None:
         return None
     try:
         with place.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # private: nobody can write it back
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # private: changes are not written back
         trace = _read(data)
         trace.check()
         os.utime(place)
     except (OSError, ValueError, LookupError, struct.error):
-        return None  # absent, damaged or of another version: the trace itself is read
+        return None  # absent, corrupt or of another version: the trace itself is read
     return trace
 
 

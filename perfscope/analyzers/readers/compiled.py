@@ -50,7 +50,7 @@ def sniff(path: Path, head: bytes) -> bool:
 def read(path: Path) -> Trace:
     """The programs and plans of the folder as one trace, with the target they are judged for.
 
-    One that is damaged is left out and said in the source's notes; ``DataError`` if nothing is left, with what the
+    One that is corrupt is left out and said in the source's notes; ``DataError`` if nothing is left, with what the
     manifest says of it.
     """
     manifest = load(path)
@@ -120,14 +120,14 @@ MOST_PLANS = 100
 
 
 def read_plans(folder: Path) -> tuple[TorchPlan, ...]:
-    """The plans of a run folder, in the order of their names; ``DataError`` for the first that is damaged."""
+    """The plans of a run folder, in the order of their names; ``DataError`` for the first that is corrupt."""
     return tuple(read_plan(path) for path in _plan_files(folder))
 
 
 def read_plan_folder(folder: Path, manifest: Compiled | None = None) -> Trace:
     """The plans of a run folder and the ops beside them as one trace without times.
 
-    A plan that is damaged is left out and said in the source's notes; ``DataError`` if none is left.
+    A plan that is corrupt is left out and said in the source's notes; ``DataError`` if none is left.
     """
     problems: list[str] = []
     held = []

@@ -69,7 +69,7 @@ def sniff(path: Path, head: bytes) -> bool:
 def read(path: Path) -> Trace | list[Trace]:
     """The trace of one rank, or those of a tar, by rank.
 
-    ``DataError``, one line, for a file that is damaged, too large, or asks for a class.
+    ``DataError``, one line, for a file that is corrupt, too large, or asks for a class.
     """
     with open_bytes(path, LARGEST_TAR) as data:
         if data[_TAR_MAGIC] == b"ustar":
@@ -95,7 +95,7 @@ def _of_tar(path: Path, stream: Any) -> list[Trace]:
                     shown = f"{path}:{member.name}"
                     traces.append(_trace(_parsed(data, shown), shown, Path(member.name).name))
     except (tarfile.TarError, OSError) as error:
-        raise DataError(f"{path}: damaged tar: {error}") from error
+        raise DataError(f"{path}: corrupt tar: {error}") from error
     if not traces:
         raise DataError(f"{path}: no dump of a flight recorder in it")
     return sorted(traces, key=lambda trace: (trace.source.rank is None, trace.source.rank or 0))
@@ -147,14 +147,14 @@ def _groups(config: Any) -> Iterator[RecordedGroup]:
             )  # fmt: skip
 
 
-def _ranks(said: Any) -> tuple[int, ...]:
+def _ranks(value: Any) -> tuple[int, ...]:
     """``"[0, 1]"`` or ``[0, 1]``; anything else is not known."""
-    if isinstance(said, str):
+    if isinstance(value, str):
         try:
-            said = json.loads(said)
+            value = json.loads(value)
         except ValueError:
             return ()
-    return tuple(said) if isinstance(said, list | tuple) and all(isinstance(rank, int) for rank in said) else ()
+    return tuple(value) if isinstance(value, list | tuple) and all(isinstance(rank, int) for rank in value) else ()
 
 
 def _call(entry: Mapping[str, Any]) -> RecordedCall:
@@ -221,17 +221,17 @@ def _progress(status: Any, entries: list[dict[str, Any]]) -> dict[str, Progress]
     return found
 
 
-def _group_name(said: Any) -> str:
-    return str(said[0]) if isinstance(said, list | tuple) and said else str(said or "")
+def _group_name(value: Any) -> str:
+    return str(value[0]) if isinstance(value, list | tuple) and value else str(value or "")
 
 
-def _sizes(said: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(n for n in _list(one) if isinstance(n, int)) for one in _list(said))
+def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(n for n in _list(one) if isinstance(n, int)) for one in _list(value))
 
 
-def _list(said: Any) -> list[Any]:
-    return list(said) if isinstance(said, list | tuple) else []
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
-def _number(said: Any) -> int | None:
-    return said if isinstance(said, int) and not isinstance(said, bool) else None
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

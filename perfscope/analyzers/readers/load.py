@@ -30,7 +30,7 @@ MOST_FILES = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A file of a folder that was not read. ``broken``: it is a trace, but damaged."""
+    """A file of a folder that was not read. ``broken``: it is a trace, but corrupt."""
 
     path: str
     reason: str
@@ -44,7 +44,7 @@ Task = str | RunPart
 """What is read by itself: a file (or a folder that is one source) by its path, or a part of a run."""
 
 Unit = str | DividedRun | Skipped
-"""What stands below a folder: one task, a run, or a run whose manifest is damaged."""
+"""What stands below a folder: one task, a run, or a run whose manifest is corrupt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Loaded:
 def load(path: str | Path) -> list[Trace]:
     """The traces of a run directory, ``latest``, a trace file, or a folder (all below it).
 
-    ``DataError``: nothing there, no permission, empty, damaged, or of no known format.
+    ``DataError``: nothing there, no permission, empty, corrupt, or of no known format.
     """
     return list(load_path(path).traces)
 
@@ -156,7 +156,7 @@ def known_formats() -> tuple[str, ...]:
 
 
 def _read(reader: ModuleType, place: Path) -> tuple[Trace, ...]:
-    """The trace, or those of a run's ranks. What a reader stumbles over in damaged data becomes one line."""
+    """The trace, or those of a run's ranks. What a reader stumbles over in corrupt data becomes one line."""
     with _as_data_error(place):
         read: Trace | Sequence[Trace] = reader.read(place)
     traces = (read,) if isinstance(read, Trace) else tuple(read)
@@ -172,11 +172,11 @@ def _as_data_error(place: Path | str) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"{place}: {_error_text(error)}") from error
     except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, EOFError) as error:
-        raise DataError(f"{place}: damaged, or not what it seems: {type(error).__name__}: {error}") from error
+        raise DataError(f"{place}: corrupt or unsupported file: {type(error).__name__}: {error}") from error
 
 
 def run_at(place: Path) -> DividedRun | None:
-    """The parts of the run at ``place``, ``None`` where no run is. ``DataError`` if its manifest is damaged."""
+    """The parts of the run at ``place``, ``None`` where no run is. ``DataError`` if its manifest is corrupt."""
     with _as_data_error(place):
         return divide_run(place) if place.is_dir() and run_folders.is_run(place) else None
 

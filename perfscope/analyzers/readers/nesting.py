@@ -62,7 +62,7 @@ def _parents_of_thread(start: Array, end: Array) -> Array:
 
 
 def _parents_by_stack(begin: Array, finish: Array) -> Array:
-    """The last row before each that ends no sooner, and behind its start: who is passed over never encloses again."""
+    """The last row before each that ends no sooner, and after its start: who is passed over never encloses again."""
     parent = np.full(len(begin), MISSING, np.int64)
     stack: list[tuple[int, int]] = []
     for row, (opens, closes) in enumerate(zip(begin.tolist(), finish.tolist(), strict=True)):

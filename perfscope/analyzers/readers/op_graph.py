@@ -74,7 +74,7 @@ def read_op_graph(path: Path) -> OpGraph:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or 'cannot be read'}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: op graph is cut or damaged inside its gzip stream") from error
+        raise DataError(f"{path}: op graph is cut or corrupt inside its gzip stream") from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not an op graph of perfscope: {error}") from error
 

@@ -128,14 +128,14 @@ class _Worker:
 
 
 def _can_fork() -> bool:
-    """Forking starts in milliseconds; beside other threads it may copy a lock that nobody will open."""
+    """Forking starts in milliseconds; beside other threads it may copy a lock that is never released."""
     return sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
 
 
 def _serve(work: Callable[[Any], Any], line: Connection, inherited: Sequence[Connection]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of the group; the parent ends us
     for other in inherited:
-        other.close()  # or nobody would notice that the parent is gone
+        other.close()  # else the end of the parent goes unnoticed
     while True:
         try:
             task = line.recv()

@@ -111,7 +111,7 @@ class Trace:
 
         ``detail``: a second recording of the same program with shapes and Python stacks, used for
         call sites and never for time. ``step_times_ns``: steps timed with no profiler on. ``window_ns``: what
-        ``window_steps`` steps took without one, the devices waited for before and behind them. ``hlo``: the
+        ``window_steps`` steps took without one, the devices waited for before and after them. ``hlo``: the
         XLA programs that ran, or that were handed in alone. ``compile_events`` and ``host_reads``: what a run
         of a JAX program logged, in the order they ended. ``compile_log``: what torch.compile logged.
         ``flight_record``: what NCCL's flight recorder held when it was dumped. ``held_before``: a trace with
@@ -138,7 +138,7 @@ class Trace:
         self.flight_record = flight_record
         self.held_before = held_before
         self.allocator_counters: AllocatorCounters | None = None
-        """What a run of ours read of the process' allocator before and behind its passes."""
+        """What a run of ours read of the process' allocator before and after its passes."""
         self.why_no_step: str | None = None
         """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
         self.judged_device: str | None = None

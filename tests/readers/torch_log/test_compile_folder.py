@@ -111,7 +111,7 @@ def test_only_the_log_itself_must_be_whole(tmp_path: Path) -> None:
     assert (found.steps, found.has_refusals) == ((), False)
     assert [note.partition(":")[0] for note in notes] == [
         "steps that compiled are not known",
-        "fusion decisions are damaged",
+        "fusion decisions are corrupt",
     ]
 
 

@@ -54,10 +54,7 @@ def read(folder: Path, content: bytes) -> Trace:
         (b"", "empty file"),
         (b"hello", "cut off or corrupt: not an XSpace (unknown field at byte 0)"),
         (b"\x0a", "cut off or corrupt: truncated varint at byte 1"),
-        (
-            b"\x0a\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01",
-            "cut off or corrupt: varint of more than 10 bytes at byte 1",
-        ),
+        (b"\x0a" + b"\x80" * 10 + b"\x01", "cut off or corrupt: varint of more than 10 bytes at byte 1"),
         (b"\x0f", "cut off or corrupt: field of unknown wire type 7 at byte 0"),
         (b"\x2a\x00", "cut off or corrupt: not an XSpace (unknown field at byte 0)"),
         (b"\x22\x01h", "no planes: not an XSpace, or cut off"),

@@ -100,7 +100,7 @@ def decode_range(data: Buffer, start: int, end: int, path: str, progress: Callab
 
 
 def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
-    """Decode one chunk that begins at ``start``; the position behind it."""
+    """Decode one chunk that begins at ``start``; the position after it."""
     size = CHUNK
     while True:
         stops = _stops(data, start, min(start + size, end), end)
@@ -124,7 +124,7 @@ def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
 
 
 def _stops(data: Buffer, start: int, soft_end: int, end: int) -> list[int]:
-    """Ends to try for a chunk, the farthest first: just behind the ``}`` of a cut, or the range's end."""
+    """Ends to try for a chunk, the farthest first: just after the ``}`` of a cut, or the range's end."""
     if soft_end >= end:
         return [end]
     window = 1 << 14

@@ -29,7 +29,7 @@ LARGEST_BASE_NS = 2**61
 _TAIL_WINDOW = 1 << 16
 """Bytes from the end in which the end of the events is looked for first."""
 _LARGEST_TAIL = 1 << 25
-"""Keys behind the events are a few kB; 32 MiB without their end means the file is cut off."""
+"""Keys after the events are a few kB; 32 MiB without their end means the file is cut off."""
 
 
 class DeviceProperties(msgspec.Struct):

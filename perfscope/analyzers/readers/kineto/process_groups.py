@@ -7,7 +7,7 @@ and the head has the rest. Host collectives of gloo name none: where one group o
 without a name may be of a library with communicators of its own, and is left as it is.
 
 A send or receive on the host tells the other side by its number in the group: the group says which rank that is, and
-where it is not known, nobody does.
+where it is not known, it is missing.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def complete_groups(collectives: Rows, head: Head, strings: list[str]) -> Rows:
 
 
 def _whole(ranks: np.ndarray, strings: list[str]) -> np.ndarray:
-    """Rows whose list of ranks is there and not cut short (torch writes ``...`` behind the thirtieth)."""
+    """Rows whose list of ranks is there and not cut short (torch writes ``...`` after the thirtieth)."""
     texts, inverse = np.unique(ranks, return_inverse=True)
     whole = [
         code != MISSING and strings[code].strip('"') not in ("", "[]") and "..." not in strings[code] for code in texts
@@ -139,7 +139,7 @@ def _among(column: np.ndarray, strings: list[str], wanted: tuple[str, ...]) -> n
 
 
 def _code(text: str, strings: list[str], codes: dict[str, int]) -> int:
-    """The place of a text among the strings; behind all others the first time."""
+    """The place of a text among the strings; after all others the first time."""
     if text not in codes:
         codes[text] = len(strings)
         strings.append(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns, join_columns
+from perfscope.analyzers.readers.builder import Columns, Lookup, join_columns, reorder
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.kineto.document import Head
 from perfscope.analyzers.readers.kineto.messages import peers_of_spans
@@ -17,8 +17,6 @@ from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows
 from perfscope.model.trace.columns import MISSING, Array
 
 _TEXT = ("name", "category", "shapes", "dtypes", "group", "description", "ranks", "dtype")
-_SPARSE = 16
-"""A table of ids costs 4 bytes an id of the range; up to 16 ids an entry it is smaller than the events were."""
 
 _MTIA_KERNELS = re.compile(r"pe_exe|merge|remote")
 _MTIA_WAITS = re.compile(r"event_(wait|record)")
@@ -301,41 +299,3 @@ class Tables:
                 self._table("steps", {**columns, "number": numbers[numbers != MISSING][order]})
                 return
         self._table("steps", {})
-
-
-def reorder(columns: Columns, order: Array) -> None:
-    """Bring the rows of ``columns`` into ``order``, a column at a time; nothing moves if they are in order."""
-    if (order == np.arange(len(order))).all():
-        return
-    for name in columns:
-        columns[name] = columns[name][order]
-
-
-class Lookup:
-    """Row by id. Ids are dense in a trace, so a table of them beats a search; sparse ones are searched."""
-
-    def __init__(self, ids: Array, rows: Array) -> None:
-        """``ids`` of a whole table; ``rows``: the rows to find, of equal ids the last one wins."""
-        rows = rows[ids[rows] >= 0]
-        wanted = ids[rows]
-        self._first = int(wanted.min()) if len(wanted) else 0
-        extent = int(wanted.max()) - self._first + 1 if len(wanted) else 0
-        self._dense = extent <= _SPARSE * len(wanted) + 1024
-        if self._dense:
-            self._table = np.full(extent, MISSING, np.int32)
-            self._table[wanted - self._first] = rows
-            return
-        order = np.argsort(wanted, kind="stable")
-        last = np.concatenate((np.diff(wanted[order]) != 0, [True]))
-        self._ids, self._rows = wanted[order][last], rows[order][last].astype(np.int32)
-
-    def __call__(self, ids: Array) -> Array:
-        """Row of each id, ``MISSING`` where there is none; shape (n,), int32."""
-        if self._dense:
-            place = ids - self._first
-            inside = (ids >= 0) & (place >= 0) & (place < len(self._table))
-            found = np.full(len(ids), MISSING, np.int32)
-            found[inside] = self._table[place[inside]]
-            return found
-        place = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
-        return np.where(self._ids[place] == ids, self._rows[place], np.int32(MISSING))

@@ -29,7 +29,7 @@ MOST = 8
 """Processes at most: beyond it memory bandwidth and the merge dominate."""
 
 _SEARCH = 4 << 20
-"""Bytes behind a wished boundary in which the next end of an event is looked for."""
+"""Bytes after a wished boundary in which the next end of an event is looked for."""
 
 _ALIGN = 64
 
@@ -67,7 +67,7 @@ def processes(size: int) -> int:
 
 
 def _ranges(data: Buffer, start: int, end: int, parts: int) -> list[tuple[int, int]]:
-    """About equal byte ranges, each from an event's ``{`` to just behind an event's ``}``."""
+    """About equal byte ranges, each from an event's ``{`` to just after an event's ``}``."""
     ranges = []
     for part in range(1, parts):
         wanted = max(start, end * part // parts)

@@ -160,14 +160,14 @@ class Database:
                 if seen > self._size:
                     raise DataError(f"{self._shown}: corrupt: table {table} has more rows than the file has bytes")
                 yield batch
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the message itself may quote damaged text
-            said = " ".join(str(error).split())[:_SAID_LETTERS]
-            raise DataError(f"{self._shown}: cannot be read as SQLite ({table}): {said}") from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the message itself may quote corrupt text
+            reason = " ".join(str(error).split())[:_SAID_LETTERS]
+            raise DataError(f"{self._shown}: cannot be read as SQLite ({table}): {reason}") from error
 
 
 @contextlib.contextmanager
 def open_database(path: Path, shown: str) -> Iterator[Database]:
-    """The database at ``path`` for reading. ``DataError`` if it is none, or damaged.
+    """The database at ``path`` for reading. ``DataError`` if it is none, or corrupt.
 
     Opened without write access, without extensions, without its own functions, triggers or views, and with
     an end to the work it may cause.

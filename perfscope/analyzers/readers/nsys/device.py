@@ -180,7 +180,7 @@ def _contexts(session: Session, work: tuple[Columns, ...]) -> dict[tuple[int, in
 def products(session: Session, process: int, ordinals: list[int]) -> list[Product | None]:
     """What is told of the devices with these numbers in a process; None where nothing is.
 
-    CUDA numbers devices anew in each process. Newer exports have the numbers of each; older ones those of
+    CUDA numbers devices again in each process. Newer exports have the numbers of each; older ones those of
     one process (``cuDevice``), and the oldest none: there the number of the machine stands for it.
     """
     columns, (texts,) = session.database.mixed("TARGET_INFO_GPU", ("id", "cuDevice", "smCount", "totalMemory"), "name")

@@ -45,14 +45,14 @@ def exported(report: Path) -> Iterator[Path]:
             ) from error
         except OSError as error:
             raise DataError(f"{report}: {nsys} cannot be started: {error.strerror or error}") from error
-        said = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
-        if _TOO_OLD in said:
+        output = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
+        if _TOO_OLD in output:
             raise DataError(
                 f"{report}: written{_written_by(report)}, newer than the nsys here{_own_version(nsys)}; export it with "
                 f"the version that wrote it or a newer one: `{by_hand}`"
             )
         if done.returncode or not target.is_file():
-            raise DataError(f"{report}: `nsys export` failed (exit {done.returncode}): {_last_line(said)}")
+            raise DataError(f"{report}: `nsys export` failed (exit {done.returncode}): {_last_line(output)}")
         yield target
 
 
@@ -65,13 +65,13 @@ def _written_by(report: Path) -> str:
 
 def _own_version(nsys: str) -> str:
     try:
-        said = subprocess.run([nsys, "--version"], capture_output=True, timeout=30, check=False, text=True).stdout
+        output = subprocess.run([nsys, "--version"], capture_output=True, timeout=30, check=False, text=True).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = _VERSION.search(said)
+    found = _VERSION.search(output)
     return f" ({found[1]})" if found else ""
 
 
-def _last_line(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return (lines[-1] if lines else "it said nothing")[:_ERROR_LETTERS]
+def _last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return (lines[-1] if lines else "no output")[:_ERROR_LETTERS]

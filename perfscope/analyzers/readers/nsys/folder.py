@@ -132,5 +132,5 @@ class Folder:
         try:
             return work()
         except (OSError, ValueError, TypeError, KeyError, NotImplementedError, self._arrow.ArrowException) as error:
-            said = " ".join(str(error).split())[:200]
-            raise DataError(f"{self._files[table]}: cannot be read as parquet: {said}") from error
+            reason = " ".join(str(error).split())[:200]
+            raise DataError(f"{self._files[table]}: cannot be read as parquet: {reason}") from error

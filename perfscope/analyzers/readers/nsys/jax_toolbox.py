@@ -64,7 +64,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """The recording and its programs. Without pyarrow the programs alone, with a note; ``DataError`` if damaged."""
+    """The recording and its programs. Without pyarrow the programs alone, with a note; ``DataError`` if corrupt."""
     modules, problems = _modules(path)
     try:
         ranges = _ranges(path / TRACE)
@@ -79,7 +79,7 @@ def read(path: Path) -> Trace:
 
 
 def _modules(path: Path) -> tuple[list[HloModule], list[str]]:
-    """The compiled programs by the number XLA gave them; those that cannot be read are said."""
+    """The compiled programs by the number XLA gave them; those that cannot be read are reported."""
     modules, problems = [], []
     for file in sorted((path / DUMP).glob(_PROGRAMS)):
         try:
@@ -101,8 +101,8 @@ def _ranges(file: Path) -> pd.DataFrame:
     except ImportError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors derive from these
-        said = " ".join(str(error).split())[:200]
-        raise DataError(f"{file}: cannot be read as an nsys-jax projection: {said}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{file}: cannot be read as an nsys-jax projection: {reason}") from error
     if len(ranges) > MOST_ROWS:
         raise DataError(f"{file}: {len(ranges):,} ranges, more than any recording has")
     for name in _COLUMNS[1:]:

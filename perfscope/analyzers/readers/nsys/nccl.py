@@ -1,6 +1,6 @@
 """What NCCL says of its own calls: payloads of its NVTX ranges, and which kernel each call became.
 
-A payload is one block of bytes, laid out by ``NVTX_PAYLOAD_SCHEMA_ENTRIES``; in the export it stands behind a
+A payload is one block of bytes, laid out by ``NVTX_PAYLOAD_SCHEMA_ENTRIES``; in the export it stands after a
 head of 32 bytes (``<IIIIQQ``: domain, -, schema, -, bytes of the payload, bytes in all). Of a schema only the
 fields named here are read. A message's size is that of one rank: what an all-gather sends, what a
 reduce-scatter receives (NCCL, ``src/init_nvtx.cc`` and ``src/collectives.cc``).

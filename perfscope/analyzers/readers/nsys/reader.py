@@ -45,7 +45,7 @@ def sniff(path: Path, head: bytes) -> bool:
 def read(path: Path) -> list[Trace]:
     """One trace for each process with work on a device, by rank; one trace where none has.
 
-    ``DataError``, one line: no SQLite, damaged, nothing in it, or a report that ``nsys`` cannot export here.
+    ``DataError``, one line: no SQLite, corrupt, nothing in it, or a report that ``nsys`` cannot export here.
     """
     shown = str(path)
     if path.is_dir():

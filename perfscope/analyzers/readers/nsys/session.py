@@ -11,7 +11,7 @@ from perfscope.analyzers.readers.nsys.database import NULL, Export
 from perfscope.model.trace.columns import MISSING, Array
 
 _LONGEST_NS = 2**53
-"""104 days: a time further from the session's start is a damaged number, not a time."""
+"""104 days: a time further from the session's start is a corrupt number, not a time."""
 _LATEST_EPOCH_NS = 4 * 10**18
 """The year 2096."""
 

@@ -7,9 +7,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns
+from perfscope.analyzers.readers.builder import Columns, Lookup, reorder
 from perfscope.analyzers.readers.kineto import categories
-from perfscope.analyzers.readers.kineto.tables import Lookup, reorder
 from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.nsys import nccl
 from perfscope.analyzers.readers.nsys.database import NULL

@@ -288,7 +288,7 @@ def _notes(tables: Tables, said: Mapping[str, Any] | None) -> tuple[str, ...]:
             + ": what has no time (memory held, stacks, compiled programs) was not in it"
         )
     if tables.findings:
-        notes.append(f"{tables.findings:,} findings that were drawn into it are not read; they are judged anew")
+        notes.append(f"{tables.findings:,} findings that were drawn into it are not read; they are judged again")
     for table in ("kernels", "copies"):
         work = tables.rows[table]
         orphans = int((work["call"] < 0).sum())

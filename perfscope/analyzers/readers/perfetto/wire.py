@@ -23,14 +23,14 @@ Int = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 _ROOM = 32
-"""Bytes behind the data that may be read and mean nothing."""
+"""Padding bytes after the data, which reads of whole words may touch."""
 _STOPS = np.uint64(0x8080808080808080)
 _LAST_BYTE = np.uint64(0x80) << np.arange(0, 64, 8, dtype=np.uint64)
 """The lowest bit of ``_STOPS`` that says so, for a varint of 1 to 8 bytes."""
 
 
 class Buffer:
-    """Bytes to walk, with room behind them."""
+    """Bytes to walk, with padding after them."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -121,7 +121,7 @@ def walk(buffer: Buffer, start: Int, end: Int, shown: str) -> Fields:
 
 
 def varint(buffer: Buffer, place: Int) -> tuple[Int, Int]:
-    """The numbers at ``place`` (their low 64 bits) and the places behind them."""
+    """The numbers at ``place`` (their low 64 bits) and the places after them."""
     word = buffer.words[place]
     stops = ~word & _STOPS
     lowest = stops & (~stops + np.uint64(1))

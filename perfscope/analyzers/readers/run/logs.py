@@ -53,7 +53,7 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
     log = read_log(path)
     notes = []
     if log.corrupt:
-        notes.append(f"torch.compile's log: {log.corrupt:,} records are damaged and left out")
+        notes.append(f"torch.compile's log: {log.corrupt:,} records are corrupt and left out")
     watched = False
     try:
         said = _read_steps(path.parent / "steps.json")
@@ -73,20 +73,20 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
         try:
             found = read_fusion(fusion)
         except DataError as error:
-            notes.append(f"fusion decisions are damaged: {error}")
+            notes.append(f"fusion decisions are corrupt: {error}")
             watched = False
         else:
             watched = True
             log = replace(log, refusals=with_kernels(found.refusals, log.kernels))
             if found.damaged:
-                notes.append(f"fusion decisions: {found.damaged:,} lines are damaged and left out")
+                notes.append(f"fusion decisions: {found.damaged:,} lines are corrupt and left out")
             if found.left_out:
                 notes.append(f"fusion decisions: {found.left_out:,} refusals beyond the limit were not kept")
     cached = sum("hit" in compiled.caches.values() for compiled in log.compiles)
     if cached:
         notes.append(
             f"inductor's caches held {cached:,} of {len(log.compiles):,} compilations: what was not fused in them is "
-            "not known; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has them compiled anew"
+            "not known; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has them compiled again"
         )
     watched = watched and bool(log.scheduled_graphs or log.refusals)
     return replace(log, has_refusals=watched), notes
@@ -130,7 +130,7 @@ Record = TypeVar("Record", CompileEvent, HostRead)
 
 
 def read_events(path: Path) -> tuple[CompileEvent, ...]:
-    """The compilations, in the order they ended; ``DataError`` if the file is damaged or of another schema."""
+    """The compilations, in the order they ended; ``DataError`` if the file is corrupt or of another schema."""
     return _read(path, EVENTS_SCHEMA, CompileEvent)
 
 

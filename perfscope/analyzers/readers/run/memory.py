@@ -47,7 +47,7 @@ def attach_snapshot(trace: Trace, snapshot: Trace) -> None:
 
 
 def failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataError | None]:
-    """Snapshots of a run's allocators as an allocation failed, and why the last damaged one cannot be read."""
+    """Snapshots of a run's allocators as an allocation failed, and why the last corrupt one cannot be read."""
     traces: list[Trace] = []
     damaged = None
     for process in part.processes:
@@ -101,7 +101,7 @@ def _with_string_offset(rows: Rows, offset: int) -> Rows:
     return Rows(rows.table, moved)
 
 
-# What a run of a JAX program held before and behind its traced steps: ``rank00000/memory/{before,after}.prof``.
+# What a run of a JAX program held before and after its traced steps: ``rank00000/memory/{before,after}.prof``.
 
 
 MOMENTS, SUFFIX = ("before", "after"), ".prof"
@@ -110,14 +110,14 @@ MOMENTS, SUFFIX = ("before", "after"), ".prof"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMoments:
-    """The profiles as traces of their own; ``None``: there is none, or it is damaged, as ``notes`` say."""
+    """The profiles as traces of their own; ``None``: there is none, or it is corrupt, as ``notes`` say."""
 
     before: Trace | None
     after: Trace | None
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     def attach(self, recording: Trace) -> None:
-        """Give a recording the tables ``held`` and ``frames`` of the profile behind its steps, and what was before."""
+        """Give a recording the tables ``held`` and ``frames`` of the profile after its steps, and what was before."""
         recording.held_before = self.before
         if self.after is None:
             return
@@ -138,7 +138,7 @@ class MemoryMoments:
 
 
 def read_moments(folder: Path) -> MemoryMoments:
-    """The profiles of a process; never raises for damaged ones."""
+    """The profiles of a process; never raises for corrupt ones."""
     found: dict[str, Trace | None] = {}
     notes = []
     for moment in MOMENTS:
@@ -148,7 +148,7 @@ def read_moments(folder: Path) -> MemoryMoments:
             try:
                 found[moment] = jax_memory.read(path)
             except DataError as error:
-                notes.append(f"a device memory profile is damaged: {error}")
+                notes.append(f"a device memory profile is corrupt: {error}")
     return MemoryMoments(before=found["before"], after=found["after"], notes=tuple(notes))
 
 

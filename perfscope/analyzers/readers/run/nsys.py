@@ -16,7 +16,7 @@ class Recordings:
     """The traces of a run's recordings, each given to the process it is of."""
 
     def __init__(self, path: Path, processes: Sequence[Process]) -> None:
-        """Read what ``processes`` of the run at ``path`` point at; what is damaged is in ``problems``."""
+        """Read what ``processes`` of the run at ``path`` point at; what is corrupt is in ``problems``."""
         self.problems: dict[str, str] = {}
         """By the file's path in the run."""
         self.notes: dict[str, str] = {}
@@ -60,7 +60,7 @@ class Recordings:
 def _complete(trace: Trace, process: Process) -> Trace:
     """The trace without the step that the program's end cut off: the tool ends its range with the process.
 
-    What a process wrote of its steps is up to some seconds old if it was killed: those behind are complete but the
+    What a process wrote of its steps is up to some seconds old if it was killed: those after are complete but the
     last.
     """
     told = [capture.steps for capture in process.captures if capture.tool == NSYS]

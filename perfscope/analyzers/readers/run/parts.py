@@ -51,7 +51,7 @@ class DividedRun:
 
 
 def divide_run(path: Path) -> DividedRun:
-    """The parts of the run at ``path``; ``DataError`` if its manifest is damaged."""
+    """The parts of the run at ``path``; ``DataError`` if its manifest is corrupt."""
     run = run_folders.read(path)
     bare = replace(run, processes=())
     return DividedRun(
@@ -79,7 +79,7 @@ def sort_traces(traces: Iterable[Trace]) -> list[Trace]:
 
 
 def why_nothing_captured(run: Run) -> str:
-    """Why there is no trace in a run of which nothing is damaged."""
+    """Why there is no trace in a run of which nothing is corrupt."""
     if run.state == "running":
         return "nothing was captured yet: the run is in progress, and no pass of it has ended"
     reasons = [one.reason for process in run.processes for one in process.captures if one.reason]

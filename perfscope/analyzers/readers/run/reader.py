@@ -10,7 +10,7 @@
   rank00000/timing.xplane.pb            jax: the light pass; the compiled programs are in it
   rank00000/events.jsonl                jax: compilations and retraces, ``compile_events``
   rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
-  rank00000/memory/{before,after}.prof  jax: what was held before and behind the traced steps, ``held``
+  rank00000/memory/{before,after}.prof  jax: what was held before and after the traced steps, ``held``
   rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
   nsys/export.sqlite                    Nsight Systems around the program: the timing pass of all its processes
   rank00000/tensors.json.gz             parameters, gradients, optimizer state when the passes began, ``tensors``
@@ -22,8 +22,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ from perfscope.analyzers.time.steps import late_span_ns, steps_work
 from perfscope.model.capture import TOOLS, WINDOW_SIZES
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.run import Process, Run
+from perfscope.model.documents.run import Capture, Process, Run
 from perfscope.model.errors import DataError
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.jax_log import HostRead
@@ -108,9 +108,9 @@ def _requested(run: Run) -> str | None:
         without.append("--level light")
     if not without:
         return None
-    said = " and ".join(without)
+    chosen = " and ".join(without)
     return (
-        f"the run was recorded with {said}, which takes no op graph of a step: record it with perfscope run without "
+        f"the run was recorded with {chosen}, which takes no op graph of a step: record it with perfscope run without "
         f"{'it' if len(without) == 1 else 'them'}" + (f" ({_STEPS})" if options.get("whole") else "")
     )
 
@@ -146,9 +146,9 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> list[Trace]:
-    """One trace a process, by rank. ``DataError`` if nothing was captured, or the manifest is damaged.
+    """One trace a process, by rank. ``DataError`` if nothing was captured, or the manifest is corrupt.
 
-    An artifact that is damaged is left out and said in the source's notes; the others are read.
+    An artifact that is corrupt is left out and said in the source's notes; the others are read.
     """
     divided = divide_run(path)
     traces: list[Trace] = []
@@ -166,7 +166,7 @@ def read(path: Path) -> list[Trace]:
 def read_part(part: RunPart) -> list[Trace]:
     """The traces of the processes of a part, in order; none if they captured nothing.
 
-    ``DataError`` if what they captured is damaged and nothing else is left of them.
+    ``DataError`` if what they captured is corrupt and nothing else is left of them.
     """
     path = Path(part.path)
     recordings = Recordings(path, part.processes)
@@ -240,118 +240,161 @@ def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str
     return notes
 
 
-def _process(path: Path, part: RunPart, process: Process, recordings: Recordings) -> Trace | None:
-    run = part.run
-    notes = [*run.notes]
+@dataclass(slots=True, kw_only=True)
+class _Captured:
+    """What the captures of one process recorded, as far as it could be read."""
+
+    folder: Path
+    process: Process
+    recordings: Recordings
+    notes: list[str]
+    timed: dict[str, Trace] = field(default_factory=dict)
+    """By pass."""
+    op_graph: OpGraph | None = None
+    programs: Path | None = None
+    tensors: TensorListings | None = None
+    snapshot: Trace | None = None
+    moments: MemoryMoments | None = None
+    logs: dict[str, Any] = field(default_factory=dict)
+    """``compile_events``, ``host_reads`` and ``compile_log`` of the trace, those that were recorded."""
+
+    @property
+    def main(self) -> Trace | None:
+        """The trace whose times are shown."""
+        return next((self.timed[name] for name in _TIMED if name in self.timed), None)
+
+
+def _attach_kineto(captured: _Captured, capture: Capture, path: Path) -> None:
+    if capture.pass_name in _TIMED:
+        captured.timed[capture.pass_name] = _whole_steps(kineto_reader.read(path), capture.steps)
+
+
+def _attach_xspace(captured: _Captured, capture: Capture, path: Path) -> None:
+    captured.timed[capture.pass_name] = xspace_reader.read_file(path)
+
+
+def _attach_nsys(captured: _Captured, capture: Capture, path: Path) -> None:
+    recordings, process = captured.recordings, captured.process
+    problem = recordings.problems.get(str(capture.artifact))
+    if problem is not None:
+        captured.notes.append(f"{capture.pass_name} pass is corrupt: {problem}")
+    trace = recordings.of(process)
+    if trace is not None:
+        captured.timed[capture.pass_name] = trace
+        if process.directory in recordings.notes:
+            captured.notes.append(recordings.notes[process.directory])
+
+
+def _attach_events(captured: _Captured, capture: Capture, path: Path) -> None:
+    captured.logs["compile_events"] = read_events(path)
+
+
+def _attach_syncs(captured: _Captured, capture: Capture, path: Path) -> None:
+    captured.logs["host_reads"] = read_syncs(path)
+
+
+def _attach_allocator(captured: _Captured, capture: Capture, path: Path) -> None:
+    if capture.pass_name == SNAPSHOT_PASS:
+        captured.snapshot = torch_memory_reader.read(path)
+
+
+def _attach_tensors(captured: _Captured, capture: Capture, path: Path) -> None:
+    captured.tensors = read_tensors(path)
+
+
+def _attach_moments(captured: _Captured, capture: Capture, path: Path) -> None:
+    captured.moments = read_moments(path)
+    captured.notes += captured.moments.notes
+
+
+def _attach_programs(captured: _Captured, capture: Capture, path: Path) -> None:
+    captured.programs = path
+
+
+def _attach_op_graph(captured: _Captured, capture: Capture, path: Path) -> None:
+    captured.op_graph = read_op_graph(path)
+
+
+def _attach_compile(captured: _Captured, capture: Capture, path: Path) -> None:
+    """The manifest lists it after the passes whose clock it is put on."""
+    main = captured.main
+    log, notes = read_compile(path, None if main is None else main.rows["steps"])
+    captured.logs["compile_log"] = log
+    captured.notes += notes
+
+
+_ATTACH: dict[str, Callable[[_Captured, Capture, Path], None]] = {
+    "torch_profiler": _attach_kineto,
+    "jax_profiler": _attach_xspace,
+    NSYS: _attach_nsys,
+    "jax_events": _attach_events,
+    "jax_sync": _attach_syncs,
+    "torch_memory": _attach_allocator,
+    "torch_tensors": _attach_tensors,
+    "jax_memory": _attach_moments,
+    "jax_hlo": _attach_programs,
+    "op_graph": _attach_op_graph,
+    "torch_compile": _attach_compile,
+}
+"""How the artifact of each tool is read. Artifacts of other tools are not."""
+
+
+def _read_captures(path: Path, run: Run, process: Process, recordings: Recordings) -> _Captured:
+    """Read every artifact of the process, and attach to its traces what belongs to them."""
+    captured = _Captured(folder=path, process=process, recordings=recordings, notes=[*run.notes])
+    notes, timed = captured.notes, captured.timed
     if run.state != "finished":
         notes.append(f"the run is {run.state}: what had been captured by then is shown")
     notes += [f"{capture.pass_name} pass: {capture.reason}" for capture in process.captures if capture.reason]
-    timed: dict[str, Trace] = {}
-    op_graph: OpGraph | None = None
-    programs: Path | None = None
-    held: TensorListings | None = None
-    snapshot: Trace | None = None
-    moments: MemoryMoments | None = None
-    logs: dict[str, Any] = {}
     for capture in process.captures:
-        if capture.artifact is None:
+        if capture.artifact is None or capture.tool not in _ATTACH:
             continue
         try:
-            if capture.tool == "jax_profiler":
-                timed[capture.pass_name] = xspace_reader.read_file(path / capture.artifact)
-            elif capture.tool == NSYS:
-                if capture.artifact in recordings.problems:
-                    notes.append(f"{capture.pass_name} pass is damaged: {recordings.problems[capture.artifact]}")
-                if (recorded_trace := recordings.of(process)) is not None:
-                    timed[capture.pass_name] = recorded_trace
-                    notes += [recordings.notes[process.directory]] if process.directory in recordings.notes else []
-            elif capture.tool == "jax_events":
-                logs["compile_events"] = read_events(path / capture.artifact)
-            elif capture.tool == "jax_sync":
-                logs["host_reads"] = read_syncs(path / capture.artifact)
-            elif capture.tool == "torch_memory":
-                if capture.pass_name == SNAPSHOT_PASS:
-                    snapshot = torch_memory_reader.read(path / capture.artifact)
-            elif capture.tool == "torch_tensors":
-                held = read_tensors(path / capture.artifact)
-            elif capture.tool == "jax_memory":
-                moments = read_moments(path / capture.artifact)
-                notes += moments.notes
-            elif capture.tool == "jax_hlo":
-                programs = path / capture.artifact
-            elif capture.pass_name in _TIMED:
-                timed[capture.pass_name] = _whole_steps(kineto_reader.read(path / capture.artifact), capture.steps)
-            elif capture.tool == "op_graph":
-                op_graph = read_op_graph(path / capture.artifact)
-            elif capture.tool == "torch_compile":  # comes behind the passes whose clock it is put on
-                timing = next((timed[name] for name in _TIMED if name in timed), None)
-                rows = None if timing is None else timing.rows["steps"]
-                logs["compile_log"], said = read_compile(path / capture.artifact, rows)
-                notes += said
+            _ATTACH[capture.tool](captured, capture, path / capture.artifact)
         except DataError as error:
-            notes.append(f"{capture.pass_name} pass is damaged: {error}")
+            notes.append(f"{capture.pass_name} pass is corrupt: {error}")
     for name, trace in timed.items():
         _device_memory(trace, process)
-        if held is not None:
-            held.attach(trace, name)
-    notes += [] if held is None else held.notes()
-    if snapshot is not None and "detail" in timed:
-        attach_snapshot(timed["detail"], snapshot)
+        if captured.tensors is not None:
+            captured.tensors.attach(trace, name)
+    if captured.tensors is not None:
+        notes += captured.tensors.notes()
+    if captured.snapshot is not None and "detail" in timed:
+        attach_snapshot(timed["detail"], captured.snapshot)
     if "timing" in timed and "detail" in timed:
         notes += carry_peers(timed["timing"], timed["detail"])
-    main = next((timed[name] for name in _TIMED if name in timed), None)
-    if main is not None and moments is not None:
-        moments.attach(main)
+    main = captured.main
+    if main is not None and captured.moments is not None:
+        captured.moments.attach(main)
+    return captured
+
+
+def _process(path: Path, part: RunPart, process: Process, recordings: Recordings) -> Trace | None:
+    """The trace of a process; ``None`` if it captured nothing."""
+    captured = _read_captures(path, part.run, process, recordings)
+    main, notes, logs = captured.main, captured.notes, captured.logs
     hlo = () if main is None else main.hlo
-    if main is None and programs is not None:
-        hlo, problems = _programs(programs)
+    if main is None and captured.programs is not None:
+        hlo, problems = _programs(captured.programs)
         notes += problems
-    if main is None and op_graph is None and not hlo and "compile_log" not in logs:
+    if main is None and captured.op_graph is None and not hlo and "compile_log" not in logs:
         return None
     if process.torch_compilations == 0:
         logs.setdefault("compile_log", CompileLog(path=str(path), rank=process.rank))
-    if main is not None and "timing" not in timed:
-        notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
-    step_times = process.untraced_step_ns
-    waits = True
-    if any(capture.tool == "jax_profiler" and capture.artifact for capture in process.captures):
-        waits = _waits_in_steps(logs.get("host_reads", ()), process)
-        notes += _jax_notes(main, process, waits=waits)
-        if not waits:
-            step_times = ()  # what it takes to queue a step
-    if main is not None:
-        compiling_ns = _compiling_ns(main, logs.get("compile_log"))
-        notes += _slowdown(main, _free_step_ns(main, process, waits=waits), compiling_ns)
-    rank, world_size = _rank(main, part, process)
-    source = Source(
-        path=str(path),
-        format=FORMAT,
-        rank=rank,
-        events_read=sum(trace.source.events_read for trace in timed.values()),
-        events_unplaced=sum(trace.source.events_unplaced for trace in timed.values()),
-        notes=tuple(notes),
-        world_size=world_size,
-    )
-    if main is not None:
-        source = replace(
-            source,
-            unplaced=main.source.unplaced,
-            repairs=main.source.repairs,
-            notes=(*notes, *main.source.notes),
-            backend=main.source.backend,
-        )
-    detail = timed.get("detail") if "timing" in timed else None
+    step_times = _note_times(captured)
     recorded = frozenset() if main is None else main.recorded
+    recorded |= logs.keys()
     if hlo:
         recorded |= {"hlo"}
-    recorded |= logs.keys()
+    if captured.op_graph is not None:
+        recorded |= {"op_graph"}
     trace = Trace(
-        source=source,
+        source=_source(captured, part),
         strings=[] if main is None else main.strings,
         rows={} if main is None else main.rows,
-        recorded=recorded | (frozenset({"op_graph"}) if op_graph is not None else frozenset()),
-        detail=detail,
-        op_graph=op_graph,
+        recorded=recorded,
+        detail=captured.timed.get("detail") if "timing" in captured.timed else None,
+        op_graph=captured.op_graph,
         step_times_ns=step_times,
         window_ns=process.window_ns if process.window_steps > 0 else None,
         window_steps=process.window_steps,
@@ -360,15 +403,48 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         **logs,
     )
     trace.allocator_counters = _counters(process)
-    if op_graph is None and not hlo:
-        trace.why_no_step = why_no_step(run, process)
+    if captured.op_graph is None and not hlo:
+        trace.why_no_step = why_no_step(part.run, process)
     return trace
+
+
+def _note_times(captured: _Captured) -> tuple[int, ...]:
+    """Durations of steps without a profiler, where the host's are those of the work; notes on all times."""
+    main, process, notes = captured.main, captured.process, captured.notes
+    if main is not None and "timing" not in captured.timed:
+        notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
+    waits = True
+    if any(capture.tool == "jax_profiler" and capture.artifact for capture in process.captures):
+        waits = _waits_in_steps(captured.logs.get("host_reads", ()), process)
+        notes += _jax_notes(main, process, waits=waits)
+    if main is not None:
+        compiling_ns = _compiling_ns(main, captured.logs.get("compile_log"))
+        notes += _slowdown(main, _free_step_ns(main, process, waits=waits), compiling_ns)
+    return process.untraced_step_ns if waits else ()  # without waiting, a step takes as long as queueing it
+
+
+def _source(captured: _Captured, part: RunPart) -> Source:
+    main, notes, timed = captured.main, tuple(captured.notes), captured.timed.values()
+    rank, world_size = _rank(main, part, captured.process)
+    source = Source(
+        path=str(captured.folder),
+        format=FORMAT,
+        rank=rank,
+        events_read=sum(trace.source.events_read for trace in timed),
+        events_unplaced=sum(trace.source.events_unplaced for trace in timed),
+        notes=notes,
+        world_size=world_size,
+    )
+    if main is None:
+        return source
+    own = main.source
+    return replace(source, unplaced=own.unplaced, repairs=own.repairs, notes=(*notes, *own.notes), backend=own.backend)
 
 
 def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | None, int | None]:
     """(Rank, world size): the launcher's, else what the recording itself says of a process started without one.
 
-    The number of the only process of a run, which nobody else knows of, is no rank.
+    The number of the only process of a run, which no launcher set, is no rank.
     """
     if part.several or (process.world_size or 1) > 1:
         return process.rank, process.world_size
@@ -379,7 +455,7 @@ def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | No
 
 
 def _counters(process: Process) -> AllocatorCounters | None:
-    """What the allocator counted before the first pass and behind the last one, and the steps between."""
+    """What the allocator counted before the first pass and after the last one, and the steps between."""
     if not process.memory and not process.memory_after:
         return None
     passes = [capture.steps for capture in process.captures if capture.steps is not None]
@@ -402,14 +478,14 @@ def _waits_in_steps(reads: Sequence[HostRead], process: Process) -> bool:
 
 
 def _programs(folder: Path) -> tuple[tuple[HloModule, ...], list[str]]:
-    """The compiled programs in a folder, and what is damaged there."""
+    """The compiled programs in a folder, and what is corrupt there."""
     modules: list[HloModule] = []
     problems = []
     for file in sorted(folder.glob("*.hlo.pb")):
         try:
             modules += proto.read(file).hlo
         except DataError as error:
-            problems.append(f"a compiled program is damaged: {error}")
+            problems.append(f"a compiled program is corrupt: {error}")
     return tuple(modules), problems
 
 

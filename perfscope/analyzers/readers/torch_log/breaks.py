@@ -200,7 +200,7 @@ def failed_guards(record: Record) -> tuple[tuple[str, ...], CodeLine | None]:
 
 
 def _made_at(said: Sequence[str]) -> CodeLine | None:
-    """The line whose tracing made the first guard: ``# code  # folder/file.py:6 in f`` behind it, or a stack below it.
+    """The line whose tracing made the first guard: ``# code  # folder/file.py:6 in f`` after it, or a stack below it.
 
     Of a file torch writes the end in the first form, perhaps from within a folder's name; a stack, perhaps below
     another guard of the same line, has the whole path.

@@ -252,7 +252,7 @@ class Collector:
 
 
 def read_records(data: bytes | mmap.mmap, path: str) -> CompileLog:
-    """The log in ``data``. What is damaged is counted and left out; nothing in it makes this raise."""
+    """The log in ``data``. What is corrupt is counted and left out; nothing in it makes this raise."""
     reader = Reader(data)
     collector = Collector()
     damaged = 0

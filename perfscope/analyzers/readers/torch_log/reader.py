@@ -38,7 +38,7 @@ def read(path: Path) -> Trace:
     log = read_log(path)
     notes = ["this is a log of compiling, not a recording of a run: it holds no time of any op or kernel"]
     if log.corrupt:
-        notes.append(f"{log.corrupt:,} of {log.corrupt + log.records:,} records of the log are damaged and left out")
+        notes.append(f"{log.corrupt:,} of {log.corrupt + log.records:,} records of the log are corrupt and left out")
     if not log.compiles:
         notes.append("no compilation in it: torch.export and AOTInductor log without ids of compilations")
     notes.extend(f"{count:,} {what} are left out" for what, count in sorted(log.left_out.items()))

@@ -1,7 +1,7 @@
 r"""A log's records: a line ``V0401 12:00:00.000000 77 torch/x.py:3] {...}``, then its payload, each line after a tab.
 
-The payload's md5 is in ``has_payload``. Everything else (blank lines, damaged lines, a cut-off end) is counted.
-One record is held at a time; a payload nobody asks for is hashed in pieces and never held.
+The payload's md5 is in ``has_payload``. Everything else (blank lines, corrupt lines, a cut-off end) is counted.
+One record is held at a time; a payload that is not needed is hashed in pieces and never kept.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Record:
 
 
 class Reader:
-    """Reads records; ``corrupt`` counts what was no record, or a damaged one."""
+    """Reads records; ``corrupt`` counts what was no record, or a corrupt one."""
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
         self._data = data

@@ -51,7 +51,7 @@ class Strings:
         self._held: dict[int, str] = {}
 
     def add(self, text: str, number: int) -> None:
-        """Remember ``text``; a number is used anew when torch starts anew."""
+        """Remember ``text``; a number is used again when torch starts again."""
         if len(self._held) < MAX_STRINGS:
             self._held[number] = clean(text, 4096)
 

@@ -158,7 +158,7 @@ def decode_numbers(raw: Sequence[bytes]) -> Int64:
     """
     if not raw:
         return np.empty(0, np.int64)
-    # Strings of a fixed width are padded with zeros behind their end, which is what the numbers need too.
+    # Strings of a fixed width are padded with zeros after their end, which is what the numbers need too.
     table = np.array(raw, f"S{_WIDTH}").view(np.uint8).reshape(len(raw), _WIDTH)
     opcode = table[:, 0]
     found = np.full(len(raw), MISSING, np.int64)

@@ -109,7 +109,7 @@ UNREAD = "(not kept)"
 """What the memo keeps of texts in fields that are not read: each entry may bring its own."""
 
 MOST_KEPT = 32 << 20
-"""Bytes of pickled stacks kept to know them again; beyond it they are learned anew."""
+"""Bytes of pickled stacks kept to know them again; beyond it they are learned again."""
 _WINDOW = 1 << 16
 """Bytes looked at together where the pickle is not in frames; a frame of pickle's is as long."""
 

@@ -11,7 +11,7 @@
 
 torch 2.0 has blocks with a ``history`` in place of ``frames``, and no times. A snapshot that
 ``torch.cuda._memory_viz._profile_to_snapshot`` made of a profile has a ``category`` for each allocation, no times, and
-the host's memory as the device behind the last.
+the host's memory as the device after the last.
 
 Sizes of the history are as they were asked for: torch does not write there what it handed out. That is what torch's own
 viewer sums, and so are the totals of allocated bytes here; what rounding adds is in ``held`` and ``segments``.
@@ -135,7 +135,7 @@ def _tells_apart(head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """The snapshot at ``path``. ``DataError``, one line, if it is damaged, hostile or of another kind.
+    """The snapshot at ``path``. ``DataError``, one line, if it is corrupt, hostile or of another kind.
 
     Memory: about a third of the file. The file is read once, and nothing in it can be run.
     """

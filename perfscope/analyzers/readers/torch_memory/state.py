@@ -89,7 +89,7 @@ def _segment(one: Row, blocks: list[Row], place: Row, total: int, stacks: Stacks
 
 
 def _blocks(segment: Row, stacks: Stacks, unplaced: dict[str, int]) -> Iterator[Row]:
-    """The blocks of a segment. They lie one behind the other, which older schemas leave to the reader."""
+    """The blocks of a segment. They lie one after the other, which older schemas leave to the reader."""
     address = _size(segment, "address")
     blocks = segment.get("blocks")
     for block in blocks if type(blocks) is list else ():

@@ -68,7 +68,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """The timeline at ``path``; ``DataError``, one line, if it is a picture, damaged or too large."""
+    """The timeline at ``path``; ``DataError``, one line, if it is a picture, corrupt or too large."""
     with open_bytes(path, LARGEST) as data:
         if data[:6] == b"<html>":
             raise DataError(
@@ -86,19 +86,19 @@ def _rows(path: Path, data: bytes | mmap.mmap) -> Int64:
     """All rows, (n, 4)."""
     at, end = data.find(b"[") + 1, data.rfind(b"]")
     if data[end + 1 : end + 64].strip():
-        raise DataError(f"{path}: cut off, or damaged, behind byte {end:,}")
+        raise DataError(f"{path}: cut off, or corrupt, after byte {end:,}")
     parts = []
     while True:
         cut = data.rfind(b"]", at, min(at + _PIECE, end)) + 1
         piece = data[at:cut]
         if not _ROWS.fullmatch(piece):
-            raise DataError(f"{path}: cut off, damaged, or not a memory timeline, behind byte {at:,}")
+            raise DataError(f"{path}: cut off, corrupt, or not a memory timeline, after byte {at:,}")
         parts.append(np.fromstring(piece.translate(None, b"[] \t\r\n"), np.int64, sep=",").reshape(-1, 4))
         if not data[cut : min(cut + 64, end)].strip():
             return np.concatenate(parts)
         at = data.find(b",", cut, cut + 64) + 1
         if not at or data[cut : at - 1].strip():
-            raise DataError(f"{path}: damaged behind byte {cut:,}")
+            raise DataError(f"{path}: corrupt after byte {cut:,}")
 
 
 def _of_rows(path: Path, rows: Int64) -> Trace:
@@ -164,9 +164,9 @@ def _of_totals(path: Path, data: bytes) -> Trace:
         values = np.array(totals, np.float64)
         at = np.array(times, np.int64)
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
-        raise DataError(f"{path}: damaged, or not a memory timeline: {error}") from error
+        raise DataError(f"{path}: corrupt, or not a memory timeline: {error}") from error
     if values.shape != (len(at), len(CATEGORIES) + 1) or len(at) == 0 or int(at.max()) >= 2**63 // 1000:
-        raise DataError(f"{path}: damaged, or not a memory timeline: {len(at):,} times, totals of shape {values.shape}")
+        raise DataError(f"{path}: corrupt, or not a memory timeline: {len(at):,} times, totals of shape {values.shape}")
     strings = [f"memory: {category.name.lower().replace('_', ' ')}" for category in CATEGORIES]
     counters = {
         "time_ns": np.repeat(at * 1000, len(CATEGORIES)),

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Pool
-from perfscope.analyzers.readers.kineto.tables import Lookup, reorder
+from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Lookup, Pool, reorder
 from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.xspace import allocator, names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane

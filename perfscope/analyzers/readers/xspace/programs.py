@@ -74,7 +74,7 @@ class Programs:
     """(Name, number) -> the program's devices by place, where it says them."""
 
     def add(self, plane: Plane, shown: str) -> None:
-        """Every module of the plane. One that is damaged, or more than is bearable, is left out and said."""
+        """Every module of the plane. One that is corrupt, or more than is bearable, is left out and said."""
         for key, stats in plane.metadata_stats.items():
             proto = stats.get(_STAT)
             if not isinstance(proto, bytes):
