@@ -48,35 +48,35 @@ def merge_ranks(processes: Sequence[Process]) -> RankTimes:
     Of processes that are no ranks of one job (one started after the other) the first counts.
     """
     stepped = [process for process in processes if process.steps_seen]
-    found = [process for process in stepped if (process.world_size or 1) > 1]
+    ranked = [process for process in stepped if (process.world_size or 1) > 1]
     if not stepped:
         return RankTimes()
-    if len(found) < 2:
-        said = f"{len(stepped)} processes had steps: the times are of the first" if len(stepped) > 1 else None
-        first = (found or stepped)[0]
+    if len(ranked) < 2:
+        remark = f"{len(stepped)} processes had steps: the times are of the first" if len(stepped) > 1 else None
+        first = (ranked or stepped)[0]
         return RankTimes(
             step_ns=first.untraced_step_ns,
             windows_ns=first.windows_ns,
             window_steps=first.window_steps,
-            remark=said,
+            remark=remark,
         )
-    counts = {(len(one.untraced_step_ns), len(one.windows_ns), one.window_steps, one.steps_seen) for one in found}
+    counts = {(len(one.untraced_step_ns), len(one.windows_ns), one.window_steps, one.steps_seen) for one in ranked}
     if len(counts) > 1:
-        slowest = max(found, key=_typical)
-        taken = sorted({one.steps_seen for one in found})
+        slowest = max(ranked, key=_typical)
+        taken = sorted({one.steps_seen for one in ranked})
         return RankTimes(
             step_ns=slowest.untraced_step_ns,
             windows_ns=slowest.windows_ns,
             window_steps=slowest.window_steps,
-            ranks=len(found),
-            remark=f"its {len(found)} ranks took {taken[0]} to {taken[-1]} steps, or were timed apart: rank "
+            ranks=len(ranked),
+            remark=f"its {len(ranked)} ranks took {taken[0]} to {taken[-1]} steps, or were timed apart: rank "
             f"{slowest.rank}, the slowest, stands for all",
         )
     return RankTimes(
-        step_ns=tuple(map(max, zip(*(one.untraced_step_ns for one in found), strict=True))),
-        windows_ns=tuple(map(max, zip(*(one.windows_ns for one in found), strict=True))),
-        window_steps=found[0].window_steps,
-        ranks=len(found),
+        step_ns=tuple(map(max, zip(*(one.untraced_step_ns for one in ranked), strict=True))),
+        windows_ns=tuple(map(max, zip(*(one.windows_ns for one in ranked), strict=True))),
+        window_steps=ranked[0].window_steps,
+        ranks=len(ranked),
     )
 
 

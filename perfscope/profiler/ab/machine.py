@@ -336,7 +336,7 @@ def counter_rates(before: MachineCounters, after: MachineCounters) -> dict[str, 
 def machine_facts(gpus: Gpus) -> dict[str, str]:
     """What launches run on here, for a report: models and versions, no names of machines."""
     devices = gpus.look()
-    held = {
+    facts = {
         "gpu": ", ".join(f"{count}x {name}" for name, count in Counter(one.name for one in devices).items()),
         "driver": devices[0].driver if devices else "",
         "gpu counters": gpus.source or "",
@@ -345,7 +345,7 @@ def machine_facts(gpus: Gpus) -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
-    return {name: value for name, value in held.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def cpu_mhz(sources: Sources) -> float | None:
@@ -392,9 +392,9 @@ def _quota(sources: Sources) -> tuple[int | None, int | None]:
         sources.cgroup / "cpu.stat",
         sources.cgroup / "cpu" / old.lstrip("/") / "cpu.stat",
     ):
-        held = dict(line.split(maxsplit=1) for line in _text(file).splitlines() if len(line.split()) == 2)
-        if held.get("nr_periods", "").isdigit() and held.get("nr_throttled", "").isdigit():
-            return int(held["nr_periods"]), int(held["nr_throttled"])
+        quota = dict(line.split(maxsplit=1) for line in _text(file).splitlines() if len(line.split()) == 2)
+        if quota.get("nr_periods", "").isdigit() and quota.get("nr_throttled", "").isdigit():
+            return int(quota["nr_periods"]), int(quota["nr_throttled"])
     return None, None
 
 

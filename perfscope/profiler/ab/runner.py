@@ -215,8 +215,8 @@ def _runner(
 def _warm(state: AbState, run: Run, arm: Arm, tell: Callable[[str], None]) -> None:
     """One launch of an arm for its caches; a program that cannot run is reported before an hour of launches."""
     slot = 0 if arm == "base" else 1
-    held = [one for one in state.launches if one.phase == "warm" and one.arm == arm and one.problem is None]
-    if held:
+    warm_launches = [one for one in state.launches if one.phase == "warm" and one.arm == arm and one.problem is None]
+    if warm_launches:
         return
     tell(f"warming up {arm}")
     launch = run(arm, "warm", 0, slot)
@@ -268,8 +268,8 @@ def _counts(launch: Launch) -> bool:
 
 
 def _attempt(state: AbState, phase: Phase, pair: int) -> int:
-    held = [one.attempt for one in state.launches if (one.phase, one.pair) == (phase, pair)]
-    return 1 + max(held, default=-1)
+    attempts = [one.attempt for one in state.launches if (one.phase, one.pair) == (phase, pair)]
+    return 1 + max(attempts, default=-1)
 
 
 def _order(state: AbState, phase: Phase, pair: int, attempt: int) -> tuple[Arm, Arm]:

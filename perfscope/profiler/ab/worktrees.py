@@ -58,14 +58,14 @@ class Checkout:
         listed = _git(self.top, "status", "--porcelain", "-z", "--untracked-files=normal").stdout.split("\0")
         changed = [line[3:] for line in listed if line and not line.startswith("??")]
         untracked = [line[3:] for line in listed if line.startswith("??") and RUNS_FOLDER not in Path(line[3:]).parts]
-        said = []
+        lines = []
         if changed:
-            said.append(f"changes that are not committed are in neither arm: {_some(changed)}")
+            lines.append(f"changes that are not committed are in neither arm: {_some(changed)}")
         if untracked:
-            said.append(
+            lines.append(
                 f"files that git does not track are in neither arm (--link PATH puts them there): {_some(untracked)}"
             )
-        return tuple(said)
+        return tuple(lines)
 
 
 def checkout() -> Checkout:
@@ -105,9 +105,9 @@ def worktrees(
     ``DataError`` if git cannot make one. They are removed when the block is left, however it is.
     """
     root = Path(tempfile.mkdtemp(prefix=WORKTREES_PREFIX)).resolve()
-    held = contextlib.ExitStack()
+    stack = contextlib.ExitStack()
     try:
-        held.enter_context(run_folders.alive(root))
+        stack.enter_context(run_folders.alive(root))
         places: dict[Arm, ArmFolder] = {}
         for arm, commit in commits.items():
             path = root / arm
@@ -126,7 +126,7 @@ def worktrees(
         yield places
     finally:
         with _undisturbed():
-            held.close()
+            stack.close()
             remove(repository, root)
 
 
@@ -158,8 +158,8 @@ def remove_left(repository: Checkout) -> None:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """A second Ctrl-C must not leave half of it in place."""
-    held = (signal.SIGINT, *ENDING)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    signals = (signal.SIGINT, *ENDING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
@@ -174,15 +174,15 @@ def _submodules(repository: Checkout, path: Path) -> None:
     for line in listed.splitlines():
         key, _, folder = line.partition(" ")
         name = key.removeprefix("submodule.").removesuffix(".path")
-        held = repository.top / folder
-        if not (held / ".git").exists():
+        folder_in_top = repository.top / folder
+        if not (folder_in_top / ".git").exists():
             continue  # the checkout does without it, so can the arm
         done = _git(
             path,
             "-c",
             "protocol.file.allow=always",
             "-c",
-            f"submodule.{name}.url={held}",
+            f"submodule.{name}.url={folder_in_top}",
             "submodule",
             "update",
             "--init",

@@ -97,14 +97,14 @@ def missing(places: tuple[str, ...]) -> str | None:
 
 
 def _is_there(*parts: str) -> bool:
-    found: Any = importlib.import_module(parts[0])
+    holder: Any = importlib.import_module(parts[0])
     for depth, name in enumerate(parts[1:], start=2):
-        if not hasattr(found, name):
+        if not hasattr(holder, name):
             with contextlib.suppress(ImportError):
                 importlib.import_module(".".join(parts[:depth]))
-        if not hasattr(found, name):
+        if not hasattr(holder, name):
             return False
-        found = getattr(found, name)
+        holder = getattr(holder, name)
     return True
 
 
@@ -124,8 +124,8 @@ def private_apis() -> dict[str, bool]:
 
 def backends() -> tuple[str, ...]:
     """Platforms whose backend is up; never starts one."""
-    held = find("jax._src.xla_bridge", "_backends")
-    return tuple(sorted(str(name) for name in held)) if held else ()
+    clients = find("jax._src.xla_bridge", "_backends")
+    return tuple(sorted(str(name) for name in clients)) if clients else ()
 
 
 def devices() -> list[Any]:
@@ -182,8 +182,8 @@ def memory_profile() -> bytes:
 
 
 def _profiler() -> Any:
-    found = find("jax._src.lib", "_profiler") or getattr(find("jax._src.lib", "xla_client"), "profiler", None)
-    return found if hasattr(found, "ProfilerSession") and hasattr(found, "ProfileOptions") else None
+    profiler = find("jax._src.lib", "_profiler") or getattr(find("jax._src.lib", "xla_client"), "profiler", None)
+    return profiler if hasattr(profiler, "ProfilerSession") and hasattr(profiler, "ProfileOptions") else None
 
 
 def has_session() -> bool:
@@ -219,8 +219,8 @@ def is_tracing() -> bool:
 @functools.cache
 def trace_state_clean() -> Callable[[], bool] | None:
     """jax's question whether the calling thread traces nothing; ``None`` where it is not where it is expected."""
-    found: Callable[[], bool] | None = find("jax._src.core", "trace_state_clean")
-    return found
+    question: Callable[[], bool] | None = find("jax._src.core", "trace_state_clean")
+    return question
 
 
 _ours_runs = False
@@ -457,14 +457,14 @@ def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
 
 
 def _hook_old_state(with_ours: Callable[[Any], Any]) -> Undo:
-    held = _global_jit_state()
-    before = held.post_hook
+    state = _global_jit_state()
+    before = state.post_hook
     ours = with_ours(before)
-    held.post_hook = ours
+    state.post_hook = ours
 
     def undo() -> None:
-        if held.post_hook is ours:
-            held.post_hook = before
+        if state.post_hook is ours:
+            state.post_hook = before
 
     return undo
 
@@ -539,8 +539,8 @@ class UnusableDonation:
 
 def on_unusable_donation(heard: Callable[[UnusableDonation], None]) -> Undo | None:
     """Give away each such warning as jax makes it; ``None`` where this jax does not make it in the place we know."""
-    held = find(_MODULE, "warnings")
-    if held is not warnings:
+    original = find(_MODULE, "warnings")
+    if original is not warnings:
         return None
     module = sys.modules[_MODULE]
     listener = _Warnings(heard)
@@ -548,7 +548,7 @@ def on_unusable_donation(heard: Callable[[UnusableDonation], None]) -> Undo | No
 
     def undo() -> None:
         if getattr(module, "warnings", None) is listener:
-            setattr(module, "warnings", held)  # noqa: B010
+            setattr(module, "warnings", original)  # noqa: B010
 
     return undo
 

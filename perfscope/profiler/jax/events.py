@@ -174,6 +174,6 @@ def explanation(text: str, name: Callable[[str], str]) -> dict[str, object]:
     if never_seen and not any(line.startswith(_REDEFINED) for line in lines):
         record["kind"] = "first_trace"
         return record
-    told = [line for line in lines if not line.startswith("all previously seen cache keys")]
-    record["reason"] = " ".join(told)[:MOST_REASON]
+    explained = [line for line in lines if not line.startswith("all previously seen cache keys")]
+    record["reason"] = " ".join(explained)[:MOST_REASON]
     return record

@@ -87,13 +87,13 @@ class ProgramLog:
             )
         if self._dropped:
             remarks.append(f"{self._dropped} programs compiled after the first {MOST_KEPT >> 20} MiB were not kept")
-        held = any(path.glob(f"*{SUFFIX}"))
+        has_files = any(path.glob(f"*{SUFFIX}"))
         return Capture(
             pass_name=PASS,
             tool="jax_hlo",
-            state="recorded" if held else "missing",
-            reason="; ".join(remarks) or (None if held else "no compiled program was alive"),
-            artifact=path.relative_to(run).as_posix() if held else None,
+            state="recorded" if has_files else "missing",
+            reason="; ".join(remarks) or (None if has_files else "no compiled program was alive"),
+            artifact=path.relative_to(run).as_posix() if has_files else None,
         )
 
     def _keep(self, module: bytes) -> None:

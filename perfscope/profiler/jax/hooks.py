@@ -166,7 +166,7 @@ def _hook_step_annotation(finder: StepFinder) -> Undo:
     """See ``with jax.profiler.StepTraceAnnotation("train", step_num=n)`` begin and end."""
     from jax.profiler import StepTraceAnnotation
 
-    held = {name: StepTraceAnnotation.__dict__.get(name) for name in ("__init__", "__enter__", "__exit__")}
+    originals = {name: StepTraceAnnotation.__dict__.get(name) for name in ("__init__", "__enter__", "__exit__")}
     init, enter, leave = StepTraceAnnotation.__init__, StepTraceAnnotation.__enter__, StepTraceAnnotation.__exit__
 
     def named(span: Any, name: str, **facts: Any) -> None:
@@ -194,10 +194,10 @@ def _hook_step_annotation(finder: StepFinder) -> Undo:
         for name, function in ours.items():
             if StepTraceAnnotation.__dict__.get(name) is not function:
                 continue  # somebody else has put something there since
-            if held[name] is None:
+            if originals[name] is None:
                 delattr(StepTraceAnnotation, name)
             else:
-                setattr(StepTraceAnnotation, name, held[name])
+                setattr(StepTraceAnnotation, name, originals[name])
 
     return undo
 

@@ -129,17 +129,17 @@ class JaxProfilerCapture:
 
     def _limit_steps(self) -> None:
         """Ask the programs that are alive how many events a step will leave, as if each ran once."""
-        asked = self._settings.count
+        wanted = self._settings.count
         with contextlib.suppress(RuntimeError, ValueError):  # no estimate: the number that was asked for
-            held = [wire.module_of(one.proto) for one in hlo.snapshot()]
-            if sum(map(len, held)) > MOST_READ:
+            names = [wire.module_of(one.proto) for one in hlo.snapshot()]
+            if sum(map(len, names)) > MOST_READ:
                 self.most_steps, self.remark = 1, "one step is traced: the compiled programs are too large to estimate"
                 return
-            a_step = EVENTS_AN_INSTRUCTION * sum(map(wire.event_count, held))
+            a_step = EVENTS_AN_INSTRUCTION * sum(map(wire.event_count, names))
             fit = max(1, MOST_EVENTS // max(1, a_step))
-            if fit < asked:
+            if fit < wanted:
                 self.most_steps = fit
-                self.remark = f"{fit} of {asked} steps are traced: a step is some {a_step:,} events"
+                self.remark = f"{fit} of {wanted} steps are traced: a step is some {a_step:,} events"
 
 
 _never_freed: list[Any] = []

@@ -176,15 +176,15 @@ def memory() -> dict[str, int]:
         return {}
     import jax
 
-    held = [array for array in jax.live_arrays() if not array.is_deleted()]
+    arrays = [array for array in jax.live_arrays() if not array.is_deleted()]
     local = compat.devices()
-    return {"live_arrays_bytes": sum(int(array.nbytes) for array in held), **(_counters(local[0]) if local else {})}
+    return {"live_arrays_bytes": sum(int(array.nbytes) for array in arrays), **(_counters(local[0]) if local else {})}
 
 
 def _counters(device: Any) -> dict[str, int]:
     with contextlib.suppress(Exception):  # a backend may refuse, and says so in a class of its own
-        held = device.memory_stats() or {}
-        return {key: int(held[key]) for key in COUNTERS if key in held}
+        counters = device.memory_stats() or {}
+        return {key: int(counters[key]) for key in COUNTERS if key in counters}
     return {}
 
 
@@ -197,8 +197,8 @@ def _missing_programs(reason: str) -> Capture:
 def _ask_for_dump(run: Path) -> Capture:
     """Have XLA write each program it compiles, and its decisions on fusion, into a folder of this process's own."""
     name = "xla_dump"
-    held = os.environ.get("XLA_FLAGS", "")
-    if "--xla_dump_to" in held:
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "--xla_dump_to" in flags:
         reason = "XLA_FLAGS of the program names a folder for dumps already"
         return Capture(pass_name=name, tool=name, state="missing", reason=reason)
     if compat.backends():
@@ -210,6 +210,6 @@ def _ask_for_dump(run: Path) -> Capture:
             path.mkdir()
         except FileExistsError:
             continue
-        os.environ["XLA_FLAGS"] = " ".join(filter(None, (held, f"--xla_dump_to={path}", *DUMP_FLAGS)))
+        os.environ["XLA_FLAGS"] = " ".join(filter(None, (flags, f"--xla_dump_to={path}", *DUMP_FLAGS)))
         return Capture(pass_name=name, tool=name, state="recorded", artifact=path.name)
     raise RuntimeError(f"no free folder after {MOST_DUMPS} tries")

@@ -62,11 +62,11 @@ def without_hosts(space: bytes) -> bytes:
 
 def modules(space: bytes) -> list[Module]:
     """The compiled programs in a serialized XSpace; ``ValueError`` if it is malformed."""
-    found = []
+    protos = []
     for number, plane in fields(space):
         if number == _PLANES and isinstance(plane, bytes) and _name(plane, _PLANE_NAME) == METADATA_PLANE:
-            found += _of_plane(plane)
-    return found
+            protos += _of_plane(plane)
+    return protos
 
 
 def name_and_id(module: bytes) -> tuple[str, int]:
@@ -131,16 +131,16 @@ def _of_plane(plane: bytes) -> list[Module]:
             metadata.append(value)
         elif _name(value, _METADATA_NAME) == HLO_STAT:
             hlo_stat = next((one for field, one in fields(value) if field == _METADATA_ID and isinstance(one, int)), 0)
-    found = []
+    modules = []
     for value in metadata:
         for field, stat in fields(value):
             if field != _METADATA_STATS or not isinstance(stat, bytes):
                 continue
-            held = dict(fields(stat))
-            proto = held.get(_STAT_BYTES)
-            if held.get(_STAT_METADATA) == hlo_stat and isinstance(proto, bytes):
-                found.append(Module(_name(value, _METADATA_NAME).decode(errors="replace"), proto))
-    return found
+            values = dict(fields(stat))
+            proto = values.get(_STAT_BYTES)
+            if values.get(_STAT_METADATA) == hlo_stat and isinstance(proto, bytes):
+                modules.append(Module(_name(value, _METADATA_NAME).decode(errors="replace"), proto))
+    return modules
 
 
 def _computation(message: bytes) -> tuple[int, list[tuple[bytes, tuple[int, ...], int]]]:

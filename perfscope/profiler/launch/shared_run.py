@@ -66,16 +66,16 @@ def join(root: Path, task: Task) -> JobDirectory:
 
 def is_lead_task(directory: Path, task: int) -> bool:
     """Whether ``task`` is the first of those that write here; on a machine of its own that need not be task 0."""
-    held = run_folders.manifests(directory)
-    return not held or task <= run_folders.task_of_file(held[0])
+    manifests = run_folders.manifests(directory)
+    return not manifests or task <= run_folders.task_of_file(manifests[0])
 
 
 def await_others(directory: Path, task: Task, seconds: float) -> None:
     """Wait until the other tasks have ended, for ``seconds`` at most; those that never come are waited for too."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        held = [run_folders.task_of_file(file) for file in run_folders.manifests(directory)]
-        if len(held) >= (task.count or 0) and not any(_runs(directory, number) for number in held):
+        tasks = [run_folders.task_of_file(file) for file in run_folders.manifests(directory)]
+        if len(tasks) >= (task.count or 0) and not any(_runs(directory, number) for number in tasks):
             return
         time.sleep(POLL_S)
 
@@ -98,8 +98,8 @@ def _take(directory: Path, number: int) -> bool:
 
 def _is_over(directory: Path, late_s: float) -> bool:
     """Whether an earlier job wrote what lies there: nobody runs it, and nobody has for ``late_s``."""
-    held = run_folders.manifests(directory)
-    newest = max(file.stat().st_mtime for file in (held or [directory]))
-    if time.time() - newest < (late_s if held else LATE_S):
+    manifests = run_folders.manifests(directory)
+    newest = max(file.stat().st_mtime for file in (manifests or [directory]))
+    if time.time() - newest < (late_s if manifests else LATE_S):
         return False
-    return not any(_runs(directory, run_folders.task_of_file(file)) for file in held)
+    return not any(_runs(directory, run_folders.task_of_file(file)) for file in manifests)

@@ -71,10 +71,10 @@ def probe(*, counters: bool = True) -> Installed | str:
     path = shutil.which("nsys")
     if path is None:
         return "nsys is not on PATH; it is a part of the CUDA toolkit, and a package of its own (Nsight Systems)"
-    said = _ask(path, "--version")
-    if said is None:
+    output = _ask(path, "--version")
+    if output is None:
         return f"{path} does not answer"
-    found = _VERSION.search(said)
+    found = _VERSION.search(output)
     version = found[1] if found else None
     text = _ask(path, "profile", "--help") or ""
     options = frozenset(_OPTION.findall(text)) | ({"nvtx-capture"} if "--nvtx-capture" in text else frozenset())
@@ -133,9 +133,11 @@ def _gpu_metrics(path: str, options: frozenset[str]) -> str | None:
     """The option's name changed in 2024. Asked for its values, ``nsys`` lists the GPUs that this user may sample."""
     for name in ("gpu-metrics-devices", "gpu-metrics-device"):
         if name in options:
-            said = _ask(path, "profile", f"--{name}=help") or ""
+            output = _ask(path, "profile", f"--{name}=help") or ""
             return (
-                f"--{name}" if _GPU.search(said) and "rivilege" not in said and "ERR_NVGPUCTRPERM" not in said else None
+                f"--{name}"
+                if _GPU.search(output) and "rivilege" not in output and "ERR_NVGPUCTRPERM" not in output
+                else None
             )
     return None
 
@@ -146,8 +148,8 @@ def _ask(*command: str) -> str | None:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    said = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
-    return said if done.returncode == 0 else None
+    output = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
+    return output if done.returncode == 0 else None
 
 
 # One program under Nsight Systems, from the question whether that can be to the notes of what came of it.

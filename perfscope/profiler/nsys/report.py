@@ -88,8 +88,8 @@ def _export(folder: Path, nsys: str, *, steps_chosen: bool) -> str | None:
             check=False,
         )
         if done.returncode or not raw.is_file():
-            said = (done.stderr or done.stdout).decode("utf-8", "replace")
-            return f"`nsys export` failed (exit {done.returncode}): {_said(said)}"
+            output = (done.stderr or done.stdout).decode("utf-8", "replace")
+            return f"`nsys export` failed (exit {done.returncode}): {_said(output)}"
         _copy_clean(raw, folder / EXPORT)
     except subprocess.TimeoutExpired:
         return f"`nsys export` took more than {EXPORT_SECONDS / 60:.0f} minutes"

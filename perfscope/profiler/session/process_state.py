@@ -220,10 +220,10 @@ def finish_ab_launch(message: Message, seen: ProcessInfo | None) -> ProcessInfo 
     """
     if not message.options.times_only:
         return seen
-    found = [] if message.checkout is None else modules_from_checkout(Path(message.checkout))
-    if found:
+    strays = [] if message.checkout is None else modules_from_checkout(Path(message.checkout))
+    if strays:
         with (Path(message.directory) / STRAYS_FILE).open("a", encoding="utf-8") as stream:
-            stream.write("".join(f"{name}\n" for name in found[:MOST_STRAYS]))
+            stream.write("".join(f"{name}\n" for name in strays[:MOST_STRAYS]))
     if message.tree is not None:
         root = Path(message.tree).resolve()
         with (Path(message.directory) / LOADED_FILE).open("a", encoding="utf-8") as stream:
@@ -242,13 +242,13 @@ def modules_from_checkout(checkout: Path) -> list[str]:
 
 def _modules_below(root: Path) -> list[tuple[str, Path]]:
     """(name, file) of the modules of this process that were loaded from below ``root``, the program itself too."""
-    found = []
+    modules = []
     for name, module in sorted(sys.modules.copy().items()):
         # Python takes it from the program itself before exit.
         file = getattr(module, "__file__", sys.argv[0] if name == "__main__" and sys.argv else None)
         if isinstance(file, str) and (path := Path.cwd() / file).is_relative_to(root):
-            found.append((name, path))
-    return found
+            modules.append((name, path))
+    return modules
 
 
 def read_strays(run: Path) -> tuple[str, ...]:

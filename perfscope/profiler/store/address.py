@@ -62,9 +62,9 @@ def shown_address(where: str | Path) -> str:
 def secrets_of(url: str) -> tuple[str, ...]:
     """What of a URL must be in no message: its password, as written and as meant, and values of its options."""
     parts = split(url)
-    held = {parts.password or "", unquote(parts.password or "")}
+    secrets = {parts.password or "", unquote(parts.password or "")}
     for pair in parts.query.split("&"):
         name, _, value = pair.partition("=")
         if "pass" in name.lower():
-            held |= {value, unquote(value)}
-    return tuple(sorted((one for one in held if one), key=len, reverse=True))
+            secrets |= {value, unquote(value)}
+    return tuple(sorted((one for one in secrets if one), key=len, reverse=True))

@@ -138,10 +138,10 @@ class SqliteDatabase(Database):
         try:
             yield
         except sqlite3.OperationalError as error:
-            said = str(error)
-            if "locked" in said:
-                said = f"another process has been writing for more than {WAIT_SECONDS} s"
-            raise DataError(f"{self.shown}: {said}") from error
+            message = str(error)
+            if "locked" in message:
+                message = f"another process has been writing for more than {WAIT_SECONDS} s"
+            raise DataError(f"{self.shown}: {message}") from error
         except sqlite3.DatabaseError as error:
             raise DataError(f"{self.shown}: damaged, or no store ({error}); it was left as it is") from error
         except OSError as error:

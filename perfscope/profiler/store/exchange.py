@@ -197,17 +197,17 @@ def _lines(file: Path, name: str, content: IO[bytes], most: int) -> Iterator[tup
 
 def _baseline(line: bytes, origin: str) -> dict[str, Any]:
     try:
-        held = json.loads(line)
+        values = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin}: not valid JSON ({error})") from error
     texts = ("name", "uid", "set_utc")
-    fits = isinstance(held, dict) and all(isinstance(held.get(key), str) for key in texts)
-    if not fits or not (held.get("digest") is None or _DIGEST.fullmatch(str(held["digest"]))):
+    fits = isinstance(values, dict) and all(isinstance(values.get(key), str) for key in texts)
+    if not fits or not (values.get("digest") is None or _DIGEST.fullmatch(str(values["digest"]))):
         raise DataError(f"{origin}: no baseline")
-    check_name(held["name"], origin)
-    if len(held["set_utc"]) > 40 or not held["set_utc"].isprintable():
+    check_name(values["name"], origin)
+    if len(values["set_utc"]) > 40 or not values["set_utc"].isprintable():
         raise DataError(f"{origin}: no baseline")
-    return {key: held.get(key) for key in (*texts, "digest")}
+    return {key: values.get(key) for key in (*texts, "digest")}
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
@@ -228,12 +228,12 @@ def _checked_pack(file: Path, name: str, size: int, content: IO[bytes], scratch:
     if name != f"{PACKS}/{digest}{_SUFFIX}" or not _DIGEST.fullmatch(digest) or size > MOST_PACK:
         raise DataError(f"{file}: holds {name[:80]!r}, which is no part of an export; refused")
     place = scratch / "pack"
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     with place.open("wb") as stream:
         while piece := content.read(1 << 20):
-            found.update(piece)
+            checksum.update(piece)
             stream.write(piece)
-    if found.hexdigest() != digest:
+    if checksum.hexdigest() != digest:
         raise DataError(f"{file}: {name}: damaged, its digest is another")
     unpacked, count = _sizes(place, f"{file}: {name}", scratch)
     yield Packed(file=place, digest=digest, bytes=size, unpacked=unpacked, files=count)

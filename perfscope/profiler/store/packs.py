@@ -90,14 +90,14 @@ def _each(
 
 def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:
     """The path of a member that is a plain file inside; ``DataError`` for any other."""
-    said = repr(member.name[:80])
+    shown = repr(member.name[:80])
     if not member.isreg() or member.issparse():
-        raise DataError(f"{origin}: holds {said}, which is no plain file; refused")
+        raise DataError(f"{origin}: holds {shown}, which is no plain file; refused")
     name = PurePosixPath(member.name)
     leads_out = name.is_absolute() or ".." in name.parts or "\\" in member.name or "\0" in member.name
     hidden = not name.parts or any(part.startswith(".") for part in name.parts)
     if leads_out or hidden or len(member.name) > MOST_NAME:
-        raise DataError(f"{origin}: holds {said}, which leads out of it or hides; refused")
+        raise DataError(f"{origin}: holds {shown}, which leads out of it or hides; refused")
     return name
 
 
@@ -203,8 +203,8 @@ def drop_loose_packs(session: Session) -> None:
 def fetch(database: Database, digest: str, into: Path) -> Packed:
     """Write a pack of the store to the new file ``into``; ``DataError`` if it is not there, or not what it was."""
     with database.session(write=False) as session:
-        held = session.rows("SELECT bytes, unpacked, files FROM perfscope_packs WHERE digest = :digest", digest=digest)
-        if not held:
+        rows = session.rows("SELECT bytes, unpacked, files FROM perfscope_packs WHERE digest = :digest", digest=digest)
+        if not rows:
             raise DataError(f"{database.shown}: the files of this baseline are not in it")
         size = 0
         with into.open("wb") as stream:
@@ -212,11 +212,11 @@ def fetch(database: Database, digest: str, into: Path) -> Packed:
                 size += len(content)
                 stream.write(content)
     with into.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != digest:
+        digest_read = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest_read != digest:
         into.unlink()
-        raise DataError(f"{database.shown}: the files of a baseline are damaged ({size:,} of {held[0][0]:,} bytes)")
-    return Packed(file=into, digest=digest, bytes=size, unpacked=int(held[0][1]), files=int(held[0][2]))
+        raise DataError(f"{database.shown}: the files of a baseline are damaged ({size:,} of {rows[0][0]:,} bytes)")
+    return Packed(file=into, digest=digest, bytes=size, unpacked=int(rows[0][1]), files=int(rows[0][2]))
 
 
 def _chunks(session: Session, digest: str) -> Iterator[bytes]:

@@ -61,9 +61,9 @@ def version_of(database: Database, session: Session) -> Version:
     """The store's version; ``DataError`` where its own table says nonsense."""
     if not database.has_table(session, META):
         return Version(schema=0, needs=0)
-    held = dict(session.rows(f"SELECT key, value FROM {META}"))  # noqa: S608  (a constant)
+    values = dict(session.rows(f"SELECT key, value FROM {META}"))  # noqa: S608  (a constant)
     try:
-        return Version(schema=int(held["schema"]), needs=int(held["needs"]))
+        return Version(schema=int(values["schema"]), needs=int(values["needs"]))
     except (KeyError, ValueError) as error:
         raise DataError(f"{database.shown}: damaged: it does not say which schema it has") from error
 

@@ -69,15 +69,15 @@ def missing(place: str) -> str | None:
     import torch
 
     parts = place.split(".")
-    found: Any = torch
+    holder: Any = torch
     for depth, name in enumerate(parts[1:], start=2):
-        if not hasattr(found, name):
+        if not hasattr(holder, name):
             try:
                 importlib.import_module(".".join(parts[:depth]))
             except ImportError:
                 return f"torch {torch.__version__} has no {place}"
-        found = getattr(found, name, None)
-    return None if found is not None else f"torch {torch.__version__} has no {place}"
+        holder = getattr(holder, name, None)
+    return None if holder is not None else f"torch {torch.__version__} has no {place}"
 
 
 def in_compile_worker() -> bool:
@@ -134,8 +134,8 @@ def has_compiled() -> bool:
 def compile_id() -> str | None:
     """Of the compilation that runs: ``'0/1'``."""
     guards: Any = sys.modules.get("torch._guards")
-    found = guards.CompileContext.current_compile_id() if guards is not None else None
-    return None if found is None else str(found)
+    current = guards.CompileContext.current_compile_id() if guards is not None else None
+    return None if current is None else str(current)
 
 
 def inductor_loaded() -> bool:
@@ -239,8 +239,8 @@ def record_memory_history(entries: int) -> Undo | str:
 def memory_snapshot() -> dict[str, Any]:
     """What the allocator holds, and its history. Only host state is read: no device is waited for."""
     memory: Any = sys.modules["torch.cuda.memory"]
-    found: dict[str, Any] = memory._snapshot()
-    return found
+    snapshot: dict[str, Any] = memory._snapshot()
+    return snapshot
 
 
 def watch_out_of_memory(called: Callable[[], None]) -> str | None:

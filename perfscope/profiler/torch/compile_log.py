@@ -327,16 +327,16 @@ class TorchCompileCapture:
         return None if source is None else counts.get(source, 0)
 
     def _remark(self, trace: TraceFile) -> str | None:
-        said = []
+        reasons = []
         if trace.problem is not None:
-            said.append(f"the log ends early: {trace.problem}")
+            reasons.append(f"the log ends early: {trace.problem}")
         if trace.dropped:
-            said.append(f"{trace.dropped} records beyond {MAX_TRACE_BYTES >> 20} MiB were dropped")
+            reasons.append(f"{trace.dropped} records beyond {MAX_TRACE_BYTES >> 20} MiB were dropped")
         if self._fusion.problem is not None:
-            said.append(f"fusion decisions: {self._fusion.problem}")
+            reasons.append(f"fusion decisions: {self._fusion.problem}")
         if self._settings.absent:
-            said.append(f"this torch's inductor has no setting for {', '.join(self._settings.absent)}")
-        return "; ".join(said) or None
+            reasons.append(f"this torch's inductor has no setting for {', '.join(self._settings.absent)}")
+        return "; ".join(reasons) or None
 
     def _place(self) -> Path:
         folder = self._directory() / FOLDER
@@ -374,7 +374,7 @@ class TorchCompileCapture:
             return
         self._written = state
         keys = ("step", "start_ns", "end_ns", "records")
-        said: dict[str, Any] = {
+        document: dict[str, Any] = {
             "schema": SCHEMA,
             "settings": list(self._settings.changed),
             "scheduled_graphs": self._fusion.graphs,
@@ -383,4 +383,4 @@ class TorchCompileCapture:
             "spans": [dict(zip(keys, span, strict=True)) for span in spans],
             "marks": [{"step": number, "time_ns": at} for number, at in self._marks],
         }
-        write_atomically(path, json.dumps(said).encode(), durable=False)
+        write_atomically(path, json.dumps(document).encode(), durable=False)

@@ -77,9 +77,9 @@ class FusionLog:
     def _refused(self, first: Any, second: Any, reason: str, arguments: tuple[Any, ...]) -> None:
         try:
             key = (first.get_name(), second.get_name(), reason)
-            held = self._held.get(key)
-            if held is not None:
-                held.times += 1
+            refusals = self._held.get(key)
+            if refusals is not None:
+                refusals.times += 1
             elif len(self._held) < MOST_PAIRS:
                 self._held[key] = Refusal(first, second, reason, arguments)
             else:
@@ -88,12 +88,12 @@ class FusionLog:
             self.problem = f"{type(error).__name__}: {error}"
 
     def _decided(self, scheduler: Any) -> None:
-        held, self._held = self._held, {}
+        refusals, self._held = self._held, {}
         overflow, self._overflow = self._overflow, 0
         try:
             self.graphs += 1
             if self.place is not None and self.problem is None:
-                self._write(scheduler, list(held.values()), overflow)
+                self._write(scheduler, list(refusals.values()), overflow)
         except Exception as error:
             self.problem = f"{type(error).__name__}: {error}"
 
@@ -131,7 +131,7 @@ class FusionLog:
 def kernels_apart(scheduler: Any, refusals: Iterable[Refusal]) -> tuple[list[dict[str, Any]], int]:
     """The refusals by the kernels their nodes ended in, and how many are of nodes that ended in one."""
     kernel_of = {node.get_name(): kernel for kernel in scheduler.nodes for node in kernel.get_nodes()}
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    pairs: dict[tuple[str, str, str], dict[str, Any]] = {}
     fused_after_all = 0
     for refusal in refusals:
         first = _final_kernel(refusal.first, kernel_of)
@@ -140,10 +140,10 @@ def kernels_apart(scheduler: Any, refusals: Iterable[Refusal]) -> tuple[list[dic
             fused_after_all += 1
             continue
         key = (first.get_name(), second.get_name(), refusal.reason)
-        if key in found:
-            found[key]["times"] += refusal.times
+        if key in pairs:
+            pairs[key]["times"] += refusal.times
             continue
-        found[key] = {
+        pairs[key] = {
             "first": key[0],
             "second": key[1],
             "reason": _reason_text(refusal),
@@ -153,7 +153,7 @@ def kernels_apart(scheduler: Any, refusals: Iterable[Refusal]) -> tuple[list[dic
             "shared_bytes": _bytes(first, second, writes=True),
             "common_read_bytes": _bytes(first, second, writes=False),
         }
-    return list(found.values()), fused_after_all
+    return list(pairs.values()), fused_after_all
 
 
 def _final_kernel(node: Any, kernel_of: dict[str, Any]) -> Any:

@@ -92,9 +92,9 @@ class TorchProfilerCapture:
 
     def stop(self, complete: tuple[int, int] | None, cut_off: int | None) -> None:
         """End it. ``complete``: the steps (half open) that ran whole in it; ``cut_off``: one that did not."""
-        said = {"pass": self._settings.name, "steps": complete, "cut_off": cut_off}
+        metadata = {"pass": self._settings.name, "steps": complete, "cut_off": cut_off}
         try:
-            self._profiler.add_metadata_json(METADATA_KEY, json.dumps(said))
+            self._profiler.add_metadata_json(METADATA_KEY, json.dumps(metadata))
             with _quiet_kineto():
                 self._profiler.stop()
         finally:

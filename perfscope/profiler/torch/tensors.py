@@ -68,8 +68,8 @@ class ModuleRegistry:
             prefix = type(root).__name__
             for path, module in root.named_modules():
                 qualified = f"{prefix}.{path}" if path else prefix
-                for held, is_parameter in ((module._parameters, True), (module._buffers, False)):
-                    for name, tensor in held.items():
+                for entries, is_parameter in ((module._parameters, True), (module._buffers, False)):
+                    for name, tensor in entries.items():
                         if tensor is not None:
                             yield (f"{path}.{name}" if path else name), qualified, tensor, is_parameter
 
@@ -156,7 +156,7 @@ def _gone(watch: Any) -> None:
 def list_storages(optimizers: Iterable[Any], registry: ModuleRegistry, *, most: int = MOST_STORAGES) -> StorageListing:
     """What is held now. A storage that several tensors share has the first one's name and is there once."""
     listing = StorageListing()
-    found: dict[tuple[str, int], tuple[StorageRecord, Any]] = {}
+    records: dict[tuple[str, int], tuple[StorageRecord, Any]] = {}
     for name, module, category, tensor in _tensors(list(optimizers), registry):
         for part in _parts(tensor):
             storage = _storage(part)
@@ -165,12 +165,12 @@ def list_storages(optimizers: Iterable[Any], registry: ModuleRegistry, *, most: 
                 continue
             address, size = storage.data_ptr(), storage.nbytes()
             device = str(part.device)
-            if size and address and (device, address) not in found:
+            if size and address and (device, address) not in records:
                 held = StorageRecord(
                     name=name, module=module, category=category, device=device, address=address, bytes=size
                 )
-                found[device, address] = held, storage
-    for held, storage in sorted(found.values(), key=lambda one: -one[0].bytes):
+                records[device, address] = held, storage
+    for held, storage in sorted(records.values(), key=lambda one: -one[0].bytes):
         if len(listing.held) < most:
             watch = _Watch(storage, _gone)
             watch.held = held
@@ -249,11 +249,11 @@ def _tensors(optimizers: list[Any], registry: ModuleRegistry) -> Iterator[tuple[
     parameters = {id(tensor): tensor for _, _, tensor, own in named if own}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
-            told = group.get("param_names") or ()
+            names_given = group.get("param_names") or ()
             for index, parameter in enumerate(group["params"]):
                 parameters.setdefault(id(parameter), parameter)
                 own_name = f"{type(optimizer).__name__}.param_groups[{number}][{index}]"
-                names.setdefault(id(parameter), (told[index] if index < len(told) else own_name, None))
+                names.setdefault(id(parameter), (names_given[index] if index < len(names_given) else own_name, None))
     for address, parameter in parameters.items():
         yield (*names[address], PARAMETER, parameter)
     for name, module, tensor, own in named:

@@ -45,11 +45,11 @@ def sources_digest(arguments: Sequence[str], *, module: bool) -> str | None:
 
 def variant_key(request: Request, sources: str) -> str:
     """SHA-256 over all that decides what a variant compiles to: request, sources, versions, variables."""
-    asked = msgspec.structs.replace(request, folder="", plugins=(), skipped=())
-    settings = msgspec.to_builtins(asked)
+    canonical = msgspec.structs.replace(request, folder="", plugins=(), skipped=())
+    settings = msgspec.to_builtins(canonical)
     del settings["limits"]
-    found = plugins.find(compiler_kind(request))
-    compiler = found.versions if isinstance(found, plugins.Plugin) else {}
+    compiler_plugin = plugins.find(compiler_kind(request))
+    compiler = compiler_plugin.versions if isinstance(compiler_plugin, plugins.Plugin) else {}
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
     parts = (settings, sources, compiler, {name: _version(name) for name in PACKAGES}, variables)
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()

@@ -47,30 +47,30 @@ def main() -> None:
     from perfscope.model.documents import compile_request as requests
     from perfscope.model.errors import PerfscopeError
 
-    said = EventWriter(int(sys.argv[2]) if len(sys.argv) > 2 else None)
-    asked = requests.load(Path(sys.argv[1]))
+    writer = EventWriter(int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    request = requests.load(Path(sys.argv[1]))
     try:
-        if asked.framework == "torch":
+        if request.framework == "torch":
             from perfscope.profiler.ahead.torch.child import plan_all
 
-            plan_all(asked, said)
+            plan_all(request, writer)
         else:
             from perfscope.profiler.ahead.jax.child import compile_all
 
-            compile_all(asked, said)
+            compile_all(request, writer)
     except PerfscopeError as error:
-        said("failed", reason=str(error))
+        writer("failed", reason=str(error))
         sys.stdout.flush()
         os._exit(FAILED)
     except BaseException as error:
         lines = traceback.format_exc().strip().splitlines()
-        said(
+        writer(
             "failed",
             reason=f"perfscope's own fault: {type(error).__name__}: {error}",
             lines=lines[-MAX_TRACEBACK_LINES:],
         )
         os._exit(FAILED)
-    said("done")
+    writer("done")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of a program that was stopped in its middle would keep us alive, and so would its atexit

@@ -124,10 +124,10 @@ class _EventLog:
     def crashed(self, ended: ChildExit) -> bool:
         """Take down that the child died; whether it was while it compiled one program of several."""
         what = f"ended by {signal.Signals(-ended.code).name}" if ended.code < 0 else f"ended with code {ended.code}"
-        said = _fatal_line(ended.tail)
-        reason = f"the compiler {what}{f': {said}' if said else ''}"
+        last_message = _fatal_line(ended.tail)
+        reason = f"the compiler {what}{f': {last_message}' if last_message else ''}"
         if self.at is None:
-            self.failed = f"it could not be followed: the process {what}{f': {said}' if said else ''}"
+            self.failed = f"it could not be followed: the process {what}{f': {last_message}' if last_message else ''}"
             self.failed_lines = ended.tail[-MAX_OUTPUT_LINES:]
             return False
         self.refused[self.at] = reason
@@ -140,15 +140,15 @@ class _EventLog:
 
     def not_compiled(self, why_rest: str | None) -> tuple[NotCompiled, ...]:
         """What is not there, and why; ``why_rest``: of those that were never begun."""
-        found = []
+        missing = []
         for number, one in enumerate(self.seen):
             reason = self.refused.get(number)
             if reason is None and number not in self.compiled and number not in self.unwanted:
                 reason = why_rest
             if reason is not None:
                 place = msgspec.convert(one.get("place"), CompiledLine | None)
-                found.append(NotCompiled(name=str(one.get("name")), place=place, reason=reason))
-        return (*found, *self.left)
+                missing.append(NotCompiled(name=str(one.get("name")), place=place, reason=reason))
+        return (*missing, *self.left)
 
     def _seen(self, number: int) -> dict[str, Any]:
         return self.seen[number] if number < len(self.seen) else {}
@@ -234,8 +234,8 @@ def _run_children(request: Request, directory: Path, book: _EventLog, *, until: 
 def _update_manifest(directory: Path, book: _EventLog) -> None:
     """The manifest as far as it is known: a run that is killed from outside opens."""
     with contextlib.suppress(PerfscopeError):
-        held = compile_manifest.load(directory)
-        _write(directory, msgspec.structs.replace(held, programs=book.programs(), versions=book.versions))
+        manifest = compile_manifest.load(directory)
+        _write(directory, msgspec.structs.replace(manifest, programs=book.programs(), versions=book.versions))
 
 
 def _write(directory: Path, manifest: Compiled) -> None:

@@ -35,14 +35,14 @@ MAX_EAGER_LINES = 3
 def compile_all(request: Request, said: EventWriter) -> None:
     """Everything between the request and the last program; ``DataError`` in one line where there is no way on."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    found = _plugin(request)
+    plugin = _plugin(request)
     here = Path.cwd()
     from perfscope.profiler.ahead.common.program import run_program
     from perfscope.profiler.ahead.jax import compat
 
-    devices = _devices(request, found)
-    notes = [] if found.note is None else [found.note]
-    said("loaded", versions={**_versions(), **found.versions}, notes=notes)
+    devices = _devices(request, plugin)
+    notes = [] if plugin.note is None else [plugin.note]
+    said("loaded", versions={**_versions(), **plugin.versions}, notes=notes)
     pattern = scrub.source_pattern(here, [*sys.path, _script_folder(request)])
     plugin_devices.strip_source_paths(pattern)
     compat.exclude_own_frames()
@@ -52,8 +52,8 @@ def compile_all(request: Request, said: EventWriter) -> None:
     from perfscope.profiler.ahead.jax.checkpoint.rewrite import checkpointed
     from perfscope.profiler.ahead.jax.discover import discover_programs
 
-    asked = None if request.checkpoint is None else parse_checkpoint(request.checkpoint)
-    with checkpointed(asked) as checkpoints:
+    checkpoint = None if request.checkpoint is None else parse_checkpoint(request.checkpoint)
+    with checkpointed(checkpoint) as checkpoints:
         seen = discover_programs(lambda: run_program(request), devices, _limits(request))
     programs = list(seen.programs)
     if checkpoints is not None and not _report_checkpoints(checkpoints, said, failed=seen.failure is not None):
@@ -192,15 +192,15 @@ def eager_operation_notes(operations: Sequence[Any]) -> list[str]:
     calls, moved = sum(one.calls for one in operations), sum(one.bytes for one in operations)
     if not calls:
         return []
-    said = [
+    lines = [
         f"{one.calls:,}{_place_text(one)} ({_operation_names(one)}; {_format_size(one.bytes)})"
         for one in operations[:MAX_EAGER_LINES]
     ]
-    left = len(operations) - len(said)
+    left = len(operations) - len(lines)
     more = f" and at {left:,} more line{'s' if left > 1 else ''}" if left > 0 else ""
     return [
         f"ran op by op: {calls:,} operations outside of jit, not compiled here; each is a launch of its own, they read "
-        f"and write {_format_size(moved)} at least: {', '.join(said)}{more}"
+        f"and write {_format_size(moved)} at least: {', '.join(lines)}{more}"
     ]
 
 
@@ -226,8 +226,8 @@ def _failure_event(failure: Any) -> dict[str, Any]:
 
 
 def _one_line(error: BaseException) -> str:
-    said = plugin_devices.first_line(error)
-    return said if isinstance(error, DataError) else f"{type(error).__name__}: {said}"
+    message = plugin_devices.first_line(error)
+    return message if isinstance(error, DataError) else f"{type(error).__name__}: {message}"
 
 
 # Compiles one program after the other and keeps of XLA's dump what the manifest lists, the rest is removed.
@@ -347,13 +347,13 @@ class Compiler:
 
     def _final(self, files: list[Path]) -> Path:
         for ending in FINAL_DUMPS[self._request.target.platform]:
-            found = [one for one in files if one.name.endswith(ending)]
-            if found:
-                return max(found, key=lambda one: one.stat().st_size)
+            matching = [one for one in files if one.name.endswith(ending)]
+            if matching:
+                return max(matching, key=lambda one: one.stat().st_size)
         if any(".cpu_after_optimizations" in one.name for one in files):
             raise DataError("the program puts it on the CPU of its host and not on a device of the target")
-        held = ", ".join(one.name for one in files[:MAX_FILES_NAMED]) or "nothing"
-        raise DataError(f"XLA did not write the compiled program, but {held}")
+        names = ", ".join(one.name for one in files[:MAX_FILES_NAMED]) or "nothing"
+        raise DataError(f"XLA did not write the compiled program, but {names}")
 
     def _write(self, source: Path, name: str) -> None:
         draft = self._folder / f".{name}.part"

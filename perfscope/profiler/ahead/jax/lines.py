@@ -30,8 +30,8 @@ class SourceLine:
 def _libraries() -> tuple[str, ...]:
     """Folders of what the user did not write."""
     paths = sysconfig.get_paths()
-    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple(f"{one}/" for one in sorted(found))
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{one}/" for one in sorted(folders))
 
 
 @functools.cache

@@ -75,8 +75,8 @@ class _WorkerPool:
             return True
         if self.waiting[0] in self.alone or any(one.number in self.alone for one in self.running):
             return False
-        held = sum(max(self.guess, one.taken) for one in self.running)
-        return held + self.guess <= self.budget
+        reserved = sum(max(self.guess, one.taken) for one in self.running)
+        return reserved + self.guess <= self.budget
 
     def begin(self) -> None:
         """Start the next one."""

@@ -55,7 +55,7 @@ class Frames:
 
     def site(self, frame: FrameType | None) -> Site:
         """Walks outwards from ``frame`` to the bottom of this thread's stack."""
-        found: FrameType | None = None
+        user_frame: FrameType | None = None
         engine = optimizer_before = optimizer = checkpoint = data = False
         kinds = self._kinds
         while frame is not None:
@@ -65,10 +65,10 @@ class Frames:
                 known = kinds[id(code)] = (code, self._kind(code))
             kind = known[1]
             if kind == USER:
-                if found is None:
-                    found, optimizer_before = frame, optimizer
+                if user_frame is None:
+                    user_frame, optimizer_before = frame, optimizer
             elif kind == ENGINE:
-                engine = engine or found is None
+                engine = engine or user_frame is None
             elif kind == OPTIMIZER:
                 optimizer = True
             elif kind == CHECKPOINT:
@@ -76,12 +76,12 @@ class Frames:
             elif kind == DATA:
                 data = True
             frame = frame.f_back
-        if found is None:
+        if user_frame is None:
             return Site(None, None, None, engine, optimizer, optimizer, checkpoint, data)
-        code = found.f_code
+        code = user_frame.f_code
         return Site(
             self.name(code.co_filename),
-            found.f_lineno,
+            user_frame.f_lineno,
             code.co_qualname,
             engine,
             optimizer_before,

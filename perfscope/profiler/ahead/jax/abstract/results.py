@@ -38,19 +38,19 @@ def abstract_device_put(value: Any, device: Any) -> Any:
             kept = jax.device_put(value)
             before = compat.typeof(kept)
     doubtful = values.is_placeholder(value)
-    asked = getattr(device, "sharding", device) if type(device).__name__ == "Format" else device
-    aval = compat.device_put_type(before, asked)
-    if isinstance(asked, Sharding):
-        return abstract_result(aval, asked, committed=True, known=kept, made_up=doubtful)
-    if asked is None:
+    target = getattr(device, "sharding", device) if type(device).__name__ == "Format" else device
+    aval = compat.device_put_type(before, target)
+    if isinstance(target, Sharding):
+        return abstract_result(aval, target, committed=True, known=kept, made_up=doubtful)
+    if target is None:
         default = compat.default_device()
         where = getattr(value, "sharding", None) or SingleDeviceSharding(default)
         committed = bool(getattr(value, "_committed", False))
         return abstract_result(aval, where, committed=committed, known=kept, made_up=doubtful)
-    if isinstance(asked, jax.Device):
-        return abstract_result(aval, SingleDeviceSharding(asked), committed=True, known=kept, made_up=doubtful)
+    if isinstance(target, jax.Device):
+        return abstract_result(aval, SingleDeviceSharding(target), committed=True, known=kept, made_up=doubtful)
     where = getattr(value, "sharding", None)
-    kind = compat.memory_kind(asked)
+    kind = compat.memory_kind(target)
     if where is None:
         where = SingleDeviceSharding(compat.default_device())
     return abstract_result(aval, where.with_memory_kind(kind), committed=True, known=kept, made_up=doubtful)
@@ -257,14 +257,14 @@ def operation_sharding(
     if whole is None:
         return [placed[0].sharding] * len(avals), True
     mesh = getattr(whole, "mesh", None)
-    found = []
+    shardings = []
     for aval in avals:
         own = getattr(aval, "sharding", None)
         same = next((one.sharding for one in placed if one.shape == getattr(aval, "shape", None)), None)
         if mesh is not None and own is not None and not own.mesh.empty and own.mesh.are_all_axes_explicit:
-            found.append(NamedSharding(mesh, own.spec))
+            shardings.append(NamedSharding(mesh, own.spec))
         elif same is not None:
-            found.append(same)
+            shardings.append(same)
         else:
-            found.append(NamedSharding(mesh, PartitionSpec()) if mesh is not None else whole)
-    return found, True
+            shardings.append(NamedSharding(mesh, PartitionSpec()) if mesh is not None else whole)
+    return shardings, True

@@ -92,10 +92,10 @@ def evaluate_operation(
         return None
     try:
         with compat.computing_on_cpu():
-            found = primitive.bind(*values, **params)
+            results = primitive.bind(*values, **params)
     except Exception:  # what the CPU cannot do (a sharding of the target's devices), is not known
         return None
-    return list(found) if primitive.multiple_results else [found]
+    return list(results) if primitive.multiple_results else [results]
 
 
 def work_of(jaxpr: Any) -> float:

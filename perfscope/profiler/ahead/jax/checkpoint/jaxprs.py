@@ -96,14 +96,14 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
     """The equations of a checkpoint without it; what it gave is put into ``within``."""
     jaxpr = eqn.params["jaxpr"]
     inside = Substitution(zip(jaxpr.invars, eqn.invars, strict=True))
-    found = []
+    equations = []
     for one in jaxpr.eqns:
         inputs = [inside(atom) for atom in one.invars]
         inside |= {
             variable: compat.new_variable(variable) for variable in one.outvars if not compat.is_dropped(variable)
         }
         stack = eqn.source_info.name_stack + one.source_info.name_stack
-        found.append(
+        equations.append(
             one.replace(
                 invars=inputs,
                 outvars=[inside(variable) for variable in one.outvars],
@@ -113,7 +113,7 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
     for variable, given in zip(eqn.outvars, jaxpr.outvars, strict=True):
         if not compat.is_dropped(variable):
             within[variable] = inside(given)
-    return found
+    return equations
 
 
 def with_equations(jaxpr: Any, eqns: Sequence[Any], within: Substitution) -> Any:
@@ -150,8 +150,8 @@ _SKIPPED = ("pallas_call", "checkpoint", "remat2", "remat")
 
 def inner_jaxpr(eqn: Any) -> Any:
     """The jaxpr of a scan, a checkpoint or a call."""
-    held = eqn.params["jaxpr"]
-    return getattr(held, "jaxpr", held)
+    inner = eqn.params["jaxpr"]
+    return getattr(inner, "jaxpr", inner)
 
 
 def open_jaxprs(eqn: Any) -> tuple[Any, ...]:
@@ -172,8 +172,8 @@ def with_open_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
     if _is_branching(eqn):
         branches = tuple(old.replace(jaxpr=new) for old, new in zip(eqn.params["branches"], after, strict=True))
         return eqn.replace(params={**eqn.params, "branches": branches})
-    held = eqn.params["jaxpr"]
-    whole = held.replace(jaxpr=after[0]) if held is not before[0] else after[0]
+    inner = eqn.params["jaxpr"]
+    whole = inner.replace(jaxpr=after[0]) if inner is not before[0] else after[0]
     return eqn.replace(params={**eqn.params, "jaxpr": whole})
 
 
@@ -181,13 +181,13 @@ def opaque_jaxprs(eqn: Any) -> tuple[tuple[Any, ...], str]:
     """The jaxprs of an equation in which no checkpoint does anything, and why, as the report of a site says it."""
     if open_jaxprs(eqn) or eqn.primitive.name in _SKIPPED:
         return (), ""
-    found = tuple(compat.inner_jaxprs(eqn.params))
+    jaxprs = tuple(compat.inner_jaxprs(eqn.params))
     name = eqn.primitive.name
     if name in _RULED:
-        return found, f"in a function with a derivative rule of its own ({_RULED[name]}), which keeps what it says"
+        return jaxprs, f"in a function with a derivative rule of its own ({_RULED[name]}), which keeps what it says"
     if name == "while":
-        return found, "in a while_loop, which has no backward"
-    return found, f"in an operation that is not looked into ({name})"
+        return jaxprs, "in a while_loop, which has no backward"
+    return jaxprs, f"in an operation that is not looked into ({name})"
 
 
 def custom_rule(eqn: Any) -> tuple[Any, ...]:

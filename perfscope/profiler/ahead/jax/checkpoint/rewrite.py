@@ -60,7 +60,7 @@ class Edit:
 
     def _of(self, jaxpr: Any) -> Any:
         within = Substitution()
-        found: list[Any] = []
+        equations: list[Any] = []
         pieces = dict(piece for site in self.groups if site.holder is jaxpr for piece in site.pieces)
         last = _last_reads(jaxpr)
         number, same = 0, not pieces
@@ -70,21 +70,21 @@ class Edit:
             if end > number + 1 or number in pieces:
                 used = {variable for variable, read in last.items() if read >= end}
                 held = [_with_inputs(one, within) for one in jaxpr.eqns[number:end]]
-                found.append(wrapped_equations(held, used, self.policy, jaxpr.debug_info))
+                equations.append(wrapped_equations(held, used, self.policy, jaxpr.debug_info))
             else:
                 changed = self._equation(_with_inputs(eqn, within))
                 if id(eqn) in self.picked and self.removes:
-                    found += inlined(changed, within)
+                    equations += inlined(changed, within)
                     same = False
                 else:
                     if id(eqn) in self.picked:
                         changed = with_policy(changed, self.policy)
                     elif id(eqn) in self.loops:
                         changed = wrapped_loop(changed, self.policy)
-                    found.append(changed)
+                    equations.append(changed)
                     same = same and changed is eqn
             number = end
-        return jaxpr if same else with_equations(jaxpr, found, within)
+        return jaxpr if same else with_equations(jaxpr, equations, within)
 
     def _equation(self, eqn: Any) -> Any:
         """An equation with the changes inside of it."""
@@ -101,10 +101,10 @@ def _with_inputs(eqn: Any, within: Substitution) -> Any:
 
 def _last_reads(jaxpr: Any) -> dict[Any, int]:
     """The last equation that reads each variable; after all of them for results."""
-    found: dict[Any, int] = {}
+    last: dict[Any, int] = {}
     for number, eqn in enumerate(jaxpr.eqns):
-        found |= {atom: number for atom in eqn.invars if not compat.is_literal(atom)}
-    return found | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not compat.is_literal(atom)}
+        last |= {atom: number for atom in eqn.invars if not compat.is_literal(atom)}
+    return last | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not compat.is_literal(atom)}
 
 
 # What became of each place of a program under ``--checkpoint``, in words.

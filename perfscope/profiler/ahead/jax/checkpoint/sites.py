@@ -78,10 +78,10 @@ def sites_of(jaxpr: Any, around: CallContext) -> list[Site]:
     bodies = {id(one.loops[0]) for one in met if is_checkpoint(one.eqn) and len(one.loops) == 1}
     calls = repeated_calls(jaxpr, around)
     within_calls = {id(eqn) for held in calls for low, high in held.pieces for eqn in held.holder.eqns[low:high]}
-    found = [_site(one, alike, bodies, within_calls) for one in met]
-    if not any(one.layer for one in found):
-        found += calls
-    return [replace(one, layer=False, why=IN_RULE) for one in found] if around.in_rule else found
+    sites = [_site(one, alike, bodies, within_calls) for one in met]
+    if not any(one.layer for one in sites):
+        sites += calls
+    return [replace(one, layer=False, why=IN_RULE) for one in sites] if around.in_rule else sites
 
 
 def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> Site:
@@ -149,16 +149,16 @@ def _walk(
 
 def _repetitions(jaxpr: Any, around: CallContext) -> Counter[Any]:
     """How many of each likeness run at most, outside of loops: of the branches of `cond` one does."""
-    found: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
     for eqn in jaxpr.eqns:
         if around.derives(eqn):
             continue
         loop = is_repeating_scan(eqn)
         if loop or is_checkpoint(eqn):
-            found[_likeness(eqn)] += 1
+            counts[_likeness(eqn)] += 1
         if not loop:
-            found += reduce(or_, (_repetitions(inner, around) for inner in open_jaxprs(eqn)), Counter())
-    return found
+            counts += reduce(or_, (_repetitions(inner, around) for inner in open_jaxprs(eqn)), Counter())
+    return counts
 
 
 def is_repeating_scan(eqn: Any) -> bool:
@@ -176,8 +176,8 @@ def _carries_gradient(eqn: Any) -> bool:
 
 def _likeness(eqn: Any) -> tuple[Any, ...]:
     """Equal for copies of a loop or a checkpoint: the function's place, and the shapes it takes."""
-    held = eqn.params["jaxpr"]
-    info = getattr(held, "jaxpr", held).debug_info
+    inner = eqn.params["jaxpr"]
+    info = getattr(inner, "jaxpr", inner).debug_info
     shapes = tuple(str(variable.aval) for variable in eqn.invars)
     return eqn.primitive.name, info.func_filename, info.func_lineno, shapes
 
@@ -227,13 +227,13 @@ class InnerFunction:
 
 def repeated_calls(jaxpr: Any, around: CallContext) -> list[Site]:
     """Groups of calls of one function, of a jaxpr and of what is jitted, or a branch of `cond`, within it."""
-    found = _groups(jaxpr, around)
-    if not found:
+    sites = _groups(jaxpr, around)
+    if not sites:
         for eqn in jaxpr.eqns:
             if not is_loop(eqn) and not is_checkpoint(eqn):
                 for inner in open_jaxprs(eqn):
-                    found += repeated_calls(inner, around)
-    return found
+                    sites += repeated_calls(inner, around)
+    return sites
 
 
 def _groups(jaxpr: Any, around: CallContext) -> list[Site]:

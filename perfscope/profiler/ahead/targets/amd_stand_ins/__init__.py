@@ -44,15 +44,15 @@ def load_stand_ins(plugin: Path) -> tuple[str, ...]:
     Only in a process that compiles and ends: what is loaded stays. ``DataError`` where one is missing that
     compiling may need.
     """
-    asked = asked_by(plugin)
-    missing = [name for name in asked.libraries if not _is_available(name)]
+    needed = asked_by(plugin)
+    missing = [name for name in needed.libraries if not _is_available(name)]
     unknown = [name for name in missing if _family(name) is None]
     if unknown:
         raise DataError(f"{plugin.name} needs {', '.join(unknown)}, which this machine lacks")
     with tempfile.TemporaryDirectory(prefix="perfscope-rocm-") as folder:
         for name in missing:
             path = Path(folder) / name
-            path.write_bytes(stand_in_library(name, asked))
+            path.write_bytes(stand_in_library(name, needed))
             try:
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
