@@ -75,8 +75,10 @@ def test_it_runs_as_a_module_and_as_a_script(name: str) -> None:
 
 def test_they_are_ordinary_programs() -> None:
     code = (
-        "import sys, perfscope.workloads.moe, perfscope.workloads.attention, perfscope.workloads.ssm;"
-        "print([m for m in sys.modules if m.startswith('perfscope.') and not m.startswith('perfscope.workloads')])"
+        "import sys, perfscope; bare = set(sys.modules);"
+        "import perfscope.workloads.moe, perfscope.workloads.attention, perfscope.workloads.ssm;"
+        "new = {m for m in set(sys.modules) - bare if m.startswith('perfscope.')};"
+        "print([m for m in new if not m.startswith('perfscope.workloads')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert done.stdout.strip() == "[]"

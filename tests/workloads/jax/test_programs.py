@@ -70,8 +70,10 @@ def test_it_runs_as_a_script() -> None:
 
 def test_they_are_ordinary_programs() -> None:
     code = (
-        f"import sys, {', '.join(f'perfscope.workloads.jax.{name}' for name in NAMES)};"
-        "print([m for m in sys.modules if m.startswith('perfscope.') and not m.startswith('perfscope.workloads')],"
+        "import sys, perfscope; bare = set(sys.modules);"
+        f"import {', '.join(f'perfscope.workloads.jax.{name}' for name in NAMES)};"
+        "new = {m for m in set(sys.modules) - bare if m.startswith('perfscope.')};"
+        "print([m for m in new if not m.startswith('perfscope.workloads')],"
         " 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
