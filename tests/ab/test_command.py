@@ -33,6 +33,7 @@ def asked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return plain("-m", "perfscope", "compare", "--ab", *arguments, cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_regression_fails_the_build_that_asked_for_it(tmp_path: Path) -> None:
     repository(tmp_path, sleeps(0.004), sleeps(0.016))
     done = asked(tmp_path, "--base", "HEAD~1", *QUICK, "--seed", "5", "--fail-on", "regression", "--", "train.py", "25")

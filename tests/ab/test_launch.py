@@ -57,6 +57,7 @@ def test_steps_of_torch_are_found_and_nothing_is_recorded(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} <= {"train.py", "work.py", "log", "__pycache__"}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_marks_that_are_imported_before_torch_are_heard_all_the_same(tmp_path: Path) -> None:
     program = "import perfscope\nperfscope.step\n" + LOOP + "work(12, perfscope.step)"
@@ -103,6 +104,7 @@ def test_what_went_wrong_is_said(tmp_path: Path, program: str, said: str) -> Non
     assert re.search(said.replace("()", r"\(\)"), launch.problem), launch.problem
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys, time\n"
@@ -175,6 +177,7 @@ def profiled(folder: Path, program: str, **more: object) -> Launch:
     return profile_once(Target(arguments=("train.py",)), place, **held)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_run_is_kept_as_perfscope_run_keeps_it(tmp_path: Path) -> None:
     launch = profiled(tmp_path, LOOP + "work(16)\nprint('done')")
@@ -188,6 +191,7 @@ def test_a_run_is_kept_as_perfscope_run_keeps_it(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "arm").iterdir() if path.name == "perfscope-runs"]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_packages_of_the_arm_do_not_reach_what_profiles_it(tmp_path: Path) -> None:
     """A commit of msgspec (or json) in the worktree is the program's; ours comes from our own path."""
@@ -220,6 +224,7 @@ def test_what_gave_no_profile_says_why(tmp_path: Path, program: str, said: str) 
     assert said in launch.problem
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfscope.profiler.ab.profiled_launch.SLOWER", 1.0)
     launch = profiled(tmp_path, "import time\nopen('here', 'w').close()\ntime.sleep(600)", timeout_s=4.0)

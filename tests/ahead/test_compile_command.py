@@ -63,6 +63,7 @@ def _compile(*words: str) -> int:
     return run(["compile", *words, "train.py", "--lr", "0.1", "--name=x"])
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 @pytest.mark.jax
 def test_a_script_for_an_h100(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +131,7 @@ step(*(jnp.ones(shape) for shape in ((8, 196, 1024), (1024, 3072), (1024, 1024),
 """
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 @pytest.mark.jax
 def test_products_that_xla_s_own_kernels_refuse_are_left_to_the_library(
@@ -143,6 +145,7 @@ def test_products_that_xla_s_own_kernels_refuse_are_left_to_the_library(
     assert "jit_step" in out
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 @pytest.mark.jax
 def test_two_builds_have_one_fingerprint_and_no_difference(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -156,6 +159,7 @@ def test_two_builds_have_one_fingerprint_and_no_difference(project: Path, capfd:
     assert "no change" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 @pytest.mark.jax
 def test_a_script_for_a_slice_of_tpus(project: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def compiled(folder: Path, target: str, arguments: str, devices: str = "") -> di
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 @pytest.mark.parametrize(
     ("target", "kind", "platform"), [("h100", "gpu-nvidia", "gpu"), ("v5e", "tpu", "tpu"), ("mi300x", "gpu-amd", "gpu")]

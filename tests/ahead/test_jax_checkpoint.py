@@ -89,6 +89,7 @@ def own(model: Callable[[str], Callable[..., Any]], policy: str) -> str:
     return compiled(model(policy), None)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [scanned, looped, jitted, jitted_layers, blocked])
 def test_the_program_is_the_one_with_the_policy(model: Callable[[str], Callable[..., Any]]) -> None:
     for source, policy in PAIRS:

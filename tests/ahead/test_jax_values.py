@@ -28,6 +28,7 @@ HUGE = (1 << 20, 1 << 20)
 """Four TiB in float32: nothing here could hold it."""
 
 
+@pytest.mark.slow
 def test_small_values_that_the_program_wrote_down_are_computed() -> None:
     key = jax.random.key(7)
     expected = [int(one) for one in jax.random.randint(jax.random.split(key)[1], (4,), 0, 100)]

@@ -252,6 +252,7 @@ def _job(folder: Path, program: str, text: str | None = None) -> Job:
     return Job(request=request, root=str(folder / "runs"), name="one")
 
 
+@pytest.mark.slow
 def test_every_job_ends_with_a_reason(tmp_path: Path) -> None:
     ended: dict[int, Outcome] = {}
     jobs = [_job(tmp_path, f"absent{number}.py") for number in range(3)]

@@ -41,6 +41,7 @@ def _keys(tab: Tab, server: Server) -> list[str]:
     return [link.partition("run=")[2] for link in links]
 
 
+@pytest.mark.slow
 def test_two_people_look_at_two_traces(tab: Tab, browser: Any, server: Server) -> None:
     first, second, _ = _keys(tab, server)
     other = browser.new_context().new_page()
@@ -54,6 +55,7 @@ def test_two_people_look_at_two_traces(tab: Tab, browser: Any, server: Server) -
     other.context.close()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_is_shown_anew_by_itself(tab: Tab, home: Path, server: Server) -> None:
     key = _keys(tab, server)[2]
     tab.open(f"{server.base}kernels?run={key}", ".ag-row")
@@ -63,6 +65,7 @@ def test_a_file_that_is_replaced_is_shown_anew_by_itself(tab: Tab, home: Path, s
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_a_file_that_goes_is_told_and_what_it_held_stays(tab: Tab, home: Path, server: Server) -> None:
     key = _keys(tab, server)[1]
     tab.open(f"{server.base}kernels?run={key}", ".ag-row")
@@ -76,6 +79,7 @@ def test_a_file_that_goes_is_told_and_what_it_held_stays(tab: Tab, home: Path, s
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_one_line(tab: Tab, home: Path, server: Server) -> None:
     key = _keys(tab, server)[0]
     (home / "trace-0.json").write_text('{"schemaVersion": 1, "traceEvents": [{"ph"')
@@ -131,6 +135,7 @@ def test_no_path_leads_out(server: Server, path: str) -> None:
     assert _status(f"{server.base}{path}", Authorization=f"Bearer {server.token}") >= 400
 
 
+@pytest.mark.slow
 def test_a_live_run_says_so_and_grows(tab: Tab, tmp_path: Path) -> None:
     """A run whose program has not ended: its state is held by a lock."""
     from perfscope.model.documents import run_folders

@@ -102,6 +102,7 @@ def _untraced(report: dict[str, list[dict[str, bool]]]) -> str:
     return f"{sum(not step['traced'] for step in report['steps']):,}"
 
 
+@pytest.mark.slow
 def test_a_long_reading_can_be_ended_and_begun_again(tab: Tab, server: Server) -> None:
     tab.open(f"{server.base}runs?token={server.token}", "#page a[href*='long']")
     (link,) = {
@@ -121,6 +122,7 @@ def test_a_long_reading_can_be_ended_and_begun_again(tab: Tab, server: Server) -
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_an_export_can_be_ended_from_the_menu(tab: Tab, server: Server) -> None:
     tab.open(f"{server.base}runs?token={server.token}", "#page a[href*='long']")
     (link,) = {
@@ -141,6 +143,7 @@ def test_an_export_can_be_ended_from_the_menu(tab: Tab, server: Server) -> None:
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_what_is_being_made_ends_with_the_server(home: Path, tmp_path: Path) -> None:
     import time
     import urllib.request

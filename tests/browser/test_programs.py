@@ -48,6 +48,7 @@ def _open_graph(tab: Tab, graph_server: Server, query: str = "") -> None:
     tab.open(f"{graph_server.base}graph?token={graph_server.token}{query}", GRAPH_READY)
 
 
+@pytest.mark.slow
 def test_a_finding_is_drawn_with_boxes_and_bytes(tab: Tab, graph_server: Server) -> None:
     _open_graph(tab, graph_server)
     assert tab.page.eval_on_selector_all(".ps-box-name", "(all) => all.map((one) => one.textContent)") == ["one", "two"]
@@ -75,6 +76,7 @@ def test_an_instruction_tells_its_text_and_its_neighbours(tab: Tab, graph_server
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_picture_of_an_instruction(tab: Tab, graph_server: Server) -> None:
     _open_graph(tab, graph_server)
     every = len(tab.page.query_selector_all(".ps-subjects li"))
@@ -102,6 +104,7 @@ def test_it_stays_within_the_page_when_narrow_and_dark(tab: Tab, graph_server: S
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_labels_lie_on_nothing(tab: Tab, tmp_path: Path) -> None:
     """A plan whose values skip layers: no label stands on a node, on the words of a box or on another label."""
     plan = REPOSITORY / "fixtures" / "plans-h100" / "attention-naive"
@@ -148,6 +151,7 @@ def _open_roofline(tab: Tab, roofline_server: Server, query: str = "") -> None:
     tab.open(f"{roofline_server.base}roofline?token={roofline_server.token}{query}", ROOFLINE_READY)
 
 
+@pytest.mark.slow
 def test_points_roofs_and_their_source(tab: Tab, roofline_server: Server) -> None:
     _open_roofline(tab, roofline_server)
     assert len(tab.page.query_selector_all(".ps-disc")) == 2  # the copy has no FLOPs
@@ -161,6 +165,7 @@ def test_points_roofs_and_their_source(tab: Tab, roofline_server: Server) -> Non
     assert tab.went_away() == []
 
 
+@pytest.mark.slow
 def test_a_disc_tells_its_line_and_leads_to_the_timeline(tab: Tab, roofline_server: Server) -> None:
     _open_roofline(tab, roofline_server)
     tab.page.locator('.ps-disc[aria-label^="dot"]').focus()

@@ -264,6 +264,7 @@ def _save(tab: Tab, files_server: Server, button: str) -> bytes:
     return Path(got.value.path()).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_table_as_csv(tab: Tab, files_server: Server) -> None:
     head, *rows = csv.reader(_save(tab, files_server, "CSV").decode("utf-8").splitlines())
     assert head[:4] == ["time_ns", "share", "events", "mean_ns"]
@@ -359,6 +360,7 @@ def _gap(rank: int) -> tuple[float, float]:
     return start, start + 1_000 * LATE_US[rank]
 
 
+@pytest.mark.slow
 def test_each_rank_has_a_row_with_its_findings(tab: Tab, findings_server: Server) -> None:
     _open_page(tab, findings_server, "timeline", READY)
     rows = tab.page.evaluate(MARK)["rows"]
@@ -494,6 +496,7 @@ def _open_thing(tab: Tab, evidence_server: tuple[Server, dict[str, str]], page: 
     tab.open(f"{server.base}{page}?token={server.token}&run={keys[thing]}", ready)
 
 
+@pytest.mark.slow
 def test_three_clicks_lead_from_the_step_to_the_fix_and_to_what_runs(
     tab: Tab, evidence_server: tuple[Server, dict[str, str]]
 ) -> None:
@@ -517,6 +520,7 @@ def test_three_clicks_lead_from_the_step_to_the_fix_and_to_what_runs(
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_keys_alone_lead_there_too(tab: Tab, evidence_server: tuple[Server, dict[str, str]]) -> None:
     _open_thing(tab, evidence_server, "findings", "run", ".ps-look a")
     tab.page.focus(".ps-look a")
@@ -530,6 +534,7 @@ def test_keys_alone_lead_there_too(tab: Tab, evidence_server: tuple[Server, dict
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_of_a_program_that_never_ran_the_page_says_so(tab: Tab, evidence_server: tuple[Server, dict[str, str]]) -> None:
     _open_thing(tab, evidence_server, "findings", "program", ".ps-look")
     assert "no piece of time: compiled program: nothing ran" in tab.page.inner_text("#page")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from perfscope.analyzers.checkpointing.simulate import keep_all, simulate
 from perfscope.analyzers.checkpointing.step_model import StepModel
@@ -84,6 +85,7 @@ def test_abstains_where_the_size_is_unknown_or_the_host_computes() -> None:
     assert "host's memory" in (host.reason or "")
 
 
+@pytest.mark.slow
 def test_on_a_real_step_the_blocks_are_named_and_the_curve_ends_at_full_checkpointing(tmp_path: Path) -> None:
     recording = recorded(tmp_path)
     found = recording.model()

@@ -101,6 +101,7 @@ class TestWithoutTorch:
         merge_checkout(folder, sleeps(0.004), SLOW)
         return folder
 
+    @pytest.mark.slow
     def test_a_fork_writes_the_artifact_and_the_second_job_posts_it(
         self, tmp_path: Path, checkout: Path, fake: Fake
     ) -> None:
@@ -126,6 +127,7 @@ class TestWithoutTorch:
         assert "(https://github.com/octo/model/actions/runs/1)" in body
         assert fake.bodies(41, BOT) == []
 
+    @pytest.mark.slow
     def test_a_token_without_the_permission_is_a_warning(self, tmp_path: Path, checkout: Path, fake: Fake) -> None:
         fake.broken = [lambda _: (403, {"message": "Resource not accessible by integration"}, {})] * 9
         one = of_pull_request(tmp_path / "job", checkout, fake)
@@ -135,6 +137,7 @@ class TestWithoutTorch:
         assert "::warning title=perfscope::the comment was not posted" in out
         assert TOKEN not in "".join(step.out for step in one.ran)
 
+    @pytest.mark.slow
     def test_no_comment_where_none_is_wanted_or_there_is_no_pull_request(
         self, tmp_path: Path, checkout: Path, fake: Fake
     ) -> None:
@@ -176,6 +179,7 @@ def compiled(products: int) -> str:
     return PROGRAM.format(lines="\n".join(f"  {line}" for line in lines))
 
 
+@pytest.mark.slow
 def test_two_recordings_that_earlier_steps_made(tmp_path: Path, fake: Fake) -> None:
     for name, products in (("before", 1), ("after", 2)):
         (tmp_path / f"{name}.hlo.txt").write_text(compiled(products))

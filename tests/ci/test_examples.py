@@ -197,6 +197,7 @@ class TestPage:
         for name in ("mode", "fail-on", "artifact", "working-directory"):
             assert re.search(rf"^\| `{name}` \| `{re.escape(given[name])}` \|", PAGE, re.MULTILINE)
 
+    @pytest.mark.slow
     def test_commands_run_as_they_stand(self, tmp_path: Path) -> None:
         checkout = tmp_path / "checkout"
         merge_checkout(checkout, sleeps(0.004), sleeps(0.004))

@@ -157,6 +157,7 @@ def compare(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     return called
 
 
+@pytest.mark.slow
 def test_two_sets(tmp_path: Path, compare: Callable[..., Done]) -> None:
     base, head = sets(tmp_path, {"base": PLAIN, "head": ITEM})
     out = tmp_path / "out.json"
@@ -172,6 +173,7 @@ def test_two_sets(tmp_path: Path, compare: Callable[..., Done]) -> None:
     assert compare(head, base, "--fail-on", "regression").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_run_against_a_set(tmp_path: Path, compare: Callable[..., Done]) -> None:
     _, head = sets(tmp_path, {"base": PLAIN, "head": ITEM})
     one = lay(tmp_path / "alone", PLAIN, 30)
@@ -214,6 +216,7 @@ def test_a_set_and_a_file(tmp_path: Path, compare: Callable[..., Done]) -> None:
     assert "is no run" in done.output
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_read_is_left_out_and_named(tmp_path: Path, compare: Callable[..., Done]) -> None:
     base, head = sets(tmp_path, {"base": PLAIN, "head": PLAIN})
     broken = lay(base, PLAIN, 41)

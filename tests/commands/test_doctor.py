@@ -26,6 +26,7 @@ def ask(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_it_says_of_every_tool_whether_it_can_capture() -> None:
     done = ask("--json", PERFSCOPE_UNHEARD_OF="planted-secret")

@@ -192,6 +192,7 @@ def test_a_package_that_both_arms_take_from_the_checkout_is_refused(code: Path) 
     assert git(code, "worktree", "list").count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_that_is_interrupted_leaves_no_worktree_and_no_process_and_goes_on(
     code: Path, number: signal.Signals

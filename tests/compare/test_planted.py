@@ -54,6 +54,7 @@ ALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ALL)
 def test_the_cause_comes_first(planted: Planted, run_of: Recorded) -> None:
     base, head = load(run_of(planted.base)), load(run_of(planted.head))
@@ -75,6 +76,7 @@ def test_the_cause_comes_first(planted: Planted, run_of: Recorded) -> None:
         assert back.gates(["regression"]) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

@@ -283,6 +283,7 @@ class TestJudge:
         assert found.verdict == "inconclusive"
 
 
+@pytest.mark.slow
 def test_a_drift_is_taken_for_a_change_by_launches_that_did_not_take_turns() -> None:
     """Why they fail no build: a random walk of 2%, ten launches a side, a program against itself."""
     rng = np.random.default_rng(11)

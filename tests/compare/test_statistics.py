@@ -147,6 +147,7 @@ def test_few_pairs_choose_nothing() -> None:
     assert "not calibrated" in chosen.reason()
 
 
+@pytest.mark.slow
 def test_correction_is_that_of_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     p = np.random.default_rng(0).random(200) ** 3

@@ -29,6 +29,7 @@ def compared(world: World, change: float, count: int, seed: int, pairs: int = PA
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
 def test_false_alarms_stay_below_their_level(name: str) -> None:
     """Regression or improvement where nothing changed; also by the bare test, without a least change."""
@@ -112,6 +113,7 @@ def test_no_change_is_not_said_of_a_change_that_matters() -> None:
     assert np.mean(said) <= 0.1, "5% and three standard errors above"
 
 
+@pytest.mark.slow
 def test_of_kernels_that_are_named_few_are_false_and_most_slow_ones_are() -> None:
     """120 kernels, six of them 10% slower, launches that differ by 1% and kernels by 3%."""
     rng = np.random.default_rng(9)

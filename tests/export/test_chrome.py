@@ -164,6 +164,7 @@ def test_traces_of_no_job_stay(tmp_path: Path) -> None:
     assert aligned([trace]) == ((trace,), ["no collectives of several ranks to align clocks by: no clock was moved"])
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_real_ranks(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(corpus / "kineto" / f"astra-sim__megatron_kineto_{one}.json.gz") for one in range(8)]

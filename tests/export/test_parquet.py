@@ -47,6 +47,7 @@ def same(folder: Path, traces: list[Trace]) -> None:
             assert found.column(column.name).to_pylist() == expected, (name, column.name)
 
 
+@pytest.mark.slow
 def test_tables_come_back(tmp_path: Path) -> None:
     traces = [everything(rank=0), everything(rank=None)]
     export(Subject(traces=tuple(traces)), "parquet", tmp_path / "out")

@@ -124,6 +124,7 @@ def test_real_traces_open_whole(tmp_path: Path, corpus: Path, name: str) -> None
     check(traces, target)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", ["aot/md.xplane.pb.gz", "kineto/TraceLens__resnet_act_checkpoint.json.gz"])
 def test_real_traces_open_whole_as_json(tmp_path: Path, corpus: Path, name: str) -> None:
@@ -133,6 +134,7 @@ def test_real_traces_open_whole_as_json(tmp_path: Path, corpus: Path, name: str)
     check(traces, target)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_the_ranks_of_a_job_open_as_one(tmp_path: Path, corpus: Path) -> None:
     files = corpus_files("kineto", "torchrec__sst_long*rank[0-3].json.gz")

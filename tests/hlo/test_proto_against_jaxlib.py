@@ -31,6 +31,7 @@ def printed(module: bytes) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.parametrize("path", FILES, ids=[path.name for path in FILES])
 def test_text_and_proto_give_the_same_model(path: Path) -> None:

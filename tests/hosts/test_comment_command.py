@@ -100,6 +100,7 @@ def test_a_note_goes_to_the_project_that_is_merged_into(fake: Fake, tmp_path: Pa
     assert len(fake.bodies(12, GITLAB_BOT)) == 1
 
 
+@pytest.mark.slow
 def test_comments_of_different_keys_stand_beside_each_other(fake: Fake, tmp_path: Path, report: Path) -> None:
     job = github_job(fake, GITHUB_TOKEN=TOKEN)
     for key in ("llama-h100", "moe", "moe"):
@@ -113,6 +114,7 @@ def test_comments_of_different_keys_stand_beside_each_other(fake: Fake, tmp_path
 class TestForks:
     """A fork's own job posts nothing; the job behind it finds the pull request by what GitHub knows."""
 
+    @pytest.mark.slow
     def test_a_fork_is_left_to_the_second_job(self, fake: Fake, tmp_path: Path, report: Path) -> None:
         path = event(tmp_path, pull_request({"full_name": "someone/model"}))
         done = asked(tmp_path, str(report), "--unless-fork", **github_job(fake, GITHUB_EVENT_PATH=path))
@@ -176,6 +178,7 @@ def test_a_dry_run_needs_no_token_and_no_host(tmp_path: Path, report: Path) -> N
     assert done.stdout.startswith(f"{MARKER}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "job", "code", "said"),
     [
@@ -213,6 +216,7 @@ def test_what_is_missing_is_one_line(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "option"),
     [(b"", ()), (b"{", ()), (b'{"schema": "perfscope.compare/1"}', ()), (None, ()), (b" \n", ("--markdown",))],

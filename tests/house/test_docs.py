@@ -213,6 +213,7 @@ def follow(language: str, text: str, folder: Path) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -63,6 +63,7 @@ def test_an_unmodified_loop_is_captured_and_prints_the_same_bits(tmp_path: Path)
     assert process.memory["live_arrays_bytes"] >= 3 * 16 * 16 * 4
 
 
+@pytest.mark.slow
 def test_the_trace_opens_with_its_steps_and_lies_where_tensorboard_looks(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(8)\n")
     assert captured(program, cwd=tmp_path).returncode == 0
@@ -76,6 +77,7 @@ def test_the_trace_opens_with_its_steps_and_lies_where_tensorboard_looks(tmp_pat
     assert any("train_step" in str(name) for name in modules), "ops of the step were recorded"
 
 
+@pytest.mark.slow
 def test_programs_are_kept_with_their_buffers_also_those_that_were_freed(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -94,6 +96,7 @@ def test_programs_are_kept_with_their_buffers_also_those_that_were_freed(tmp_pat
         assert read_program(freed).hlo[0].name == "jit_forgotten"
 
 
+@pytest.mark.slow
 def test_programs_that_are_freed_when_the_program_ends_stay(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(8)\ndel train_step\njax.clear_caches()\n")
     done = captured(program, cwd=tmp_path)
@@ -145,6 +148,7 @@ def test_a_host_sync_is_named_by_its_line_and_told_from_a_ready_read(tmp_path: P
     assert all(sync["ready"] for sync in syncs if sync["call"] == "str")
 
 
+@pytest.mark.slow
 def test_perfscope_step_alone_rules(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -170,6 +174,7 @@ def test_a_step_annotation_of_the_programs_own_is_the_step(tmp_path: Path) -> No
     assert list(trace.steps["number"]) == [1002, 1003, 1004], "numbered as the program numbers them"
 
 
+@pytest.mark.slow
 def test_an_initialiser_that_is_jitted_is_not_the_loop(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -184,6 +189,7 @@ def test_an_initialiser_that_is_jitted_is_not_the_loop(tmp_path: Path) -> None:
     assert not (run_folder(tmp_path) / "failures.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_function_that_retraces_in_each_step_still_has_steps(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(8, rows=lambda turn: 4 + turn)\n")
     assert captured(program, cwd=tmp_path).returncode == 0
@@ -192,6 +198,7 @@ def test_a_function_that_retraces_in_each_step_still_has_steps(tmp_path: Path) -
     assert sum(event["function"] == "train_step" for event in reasons) == 7
 
 
+@pytest.mark.slow
 def test_the_whole_program_is_one_step(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "weights, loss = work(4)\n" + PRINT)
     done = captured("--whole", program, cwd=tmp_path)
@@ -201,6 +208,7 @@ def test_the_whole_program_is_one_step(tmp_path: Path) -> None:
     assert passes(process)["timing"].steps == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_trace_of_the_programs_own_comes_first(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -218,6 +226,7 @@ def test_a_trace_of_the_programs_own_comes_first(tmp_path: Path) -> None:
     assert timing.steps[0] > 5
 
 
+@pytest.mark.slow
 def test_xla_writes_its_programs_when_asked(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(8)\n")
     assert captured("--xla-dump", program, cwd=tmp_path).returncode == 0
@@ -227,6 +236,7 @@ def test_xla_writes_its_programs_when_asked(tmp_path: Path) -> None:
     assert any("jit_train_step" in name and name.endswith("after_optimizations.txt") for name in names)
 
 
+@pytest.mark.slow
 def test_dumps_of_the_programs_own_stay_where_they_are(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "import os\nwork(8)\nprint(os.environ['XLA_FLAGS'])\n")
     done = captured(
@@ -236,6 +246,7 @@ def test_dumps_of_the_programs_own_stay_where_they_are(tmp_path: Path) -> None:
     assert "names a folder" in str(passes(only(tmp_path))["xla_dump"].reason)
 
 
+@pytest.mark.slow
 def test_the_error_and_exit_code_of_the_program_stay(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -249,6 +260,7 @@ def test_the_error_and_exit_code_of_the_program_stay(tmp_path: Path) -> None:
     assert passes(only(tmp_path))["timing"].state == "recorded"
 
 
+@pytest.mark.slow
 def test_an_error_of_our_own_never_reaches_the_program(tmp_path: Path) -> None:
     write(tmp_path, "import jax\ndel jax.live_arrays\n", "breaks.py")
     program = write(tmp_path, "import breaks\n" + LOOP + "work(10)\nprint('done')\n")
@@ -257,6 +269,7 @@ def test_an_error_of_our_own_never_reaches_the_program(tmp_path: Path) -> None:
     assert "timing pass missing" in done.stderr
 
 
+@pytest.mark.slow
 def test_forked_workers_do_not_capture(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -273,6 +286,7 @@ def test_forked_workers_do_not_capture(tmp_path: Path) -> None:
     assert not (run_folder(tmp_path) / "failures.txt").exists()
 
 
+@pytest.mark.slow
 def test_light_sees_no_syncs_and_an_import_alone_leaves_nothing(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(8)\n")
     assert captured("--level", "light", program, cwd=tmp_path).returncode == 0
@@ -283,6 +297,7 @@ def test_light_sees_no_syncs_and_an_import_alone_leaves_nothing(tmp_path: Path) 
     assert latest(tmp_path).processes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_with_both_frameworks_the_one_that_makes_the_steps_is_traced(tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -305,6 +320,7 @@ def test_with_both_frameworks_the_one_that_makes_the_steps_is_traced(tmp_path: P
     assert passes(process)["events"].state == "recorded", "what jax does is listened to all the same"
 
 
+@pytest.mark.slow
 def test_a_run_hands_its_logs_to_the_rules(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -334,6 +350,7 @@ for turn in range(12):
 """Reads nothing in its steps: the host is ahead of the device."""
 
 
+@pytest.mark.slow
 def test_a_program_that_only_dispatches_is_timed_with_the_device_and_prints_the_same_bits(tmp_path: Path) -> None:
     program = write(tmp_path, AHEAD + "print(float(state.sum()).hex())\n")
     bare = plain(program, cwd=tmp_path)
@@ -370,6 +387,7 @@ def test_all_work_of_the_traced_steps_is_in_the_recording(tmp_path: Path) -> Non
     assert not unmarked or only(tmp_path).packages["jax"].startswith("0.7.")
 
 
+@pytest.mark.slow
 def test_a_window_does_not_count_a_compilation_in_it(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(15, rows=lambda turn: 8 if turn < 7 else 4)\n")
     assert captured(program, cwd=tmp_path).returncode == 0
@@ -382,6 +400,7 @@ pytest.importorskip("jax")
 LEAK = LOOP + "kept = []\nwork(9, after=lambda turn, loss: kept.append(jnp.full((1000,), turn)))\n"
 
 
+@pytest.mark.slow
 def test_what_every_step_keeps_is_told_by_its_line(tmp_path: Path) -> None:
     done = captured(write(tmp_path, LEAK), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -402,6 +421,7 @@ def test_what_every_step_keeps_is_told_by_its_line(tmp_path: Path) -> None:
     assert growth.grown_bytes == sum(one.grown_bytes for one in growth.stacks)
 
 
+@pytest.mark.slow
 def test_a_loop_that_keeps_nothing_does_not_grow(tmp_path: Path) -> None:
     done = captured(write(tmp_path, LOOP + "work(9)\n"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -411,6 +431,7 @@ def test_a_loop_that_keeps_nothing_does_not_grow(tmp_path: Path) -> None:
     assert growth.grown_bytes <= 0
 
 
+@pytest.mark.slow
 def test_light_capture_takes_none(tmp_path: Path) -> None:
     done = captured("--level", "light", write(tmp_path, LOOP + "work(9)\n"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -418,6 +439,7 @@ def test_light_capture_takes_none(tmp_path: Path) -> None:
     assert load_one(run_folder(tmp_path)).fact(jax_growth) is None
 
 
+@pytest.mark.slow
 def test_a_damaged_profile_costs_only_itself(tmp_path: Path) -> None:
     done = captured(write(tmp_path, LEAK), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -474,6 +496,7 @@ def perfscope(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "status"), [("scan", "flagged"), ("associative", "clean")])
 def test_a_workload_is_captured_and_judged(variant: str, status: str, tmp_path: Path) -> None:
     ran = perfscope(tmp_path, "run", "-m", "perfscope.workloads.jax.ssm", "--variant", variant, *ARGUMENTS)

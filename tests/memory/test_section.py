@@ -152,6 +152,7 @@ def test_snapshots_sum_up_and_travel(corpus: Path, name: str) -> None:
     assert whole == travelled
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_pool_says_what_one_process_says(corpus: Path) -> None:
     files = sorted((corpus / "torch_mem").glob("assignment2-systems__fwd_*.pickle.gz"))

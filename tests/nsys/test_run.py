@@ -88,6 +88,7 @@ def test_the_recording_is_the_timing_pass_and_the_plain_export_is_gone(tmp_path:
     assert settings == [("PROCESS_0:COLLECT_CUDA_TRACE", "true")]
 
 
+@pytest.mark.slow
 def test_a_step_that_the_programs_end_cut_off_is_none(tmp_path: Path) -> None:
     export = small()
     export.range("perfscope", 0, None, event=75, domain=1)

@@ -450,6 +450,7 @@ def test_what_jax_makes_of_a_precision_on_a_cpu(dtype: str, precision: str | Non
     assert {finding.where.file for finding in outcome.findings} <= {__file__}
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 def test_the_workload_is_flagged_at_its_defect_and_not_without_it():
     jax = pytest.importorskip("jax")

@@ -273,6 +273,7 @@ def test_bytes_equal_a_replay(graph: OpGraph):
         assert 0 <= group.fused_bytes <= group.eager_bytes
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_ops_group_completely():
     g = GraphBuilder()
     x = g.input((4, 8))

@@ -148,6 +148,7 @@ def test_what_is_none_is_clean(function: Callable[..., Any], arguments: tuple[An
     assert compiled(function, *arguments).status == "clean"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_loop_over_layers_hides_nothing_and_makes_nothing_blocked(backward: bool) -> None:
     for attention, found in ((naive, "flagged"), (jax.checkpoint(naive), "flagged"), (blocked, "clean")):
@@ -159,6 +160,7 @@ def test_a_loop_over_layers_hides_nothing_and_makes_nothing_blocked(backward: bo
             assert finding.where.line == line_of("attention.py", "scores")
 
 
+@pytest.mark.slow
 def test_the_backward_in_its_own_loop_belongs_to_the_same_finding() -> None:
     def moved(attention: Callable[..., Any], *, backward: bool) -> tuple[set[str], int]:
         step, *shapes = layers(attention)

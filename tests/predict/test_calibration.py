@@ -149,6 +149,7 @@ def benchmark() -> ModuleType:
 TABLES = benchmark()
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.parametrize("case", TABLES.CASES, ids=lambda case: Path(case.file).name)
 def test_nothing_was_faster_than_its_low_end(corpus: Path, case: object) -> None:
@@ -161,6 +162,7 @@ def test_nothing_was_faster_than_its_low_end(corpus: Path, case: object) -> None
     assert seen
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_what_the_train_step_misses_by_is_what_the_page_says(corpus: Path) -> None:
     (found,) = (one for label, one in TABLES.calibrations(corpus, TABLES.CASES[0]) if label == "jit_train_step")

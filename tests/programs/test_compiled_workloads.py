@@ -75,11 +75,13 @@ def test_defects_are_named_on_an_h100_and_twins_are_clean(name: str) -> None:
             assert "assumed" not in finding.title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", V5E)
 def test_defects_are_named_on_a_v5e_and_twins_are_clean(name: str) -> None:
     assert {rule for rule, _ in _findings(_judged(FIXTURES / "programs-v5e" / name))} == V5E[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", V5E)
 def test_no_rule_fails_on_a_v5e(name: str) -> None:
     outcomes = _judged(FIXTURES / "programs-v5e" / name).outcomes
@@ -139,6 +141,7 @@ def test_what_is_not_fused_has_xlas_own_reason() -> None:
     assert reasons["loop_select_fusion"] == "the consumer is not fusible"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["h100", "v5e"])
 def test_the_dominated_checkpoint_policy(target: str) -> None:
     folders = [

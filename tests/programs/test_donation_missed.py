@@ -180,6 +180,7 @@ def test_functions_that_return_gradients_could_be_given_nothing(corpus: Path, na
     assert donation_of(module) is None
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 def test_the_predicted_peak_is_that_of_the_donating_twin() -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed")

@@ -46,6 +46,7 @@ def test_the_job_as_recorded_has_none_of_them(before: set[tuple[str, str]]) -> N
     assert {rule for rule, _ in before} <= {"straggler", "small_collectives"}
 
 
+@pytest.mark.slow
 def test_collectives_of_all_ranks_that_take_five_times_as_long_stall(
     megatron: list[Path], tmp_path: Path, before: set[tuple[str, str]]
 ) -> None:
@@ -62,6 +63,7 @@ def test_collectives_of_all_ranks_that_take_five_times_as_long_stall(
     assert finding.cost_ns == pytest.approx(81 * 2_590_000, rel=0.02)
 
 
+@pytest.mark.slow
 def test_waiting_as_long_for_one_rank_is_no_stall(
     megatron: list[Path], tmp_path: Path, recorded: list[Trace], before: set[tuple[str, str]]
 ) -> None:
@@ -84,6 +86,7 @@ def test_waiting_as_long_for_one_rank_is_no_stall(
     assert set(analyze(traces, ["straggler"])["straggler"].findings[0].ranks) - set(was) == {3}
 
 
+@pytest.mark.slow
 def test_collectives_beside_another_stream_that_take_half_longer_are_contention(
     megatron: list[Path], tmp_path: Path, before: set[tuple[str, str]]
 ) -> None:

@@ -195,6 +195,7 @@ def test_reports_speak_of_devices() -> None:
     assert document["collectives"]["jobs"][0]["members"] == "device"
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_maxtext_durations_are_those_of_the_projection(corpus: Path, tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")

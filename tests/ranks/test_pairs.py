@@ -223,6 +223,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_receiver_that_sleeps_keeps_the_sender_waiting(tmp_path: Path) -> None:
     script = tmp_path / "send.py"

@@ -107,6 +107,7 @@ def test_device_time_equals_brute_force(path: Path) -> None:
         )}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
 def test_links_and_times_equal_the_raw_events(path: Path) -> None:
     """Every kernel's call carries its correlation id, every parent encloses its child, every time is exact."""

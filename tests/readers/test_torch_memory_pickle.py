@@ -117,6 +117,7 @@ def expected(snapshot: dict[str, Any]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.dictionaries(FIELD, VALUE, max_size=6), max_size=30), max_size=3),
@@ -143,6 +144,7 @@ def test_more_entries_than_pickle_writes_at_once() -> None:
     assert columns(data, fast=True) == columns(data, fast=False) == expected(snapshot)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 @pytest.mark.parametrize("protocol", [None, 2, 5])

@@ -171,6 +171,7 @@ def test_what_is_no_comparison_is_refused(documented: jsonschema.Draft202012Vali
     assert not documented.is_valid(held)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.parametrize(
     ("base", "head"),

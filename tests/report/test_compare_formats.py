@@ -146,6 +146,7 @@ def test_rows_beyond_ten_are_counted() -> None:
     assert f"and {52 - MOST_METRICS} more metrics that changed" in text
 
 
+@pytest.mark.slow
 def test_the_largest_is_cut_with_a_notice() -> None:
     name = "a|`<" * 2_500_000
     found = comparisons.hostile(name)
@@ -279,11 +280,13 @@ class TestHtml:
         assert {(tag, key) for tag, key, _ in page.attributes} <= {(tag, key) for tag, key, _ in plain.attributes}
         assert json.loads(page.scripts[0][1])["schema"] == "perfscope.compare/1"
 
+    @pytest.mark.slow
     def test_a_huge_name_is_cut(self) -> None:
         text = html.render(comparisons.hostile("<k>" * 20_000))
         assert len(text) < LARGE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(binary() is None, reason="no Chromium on this machine")
 def test_a_browser_finds_nothing_to_complain_about(tmp_path: Path) -> None:
     pages = {

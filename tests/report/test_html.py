@@ -124,6 +124,7 @@ def test_a_name_is_shown_as_it_is() -> None:
     assert "kernel <script>alert(1)</script> costs" in Parsed(render(hostile("<script>alert(1)</script>"))).text
 
 
+@pytest.mark.slow
 def test_a_huge_analysis_stays_small_and_says_what_is_left_out() -> None:
     findings = tuple(
         Finding(subject=str(n), title=f"finding {n} " + "x" * 250, severity="low", basis="measured", advice="y " * 500,

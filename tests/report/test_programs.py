@@ -217,6 +217,7 @@ def test_what_inductor_left_apart_is_said_once_and_counted(name: str) -> None:
     assert sum(int(found.group(1) or 1) for found in map(TIMES.search, view.apart) if found) == len(plan.apart)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 820, 1280])
 def test_tables_of_a_plan_never_scroll_sideways(tmp_path: Path, width: int) -> None:
     if binary() is None:

@@ -154,6 +154,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     assert run_folders.read(tmp_path / "perfscope-runs" / "latest").state in ("interrupted", "killed")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_plan_is_said_on_a_terminal_and_with_q_nothing_is(tmp_path: Path) -> None:
     shown, code = at_a_terminal(tmp_path, LOOP + "work(10)\n", b"", quiet=False)
@@ -188,6 +189,7 @@ def test_captures_are_kept_when_a_signal_ends_the_program(
     assert {one.state for one in run.processes[0].captures} == {"recorded"}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_run_that_is_killed_opens_and_its_program_dies_with_it(tmp_path: Path) -> None:
     process = start(write(tmp_path, ENDLESS), cwd=tmp_path)

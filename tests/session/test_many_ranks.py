@@ -93,6 +93,7 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_rank_that_is_killed_leaves_what_it_and_the_others_had(tmp_path: Path) -> None:
     program = write(tmp_path, GLOO)
@@ -108,6 +109,7 @@ def test_a_rank_that_is_killed_leaves_what_it_and_the_others_had(tmp_path: Path)
     assert '"rank": 3' in analyzed.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_srun_perfscope_run_is_one_run_of_which_the_first_task_speaks(tmp_path: Path) -> None:
     program = write(tmp_path, ALONE)
@@ -133,6 +135,7 @@ def test_srun_perfscope_run_is_one_run_of_which_the_first_task_speaks(tmp_path: 
         assert json.loads(gzip.decompress(trace.read_bytes())).get("host_name") in (None, ""), trace
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_first_task_that_fails_gives_its_code_at_once_and_the_run_opens(tmp_path: Path) -> None:
     program = write(tmp_path, ALONE)
@@ -142,6 +145,7 @@ def test_a_first_task_that_fails_gives_its_code_at_once_and_the_run_opens(tmp_pa
     assert "rank 1 of 2 left nothing" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_folders_of_machines_that_share_no_files_are_one_job_when_analyzed(tmp_path: Path) -> None:
     program = write(tmp_path, ALONE)

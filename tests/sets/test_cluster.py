@@ -60,6 +60,7 @@ def no_memory(number: int) -> int:
     raise MemoryError
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_set_is_judged_as_here(cluster: Any, megatron: Path) -> None:
     mapper = partial(work_on_cluster, address=cluster.scheduler_address)
@@ -68,6 +69,7 @@ def test_a_set_is_judged_as_here(cluster: Any, megatron: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_worker_killed_half_way_loses_nothing(cluster: Any, megatron: Path) -> None:
     killed: list[int] = []

@@ -62,12 +62,14 @@ def killed_at_second_file(place: str, **more: object) -> Digest:
     return digest(place)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_folder_is_judged_as_in_memory(megatron_files: Path, jobs: int) -> None:
     assert set_report([megatron_files], jobs) == in_memory(megatron_files)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_files_named_one_by_one(megatron_files: Path) -> None:
     files = sorted(megatron_files.iterdir())
@@ -82,6 +84,7 @@ def test_traces_of_a_set_hold_little(megatron_files: Path) -> None:
     assert {len(trace.rows["kernels"]) for trace in traces} == {84}
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_damaged_and_other_files_are_said(megatron_files: Path) -> None:
     first = sorted(megatron_files.iterdir())[0]
@@ -106,6 +109,7 @@ def test_a_rank_whose_reader_is_killed_is_said(megatron_files: Path, monkeypatch
     assert judged.analysis.collectives.jobs[0].missing == (2, 4, 5, 6, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_programs_alone_are_still_one_trace(corpus: Path, tmp_path: Path) -> None:
     for name in ("xla__hlo_llama3_8b_cp_bf16_1x4.hlo.gz", "xla__hlo_llama3_8b_bf16_activation_offloading_1x8.hlo.gz"):
@@ -143,6 +147,7 @@ def test_programs_alone_are_read_and_judged_once(corpus: Path, tmp_path: Path, m
     assert judged == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_program_beside_recordings(corpus: Path, megatron_files: Path) -> None:
     shutil.copy(corpus / "hlo_text" / "xla__hlo_llama3_8b_cp_bf16_1x4.hlo.gz", megatron_files)
@@ -167,6 +172,7 @@ def test_a_rule_of_others_compares_whole_traces(megatron_files: Path, monkeypatc
     assert seen == [690] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_the_command_says_the_same_with_any_number_of_processes(
     megatron_files: Path, capsys: pytest.CaptureFixture[str]
@@ -291,6 +297,7 @@ def test_a_run_is_judged_as_in_memory(megatron_run: Path, jobs: int) -> None:
     assert {len(trace.rows["kernels"]) for trace in held.loaded.traces} == {84}  # and not the 690 of the recording
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_on_a_cluster(megatron_run: Path) -> None:
     distributed = pytest.importorskip("distributed")
@@ -301,6 +308,7 @@ def test_on_a_cluster(megatron_run: Path) -> None:
         assert render(judge_paths([megatron_run], mapper=mapper).analysis, "json") == in_memory(megatron_run)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ranks_that_left_nothing_or_damaged_files(megatron_run: Path, jobs: int) -> None:
@@ -314,6 +322,7 @@ def test_ranks_that_left_nothing_or_damaged_files(megatron_run: Path, jobs: int)
     assert "ranks 1, 3, 4, 5, 6, 7 of 8 left nothing here" in said
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_rank_of_a_run_whose_reader_is_killed_is_said(
     megatron_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -357,6 +366,7 @@ def test_processes_of_one_recording_are_one_part(tmp_path: Path) -> None:
     assert run_report(folder, 2) == in_memory(folder)
 
 
+@pytest.mark.slow
 def test_nothing_was_captured(tmp_path: Path) -> None:
     folder = make(tmp_path / "runs" / "a", [timing(0, None, "the program ended after step 1"), timing(1, None)])
     for path in (folder, folder.parent):

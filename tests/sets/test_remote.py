@@ -54,6 +54,7 @@ def test_a_folder_in_memory_is_judged_as_here(corpus: Path, memory: Any) -> None
     assert judged.loaded.skipped == ()
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_folder_of_files_in_processes_and_on_a_cluster(corpus: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")

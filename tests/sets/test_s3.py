@@ -116,6 +116,7 @@ def put_run(corpus: Path, folder: Path, storage: Any) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_folder_of_ranks(corpus: Path, storage: Any, tmp_path: Path) -> None:
     for file in megatron(corpus):
@@ -145,6 +146,7 @@ def test_what_is_no_trace_is_not_fetched(corpus: Path, storage: Any, calls: Call
     assert len(calls.of("list_objects_v2")) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.parametrize("path", ["s3://traces/runs/train-7f3a", "s3://traces/runs", "s3://traces"])
 def test_a_run(corpus: Path, storage: Any, tmp_path: Path, calls: Calls, path: str) -> None:
@@ -157,6 +159,7 @@ def test_a_run(corpus: Path, storage: Any, tmp_path: Path, calls: Calls, path: s
     assert report(path, jobs=2) == there
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_run_on_a_cluster(corpus: Path, storage: Any, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")

@@ -101,6 +101,7 @@ def test_collectives_on_the_host() -> None:
     assert cut["straggler"].findings[0].ranks == (2,)
 
 
+@pytest.mark.slow
 def test_rows_that_no_comparison_reads_are_gone() -> None:
     def busy(build: TraceBuilder, rank: int) -> None:
         for at in range(2_000):
@@ -176,6 +177,7 @@ def test_different_profiles_beside_ranks_of_torch(corpus: Path) -> None:
     assert said.collectives.jobs
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_recording_of_devices_with_its_programs(corpus: Path, tmp_path: Path) -> None:
     (packed,) = (corpus / "nsys_jax").glob("*.zip")
@@ -203,6 +205,7 @@ def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
     assert_slim_report_equal(traces)
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 def test_a_real_job_on_virtual_devices(tmp_path: Path) -> None:
     """Two processes of eight devices each, in one set."""

@@ -59,6 +59,7 @@ def test_the_branch_is_kept_where_git_knows_it(line: list[str], capsys: pytest.C
     assert {row["name"]: row["branch"] for row in rows} == {"b0": "main", "b1": None}
 
 
+@pytest.mark.slow
 def test_the_branch_of_the_manifest_goes_before(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     run_ = put_run(RUNS, 0, commit=line[5])
     raw = json.loads((run_ / "run.json").read_text())
@@ -70,6 +71,7 @@ def test_the_branch_of_the_manifest_goes_before(line: list[str], capsys: pytest.
     assert json.loads(said(capsys, "baseline", "list", "--json"))[0]["branch"] == "other"
 
 
+@pytest.mark.slow
 def test_it_is_compared_in_full_when_its_folder_is_gone(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     base, head = put_run(RUNS, 0, commit=line[0]), put_run(RUNS, 1, commit=line[1], fixture=ITEM)
     said(capsys, "compare", str(base), str(head), "--json", "whole.json", "-q")
@@ -218,6 +220,7 @@ def test_other_arguments_are_told(kept: list[Path], line: list[str]) -> None:
     assert "the baseline is of another command: train.py" in notes(str(head), None, "main")[1]
 
 
+@pytest.mark.slow
 def test_what_is_said_is_in_every_report(kept: list[Path], line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "compare", "--baseline", "main", str(kept[2]), "--json", "out.json")
     words = f"baseline main: {kept[1].name} of {line[3][:12]}, 2 commits before HEAD"
@@ -251,6 +254,7 @@ def test_asked_wrongly(
     assert "secret" not in found
 
 
+@pytest.mark.slow
 def test_numbers_only_and_too_large(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     base, head = put_run(RUNS, 0, commit=line[0]), put_run(RUNS, 1, commit=line[1])
     (base / "extra").write_bytes(bytes(range(256)) * 4)

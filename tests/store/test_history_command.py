@@ -123,6 +123,7 @@ def test_a_run_that_cannot_be_read_is_not_in_the_way(line: list[str], capsys: py
     assert re.search(r"step time +11 ", out)
 
 
+@pytest.mark.slow
 def test_runs_that_failed_and_other_machines(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     put_run(RUNS, 20, commit=line[11], exit_code=1)
     put_run(RUNS, 21, commit=line[11], cpu="Faster CPU", step_ns=1_000_000)

@@ -42,6 +42,7 @@ print(new)
 """
 
 
+@pytest.mark.slow
 def test_writers_at_the_same_time(where: str | Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -109,6 +110,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     return re.sub(r"\s+", " ", text)
 
 
+@pytest.mark.slow
 def test_a_baseline_of_another_machine(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_branch_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert RunStore(RUNS / "store.sqlite").runs()[0].branch == "main"
 
 
+@pytest.mark.slow
 def test_out_of_one_store_and_into_another(capsys: pytest.CaptureFixture[str]) -> None:
     base, head = put_run(RUNS, 0), put_run(RUNS, 1, fixture=ITEM, name="other")
     for name, place in (("main", base), ("other", head)):

@@ -253,6 +253,7 @@ recording.export_chrome_trace(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_kineto_writes_the_line_where_a_function_begins(tmp_path):
     pytest.importorskip("torch")

@@ -126,6 +126,7 @@ def test_item_of_bert_names_the_function_that_reads(corpus):
     assert finding.evidence[0]["line_is"] == "where _prepare_4d_attention_mask_for_sdpa begins"
 
 
+@pytest.mark.slow
 def test_waits_of_the_control_trace_are_all_counted(corpus):
     """The calls of the raw file: 60 stream waits and 60 pageable copies to the host, each of which blocks."""
     path = corpus / "kineto" / "HolisticTraceAnalysis__trace_diff_control.json.gz"

@@ -166,6 +166,7 @@ def test_refusals_of_the_scheduler_are_kept_with_their_nodes(ran: Ran) -> None:
     assert len({(one.first, one.second, one.reason, one.direction) for one in log.refusals}) == len(log.refusals)
 
 
+@pytest.mark.slow
 def test_a_program_that_compiles_nothing_leaves_nothing_and_loads_no_compiler(tmp_path: Path) -> None:
     program = write(
         tmp_path, LOOP + "work(8)\nprint(sorted(name for name in sys.modules if name.startswith('torch._inductor')))\n"
@@ -194,6 +195,7 @@ for _ in range(4):
 """Compiled code that logs as it runs, where dynamo would compile whom it calls."""
 
 
+@pytest.mark.slow
 def test_the_log_that_the_user_asked_for_is_theirs_and_nothing_of_ours_is_in_it(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     program = write(tmp_path, EAGER + LATE)
@@ -224,6 +226,7 @@ def test_what_was_logged_before_a_crash_is_kept(tmp_path: Path) -> None:
     assert len(trace.compile_log.breaks) == 1
 
 
+@pytest.mark.slow
 def test_each_rank_keeps_a_log(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -241,6 +244,7 @@ def test_each_rank_keeps_a_log(tmp_path: Path) -> None:
     assert [log.rank for log in logs if log is not None] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_known_late_takes_its_files_along(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -302,6 +306,7 @@ def test_a_torch_without_structured_trace_is_said_where_something_was_compiled(t
     assert found == [[], [["missing", reason]]]
 
 
+@pytest.mark.slow
 def test_an_inductor_that_gives_no_reasons_is_said_and_the_log_is_kept(tmp_path: Path) -> None:
     found = probe(
         tmp_path,
@@ -314,6 +319,7 @@ def test_an_inductor_that_gives_no_reasons_is_said_and_the_log_is_kept(tmp_path:
     assert "fusion decisions: this torch's inductor does not say" in reason
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_nothing_stops_the_log_and_not_the_program(tmp_path: Path) -> None:
     found = probe(
         tmp_path,
@@ -340,6 +346,7 @@ def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
     assert found == [True, False]
 
 
+@pytest.mark.slow
 def test_the_log_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
     found = probe(
         tmp_path,
@@ -433,6 +440,7 @@ def line_of(file: Path, text: str) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_each_line_is_found_with_its_time_and_the_clean_function_is_not(tmp_path: Path) -> None:
     name = write(tmp_path, PROGRAM)
     found = judged(tmp_path, name)

@@ -159,6 +159,7 @@ def test_the_trace_does_not_name_the_folder_it_was_written_to(tmp_path: Path, mo
     assert str(tmp_path) not in record(tmp_path / "timing.pt.trace.json.gz", 0)["traceName"]
 
 
+@pytest.mark.slow
 def test_it_says_nothing_on_stderr_and_leaves_the_environment_as_it_was(tmp_path: Path) -> None:
     # In a process of its own: libkineto takes its log level from whoever uses it first.
     program = (

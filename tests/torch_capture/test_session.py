@@ -81,6 +81,7 @@ def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numb
         assert steps["start_ns"][0] <= freed.min() <= freed.max() < steps["end_ns"][0], "on the clock of the trace"
 
 
+@pytest.mark.slow
 def test_the_trace_shows_each_step_exactly_and_the_detail_has_the_users_frames(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(10)\n")
     assert captured(program, cwd=tmp_path).returncode == 0
@@ -103,6 +104,7 @@ def test_the_trace_shows_each_step_exactly_and_the_detail_has_the_users_frames(t
     assert any(event.get("name") == "[memory]" for event in detail["traceEvents"])
 
 
+@pytest.mark.slow
 def test_light_records_the_timing_pass_alone_on_the_steps_that_were_asked_for(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(9)\n")
     assert captured("--level", "light", "--steps", "5:7", program, cwd=tmp_path).returncode == 0
@@ -138,6 +140,7 @@ def test_perfscope_step_alone_rules_where_it_is_called(tmp_path: Path) -> None:
     assert len(optimizer) == 6, "two optimizer steps in each"
 
 
+@pytest.mark.slow
 def test_perfscope_step_as_a_with_statement_holds_only_its_body(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -155,6 +158,7 @@ def test_perfscope_step_as_a_with_statement_holds_only_its_body(tmp_path: Path) 
     assert not any(start <= at < end for at in between for _, start, end in steps)
 
 
+@pytest.mark.slow
 def test_an_annotation_named_like_a_step_is_found(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -171,6 +175,7 @@ def test_an_annotation_named_like_a_step_is_found(tmp_path: Path) -> None:
         assert start <= first <= last <= end
 
 
+@pytest.mark.slow
 def test_a_named_annotation_is_found_and_a_name_that_never_comes_is_said(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -180,6 +185,7 @@ def test_a_named_annotation_is_found_and_a_name_that_never_comes_is_said(tmp_pat
     assert (only(tmp_path).step_source, only(tmp_path).steps_seen) == ("annotation epoch", 12)
 
 
+@pytest.mark.slow
 def test_a_range_around_the_optimizer_alone_is_not_the_loop(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -192,6 +198,7 @@ def test_a_range_around_the_optimizer_alone_is_not_the_loop(tmp_path: Path) -> N
     assert only(tmp_path).step_source == "optimizer.step"
 
 
+@pytest.mark.slow
 def test_the_programs_own_profiler_gives_the_steps_and_is_not_disturbed(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -214,6 +221,7 @@ def test_the_programs_own_profiler_gives_the_steps_and_is_not_disturbed(tmp_path
     assert steps[0] >= 7, "the profiler of the program recorded steps 5 and 6 and warmed up before"
 
 
+@pytest.mark.slow
 def test_a_program_without_steps_says_so_and_whole_captures_it(tmp_path: Path) -> None:
     program = write(tmp_path, "import torch\nprint(torch.ones(3).sum().item())\n")
     done = captured(program, cwd=tmp_path)
@@ -239,6 +247,7 @@ def test_a_program_without_torch_says_so(tmp_path: Path) -> None:
     assert "imported torch" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_in_a_pass_keeps_its_complete_steps(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(4)\n")
     assert captured(program, cwd=tmp_path).returncode == 0
@@ -251,6 +260,7 @@ def test_a_program_that_ends_in_a_pass_keeps_its_complete_steps(tmp_path: Path) 
     assert read.steps["number"].tolist() == [2, 3], "the step that was cut off is none"
 
 
+@pytest.mark.slow
 def test_a_program_that_raises_keeps_its_captures_its_traceback_and_its_code(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(8)\nraise RuntimeError('planted')\n")
     bare = plain(program, cwd=tmp_path)
@@ -262,6 +272,7 @@ def test_a_program_that_raises_keeps_its_captures_its_traceback_and_its_code(tmp
     assert {one.state for one in run.processes[0].captures} == {"recorded"}
 
 
+@pytest.mark.slow
 def test_two_ranks_under_torchrun_write_a_directory_each(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -281,6 +292,7 @@ def test_two_ranks_under_torchrun_write_a_directory_each(tmp_path: Path) -> None
     assert first["distributedInfo"]["rank"] == 1
 
 
+@pytest.mark.slow
 def test_secrets_of_the_environment_and_the_command_are_in_no_file(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(10)\n")
     secret = "hf_planted0secret0value"
@@ -298,6 +310,7 @@ def test_secrets_of_the_environment_and_the_command_are_in_no_file(tmp_path: Pat
     assert latest(tmp_path).command == ("train.py", "--hf-token", "***", "--api-key=***")
 
 
+@pytest.mark.slow
 def test_a_profiler_that_never_stops_leaves_a_reason(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -312,6 +325,7 @@ def test_a_profiler_that_never_stops_leaves_a_reason(tmp_path: Path) -> None:
     assert "timing pass missing" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_profile_function_of_the_program_stays(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -323,6 +337,7 @@ def test_a_profile_function_of_the_program_stays(tmp_path: Path) -> None:
     assert "profile function of its own" in str(passes(only(tmp_path))["detail"].reason)
 
 
+@pytest.mark.slow
 def test_an_error_of_our_own_never_reaches_the_program(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -337,6 +352,7 @@ def test_an_error_of_our_own_never_reaches_the_program(tmp_path: Path) -> None:
     assert "planted" in reason
 
 
+@pytest.mark.slow
 def test_workers_of_a_data_loader_do_not_capture(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -361,6 +377,7 @@ def test_workers_of_a_data_loader_do_not_capture(tmp_path: Path) -> None:
     assert {one.state for one in process.captures} <= {"recorded"}
 
 
+@pytest.mark.slow
 def test_a_compiled_program_has_no_structure_and_says_why(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -377,6 +394,7 @@ def test_a_compiled_program_has_no_structure_and_says_why(tmp_path: Path) -> Non
     assert found["detail"].state == "recorded"
 
 
+@pytest.mark.slow
 def test_no_capture_starts_below_a_compiled_frame(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -448,11 +466,13 @@ print("done", len(open_ranges))
 """
 
 
+@pytest.mark.slow
 def test_only_a_range_of_another_recording_is_left_open() -> None:
     done = subprocess.run([sys.executable, "-c", GUARDED], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "True", "False"]
 
 
+@pytest.mark.slow
 def test_a_program_with_ranges_over_several_passes_lives(tmp_path: Path) -> None:
     program = write(tmp_path, OVERLAPPING)
     for _ in range(3):

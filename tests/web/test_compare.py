@@ -84,6 +84,7 @@ def _titles(home: Path, document: Path, *places: Path) -> dict[str, list[str]]:
     return {side: [one.title for one in held] for side, held in found.items()}
 
 
+@pytest.mark.slow
 def test_of_a_comparison_of_two_runs_it_is_these_two(tmp_path: Path) -> None:
     runs = tmp_path / "perfscope-runs"
     runs.mkdir()
@@ -94,6 +95,7 @@ def test_of_a_comparison_of_two_runs_it_is_these_two(tmp_path: Path) -> None:
     assert _titles(tmp_path, document, runs, document) == {"base": [base.name], "head": [head.name]}
 
 
+@pytest.mark.slow
 def test_of_sets_any_launch_of_a_side_can_be_chosen(tmp_path: Path) -> None:
     sides = {side: tmp_path / side for side in ("base", "head")}
     made: dict[str, list[str]] = {}
@@ -106,6 +108,7 @@ def test_of_sets_any_launch_of_a_side_can_be_chosen(tmp_path: Path) -> None:
     assert _titles(tmp_path, document, *sides.values(), document) == made
 
 
+@pytest.mark.slow
 def test_runs_that_are_not_open_here_are_not_offered(tmp_path: Path) -> None:
     runs, elsewhere = tmp_path / "perfscope-runs", tmp_path / "elsewhere"
     runs.mkdir()

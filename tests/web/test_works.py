@@ -76,6 +76,7 @@ def test_two_traces_are_compared(tmp_path: Path, workshop: Workshop) -> None:
     assert any("aten::item" in row for row in held["view"]["tables"]["parts"]["rows"])
 
 
+@pytest.mark.slow
 def test_a_side_that_changes_is_compared_again(tmp_path: Path, workshop: Workshop) -> None:
     pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm"))
     first = _ended(workshop, pair).folder
@@ -102,6 +103,7 @@ def test_two_kinds_are_one_line(tmp_path: Path, workshop: Workshop) -> None:
     assert "kind" in state.told
 
 
+@pytest.mark.slow
 def test_a_comparison_can_be_cancelled_and_its_sides_go_on(tmp_path: Path, workshop: Workshop) -> None:
     pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm"))
     workshop.state(pair)
@@ -113,6 +115,7 @@ def test_a_comparison_can_be_cancelled_and_its_sides_go_on(tmp_path: Path, works
     assert _ended(workshop, pair).stage == "ready"
 
 
+@pytest.mark.slow
 def test_results_of_launches_in_turns_are_found_and_shown(tmp_path: Path, workshop: Workshop) -> None:
     _document(tmp_path / "perfscope-runs" / "ab-1" / "result.json")
     shelf = Shelf([tmp_path / "perfscope-runs"])
@@ -140,6 +143,7 @@ def test_a_result_that_leads_out_of_the_folder_is_none(tmp_path: Path) -> None:
     assert stored(Shelf([tmp_path / "perfscope-runs"])) == ()
 
 
+@pytest.mark.slow
 def test_a_damaged_document_is_one_line(tmp_path: Path, workshop: Workshop) -> None:
     file = tmp_path / "c.json"
     file.write_text('{"schema": "perfscope.compare/1", "headline": 7}')
@@ -224,12 +228,14 @@ def test_every_view_is_made(tmp_path: Path, workshop: Workshop) -> None:
     assert state.folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_says_so_in_one_line(tmp_path: Path, workshop: Workshop) -> None:
     state = _until(workshop, _item(tmp_path, "this is no trace"), lambda state: state.stage == "failed")
     assert "trace.json" in state.told
     assert "\n" not in state.told
 
 
+@pytest.mark.slow
 def test_a_second_server_shares_what_is_kept(tmp_path: Path, workshop: Workshop) -> None:
     item = _item(tmp_path)
     _until(workshop, item, lambda state: state.stage == "ready")
@@ -237,6 +243,7 @@ def test_a_second_server_shares_what_is_kept(tmp_path: Path, workshop: Workshop)
     assert other.state(item, start=False).stage == "ready"
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_is_read_again_and_the_old_one_shown_meanwhile(
     tmp_path: Path, workshop: Workshop
 ) -> None:
@@ -250,6 +257,7 @@ def test_a_file_that_is_replaced_is_read_again_and_the_old_one_shown_meanwhile(
     assert again.folder != first
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_is_told_and_still_shown(tmp_path: Path, workshop: Workshop) -> None:
     item = _item(tmp_path)
     first = _until(workshop, item, lambda state: state.stage == "ready").folder
@@ -270,6 +278,7 @@ def test_a_child_that_is_killed_is_a_failure_and_can_be_asked_again(tmp_path: Pa
     assert _until(workshop, item, lambda state: state.stage == "ready").folder is not None
 
 
+@pytest.mark.slow
 def test_reading_can_be_cancelled_and_begun_again(tmp_path: Path, workshop: Workshop) -> None:
     item = _item(tmp_path)
     workshop.state(item)
@@ -280,6 +289,7 @@ def test_reading_can_be_cancelled_and_begun_again(tmp_path: Path, workshop: Work
     assert _until(workshop, item, lambda state: state.stage == "ready").folder is not None
 
 
+@pytest.mark.slow
 def test_of_what_changes_again_and_again_two_are_kept(tmp_path: Path, workshop: Workshop) -> None:
     for at in range(4):
         event = dict(EVENTS[0], name=f"op_{at}")

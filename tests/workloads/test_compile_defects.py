@@ -104,11 +104,13 @@ def counted(asked: Options, capsys: pytest.CaptureFixture[str]) -> tuple[int, in
     return counters["stats"]["unique_graphs"], len(counters["graph_break"]), frames["total"] - frames["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMPILE_DEFECTS))
 def test_a_twin_is_one_graph_compiled_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert counted(options("--compile-twin", name), capsys) == (1, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMPILE_DEFECTS))
 def test_a_defect_is_not(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     graphs, breaks, eager = counted(options("--compile-defect", name), capsys)

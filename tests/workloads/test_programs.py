@@ -58,6 +58,7 @@ def step_of(name: str, variant: str, *defects: str, tmp_path: Path) -> Any:
     return read_op_graph(tmp_path / "graph.json.gz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs_as_a_module_and_as_a_script(name: str) -> None:
     arguments = ["--size", "tiny", "--steps", "2"]
@@ -276,6 +277,7 @@ def test_sizes_are_those_of_the_jax_program() -> None:
     assert source.split("SIZES = {")[1].split("}")[0] == ours.split("SIZES = {")[1].split("}")[0]
 
 
+@pytest.mark.slow
 def test_the_transformer_runs_as_a_module_and_as_a_script() -> None:
     for target in (["-m", "perfscope.workloads.transformer"], [str(REPOSITORY / "perfscope/workloads/transformer.py")]):
         done = subprocess.run(

@@ -45,6 +45,7 @@ def test_the_peak_with_a_tree_of_slices_is_near_what_xla_compiled(policy: str) -
     assert found.peak(keeps, today) == pytest.approx(COMPILED[policy], rel=0.05)
 
 
+@pytest.mark.slow
 def test_some_levels_of_the_tree_are_written_and_others_computed_by_their_readers() -> None:
     """XLA writes the second level's odd decays and sums, and what is put together from them; not the first level's."""
     found, _, _ = tree()

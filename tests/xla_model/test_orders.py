@@ -60,6 +60,7 @@ def test_the_order_is_xlas_own_instruction_by_instruction(name: str) -> None:
         assert [one for one in found[computation] if one not in given] == [one for one in order if one not in given]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOGGED)
 def test_the_peak_of_a_program_is_that_of_its_buffers(name: str) -> None:
     module = program(name)

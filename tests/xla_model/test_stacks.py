@@ -46,6 +46,7 @@ def step_ns(trace: Trace) -> float:
     return trace.fact(program_roof_ns)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stem", "policy"), QUICKER)
 def test_computing_again_is_quicker_where_stacks_cost_more(stem: str, policy: str) -> None:
     kept, again = program(stem, "none"), program(stem, policy)

@@ -223,6 +223,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: py
         jax_toolbox.read(write(tmp_path / "set", two_devices()))
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_maxtext_on_four_devices(corpus: Path, tmp_path: Path) -> None:
     (archive,) = (corpus / "nsys_jax").glob("*.zip")

@@ -33,6 +33,7 @@ TWINS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "variant", "twin"), TWINS)
 def test_forward_and_gradients(name: str, variant: str, twin: str, dtype: str) -> None:
@@ -77,6 +78,7 @@ def test_sizes_and_capacities_are_the_same() -> None:
     assert (workload("moe").CHOICES, workload("moe").CAPACITY) == (moe.CHOICES, moe.CAPACITY)
 
 
+@pytest.mark.slow
 def test_training_takes_the_same_steps() -> None:
     from perfscope.workloads import training as torch_training
     from perfscope.workloads.jax.data import batches

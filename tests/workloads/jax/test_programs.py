@@ -60,6 +60,7 @@ def test_it_runs_as_a_module(name: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert OUTPUT.fullmatch(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_script() -> None:
     command = [sys.executable, str(FOLDER / "ssm.py"), "--size", "tiny", "--steps", "2"]
     environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PATH": "", "JAX_PLATFORMS": "cpu"}
@@ -136,6 +137,7 @@ def test_the_loss_is_read_in_every_step_on_its_line(defects: tuple[str, ...], mo
     assert Loss.read_at == ([line_of("training.py", "float(loss)")] * 3 if defects else [])
 
 
+@pytest.mark.slow
 def test_every_step_retraces_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
     from perfscope.workloads.jax.training import train
 
@@ -153,6 +155,7 @@ def test_every_step_retraces_on_its_line(caplog: pytest.LogCaptureFixture) -> No
     assert line not in found[()]
 
 
+@pytest.mark.slow
 def test_naive_attention_keeps_scores_and_its_twins_do_not() -> None:
     line = ("attention.py", line_of("attention.py", "scores"))
     size = workload("attention").SIZES["tiny"]
@@ -170,6 +173,7 @@ def test_naive_attention_keeps_scores_and_its_twins_do_not() -> None:
         assert ("256x256xf32" in both_ways.lower(shape, shape, shape).as_text()) is kept
 
 
+@pytest.mark.slow
 def test_rows_are_moved_by_products_on_their_lines_or_not_at_all() -> None:
     einsum = {("moe.py", line) for line, text in defect_lines("moe.py").items() if "einsum" in text}
     ragged = {("moe.py", line) for line, text in defect_lines("moe.py").items() if "ragged_dot" in text}
@@ -181,6 +185,7 @@ def test_rows_are_moved_by_products_on_their_lines_or_not_at_all() -> None:
     assert not (einsum | ragged) & places(lowered("moe", "scatter"))
 
 
+@pytest.mark.slow
 def test_what_the_dispatch_of_each_variant_computes() -> None:
     moe, size = workload("moe"), workload("moe").SIZES["cpu"]
     T, E, D, K = size.batch * size.seq, size.heads, size.dim, moe.CHOICES
@@ -201,6 +206,7 @@ def test_what_the_dispatch_of_each_variant_computes() -> None:
     assert flops["ragged"] >= E * useful  # on the CPU, every expert on every row
 
 
+@pytest.mark.slow
 def test_the_scan_is_a_loop_over_time_on_one_line() -> None:
     ssm, shape = workload("ssm"), jax.ShapeDtypeStruct((2, 96, 3, 4), np.float32)
     loops = {name: jax.jit(recur).lower(shape, shape).as_text() for name, recur in ssm.RECURRENCE.items()}
@@ -212,6 +218,7 @@ def test_the_scan_is_a_loop_over_time_on_one_line() -> None:
     assert line not in places(lowered("ssm", "associative"))
 
 
+@pytest.mark.slow
 def test_checkpointing_recomputes_on_its_line() -> None:
     from perfscope.workloads.jax.training import LanguageModel, start, step_of
 
@@ -270,6 +277,7 @@ def collectives(folder: Path, name: str) -> list[Instruction]:
     return [one for _, one in module.instructions() if one.opcode in COLLECTIVES]
 
 
+@pytest.mark.slow
 def test_the_same_numbers_on_every_mesh(meshes: tuple[Path, dict[str, list[float]]]) -> None:
     _, losses = meshes
     assert len(losses["one"]) == 2
@@ -278,6 +286,7 @@ def test_the_same_numbers_on_every_mesh(meshes: tuple[Path, dict[str, list[float
         assert found == pytest.approx(losses["one"], rel=1e-5)  # sums over devices, in another order, float32
 
 
+@pytest.mark.slow
 def test_the_same_numbers_as_the_attention_workload(meshes: tuple[Path, dict[str, list[float]]]) -> None:
     from perfscope.workloads.jax.training import train
 
@@ -285,6 +294,7 @@ def test_the_same_numbers_as_the_attention_workload(meshes: tuple[Path, dict[str
     assert train(workload("attention").Block, asked) == pytest.approx(meshes[1]["one"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_each_parallelism_has_its_own_exchanges(meshes: tuple[Path, dict[str, list[float]]]) -> None:
     folder, _ = meshes
     kinds = {name: Counter(one.opcode for one in collectives(folder, name)) for name in meshes[1]}
@@ -296,6 +306,7 @@ def test_each_parallelism_has_its_own_exchanges(meshes: tuple[Path, dict[str, li
     assert kinds["defect"]["all-to-all"] > 0
 
 
+@pytest.mark.slow
 def test_the_bad_sharding_exchanges_activations_on_its_line(meshes: tuple[Path, dict[str, list[float]]]) -> None:
     lines = (REPOSITORY / "perfscope/workloads/jax/transformer.py").read_text().splitlines()
     (defect,) = [number for number, line in enumerate(lines, start=1) if "# defect: moves all" in line]
@@ -306,6 +317,7 @@ def test_the_bad_sharding_exchanges_activations_on_its_line(meshes: tuple[Path, 
     assert all(re.search(r"while/body", one.op_name) for one in exchanges)  # once a layer
 
 
+@pytest.mark.slow
 def test_it_runs_on_devices_of_its_own_making() -> None:
     command = [sys.executable, "-m", "perfscope.workloads.jax.transformer", "--size", "tiny", "--steps", "1"]
     mesh = ["--devices", "8", "--data", "2", "--fsdp", "2", "--tensor", "1", "--defect", "retrace"]

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.jax
 PAIRS = [(name, variant) for name in ("attention", "moe", "ssm") for variant in variants(name)[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "variant"), PAIRS)
 def test_a_defect_and_its_twin(name: str, variant: str, dtype: str) -> None:
@@ -33,6 +34,7 @@ def qkv_of(length: int, features: int = 8) -> list[Any]:
     return [generator.standard_normal((2, 3, length, features), np.float32) for _ in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 7, 64, 100])
 def test_attention_at_any_length(length: int) -> None:
     # 100 is a block of 64 and a rest: the padded keys must stay unseen.
@@ -45,6 +47,7 @@ def test_attention_at_any_length(length: int) -> None:
         )  # sums of 100 float32 terms, values of order 1
 
 
+@pytest.mark.slow
 def test_gradients_through_padding() -> None:
     attention = workload("attention")
     found = {
@@ -58,6 +61,7 @@ def test_gradients_through_padding() -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [30.0, -30.0])
 def test_large_scores_do_not_overflow(scale: float) -> None:
     attention = workload("attention")
@@ -114,6 +118,7 @@ def test_what_overflows_an_expert_is_dropped(variant: str) -> None:
     assert (expected[16:] != 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 7, 9])
 def test_the_associative_scan_at_any_length(length: int) -> None:
     ssm, generator = workload("ssm"), np.random.default_rng(0)
@@ -128,6 +133,7 @@ def trained(*defects: str, steps: int = 2) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_a_defect_changes_no_number_and_a_seed_gives_the_same_ones(capsys: pytest.CaptureFixture[str]) -> None:
     long = trained(steps=12)
     assert long[-1] < long[0] - 0.1
@@ -145,6 +151,7 @@ def test_a_defect_changes_no_number_and_a_seed_gives_the_same_ones(capsys: pytes
     assert trained("retrace") == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_order_of_an_adapters_products_changes_no_number() -> None:
     from perfscope.workloads.jax.training import train
 
@@ -166,6 +173,7 @@ def test_the_seed_decides_the_weights() -> None:
     assert not all((left == right).all() for left, right in zip(ours, other_seed, strict=True))
 
 
+@pytest.mark.slow
 def test_experts_learn() -> None:
     from perfscope.workloads.jax.training import train
 
@@ -191,6 +199,7 @@ def products_again(policy: str) -> set[str]:
     return {path.rpartition("rematted_computation/")[2] for path in paths if "batch_dims" not in path}
 
 
+@pytest.mark.slow
 def test_what_runs_again() -> None:
     assert products_again("none") == set()
     full, names = products_again("full"), products_again("names")
@@ -200,6 +209,7 @@ def test_what_runs_again() -> None:
     assert "bld,dchk->cbhlk/dot_general" not in products_again("dots")
 
 
+@pytest.mark.slow
 def test_two_programs_side_by_side_show_the_dominated_policy(tmp_path: Path) -> None:
     for policy in POLICIES:
         (tmp_path / f"{policy}.hlo.txt").write_text(compiled(policy).as_text())
@@ -210,6 +220,7 @@ def test_two_programs_side_by_side_show_the_dominated_policy(tmp_path: Path) -> 
     assert (better["none"], better["dots"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_no_policy_changes_a_loss() -> None:
     from perfscope.workloads.jax.training import train
 
@@ -246,6 +257,7 @@ def held_at_the_end(monkeypatch: pytest.MonkeyPatch, *defects: str) -> list[tupl
     return sorted(found.items())
 
 
+@pytest.mark.slow
 def test_a_leak_keeps_the_logits_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     size = workload("attention").SIZES["tiny"]
     logits = (size.batch, size.seq, size.vocab)
@@ -253,6 +265,7 @@ def test_a_leak_keeps_the_logits_of_every_step(monkeypatch: pytest.MonkeyPatch) 
     assert logits not in dict(held_at_the_end(monkeypatch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("defects", "given"), [((), True), (("no-donation",), False)])
 def test_the_state_is_given_to_the_step(defects: tuple[str, ...], given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from perfscope.workloads.jax import training
