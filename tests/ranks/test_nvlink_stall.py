@@ -12,7 +12,7 @@ from perfscope.__main__ import run
 from perfscope.analyzers.devices.topology import Network, Topology
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.contention import has_counters, network_use, nvlink_use
+from perfscope.analyzers.time.link_counters import has_counters, network_use, nvlink_use
 from perfscope.analyzers.ranks.ideal import Placement, across, placement, within
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.time.link_counters import link_counters

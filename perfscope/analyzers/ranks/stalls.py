@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.devices.topology import Topology
-from perfscope.analyzers.ranks.contention import IDLE, LinkUse, has_counters, network_use, nvlink_use
+from perfscope.analyzers.time.link_counters import IDLE, LinkUse, has_counters, network_use, nvlink_use
 from perfscope.analyzers.ranks.ideal import Ideal, Placement, across, placement, within
 from perfscope.analyzers.ranks.job import Member
 from perfscope.analyzers.ranks.lateness import compute_intervals

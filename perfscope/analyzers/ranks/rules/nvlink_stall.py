@@ -49,7 +49,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.ranks.contention import Verdict, has_counters
+from perfscope.analyzers.time.link_counters import Verdict, has_counters
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.sets import comparable
 from perfscope.analyzers.ranks.stalls import Call, of_job, of_rank, stalled
