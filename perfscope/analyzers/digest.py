@@ -22,18 +22,16 @@ from perfscope.analyzers.programs.hot_instructions import (
     hot_instructions,
 )
 from perfscope.analyzers.programs.programs import programs
-from perfscope.analyzers.ranks.devices import device_set
-from perfscope.analyzers.ranks.job import has_ranks
-from perfscope.analyzers.ranks.lateness import OWN_NAMES, compute_intervals
-from perfscope.analyzers.ranks.local import Local, locals_of
-from perfscope.analyzers.ranks.processes import is_process
+from perfscope.analyzers.ranks.devices import device_set, is_process
+from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
+from perfscope.analyzers.ranks.links import link_counters
+from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
 from perfscope.analyzers.readers.hlo.program import holds_programs_only
 from perfscope.analyzers.readers.load import ReadResult, Skipped, Task, read_in_folder, read_task
 from perfscope.analyzers.readers.remote import fetched, fetched_part, is_remote, shown_url
 from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.exposure import exposed_communication
-from perfscope.analyzers.time.link_counters import link_counters
 from perfscope.analyzers.time.spans import input_slices
 from perfscope.analyzers.time.steps import step_windows, steps_work
 from perfscope.analyzers.torch_compile.cost import cache_use

@@ -13,10 +13,18 @@ from perfscope.analyzers.hlo.program import program_labels, programs_apart
 from perfscope.analyzers.registry import load_rule, rule_ids
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
 from perfscope.analyzers.sections.compile import NO_COMPILE, CompileSection, compile_section
-from perfscope.analyzers.sections.estimate import NO_ESTIMATE, EstimateSection, estimate_section
 from perfscope.analyzers.sections.memory import NO_MEMORY, MemorySection, memory_section
-from perfscope.analyzers.sections.plan import NO_PLANS, PlanSection, plan_section
-from perfscope.analyzers.sections.programs import NO_PROGRAMS, ProgramsSection, programs_section
+from perfscope.analyzers.sections.programs import (
+    NO_ESTIMATE,
+    NO_PLANS,
+    NO_PROGRAMS,
+    EstimateSection,
+    PlanSection,
+    ProgramsSection,
+    estimate_section,
+    plan_section,
+    programs_section,
+)
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.steps import step_windows, steps_work
 from perfscope.model import hooks

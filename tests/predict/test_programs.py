@@ -10,8 +10,8 @@ from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH
 from perfscope.analyzers.predict import Estimate, estimate
 from perfscope.analyzers.predict.simulate import PRIORITY, Played, Task, play
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.sections import estimate as section_module
-from perfscope.analyzers.sections.estimate import NO_ESTIMATE, estimate_section
+from perfscope.analyzers.sections import programs as section_module
+from perfscope.analyzers.sections.programs import NO_ESTIMATE, estimate_section
 from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram, CompiledTarget, dump
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace

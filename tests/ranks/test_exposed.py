@@ -15,19 +15,10 @@ from hypothesis import strategies as st
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.hlo.parse.text import module_of
-from perfscope.analyzers.ranks.clocks import align
-from perfscope.analyzers.ranks.devices import device_set
-from perfscope.analyzers.ranks.exposed import (
-    Share,
-    Wait,
-    device_clocks,
-    shares_of,
-    summed,
-    waits_of,
-    waits_of_processes,
-)
-from perfscope.analyzers.ranks.processes import process_sets
+from perfscope.analyzers.ranks.devices import device_set, process_sets
+from perfscope.analyzers.ranks.matching import align
 from perfscope.analyzers.ranks.sets import rank_sets
+from perfscope.analyzers.ranks.waits import Share, Wait, device_clocks, shares_of, summed, waits_of, waits_of_processes
 from perfscope.analyzers.readers.load import load_one, load_path
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.finding import Finding

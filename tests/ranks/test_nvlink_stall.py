@@ -12,10 +12,17 @@ from perfscope.__main__ import run
 from perfscope.analyzers.devices.topology import Network, Topology
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.time.link_counters import has_counters, network_use, nvlink_use
-from perfscope.analyzers.ranks.ideal import Placement, across, placement, within
+from perfscope.analyzers.ranks.links import (
+    Placement,
+    across,
+    has_counters,
+    link_counters,
+    network_use,
+    nvlink_use,
+    placement,
+    within,
+)
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.time.link_counters import link_counters
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder

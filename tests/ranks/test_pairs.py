@@ -16,9 +16,8 @@ from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.clocks import Clocks
-from perfscope.analyzers.ranks.local import locals_of
-from perfscope.analyzers.ranks.pairs import kinds_of, pair
+from perfscope.analyzers.ranks.job import locals_of
+from perfscope.analyzers.ranks.matching import Clocks, kinds_of, pair
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.readers.kineto.messages import peer_in_group
 from perfscope.analyzers.readers.load import load, load_one

@@ -12,7 +12,7 @@ import pytest
 
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.local import locals_of
+from perfscope.analyzers.ranks.job import locals_of
 from perfscope.analyzers.ranks.pipeline import bubble_share
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.run.peers import CARRIED

@@ -14,7 +14,7 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.hlo.parse.text import module_of
-from perfscope.analyzers.ranks.processes import RANK_NOTE, comparable_processes, is_process, process_sets
+from perfscope.analyzers.ranks.devices import RANK_NOTE, comparable_processes, is_process, process_sets
 from perfscope.analyzers.readers.load import load_path
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives_section
 from perfscope.model.finding import AbstainError, Finding

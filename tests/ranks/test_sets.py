@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.clocks import align
 from perfscope.analyzers.ranks.job import jobs_of
-from perfscope.analyzers.ranks.matching import match
-from perfscope.analyzers.ranks.sets import comparable, rank_sets
-from perfscope.analyzers.ranks.table import table_of
+from perfscope.analyzers.ranks.matching import align, match
+from perfscope.analyzers.ranks.sets import comparable, rank_sets, table_of
 from perfscope.analyzers.readers.load import load, load_path
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives_section
 from perfscope.model.collectives import algorithm_of, bus_factor, element_size, operation_of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import analyze, judge
-from perfscope.analyzers.ranks.lateness import lateness_of
 from perfscope.analyzers.ranks.sets import rank_sets
+from perfscope.analyzers.ranks.waits import lateness_of
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.registry import load_rule

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.ranks.local import locals_of
+from perfscope.analyzers.ranks.job import locals_of
 from perfscope.analyzers.readers import file_bytes
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.kineto import decode, document, workers

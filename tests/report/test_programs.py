@@ -13,8 +13,7 @@ from jsonschema import Draft202012Validator
 from perfscope.analyzers.engine import Analysis, TimedWindow, analyze
 from perfscope.analyzers.predict import Range
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.sections.plan import plan_section
-from perfscope.analyzers.sections.programs import ProgramsSection
+from perfscope.analyzers.sections.programs import ProgramsSection, plan_section
 from perfscope.dashboards.report import html_report, json_report, markdown, text
 from perfscope.dashboards.report.html_page import page
 from perfscope.dashboards.report.sections.estimate import of_step, range_text

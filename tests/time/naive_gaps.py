@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from perfscope.analyzers.time.blocking_calls import blocking_calls
+from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.model.trace import CallKind, Trace
 
 SLACK = 2_000

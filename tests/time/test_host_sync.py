@@ -7,7 +7,7 @@ import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
-from perfscope.analyzers.time.blocking_calls import base_name, blocking_calls, blocks_by_name, profiler_syncs
+from perfscope.analyzers.time.calls import base_name, blocking_calls, blocks_by_name, profiler_syncs
 from perfscope.analyzers.time.rules import host_sync
 from perfscope.model.finding import AbstainError, Outcome
 from perfscope.model.jax_log import HostRead

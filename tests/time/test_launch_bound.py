@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
-from perfscope.analyzers.time.launches import launch_delays
+from perfscope.analyzers.time.calls import launch_delays
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import CallKind
 from tests.build import EVERYTHING, TraceBuilder

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
-from perfscope.analyzers.time.launches import RAMP_NS, short_pairs
+from perfscope.analyzers.time.calls import RAMP_NS, short_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog
 from perfscope.model.finding import Outcome
 from tests.build import EVERYTHING, TraceBuilder

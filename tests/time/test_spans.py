@@ -4,8 +4,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.time.op_time import op_times, self_time_by_name
-from perfscope.analyzers.time.spans import covering_slices, lineage, nearest_ancestor, subtree_ends, time_of, work_time
+from perfscope.analyzers.time.spans import (
+    covering_slices,
+    lineage,
+    nearest_ancestor,
+    op_times,
+    self_time_by_name,
+    subtree_ends,
+    time_of,
+    work_time,
+)
 from perfscope.model.trace import MISSING, SliceKind
 from tests.build import TraceBuilder
 

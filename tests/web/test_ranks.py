@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.ranks.sets import rank_sets
-from perfscope.analyzers.ranks.table import table_of
+from perfscope.analyzers.ranks.sets import rank_sets, table_of
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.web.views import _heat
 from tests.build import TraceBuilder

@@ -12,7 +12,7 @@ import numpy as np
 from perfscope.analyzers.memory.avoidable import Avoidable
 from perfscope.analyzers.memory.categories import memory_phases
 from perfscope.analyzers.memory.phases import NEVER
-from perfscope.analyzers.time.alignment import graph_op
+from perfscope.analyzers.time.sites import graph_op
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryPhase, MemoryTimeline
 from perfscope.model.op_graph import OpGraph

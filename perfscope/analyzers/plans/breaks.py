@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from perfscope.analyzers.torch_compile.frames import (
-    plain_function,
-    user_place,
-)
+from perfscope.analyzers.torch_compile.frames import plain_function, user_place
 from perfscope.model.compile_log import CodeLine, GraphBreak
 from perfscope.model.torch_plan import LoadedPlan
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.ranks.job import Member
-from perfscope.analyzers.ranks.lateness import compute_intervals
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
+from perfscope.analyzers.ranks.waits import compute_intervals
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING

@@ -12,12 +12,14 @@ Groups that are not recorded are told by stream: NCCL runs each group of a rank 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.ranks.job import Job
-from perfscope.analyzers.ranks.local import Local
+import numpy as np
+
+from perfscope.analyzers.ranks.job import Job, Local
 from perfscope.model.collectives import POINT_TO_POINT
+from perfscope.model.trace import MISSING
 
 MOST_SHIFT = 16
 """Collectives that one capture caught and another did not: a step's worth of bookkeeping, not a step."""
@@ -79,7 +81,7 @@ class Matching:
     disagreeing: int
     """Collectives whose operation or size is not that of the others at the same place."""
     point_to_point: int
-    """Sends and receives: `pairs.py` puts those together."""
+    """Sends and receives: ``pair`` puts those together."""
     notes: tuple[str, ...]
 
 
@@ -210,3 +212,342 @@ def _same(one: Local, other: Local) -> bool:
         return {one.operation, other.operation} == {"send_recv", "all_to_all"}
     sizes = (one.message_bytes(2), other.message_bytes(2))
     return one.operation not in SAME or None in sizes or sizes[0] == sizes[1]
+
+
+# The clocks of a job's ranks put on one: by the ends of collectives, which all ranks leave together.
+#
+# A ring or tree ends on all its ranks within microseconds, however late one of them came. The offset of a rank is the
+# median of (its end - the reference's end) over the collectives they share; ranks that share none with the reference
+# are reached over others. What remains around the median is the uncertainty: no difference between ranks below it
+# means anything, and an offset that is smaller than it is taken as none (clocks of one host agree).
+
+
+COMMON_END = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+"""Operations that no rank can leave before all have sent everything; an all-to-all it leaves when it has received."""
+
+MIN_SHARED = 3
+"""Collectives with a common end; with fewer, all collectives are used."""
+
+QUANTILE = 0.9
+"""Of the distances from the median end: one in ten may lie further out (an interrupted host, a late kernel record)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """What to subtract from a rank's times, and how far that may be off."""
+
+    offset_ns: dict[int, int]
+    """By rank; the reference rank's is 0."""
+    uncertainty_ns: dict[int, int]
+    """By rank."""
+    reference: int
+    unreached: tuple[int, ...]
+    """Ranks that share no collective with any other: their clocks are not known."""
+
+    @property
+    def worst_ns(self) -> int:
+        """The largest uncertainty of a rank."""
+        return max(self.uncertainty_ns.values(), default=0)
+
+    @property
+    def largest_offset_ns(self) -> int:
+        """The largest distance between two ranks' clocks."""
+        return max(self.offset_ns.values(), default=0) - min(self.offset_ns.values(), default=0)
+
+
+def align(matched: Sequence[Matched], ranks: Sequence[int]) -> Clocks:
+    """The clocks of ``ranks``, the lowest of which is the reference. There is at least one."""
+    common = [one for one in matched if one.operation in COMMON_END]
+    used = common if len(common) >= MIN_SHARED else list(matched)
+    ends: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for one in used:
+        held = sorted(one.sides)
+        for first in held[:1]:
+            for other in held[1:]:
+                ends[first, other].append(one.sides[other].end_ns - one.sides[first].end_ns)
+    measured = _reached(ends, ranks)
+    uncertainty = _uncertainty(used, measured)
+    offsets = {rank: value if abs(value) > uncertainty.get(rank, 0) else 0 for rank, value in measured.items()}
+    unreached = tuple(rank for rank in ranks if rank not in measured)
+    return Clocks(offset_ns=offsets, uncertainty_ns=uncertainty, reference=min(ranks), unreached=unreached)
+
+
+def _reached(ends: dict[tuple[int, int], list[int]], ranks: Sequence[int]) -> dict[int, int]:
+    """Offset by rank, each over the link with most collectives to a rank that is known already."""
+    links: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for (first, other), found in ends.items():
+        offset = int(np.median(found))
+        links[first].append((len(found), other, offset))
+        links[other].append((len(found), first, -offset))
+    known = {min(ranks): 0}
+    while True:
+        ways = [
+            (count, -other, known[rank] + offset)
+            for rank in known
+            for count, other, offset in links[rank]
+            if other not in known
+        ]
+        if not ways:
+            return known
+        _, other, offset = max(ways)
+        known[-other] = offset
+
+
+def _uncertainty(used: Sequence[Matched], offsets: dict[int, int]) -> dict[int, int]:
+    """By rank: how far its aligned ends lie from the median end, at ``QUANTILE``."""
+    distances: dict[int, list[float]] = defaultdict(list)
+    for one in used:
+        aligned = {rank: side.end_ns - offsets[rank] for rank, side in one.sides.items() if rank in offsets}
+        if len(aligned) < 2:
+            continue
+        first = min(aligned.values())  # epoch times do not fit a float to the nanosecond, differences do
+        middle = float(np.median([end - first for end in aligned.values()]))
+        for rank, end in aligned.items():
+            distances[rank].append(abs(end - first - middle))
+    return {rank: int(np.quantile(found, QUANTILE)) for rank, found in distances.items()}
+
+
+# Sends of one rank put together with the receives of another: who waited for whom, and how fast the message went.
+#
+# The k-th send from one rank to another in a group is the k-th receive of that other one from it; counted, as with
+# collectives, from the first one whose launch is in the trace. Recorded numbers do not help: NCCL counts the sends
+# and
+# receives of a group on each rank for itself, and ranks have different numbers of them. Where the recording names no
+# peer, the group says it if it has two members; otherwise nobody knows, and it is not guessed.
+#
+# Both sides end when the message is over, so the shorter one is the transfer and the rest of the longer one is
+# waiting
+# for the other side. A send whose kernel ended before the receive began (on aligned clocks, by more than they may be
+# off)
+# was taken in by the transport's buffers: nobody waited, and neither duration is that of the message.
+
+
+Channel = tuple[Group, int, int]
+"""Members of the group (none: not recorded), who sends, who receives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One message, seen from both sides. Times are each rank's own."""
+
+    group: Group
+    source: int
+    destination: int
+    send: Local
+    receive: Local
+    ahead: bool
+    """The send was over before the receive began: waits are not known and count as none."""
+
+    @property
+    def core_ns(self) -> int:
+        """The shorter side: whoever comes last waits for nobody."""
+        return min(self.send.duration_ns, self.receive.duration_ns)
+
+    @property
+    def send_wait_ns(self) -> int:
+        """What the sender waited for the receiver."""
+        return 0 if self.ahead else self.send.duration_ns - self.core_ns
+
+    @property
+    def receive_wait_ns(self) -> int:
+        """What the receiver waited for the sender."""
+        return 0 if self.ahead else self.receive.duration_ns - self.core_ns
+
+    @property
+    def message_bytes(self) -> int | None:
+        """Bytes of the message, where recorded on either side."""
+        sent = self.send.message_bytes(2)
+        return self.receive.message_bytes(2) if sent is None else sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairKind:
+    """All messages of one size from one rank to another in a group."""
+
+    group: Group
+    source: int
+    destination: int
+    message_bytes: int | None
+    count: int
+    ahead: int
+    """Messages whose send was over before the receive began: in none of the times here."""
+    core_ns: int
+    """Summed over the messages."""
+    median_core_ns: int
+    send_wait_ns: int
+    """What the sender waited for the receiver, summed."""
+    receive_wait_ns: int
+    bandwidth: float | None
+    """Bytes/s of the median; None where sizes are not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """The messages of a job that have both sides, by the start of their send, and what could not be paired."""
+
+    pairs: tuple[Pair, ...]
+    without_peer: int
+    """Sends and receives that do not say with whom."""
+    alone: int
+    """Those whose other side is not in the recordings."""
+    disagreeing: int
+    """Those whose size, or time, is not that of the other side."""
+
+    @property
+    def unpaired(self) -> int:
+        """Sends and receives that are in no pair."""
+        return self.without_peer + self.alone + self.disagreeing
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know, one sentence each."""
+        counts = (
+            (
+                self.without_peer,
+                "do not say with whom: the recording names no peer, and their group is not recorded or larger than two",
+            ),
+            (self.alone, "have no other side in these recordings"),
+            (self.disagreeing, "differ in size or time from the other side at their place"),
+        )
+        return tuple(f"{count:,} sends and receives {what}" for count, what in counts if count)
+
+
+NO_PAIRS = Pairing(pairs=(), without_peer=0, alone=0, disagreeing=0)
+"""Nothing that was sent to a single rank."""
+
+
+def pair(job: Job, clocks: Clocks) -> Pairing:
+    """The sends and receives of a job's ranks, put together."""
+    sends: dict[Channel, list[Local]] = defaultdict(list)
+    receives: dict[Channel, list[Local]] = defaultdict(list)
+    without_peer = 0
+    for member in job.members:
+        for one in member.collectives:
+            if one.operation not in POINT_TO_POINT:
+                continue
+            peer = peer_of(one, member.rank)
+            if peer is None:
+                without_peer += 1
+            elif one.operation == "send":
+                sends[one.ranks or (), member.rank, peer].append(one)
+            else:
+                receives[one.ranks or (), peer, member.rank].append(one)
+    found: list[Pair] = []
+    alone = disagreeing = 0
+    for channel in sorted(sends.keys() | receives.keys()):
+        group, source, destination = channel
+        sent, received = sends[channel], receives[channel]
+        together = _together(sent, received)
+        alone += len(sent) + len(received) - 2 * len(together)
+        for send, receive in together:
+            gap = _gap(send, receive, source, destination, clocks)
+            if not _same_size(send, receive) or gap == "before":
+                disagreeing += 2
+                continue
+            found.append(
+                Pair(
+                    group=group, source=source, destination=destination, send=send, receive=receive,
+                    ahead=gap == "ahead",
+                )
+            )  # fmt: skip
+    found.sort(key=lambda one: (one.send.start_ns, one.source, one.destination))
+    return Pairing(pairs=tuple(found), without_peer=without_peer, alone=alone, disagreeing=disagreeing)
+
+
+def peer_of(one: Local, rank: int) -> int | None:
+    """The rank on the other side: as recorded, else the other member of a group of two; None where nothing tells."""
+    if one.peer is not None:
+        return one.peer if one.peer != rank else None
+    if one.ranks is None or len(one.ranks) != 2 or rank not in one.ranks:
+        return None
+    return one.ranks[0] if one.ranks[1] == rank else one.ranks[1]
+
+
+def kinds_of(pairing: Pairing) -> tuple[PairKind, ...]:
+    """Messages by who, to whom and size; those with most waiting and transfer first."""
+    held: dict[tuple[Group, int, int, int | None], list[Pair]] = defaultdict(list)
+    for one in pairing.pairs:
+        held[one.group, one.source, one.destination, one.message_bytes].append(one)
+    found = [_kind(*key, pairs) for key, pairs in held.items()]
+    found.sort(key=lambda one: (-(one.core_ns + one.send_wait_ns + one.receive_wait_ns), one.source, one.destination))
+    return tuple(found)
+
+
+def waits_by_kernel(pairing: Pairing) -> Mapping[tuple[int, int], tuple[int, int]]:
+    """(rank, row of its ``kernels``) -> (what it waited there in ns, for which rank)."""
+    return _waits(pairing, lambda side: side.kernel)
+
+
+def waits_by_slice(pairing: Pairing) -> Mapping[tuple[int, int], tuple[int, int]]:
+    """The same for messages on the host: (rank, row of its ``slices``)."""
+    return _waits(pairing, lambda side: side.slice if side.kernel == MISSING else MISSING)
+
+
+def _waits(pairing: Pairing, row_of: Callable[[Local], int]) -> Mapping[tuple[int, int], tuple[int, int]]:
+    found = {}
+    for one in pairing.pairs:
+        found[one.source, row_of(one.send)] = (one.send_wait_ns, one.destination)
+        found[one.destination, row_of(one.receive)] = (one.receive_wait_ns, one.source)
+    return {key: waited for key, waited in found.items() if key[1] != MISSING}
+
+
+def _kind(group: Group, source: int, destination: int, size: int | None, pairs: Sequence[Pair]) -> PairKind:
+    timed = [one for one in pairs if not one.ahead]
+    core = int(np.median([one.core_ns for one in timed])) if timed else 0
+    return PairKind(
+        group=group,
+        source=source,
+        destination=destination,
+        message_bytes=size,
+        count=len(pairs),
+        ahead=len(pairs) - len(timed),
+        core_ns=sum(one.core_ns for one in timed),
+        median_core_ns=core,
+        send_wait_ns=sum(one.send_wait_ns for one in timed),
+        receive_wait_ns=sum(one.receive_wait_ns for one in timed),
+        bandwidth=size / core * 1e9 if size and core else None,
+    )
+
+
+def _together(sent: Sequence[Local], received: Sequence[Local]) -> list[tuple[Local, Local]]:
+    """The k-th of each, moved along by up to ``MOST_SHIFT`` only where more sizes agree then."""
+    first_sent, first_received = _first_launched(sent), _first_launched(received)
+    place = {at - first_received: one for at, one in enumerate(received)}
+
+    def at_shift(shift: int) -> list[tuple[Local, Local]]:
+        return [
+            (one, other)
+            for at, one in enumerate(sent)
+            if (other := place.get(at - first_sent + shift)) is not None
+        ]  # fmt: skip
+
+    def agreeing(shift: int) -> tuple[int, int]:
+        return sum(_same_size(one, other) for one, other in at_shift(shift)), -abs(shift)
+
+    unmoved = at_shift(0)
+    if all(_same_size(one, other) for one, other in unmoved):
+        return unmoved
+    return at_shift(max(range(-MOST_SHIFT, MOST_SHIFT + 1), key=agreeing))
+
+
+def _first_launched(found: Sequence[Local]) -> int:
+    return next((at for at, one in enumerate(found) if one.launched), 0)
+
+
+def _same_size(one: Local, other: Local) -> bool:
+    sizes = (one.message_bytes(2), other.message_bytes(2))
+    return None in sizes or sizes[0] == sizes[1]
+
+
+def _gap(send: Local, receive: Local, source: int, destination: int, clocks: Clocks) -> str | None:
+    """``ahead``: sent before it was received; ``before``: received before it was sent, which cannot be one message.
+
+    None: at the same time, or the clocks of the two are not known.
+    """
+    if clocks.unreached and (source in clocks.unreached or destination in clocks.unreached):
+        return None
+    doubt = clocks.uncertainty_ns.get(source, 0) + clocks.uncertainty_ns.get(destination, 0)
+    sent, received = clocks.offset_ns.get(source, 0), clocks.offset_ns.get(destination, 0)
+    if send.end_ns - sent + doubt < receive.start_ns - received:
+        return "ahead"
+    return "before" if receive.end_ns - received + doubt < send.start_ns - sent else None

@@ -1,7 +1,7 @@
 """Pipelines of a job: ranks that send to and receive from each other, and what each stage waits for its neighbours.
 
 A receive (or a send whose other side is not there yet) is a kernel that waits on the device. Where both sides of a
-message are known (`pairs.py`), the shorter one is the transfer and the rest of the other one is waiting for that rank.
+message are known (``matching.pair``), the shorter one is the transfer and the rest of the other one is waiting for that rank.
 Otherwise the shortest kernel of its operation and size in the pipeline is the transfer. What a stage's kernels take
 beyond that, as far as the device computes nothing meanwhile, is waiting. No common clock is needed for it.
 
@@ -18,13 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.ranks.groups import named_axis
-from perfscope.analyzers.ranks.job import Member
-from perfscope.analyzers.ranks.lateness import OpsOf
-from perfscope.analyzers.ranks.local import Local
-from perfscope.analyzers.ranks.matching import Group
-from perfscope.analyzers.ranks.pairs import waits_by_kernel, waits_by_slice
-from perfscope.analyzers.ranks.sets import RankSet
+from perfscope.analyzers.ranks.job import Local, Member
+from perfscope.analyzers.ranks.matching import Group, waits_by_kernel, waits_by_slice
+from perfscope.analyzers.ranks.sets import RankSet, named_axis
+from perfscope.analyzers.ranks.waits import OpsOf
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.steps import step_windows

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.ranks.clocks import Clocks
-from perfscope.analyzers.ranks.devices import DeviceSet, device_set
-from perfscope.analyzers.ranks.groups import RankGroup
+from perfscope.analyzers.ranks.devices import DeviceSet, device_set, process_sets
 from perfscope.analyzers.ranks.job import has_ranks
-from perfscope.analyzers.ranks.pairs import PairKind, kinds_of
-from perfscope.analyzers.ranks.processes import process_sets
-from perfscope.analyzers.ranks.sets import RankSet, rank_sets
-from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal, table_of
+from perfscope.analyzers.ranks.matching import Clocks, PairKind, kinds_of
+from perfscope.analyzers.ranks.sets import CollectiveKind, RankGroup, RankSet, RankTotal, rank_sets, table_of
 from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
+from perfscope.analyzers.devices import find_device
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.program import program_labels
+from perfscope.analyzers.ops.rules.unfused_ops.plan import pairs_apart
+from perfscope.analyzers.plans.breaks import planned_breaks
+from perfscope.analyzers.plans.exchanges import ExchangeSummary, exchange_summary
+from perfscope.analyzers.plans.time import GraphWork, PlanWork, Work, plan_works
+from perfscope.analyzers.predict import Estimate, estimate
+from perfscope.analyzers.predict.calibrate import Calibration, bounded, calibrate
+from perfscope.analyzers.predict.model import LineTime
+from perfscope.analyzers.predict.program import StepOfSeveral, calls_seen, step_of
+from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.programs.hot_instructions import HotSpots, hot_instructions
 from perfscope.analyzers.programs.programs import Program, programs
+from perfscope.model.errors import DataError
+from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals, Registers, fits, memory_as_run, totals
 from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
@@ -77,3 +92,412 @@ def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
         spots_left=spots_left + max(0, len(spots) - MOST_SPOTS),
         problems=tuple(problems),
     )
+
+
+# The modelled time of programs compiled for a target, as one bounded section of an analysis.
+#
+# A recording of the same program on the same device, where one stands beside it in the analysis, is held against the
+# model. What breaks in it breaks nothing else.
+
+
+MOST_MODELLED = 8
+"""Programs of a section, those with most time: a training script has two or three that matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramTime:
+    """One program on the target; its rows and lines are the largest."""
+
+    label: str
+    estimate: Estimate
+    lines: tuple[LineTime, ...]
+    lines_left: int
+    rows_left: int
+    launched: int
+    """Instructions that are launched, those left out included."""
+    calls: int | None
+    """Seen while the program was watched; None: not known."""
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateSection:
+    """Programs compiled for a target and their modelled time, the most first; bounded, what is left out is counted."""
+
+    programs: tuple[ProgramTime, ...] = ()
+    programs_left: int = 0
+    step: StepOfSeveral | None = None
+    """Of several programs, where the calls that were seen tell."""
+    problems: tuple[str, ...] = ()
+    """Why the time of a program is not in here."""
+
+
+NO_ESTIMATE = EstimateSection()
+
+
+def estimate_section(traces: Sequence[Trace]) -> EstimateSection:
+    """The section of all traces that were compiled for a target; those without one have no part in it."""
+    programs: list[ProgramTime] = []
+    problems: list[str] = []
+    steps: list[StepOfSeveral] = []
+    for trace in traces:
+        if trace.target is None:
+            continue
+        recorded = [other for other in traces if other is not trace and _ran_on(other, trace.target.device.name)]
+        found, step = _of_trace(trace, recorded, problems)
+        programs += found
+        if step is not None:
+            steps.append(step)
+    programs.sort(key=lambda one: -one.estimate.step_ns.middle * (one.calls or 1))
+    return EstimateSection(
+        programs=tuple(programs[:MOST_MODELLED]),
+        programs_left=max(0, len(programs) - MOST_MODELLED),
+        step=steps[0] if len(steps) == 1 else None,
+        problems=tuple(problems),
+    )
+
+
+def _ran_on(trace: Trace, device: str) -> bool:
+    """Whether a trace is a recording of programs on a device of that name."""
+    if not len(trace.rows["hlo_ops"]):
+        return False
+    names = {trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""}
+    found = [find_device(name) for name in names]
+    return bool(found) and all(one is not None and one.name == device for one in found)
+
+
+def _of_trace(
+    trace: Trace, recorded: Sequence[Trace], problems: list[str]
+) -> tuple[list[ProgramTime], StepOfSeveral | None]:
+    programs, whole, counts = [], [], []
+    calls, labels = calls_seen(trace), program_labels(trace.hlo)
+    for index, module in enumerate(trace.hlo):
+        if not module.is_scheduled:
+            continue
+        try:
+            modelled = _modelled(trace, index, module)
+            calibration = _calibrated(modelled, module, recorded, problems)
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        except Exception as error:  # as with a rule: what breaks here must not cost the findings
+            _log.warning("modelled time of %s", module.name, exc_info=True)
+            problems.append(f"the time of {labels[index]} could not be modelled: {type(error).__name__}: {error}")
+            continue
+        programs.append(_bounded(labels[index], modelled, calls.get(index), calibration))
+        whole.append(modelled)
+        counts.append(calls.get(index))
+    known = [count for count in counts if count is not None]
+    step = step_of(whole, known) if len(known) == len(whole) > 1 else None
+    return programs, step
+
+
+def _modelled(trace: Trace, index: int, module: HloModule) -> Estimate:
+    assert trace.target is not None
+    return estimate(module, trace.target, cost=trace.fact(hlo_costs)[index])
+
+
+def _calibrated(
+    modelled: Estimate, module: HloModule, recorded: Sequence[Trace], problems: list[str]
+) -> Calibration | None:
+    for other in recorded:
+        try:
+            found = calibrate(modelled, module, other)
+        except Exception as error:  # the model stands without it
+            _log.warning("calibration of %s", module.name, exc_info=True)
+            problems.append(
+                f"{module.name} could not be held against {other.source.path}: {type(error).__name__}: {error}"
+            )
+            continue
+        if found is not None:
+            return bounded(found, MOST_ROWS)
+    return None
+
+
+def _bounded(label: str, modelled: Estimate, calls: int | None, calibration: Calibration | None) -> ProgramTime:
+    lines = modelled.lines()
+    kept = replace(modelled, rows=modelled.rows[:MOST_ROWS])
+    return ProgramTime(
+        label=label,
+        estimate=kept,
+        lines=lines[:MOST_ROWS],
+        lines_left=max(0, len(lines) - MOST_ROWS),
+        rows_left=max(0, len(modelled.rows) - MOST_ROWS),
+        launched=len(modelled.rows),
+        calls=calls,
+        calibration=calibration,
+    )
+
+
+# Plans of PyTorch programs as one bounded section of an analysis; what breaks in it breaks nothing else.
+#
+# Counts and bytes are exact properties of a plan; every time in it is modelled for the target, as a range.
+
+
+MOST_GRAPHS = 20
+MOST_KERNELS = 20
+"""Of all graphs: those with most bytes a step first."""
+MOST_PAIRS = 20
+MOST_LINES = 20
+"""Breaks, recompilations, made-up values."""
+MOST_OPS = 12
+MOST_PLACES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRow:
+    """One planned graph, one run of it."""
+
+    compile_id: str
+    direction: str
+    function: str | None
+    place: PlanLine | None
+    calls: int
+    nodes: int
+    kernels: int
+    triton: int
+    bytes: int
+    flops: int
+    saved_bytes: int
+    dynamic: bool
+    refusals: int
+    device_ns: Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """One planned kernel, a run of it; ``calls``: runs a step, over layers that are alike."""
+
+    name: str
+    kind: str
+    compile_id: str
+    direction: str
+    calls: int
+    members: int
+    ops: tuple[str, ...]
+    places: tuple[PlanLine, ...]
+    read_bytes: int
+    written_bytes: int
+    reread_bytes: int
+    flops: int | None
+    dtype: str | None
+    shape: str | None
+    device_ns: Range
+    not_covered: str | None
+    registers: Registers | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApartRow:
+    """Two kernels that inductor left apart, with a value between them."""
+
+    first: str
+    second: str
+    direction: str
+    reason: str
+    shared_bytes: int
+    place: PlanLine | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakRow:
+    """A line that ends graphs."""
+
+    file: str | None
+    line: int | None
+    functions: tuple[str, ...]
+    reason: str
+    eager: bool
+    """The whole frame runs in eager mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """One plan."""
+
+    name: str
+    target: str
+    compiled_by: str
+    versions: dict[str, str]
+    totals: PlanTotals
+    inside: Work
+    outside: Work | None
+    compiled: Work | None
+    eager: Work | None
+    memory: PlanMemory | None
+    """Peaks of the eager and of the planned step; ``None``: a plan of an earlier perfscope."""
+    memory_bytes: int | None
+    """Of one device of the target."""
+    fits: bool | None
+    """Whether the step as the program runs it does; ``None``: not known."""
+    exchanges: ExchangeSummary | None
+    """Of a job of several processes; ``None``: of one."""
+    graphs: tuple[GraphRow, ...]
+    kernels: tuple[KernelRow, ...]
+    apart: tuple[ApartRow, ...]
+    breaks: tuple[BreakRow, ...]
+    recompiles: tuple[tuple[str, str], ...]
+    """(function, reason)."""
+    made_up: tuple[tuple[str, str, str, int], ...]
+    """(what was read, where, what was answered, times)."""
+    not_covered: tuple[str, ...]
+    notes: tuple[str, ...]
+    stopped: str
+    complete: bool
+    failure: str | None
+    fingerprint: str
+    left: dict[str, int] = field(default_factory=dict)
+    """Rows beyond the limits, by list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSection:
+    """All plans of an analysis."""
+
+    plans: tuple[PlanSummary, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Why a plan is not in here."""
+
+
+NO_PLANS = PlanSection()
+
+
+def plan_section(traces: Sequence[Trace]) -> PlanSection:
+    """The plans of all traces; one that breaks is named in ``problems``."""
+    found: list[PlanSummary] = []
+    problems: list[str] = []
+    for trace in traces:
+        if not trace.torch_plans:
+            continue
+        try:
+            if trace.target is None:
+                problems.append("the plan names no target that is known here: nothing of it is priced")
+            found.extend(_summary(work, trace) for work in trace.fact(plan_works))
+        except Exception as error:  # as with a rule: what breaks here must not cost the findings
+            _log.warning("plans of %s", trace.source.path, exc_info=True)
+            problems.append(f"the plan could not be summed up: {type(error).__name__}: {error}")
+    return PlanSection(plans=tuple(found), problems=tuple(problems)) if found or problems else NO_PLANS
+
+
+def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
+    plan, target = work.held.plan, trace.target
+    step, capacity = memory_as_run(plan), None if target is None else target.memory_bytes
+    kernels = sorted(_merged(_kernels(work)), key=lambda row: -row.calls * (row.read_bytes + row.written_bytes))
+    apart = sorted(_apart(work), key=lambda row: -row.shared_bytes)
+    broken = [
+        BreakRow(
+            file=one.place.file if one.place else None,
+            line=one.place.line if one.place else None,
+            functions=one.functions,
+            reason=one.breaks[0].reason,
+            eager=all(found.skipped_frame for found in one.breaks),
+        )
+        for one in planned_breaks(work.held)
+    ]
+    again = tuple((one.function or "a frame", reason) for one in plan.recompiles for reason in one.reasons[:1])
+    made_up = tuple(
+        (one.what, "-" if one.place is None else f"{one.place.file}:{one.place.line}", one.answer, one.times)
+        for one in plan.made_up
+    )
+    lists: dict[str, tuple[int, int]] = {
+        "graphs": (len(work.graphs), MOST_GRAPHS),
+        "kernels": (len(kernels), MOST_KERNELS),
+        "apart": (len(apart), MOST_PAIRS),
+        "breaks": (len(broken), MOST_LINES),
+        "recompiles": (len(again), MOST_LINES),
+        "made_up": (len(made_up), MOST_LINES),
+    }
+    return PlanSummary(
+        name=plan.name,
+        target="" if target is None else target.shown,
+        compiled_by=plan.compiled_by,
+        versions=dict(plan.versions),
+        totals=totals(plan),
+        inside=work.inside,
+        outside=work.outside,
+        compiled=work.compiled,
+        eager=work.eager,
+        memory=plan.memory,
+        memory_bytes=capacity,
+        fits=None if step is None else fits(step, capacity),
+        exchanges=exchange_summary(work),
+        graphs=tuple(map(_graph, work.graphs[:MOST_GRAPHS])),
+        kernels=tuple(kernels[:MOST_KERNELS]),
+        apart=tuple(apart[:MOST_PAIRS]),
+        breaks=tuple(broken[:MOST_LINES]),
+        recompiles=again[:MOST_LINES],
+        made_up=made_up[:MOST_LINES],
+        not_covered=plan.not_covered[:MOST_LINES],
+        notes=plan.notes[:MOST_LINES],
+        stopped=plan.stopped,
+        complete=plan.complete,
+        failure=plan.failure,
+        fingerprint=plan.fingerprint,
+        left={name: count - most for name, (count, most) in lists.items() if count > most},
+    )
+
+
+def _graph(one: GraphWork) -> GraphRow:
+    graph = one.graph
+    return GraphRow(
+        compile_id=graph.compile_id,
+        direction=graph.direction,
+        function=graph.function,
+        place=graph.place,
+        calls=graph.calls,
+        nodes=graph.nodes,
+        kernels=len(graph.kernels),
+        triton=sum(kernel.name.startswith("triton_") for kernel in graph.kernels),
+        bytes=one.once.bytes,
+        flops=one.once.flops,
+        saved_bytes=graph.saved_bytes,
+        dynamic=graph.dynamic,
+        refusals=len(graph.refusals) + graph.refusals_left,
+        device_ns=one.once.device,
+    )
+
+
+def _kernels(work: PlanWork) -> Iterator[KernelRow]:
+    for one in work.graphs:
+        for kernel, took in zip(one.graph.kernels, one.kernels, strict=True):
+            yield KernelRow(
+                name=kernel.name,
+                kind=kernel.kind,
+                compile_id=one.graph.compile_id,
+                direction=one.graph.direction,
+                calls=one.graph.calls,
+                members=len(kernel.members),
+                ops=kernel.ops[:MOST_OPS],
+                places=kernel.places[:MOST_PLACES],
+                read_bytes=kernel.read_bytes,
+                written_bytes=kernel.written_bytes,
+                reread_bytes=kernel.reread_bytes,
+                flops=kernel.flops,
+                dtype=kernel.dtype,
+                shape=kernel.shape,
+                device_ns=took,
+                not_covered=kernel.not_covered,
+                registers=kernel.registers,
+            )
+
+
+def _merged(rows: Iterable[KernelRow]) -> list[KernelRow]:
+    """One row for launches of the same kernel on as many bytes: layers that are alike share one."""
+    found: dict[tuple[object, ...], KernelRow] = {}
+    for row in rows:
+        key = (row.name, row.compile_id, row.direction, row.read_bytes, row.written_bytes, row.shape, row.places[:1])
+        before = found.get(key)
+        found[key] = row if before is None else replace(before, calls=before.calls + row.calls)
+    return list(found.values())
+
+
+def _apart(work: PlanWork) -> Iterator[ApartRow]:
+    for one in pairs_apart(work):
+        yield ApartRow(
+            first=one.first.name,
+            second=one.second.name,
+            direction=one.graph.direction,
+            reason=one.refusal.reason,
+            shared_bytes=one.refusal.shared_bytes or 0,
+            place=next(iter((*one.second.places, *one.first.places)), None),
+        )

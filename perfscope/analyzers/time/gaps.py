@@ -28,7 +28,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time.blocking_calls import blocking_calls
+from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.device_time import device_busy
 from perfscope.analyzers.time.spans import allocator_spans, compile_lookup_spans, covering_slices, input_spans
 from perfscope.model.intervals import Int64, Intervals, covered, merge

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfscope.analyzers.time.blocking_calls import blocking_calls
+from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.compiled_regions import Window, compiled_rows
 from perfscope.analyzers.time.device_time import device_busy
 from perfscope.analyzers.time.spans import nearest_ancestor, time_of

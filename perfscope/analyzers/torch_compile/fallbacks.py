@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.time.alignment import detail_row
 from perfscope.analyzers.time.compiled_regions import REGION, Window
+from perfscope.analyzers.time.sites import detail_row
 from perfscope.analyzers.time.spans import lineage, nearest_ancestor
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.analyzers.torch_compile.frames import CompiledFrame, compiled_frames, hit_limit, user_place

@@ -23,16 +23,7 @@ from perfscope.dashboards.export.files import whole_folder
 from perfscope.dashboards.export.scene import Scene
 from perfscope.dashboards.export.texts import Texts
 from perfscope.dashboards.export.tracks import Tracks
-from perfscope.dashboards.export.wire import (
-    Piece,
-    bytes_field,
-    nested,
-    number_field,
-    records,
-    tag,
-    text_field,
-    varints,
-)
+from perfscope.dashboards.export.wire import Piece, bytes_field, nested, number_field, records, tag, text_field, varints
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import Array

@@ -12,7 +12,7 @@ from perfscope.analyzers.compare.runs.keys import instruction_keys
 from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside
 from perfscope.analyzers.memory.trace_memories import trace_memories
 from perfscope.analyzers.plans.graph_cost import step_bytes
-from perfscope.analyzers.time.blocking_calls import blocking_calls
+from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import nearest_ancestor
 from perfscope.analyzers.torch_compile.summary import compile_summary

@@ -20,7 +20,7 @@ How it is found:
     Ranks are held to lie in nodes of eight (0-7, 8-15, ...): hosts are not read from traces. `--topology` says
     otherwise, may name other links, and may name the network between nodes. With a network, groups that span nodes are
     held to the slower of two stages: what a node has to send over the network cards of its ranks in the group, and what
-    a device has to send inside the node (`perfscope/analyzers/ranks/ideal.py`). Without one they are not judged.
+    a device has to send inside the node (`perfscope/analyzers/ranks/links.py`). Without one they are not judged.
 
     Where counters of the links were recorded (Nsight Systems, `--gpu-metrics-devices=all`; `--nic-metrics` for the
     network), the finding says how full the links were while the collective itself ran: saturated (80% of their peak in
@@ -49,10 +49,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.time.link_counters import Verdict, has_counters
 from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.links import Call, Verdict, has_counters, of_job, of_rank, stalled
 from perfscope.analyzers.ranks.sets import comparable
-from perfscope.analyzers.ranks.stalls import Call, of_job, of_rank, stalled
 from perfscope.analyzers.time.spans import spans_of_ranks
 from perfscope.analyzers.time.steps import per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of

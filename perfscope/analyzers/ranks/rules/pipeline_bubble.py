@@ -36,8 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfscope.analyzers.ranks.job import MIXED, has_ranks
-from perfscope.analyzers.ranks.local import locals_of
+from perfscope.analyzers.ranks.job import MIXED, has_ranks, locals_of
 from perfscope.analyzers.ranks.pipeline import Pipeline, Stage, between_two, bubble_share, pipelines_of
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.time.spans import spans_of_ranks

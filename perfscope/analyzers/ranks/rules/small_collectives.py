@@ -31,8 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perfscope.analyzers.ranks.job import has_ranks
-from perfscope.analyzers.ranks.local import Local, locals_of
+from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans

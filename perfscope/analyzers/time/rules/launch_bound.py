@@ -25,10 +25,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from perfscope.analyzers.time.blocking_calls import largest_by_op, ops_of_calls
+from perfscope.analyzers.time.calls import largest_by_op, launch_delays, ops_of_calls
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
-from perfscope.analyzers.time.launches import launch_delays
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import covering_slices, worst_spans
 from perfscope.analyzers.time.steps import per_step, whole_ns

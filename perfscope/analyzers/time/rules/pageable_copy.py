@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.time.blocking_calls import NO_OP, ops_of_calls
+from perfscope.analyzers.time.calls import NO_OP, ops_of_calls
 from perfscope.analyzers.time.exposure import exposed_copies
 from perfscope.analyzers.time.gaps import GapCause, gaps
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of

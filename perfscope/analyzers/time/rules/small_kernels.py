@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from perfscope.analyzers.time.calls import SHORT_NS, ShortPairs, short_pairs
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
-from perfscope.analyzers.time.launches import SHORT_NS, ShortPairs, short_pairs
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import per_step, whole_ns

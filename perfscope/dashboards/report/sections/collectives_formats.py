@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.analyzers.ranks.pairs import PairKind
-    from perfscope.analyzers.ranks.table import CollectiveKind
+    from perfscope.analyzers.ranks.matching import PairKind
+    from perfscope.analyzers.ranks.sets import CollectiveKind
     from perfscope.analyzers.sections.collectives import CollectivesSection, JobCollectives
     from perfscope.dashboards.report.sections.collectives import CollectivesView, JobView
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.predict import Estimate, Parts, Range, Row, StreamPicture
     from perfscope.analyzers.predict.calibrate import Calibration, GroupError, InstructionError
     from perfscope.analyzers.predict.model import LineTime
-    from perfscope.analyzers.sections.estimate import EstimateSection, ProgramTime
+    from perfscope.analyzers.sections.programs import EstimateSection, ProgramTime
     from perfscope.model.finding import Where
 
 

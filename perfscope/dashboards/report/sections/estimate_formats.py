@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.predict import Estimate, Row, StreamPicture
     from perfscope.analyzers.predict.calibrate import Calibration, InstructionError
-    from perfscope.analyzers.sections.estimate import EstimateSection, ProgramTime
+    from perfscope.analyzers.sections.programs import EstimateSection, ProgramTime
     from perfscope.dashboards.report.sections.estimate import Cells, EstimateView, ProgramView
 
 

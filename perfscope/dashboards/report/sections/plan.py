@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from perfscope.model.torch_plan import (
-    EXCLUDED_FROM_PEAK,
-    StepMemory,
-    by_category,
-    category_label,
-    fits,
-)
+from perfscope.model.torch_plan import EXCLUDED_FROM_PEAK, StepMemory, by_category, category_label, fits
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize, shorten
 
@@ -22,7 +16,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.plans.exchanges import ExchangeSummary, ExchangeTotals
     from perfscope.analyzers.plans.time import Work
     from perfscope.analyzers.predict.spans import Range
-    from perfscope.analyzers.sections.plan import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
+    from perfscope.analyzers.sections.programs import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
     from perfscope.model.torch_plan import PlanLine
 
 

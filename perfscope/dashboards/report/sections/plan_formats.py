@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.analyzers.sections.plan import PlanSection, PlanSummary
+    from perfscope.analyzers.sections.programs import PlanSection, PlanSummary
     from perfscope.dashboards.report.sections.plan import Cells, PlanView
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.sections.plan import PlanSummary
+from perfscope.analyzers.sections.programs import PlanSummary
 from perfscope.dashboards.report.html_findings import card
 from perfscope.dashboards.report.sections.estimate import estimate_view
 from perfscope.dashboards.report.sections.estimate_formats import estimate_card, picture

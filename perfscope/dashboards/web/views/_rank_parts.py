@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.ranks.links import Samples, link_counters
 from perfscope.analyzers.time.device_time import device_busy
-from perfscope.analyzers.time.link_counters import Samples, link_counters
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.intervals import covered
 from perfscope.model.trace import Trace

@@ -10,8 +10,8 @@ import numpy as np
 
 from perfscope.analyzers.compare.runs.keys import work_class
 from perfscope.analyzers.programs.hot_instructions import hot_instructions
-from perfscope.analyzers.time.op_time import op_times
 from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import op_times
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._tables import Head, table
 from perfscope.model.trace import MISSING, Trace

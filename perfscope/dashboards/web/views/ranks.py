@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfscope.analyzers.ranks.devices import DeviceSet, device_set
+from perfscope.analyzers.ranks.devices import DeviceSet, device_set, process_sets
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.matching import Matched
-from perfscope.analyzers.ranks.processes import process_sets
-from perfscope.analyzers.ranks.sets import rank_sets
-from perfscope.analyzers.ranks.table import CollectiveKind, RankTotal, table_of
+from perfscope.analyzers.ranks.sets import CollectiveKind, RankTotal, rank_sets, table_of
 from perfscope.analyzers.sections.collectives import MOST_JOBS
 from perfscope.dashboards.report.sections.collectives import collectives_view, ranks_text
 from perfscope.dashboards.report.sections.collectives_formats import collectives_cards

@@ -42,13 +42,12 @@ import numpy as np
 
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.programs.hot_instructions import communication_instructions, communication_names
-from perfscope.analyzers.ranks.clocks import align
-from perfscope.analyzers.ranks.devices import device_set
-from perfscope.analyzers.ranks.exposed import Wait, device_clocks, shares_of, waits_of, waits_of_processes
-from perfscope.analyzers.ranks.processes import ProcessSet, is_process, process_sets
+from perfscope.analyzers.ranks.devices import ProcessSet, device_set, is_process, process_sets
+from perfscope.analyzers.ranks.matching import align
 from perfscope.analyzers.ranks.rules.exposed_communication.plan import planned_exposure
 from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by_kind, exposed_finding
 from perfscope.analyzers.ranks.sets import RankSet, comparable
+from perfscope.analyzers.ranks.waits import Wait, device_clocks, shares_of, waits_of, waits_of_processes
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.spans import worst_spans

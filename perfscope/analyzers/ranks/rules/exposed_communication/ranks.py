@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from perfscope.analyzers.ranks.exposed import Share, summed
 from perfscope.analyzers.ranks.matching import Group
+from perfscope.analyzers.ranks.waits import Share, summed
 from perfscope.analyzers.time.spans import spans_of_ranks
 from perfscope.model.finding import Cell, Finding, severity_of
 from perfscope.model.units import format_ns, format_share

@@ -40,20 +40,85 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.ops.finding_spans import spans_of_ops
-from perfscope.analyzers.time.alignment import graph_ops_inside
-from perfscope.analyzers.time.blocking_calls import NO_OP, blocking_calls
+from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_within
+from perfscope.analyzers.time.calls import NO_OP, blocking_calls
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.gaps import GapCause, gaps
-from perfscope.analyzers.time.rules.host_sync.jax_reads import read_findings
-from perfscope.analyzers.time.sites import CallSite, call_site, op_of
+from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import per_step, whole_ns
 from perfscope.model.documents.torch_plan import ALL_STEPS
 from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where, severity_of
+from perfscope.model.intervals import union
+from perfscope.model.jax_log import HostRead
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
+
+# Reads of arrays by the host in a JAX run, as findings: what would drain an accelerator's queue, by line.
+
+
+EVERY = 0.5
+"""Of the steps that read anything: a line that reads in fewer of them is an occasional log, not a habit."""
+
+ROWS = 20
+
+_ADVICE = (
+    "Keep the value on the device: return it from the jitted step, sum it there, and read it every N steps, "
+    "after the next step has been dispatched."
+)
+
+
+def read_findings(trace: Trace) -> Iterable[Finding]:
+    """One structural finding a line that reads an array in at least half of the steps with reads.
+
+    How long the host waited is measured; what an accelerator would have stood still is not known, so
+    there is no cost. Reads between steps, before the first one and on other threads are left out.
+    """
+    lines: dict[tuple[str | None, int | None], list[HostRead]] = defaultdict(list)
+    steps: set[int] = set()
+    for read in trace.host_reads:
+        if read.main_thread and read.step is not None:
+            lines[(read.file, read.line)].append(read)
+            steps.add(read.step)
+    for (file, line), reads in lines.items():
+        seen = {read.step for read in reads}
+        if len(seen) < EVERY * len(steps):
+            continue
+        yield _finding(trace, Where(file=file, line=line), reads, len(seen))
+
+
+def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> Finding:
+    calls = sorted({read.call for read in reads})
+    named = " / ".join(f"`{call}`" for call in calls)
+    stalls = [read for read in reads if read.ready is False]
+    waited = sum(read.duration_ns for read in reads) // steps
+    begins = np.array([read.begin_ns for read in reads], np.int64)
+    rows: list[dict[str, Cell]] = []
+    for call in calls:
+        of_call = [read for read in reads if read.call == call]
+        rows.append(
+            {
+                "call": call,
+                "reads": len(of_call),
+                "not_ready": sum(read.ready is False for read in of_call),
+                "wait_ns": sum(read.duration_ns for read in of_call),
+                "bytes": sum(read.bytes or 0 for read in of_call),
+            }
+        )
+    rows.sort(key=lambda row: -int(row["wait_ns"] or 0))
+    return Finding(
+        subject=f"{named} reads an array",
+        title=f"{named} reads an array on the host in {steps} of the steps: {len(stalls)} of {len(reads)} reads had to "
+        f"wait for it, {format_ns(waited)} a step; an accelerator would run dry there",
+        severity="medium" if stalls else "low",
+        basis="structural",
+        advice=_ADVICE,
+        where=where,
+        evidence=tuple(rows[:ROWS]),
+        spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),
+    )
+
 
 NEEDS = ()
 
@@ -66,7 +131,6 @@ LINE_SHARE = 0.001
 UNKNOWN_SHARE = 0.5
 """Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
 
-ROWS = 20
 
 READS = {
     "item": "`.item()`, `float()`, `int()` or printing a tensor",
@@ -211,10 +275,10 @@ def _measured(trace: Trace) -> list[Finding]:
         return []
     harmless = sorted((line for line in lines if not line.idle_ns), key=lambda line: -line.wait_ns)
     shown = [line for line in costly if line.idle_ns >= LINE_SHARE * whole][:ROWS] or costly[:1]
-    return [_finding(trace, line, harmless if line is shown[0] else [], whole) for line in shown]
+    return [_finding_host_sync(trace, line, harmless if line is shown[0] else [], whole) for line in shown]
 
 
-def _finding(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Finding:
+def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Finding:
     advice = FIXES.get(line.kind(), OTHER_FIX)
     found, idle = trace.fact(gaps), np.array(line.gaps, np.int64)
     if harmless:

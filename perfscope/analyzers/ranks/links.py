@@ -1,0 +1,577 @@
+"""Collectives that take far longer than their links need, of all ranks of a job, or of one rank with link counters.
+
+Of a job, what counts is the core (the shortest duration over the ranks), so waiting for a late rank is not in it. Of
+one rank alone the duration holds the waiting; where counters of its links were recorded, the time in which they
+carried nothing is taken off: waiting for others, launching and protocol leave links idle, a slow transfer does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.devices.topology import Network, Topology
+from perfscope.analyzers.ranks.job import Local, Member, locals_of
+from perfscope.analyzers.ranks.matching import Matched
+from perfscope.analyzers.ranks.sets import RankSet, device_of
+from perfscope.analyzers.ranks.waits import compute_intervals
+from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.model.collectives import bus_factor
+from perfscope.model.intervals import Int64, Intervals, covered, merge, union
+from perfscope.model.trace import MISSING, Trace
+
+# What was recorded of links while collectives ran: NVLink of each GPU, and the network cards of the machine.
+#
+# Units, as Nsight Systems exports them:
+#
+# - ``GPU 0: NVLink TX Requests User Data [Throughput %]`` and its kin: integer percent of the peak of all links of
+# the
+# GPU in one direction. Requests and responses, user and protocol data each have a counter of their own; together they
+# fill the links, so they are added. Older exports have one ``NVLink TX Throughput`` for all of them.
+# - ``NIC 0: IB: Bytes sent [bytes/ms]``: a rate. ``[B/s]`` and ``[bytes/s]`` are taken as well, other units are not.
+#
+# A sample stands for the time since the one before it. NVIDIA notes that links that are down may read as 100 percent:
+# a
+# GPU whose links read full in every sample of a recording is left out.
+
+
+_NVLINK = re.compile(r"GPU (\d{1,4}): NVLink (RX|TX) (.+? Data|Throughput|Bandwidth)(?: \[(.*)\])?")
+_CARD = re.compile(r"NIC (\d{1,4}): (?:IB|RoCE): Bytes (sent|received) \[(.*)\]")
+_RATES = {"bytes/ms": 1e3, "B/ms": 1e3, "bytes/s": 1.0, "B/s": 1.0}
+"""Bytes/s of one of that unit."""
+
+GAP = 2.0
+"""Times the usual distance of two samples: after a longer one samples were lost, and only the usual one is covered."""
+
+FULL = 1.0
+"""Of the peak. Counters are rounded each for itself, so their sum may pass it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Samples of one link in order of time; each is the mean of ``[start, end)``. Shapes (n,)."""
+
+    starts_ns: Int64
+    ends_ns: Int64
+    values: npt.NDArray[np.float64]
+    """Of NVLink the fuller direction, as a share of the peak; of a network card bytes/s that it sent."""
+
+    def within(self, start_ns: int, end_ns: int) -> tuple[Int64, npt.NDArray[np.float64]]:
+        """(ns of each sample inside the interval, its value), of those that reach into it."""
+        first = int(np.searchsorted(self.ends_ns, start_ns, side="right"))
+        last = int(np.searchsorted(self.starts_ns, end_ns, side="left"))
+        inside = np.minimum(self.ends_ns[first:last], end_ns) - np.maximum(self.starts_ns[first:last], start_ns)
+        return inside, self.values[first:last]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCounters:
+    """Samples that lie beside communication kernels."""
+
+    nvlink: Mapping[int, Samples]
+    """By the device's number."""
+    cards: tuple[Samples, ...]
+    """The network cards of the machine."""
+
+
+def link_counters(trace: Trace) -> LinkCounters:
+    """The counters of links of a trace; empty where none were recorded."""
+    counters = trace.rows["counters"]
+    kernels = trace.rows["kernels"]
+    talking = kernels["communication"] if len(kernels) else np.empty(0, bool)
+    spans = union(kernels["start_ns"][talking], kernels["end_ns"][talking])
+    nvlink: dict[tuple[int, str], list[Int64]] = defaultdict(list)
+    sent: dict[int, list[tuple[Int64, float]]] = defaultdict(list)
+    for code in np.unique(counters["name"]).tolist() if len(counters) else ():
+        name = trace.text(code)
+        if (found := _NVLINK.fullmatch(name)) and found[4] in (None, "Throughput %"):
+            nvlink[int(found[1]), found[2]].append(np.flatnonzero(counters["name"] == code))
+        elif (found := _CARD.fullmatch(name)) and found[2] == "sent" and found[3] in _RATES:
+            sent[int(found[1])].append((np.flatnonzero(counters["name"] == code), _RATES[found[3]]))
+    times, values = counters["time_ns"], counters["value"]
+    gpus = {}
+    for gpu in sorted({gpu for gpu, _ in nvlink}):
+        sides = [_summed(times, values / 100, rows) for (one, _), parts in nvlink.items()
+                 if one == gpu for rows in [np.concatenate(parts)]]  # fmt: skip
+        moments = np.unique(np.concatenate([moment for moment, _ in sides]))
+        share = np.zeros(len(moments))
+        for moment, value in sides:
+            at = np.searchsorted(moments, moment)
+            share[at] = np.maximum(share[at], value)
+        if len(moments) and share.min() < FULL:
+            gpus[gpu] = _beside(moments, np.minimum(share, FULL), spans)
+    cards = []
+    for parts in sent.values():
+        rows = np.concatenate([found for found, _ in parts])
+        scale = np.concatenate([np.full(len(found), by) for found, by in parts])
+        moment, rate = _summed(times[rows], values[rows] * scale, np.arange(len(rows)))
+        cards.append(_beside(moment, rate, spans))
+    return LinkCounters(nvlink=gpus, cards=tuple(cards))
+
+
+def _summed(times: Int64, values: npt.NDArray[np.float64], rows: Int64) -> tuple[Int64, npt.NDArray[np.float64]]:
+    """Values of the rows of one moment, added."""
+    moments, inverse = np.unique(times[rows], return_inverse=True)
+    added = np.bincount(inverse.reshape(-1), weights=values[rows], minlength=len(moments))
+    return moments, added.astype(np.float64)
+
+
+def _beside(moments: Int64, values: npt.NDArray[np.float64], spans: Intervals) -> Samples:
+    """Samples with the time they stand for, those that lie beside ``spans``."""
+    if len(moments) < 2:  # one moment: what it stands for is not known
+        return Samples(starts_ns=moments[:0], ends_ns=moments[:0], values=values[:0])
+    apart = np.diff(moments)
+    usual = int(np.median(apart))
+    lasting = np.concatenate(([usual], np.where(apart > GAP * usual, usual, apart)))
+    starts = moments - lasting
+    kept = covered(spans, starts, moments) > 0
+    return Samples(starts_ns=starts[kept], ends_ns=moments[kept], values=values[kept])
+
+
+# How full links were while a collective ran.
+
+
+Verdict = Literal["saturated", "idle", "partly"]
+
+SATURATED = 0.8
+"""Of the peak, mean: applications reach about 80% of raw NVLink (nccl#1054); there is no more to get."""
+
+IDLE = 0.05
+"""Of the peak: a sample below it is of links that carry nothing worth the name (counters are whole percents, and
+ranks that wait poll flags over the links)."""
+
+LINK_USE_MOSTLY = 0.5
+"""Of the time, idle: from here on waiting, protocol or launch decide, not the links."""
+
+COVERED = 0.8
+"""Of the time, by samples: below it too much of it was not seen."""
+
+SAMPLES = 4
+"""In the time, at least: the first and the last reach beyond it, so two lie inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """Of the links of one device, or of the network cards of a node, over some time."""
+
+    mean: float
+    """Share of the peak in the fuller direction."""
+    peak: float
+    """The fullest sample."""
+    idle: float
+    """Share of the time in samples below ``IDLE``."""
+    network: bool
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the links were the limit, had nothing to do, or neither."""
+        if self.mean >= SATURATED:
+            return "saturated"
+        return "idle" if self.idle >= LINK_USE_MOSTLY else "partly"
+
+
+def nvlink_use(trace: Trace, kernel: int, start_ns: int, end_ns: int) -> LinkUse | None:
+    """Of the links of the kernel's device from ``start_ns`` to ``end_ns``; None where too little of it was sampled."""
+    counters = trace.fact(link_counters)
+    if kernel == MISSING or not counters.nvlink:
+        return None
+    device = int(trace.rows["kernels"]["device"][kernel])
+    samples = counters.nvlink.get(int(trace.rows["devices"]["ordinal"][device]))
+    return None if samples is None else _use([samples], 1.0, start_ns, end_ns, network=False)
+
+
+def network_use(trace: Trace, bandwidth: float, start_ns: int, end_ns: int) -> LinkUse | None:
+    """Of all network cards of the machine, which send ``bandwidth`` bytes/s together."""
+    counters: LinkCounters = trace.fact(link_counters)
+    return _use(counters.cards, bandwidth, start_ns, end_ns, network=True) if counters.cards else None
+
+
+def has_counters(trace: Trace) -> bool:
+    """Whether any counter of links lies beside the trace's collectives."""
+    counters = trace.fact(link_counters)
+    return any(len(samples.values) for samples in (*counters.nvlink.values(), *counters.cards))
+
+
+def _use(several: Sequence[Samples], peak: float, start_ns: int, end_ns: int, *, network: bool) -> LinkUse | None:
+    """Cards are sampled each at moments of its own: their means are added, their peaks too (an upper bound)."""
+    mean = highest = 0.0
+    idle = 1.0
+    for samples in several:
+        inside, values = samples.within(start_ns, end_ns)
+        total = int(inside.sum())
+        if len(inside) < SAMPLES or total < COVERED * (end_ns - start_ns):
+            return None
+        share = values / peak
+        mean += float(np.dot(inside, share)) / total
+        highest += float(share.max())
+        # a moment is idle only if every card is: of each, IDLE of its own part of the peak
+        idle = min(idle, float(inside[share * len(several) < IDLE].sum()) / total)
+    return LinkUse(mean=mean, peak=highest, idle=idle, network=network)
+
+
+# How long a collective takes at best, by the bytes that have to cross links inside a node and between nodes.
+#
+# Within a node a device sends the message times the factor of nccl-tests (``doc/PERFORMANCE.md``: bus bandwidth),
+# over
+# its links. A group that spans ``N`` nodes with ``g`` of its ``n`` ranks in each has two stages that run side by
+# side, so
+# the slower one counts (same document: bus bandwidth is bounded by the narrowest part of the path):
+#
+# - a ring goes in and out of each node once: a node sends the message times the factor of ``n`` over the network
+# cards
+# of its ``g`` ranks, a device as much over its links. What says no algorithm is held to this one, too;
+# - trees are a hierarchy: between nodes a node is one rank of ``N``, within it a device one of ``g``. Where the
+# network
+# reduces (CollNet, NVLS over nodes) a node sends the message once;
+# - all-to-all sends each part straight to its rank: a node sends the buffers of ``g`` ranks, (N-1)/N of each, a
+# device
+# g-1 of the n parts of its own over its links.
+#
+# NVLS reduces in the switch of a node: a device sends (1 + 1/n) of the message there.
+
+
+NODE = 8
+"""Devices of a node that NVLink or Infinity Fabric joins; larger domains (NVL72) are judged within eight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How a group lies over nodes: the same number of ranks on each."""
+
+    nodes: int
+    ranks: int
+    """Of the group, on each node."""
+    of: int
+    """Ranks of the job on a node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ideal:
+    """The slower stage of a collective."""
+
+    sent_bytes: float
+    """By a device over its links, or by a node over its cards."""
+    link: str
+    bandwidth: float
+    """Bytes/s, one direction, of the device's links or of the cards together."""
+    network: bool
+    """It is the stage between nodes."""
+
+    @property
+    def ns(self) -> float:
+        """Time of the bytes alone, without latency."""
+        return self.sent_bytes / self.bandwidth * 1e9
+
+
+def placement(group: Sequence[int], topology: Topology | None) -> Placement | None:
+    """Where the ranks of a group are; None where nodes hold different numbers of them, or one is on no node.
+
+    Without a topology nodes are blocks of ``NODE`` ranks.
+    """
+    nodes: dict[int, int] = {}
+    for rank in group:
+        node = rank // NODE if topology is None else topology.node_of(rank)
+        if node is None:
+            return None
+        nodes[node] = nodes.get(node, 0) + 1
+    counts = set(nodes.values())
+    if len(counts) != 1:
+        return None
+    return Placement(nodes=len(nodes), ranks=counts.pop(), of=NODE if topology is None else topology.ranks)
+
+
+def within(operation: str, algorithm: str | None, message: int, ranks: int, link: tuple[str, float]) -> Ideal | None:
+    """Of a group on one node over ``link`` (name, bytes/s of a device); None for what nccl-tests does not measure."""
+    factor = bus_factor(operation, ranks)
+    if factor is None:
+        return None
+    if (algorithm or "").startswith("NVLS"):
+        factor = min(factor, 1 + 1 / ranks)
+    return Ideal(sent_bytes=message * factor, link=link[0], bandwidth=link[1], network=False)
+
+
+def across(
+    operation: str,
+    algorithm: str | None,
+    message: int,
+    place: Placement,
+    link: tuple[str, float] | None,
+    network: Network,
+) -> Ideal | None:
+    """Of a group that spans nodes: its slower stage.
+
+    ``link``: inside the nodes; only groups of one rank a node need none. None where a stage cannot be said: links
+    inside nodes that are not known, operations that nccl-tests does not measure, sends and receives.
+    """
+    ring = algorithm is None or algorithm == "RING"
+    outer = bus_factor(operation, place.ranks * place.nodes if ring else place.nodes)
+    inner = bus_factor(operation, place.ranks * place.nodes if ring else place.ranks) if place.ranks > 1 else None
+    if outer is None or operation in ("send_recv", "send", "recv"):
+        return None
+    in_network = algorithm is not None and (algorithm.startswith("COLLNET") or algorithm == "NVLS")
+    between = message * (min(outer, 1.0) if in_network else outer)
+    inside = message * (inner or 0.0)
+    if operation == "all_to_all":
+        between = message * place.ranks * (place.nodes - 1) / place.nodes
+        inside = message * (place.ranks - 1) / (place.ranks * place.nodes)
+    elif algorithm is not None and algorithm.startswith("NVLS") and place.ranks > 1:
+        inside = min(inside, message * (1 + 1 / place.ranks))
+    cards = Ideal(
+        sent_bytes=between,
+        link=f"the network cards ({network.link})",
+        bandwidth=network.bandwidth(place.ranks, place.of),
+        network=True,
+    )
+    if not inside:
+        return cards
+    if link is None:
+        return None
+    links = Ideal(sent_bytes=inside, link=link[0], bandwidth=link[1], network=False)
+    return max(cards, links, key=lambda stage: stage.ns)
+
+
+BY_BYTES = 4.0
+"""Times the latency that the bytes take: below it the latency and its spread decide, not the links."""
+
+BESIDE = 0.2
+"""Of a collective, beside computing or another communication: above it contention may explain it."""
+
+UNKNOWN = "the links between these devices are not known: what a collective could take is not either"
+SIZELESS = "the sizes of the collectives are not recorded: record shapes (record_shapes=True)"
+SPANNING = (
+    "groups span nodes, and what joins the nodes is not recorded: name it (--topology FILE with [network], or [node] "
+    "ranks if these ranks share a node)"
+)
+UNEVEN = "groups span nodes with different numbers of ranks on each: no ideal is known for them"
+INCOMPLETE = "ranks of the groups are missing: what came last, and so how long the collective itself took, is not known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective held against its links."""
+
+    operation: str
+    number: int
+    group: tuple[int, ...]
+    """Its ranks; empty where only their number is known."""
+    size: int
+    message_bytes: int
+    took_ns: int
+    """Without waiting for others."""
+    waited_ns: int
+    """The longest wait of a rank; of one rank alone, the time its links were idle."""
+    algorithm: str | None
+    protocol: str | None
+    rank: int | None
+    """The one that came last."""
+    trace: Trace
+    side: Local
+    """The collective on that rank."""
+    ideal: Ideal
+    ideal_ns: float = 0.0
+    """With the latency."""
+    use: LinkUse | None = None
+    judged: bool = True
+    """False: it only shows the latency."""
+
+    @property
+    def exposed_ns(self) -> int:
+        """Of its rank: the part behind which nothing computed."""
+        return int(self.trace.fact(exposed_communication)[self.side.kernel])
+
+    @property
+    def cost_ns(self) -> int:
+        """Upper bound of what links at their peak would save."""
+        return int(min(max(0.0, self.took_ns - self.ideal_ns), self.exposed_ns))
+
+
+def link_of(trace: Trace) -> tuple[str, float] | None:
+    """(name, bytes/s that a device sends) of the links in a node: as the user says, else by the hardware tables."""
+    topology = trace.topology
+    if topology is not None and topology.link is not None and topology.link_bandwidth is not None:
+        return topology.link, topology.link_bandwidth
+    device = device_of(trace)
+    if device is None or device.link_bandwidth is None:
+        return None
+    return device.link or "its links", device.link_bandwidth
+
+
+def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
+    """Collectives of a job that could be held against their links, with their ideal; None and why if none could."""
+    members = {member.rank: member for member in ranks.job.members}
+    trace = ranks.job.members[0].trace
+    if link_of(trace) is None and (trace.topology is None or trace.topology.network is None):
+        return None, UNKNOWN
+    sampled = tuple(rank for rank, member in members.items() if has_counters(member.trace))
+    why = SIZELESS
+    calls: list[Call] = []
+    for one in ranks.matching.matched:
+        side = one.sides[one.last]
+        message = one.message_bytes
+        if not message or side.kernel == MISSING:
+            continue
+        if not one.complete or not (one.named or not ranks.job.missing):
+            why = INCOMPLETE
+            continue
+        place = placement(one.group, trace.topology)
+        algorithm, protocol = _kind(one.sides.values())
+        ideal, reason = _ideal(one.operation, algorithm, message, place, trace)
+        if ideal is None:
+            why = reason
+            continue
+        calls.append(
+            Call(
+                operation=one.operation,
+                number=one.index,
+                group=one.group,
+                size=one.size,
+                message_bytes=message,
+                took_ns=one.core_ns,
+                waited_ns=max(one.wait_ns(rank) for rank in one.sides),
+                algorithm=algorithm,
+                protocol=protocol,
+                rank=one.last,
+                trace=members[one.last].trace,
+                side=side,
+                ideal=ideal,
+                use=_use_in(one, members, sampled, ideal),
+            )
+        )
+    return (calls, "") if calls else (None, why)
+
+
+def of_rank(trace: Trace) -> list[Call]:
+    """Collectives of one rank, ``judged`` where their links were sampled all along.
+
+    Time in which the links were idle is then not in ``took_ns``; of the others it is the whole duration.
+    """
+    calls: list[Call] = []
+    for one in trace.fact(locals_of):
+        message, size = one.message_bytes(), len(one.ranks) if one.ranks else one.size
+        if one.kernel == MISSING or not message or size is None or one.duration_ns <= 0:
+            continue
+        place = placement(one.ranks, trace.topology) if one.ranks else _first_node(size, trace.topology)
+        ideal, _ = _ideal(one.operation, one.algorithm, message, place, trace)
+        if ideal is None:
+            continue
+        use = _use_stalls(trace, one.kernel, one.start_ns, one.end_ns, ideal)
+        # where its bytes would not show in the counters, that they are idle says nothing
+        shown = use is not None and ideal.ns >= IDLE * one.duration_ns
+        # links that stay idle from begin to end did not carry it at all: that is no waiting
+        idle = round(use.idle * one.duration_ns) if use is not None and use.idle < 1 else 0
+        calls.append(
+            Call(
+                operation=one.operation,
+                number=one.sequence if one.sequence is not None else len(calls),
+                group=one.ranks or (),
+                size=size,
+                message_bytes=message,
+                took_ns=one.duration_ns - idle,
+                waited_ns=idle,
+                algorithm=one.algorithm,
+                protocol=one.protocol,
+                rank=trace.source.rank,
+                trace=trace,
+                side=one,
+                ideal=ideal,
+                use=use,
+                judged=shown,
+            )
+        )
+    return calls
+
+
+def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Call]:
+    """Those whose bytes, not latency, make up their ideal and that take more than ``limit`` times of it.
+
+    ``limit_ll``: with protocol LL. What runs beside computing is left out. Within nodes and between them is held
+    apart: the latency is another.
+    """
+    others: dict[tuple[int, int], Intervals] = {}
+    for network in (False, True):
+        held = [one for one in calls if one.ideal.network == network]
+        if not held:
+            continue
+        smallest = min(one.message_bytes for one in held)
+        latency = min(one.took_ns for one in held if one.message_bytes == smallest)
+        judged = [replace(one, ideal_ns=latency + one.ideal.ns) for one in held if one.ideal.ns >= BY_BYTES * latency]
+        if not judged and all(one.message_bytes == smallest for one in held):
+            # one size only: it cannot show its own latency, so its bytes are held to the links alone
+            judged = [replace(one, ideal_ns=one.ideal.ns) for one in held]
+        for one in judged:
+            if (
+                one.judged
+                and one.took_ns > (limit_ll if one.protocol == "LL" else limit) * one.ideal_ns
+                and not _beside_stalls(one, others)
+            ):
+                yield one
+
+
+def _beside_stalls(one: Call, others: dict[tuple[int, int], Intervals]) -> bool:
+    """Whether what computes, or communicates on another stream, beside it may explain it.
+
+    ``others``: what runs beside each stream of a trace, filled as it is asked for.
+    """
+    side, key = one.side, (id(one.trace), one.side.lane)
+    if key not in others:
+        others[key] = merge(one.trace.fact(compute_intervals), _others(one))
+    beside = others[key]
+    return int(covered(beside, [side.start_ns], [side.end_ns])[0]) >= BESIDE * side.duration_ns
+
+
+def _others(one: Call) -> Intervals:
+    """When its rank communicated on other streams."""
+    found = [other for other in one.trace.fact(locals_of) if other.kernel != MISSING and other.lane != one.side.lane]
+    return union([other.start_ns for other in found], [other.end_ns for other in found])
+
+
+def _ideal(
+    operation: str, algorithm: str | None, message: int, place: Placement | None, trace: Trace
+) -> tuple[Ideal | None, str]:
+    """The ideal, or None and why not."""
+    link, topology = link_of(trace), trace.topology
+    if place is None:
+        return None, UNEVEN
+    if place.nodes == 1:
+        found = None if link is None else within(operation, algorithm, message, place.ranks, link)
+    elif topology is None or topology.network is None:
+        return None, SPANNING
+    else:
+        found = across(operation, algorithm, message, place, link, topology.network)
+    return found, UNKNOWN if link is None else "nccl-tests measures none of these operations: no ideal is known"
+
+
+def _first_node(size: int, topology: Topology | None) -> Placement | None:
+    """Of a group whose members are not recorded: on one node if it fits there, as NVLink counters will show."""
+    found = placement(range(size), topology)
+    return found if found is not None and found.nodes == 1 else None
+
+
+def _kind(sides: Collection[Local]) -> tuple[str | None, str | None]:
+    """(algorithm, protocol), as any of the ranks tells; LL if one used it."""
+    algorithms = [side.algorithm for side in sides if side.algorithm]
+    protocols = [side.protocol for side in sides if side.protocol]
+    return next(iter(algorithms), None), "LL" if "LL" in protocols else next(iter(protocols), None)
+
+
+def _use_in(one: Matched, members: Mapping[int, Member], sampled: Sequence[int], ideal: Ideal) -> LinkUse | None:
+    """By the counters of the rank that came last, else of the first of ``sampled``: the last ``core_ns`` of each."""
+    for rank in sorted(set(sampled).intersection(one.sides), key=lambda rank: (rank != one.last, rank)):
+        side = one.sides[rank]
+        use = _use_stalls(members[rank].trace, side.kernel, side.end_ns - one.core_ns, side.end_ns, ideal)
+        if use is not None:
+            return use
+    return None
+
+
+def _use_stalls(trace: Trace, kernel: int, start_ns: int, end_ns: int, ideal: Ideal) -> LinkUse | None:
+    if not ideal.network:
+        return nvlink_use(trace, kernel, start_ns, end_ns) if ideal.link.startswith("NVLink") else None
+    network = trace.topology.network if trace.topology is not None else None
+    return None if network is None else network_use(trace, network.card_bandwidth * network.cards, start_ns, end_ns)
