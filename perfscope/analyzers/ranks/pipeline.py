@@ -1,7 +1,7 @@
 """Pipelines of a job: ranks that send to and receive from each other, and what each stage waits for its neighbours.
 
 A receive (or a send whose other side is not there yet) is a kernel that waits on the device. Where both sides of a
-message are known (``matching.pair``), the shorter one is the transfer, the rest of the other one is waiting for that rank.
+message are known (``matching.pair``), the shorter one is the transfer, the rest of the other is waiting for that rank.
 Otherwise the shortest kernel of its operation and size in the pipeline is the transfer. What a stage's kernels take
 beyond that, as far as the device computes nothing meanwhile, is waiting. No common clock is needed for it.
 
