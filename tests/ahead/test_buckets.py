@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.profiler.ahead.torch.buckets import BucketCountdown, assign_buckets
+from perfscope.profiler.ahead.torch.ddp import BucketCountdown, assign_buckets
 
 PARAMETERS = st.lists(st.tuples(st.integers(0, 50), st.sampled_from(["float32", "bfloat16"])), max_size=30)
 

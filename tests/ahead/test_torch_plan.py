@@ -194,18 +194,6 @@ def test_a_model_that_no_machine_holds_is_planned(tmp_path: Path) -> None:
     assert sum(kernel.flops or 0 for kernel in products) == (26 * 3 - 1) * 2 * 1024 * 16384**2
 
 
-def test_a_packed_batch_goes_through_a_recurrent_layer(tmp_path: Path) -> None:
-    plan = only(planned(tmp_path, torch_programs.PACKED)).plan
-    assert plan.failure is None
-    assert plan.complete
-    (packed,) = (one for one in plan.made_up if one.what == "pack_padded_sequence")
-    assert packed.answer == "all 16 sequences have the length of the longest, 20"
-    assert any("recurrent layers" in text for text in plan.not_covered)
-    assert plan.breaks
-    places = [*(one.place for one in plan.breaks), *(one.place for one in plan.recompiles)]
-    assert not [place for place in places if place is not None and "torch_cuda_answers" in place.file]
-
-
 def test_a_generating_loop_is_planned_and_its_graphs_are_said_not_to_be_replayed(tmp_path: Path) -> None:
     plan = only(planned(tmp_path, torch_programs.GENERATES)).plan
     assert plan.failure is None

@@ -33,14 +33,25 @@ for step in range(6):
 """
 
 
-def test_nested_tensors_are_named(tmp_path: Path) -> None:
-    with pytest.raises(PerfscopeError, match="nested tensors are not covered by a plan"):
-        planned(tmp_path, NESTED)
+PACKED = """
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence
+lstm = torch.nn.LSTM(32, 32, batch_first=True).cuda()
+optimizer = torch.optim.SGD(lstm.parameters(), lr=0.1)
+for step in range(6):
+    rows, lengths = torch.randn(16, 20, 32, device="cuda"), torch.randint(1, 21, (16,))
+    lstm(pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False))[0].data.sum().backward()
+    optimizer.step()
+"""
 
 
-def test_sparse_gradients_are_named(tmp_path: Path) -> None:
-    with pytest.raises(PerfscopeError, match="sparse gradients are not covered by a plan"):
-        planned(tmp_path, SPARSE)
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [(NESTED, "nested tensors are"), (SPARSE, "sparse gradients are"), (PACKED, "aten._pack_padded_sequence is")],
+)
+def test_what_follows_from_data_is_named(tmp_path: Path, program: str, what: str) -> None:
+    with pytest.raises(PerfscopeError, match=f"{what} not covered by a plan"):
+        planned(tmp_path, program)
 
 
 def test_sparse_gradients_of_a_compiled_module_are_named(tmp_path: Path) -> None:

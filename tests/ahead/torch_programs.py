@@ -156,31 +156,6 @@ for _ in range(6):
     optimizer.zero_grad()
 """
 
-PACKED = """
-import torch
-from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(100, 32), nn.Linear(64, 5)
-        self.lstm = nn.LSTM(32, 32, num_layers=2, bidirectional=True, batch_first=True)
-
-    def forward(self, tokens, lengths):
-        packed = pack_padded_sequence(self.embedding(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False)
-        whole, _ = self.lstm(packed)
-        return self.head(pad_packed_sequence(whole, batch_first=True)[0].mean(1))
-
-model = Classifier().cuda()
-optimizer = torch.optim.Adam(model.parameters())
-for _ in range(8):
-    tokens, lengths = torch.randint(100, (16, 20), device="cuda"), torch.randint(1, 21, (16,))
-    nn.functional.cross_entropy(model(tokens, lengths), torch.randint(5, (16,), device="cuda")).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
 GENERATES = """
 import torch
 from torch import nn

@@ -42,8 +42,6 @@ LONG_FUNCTIONS: dict[str, str] = {
     "perfscope/dashboards/web/pages/_grid.py:grid": _TABLE,
     "perfscope/model/trace/trace.py:__init__": _TABLE,
     "perfscope/profiler/ab/launch.py:launch_once": _OLD,
-    "perfscope/profiler/ahead/torch/child.py:__init__": _TABLE,
-    "perfscope/profiler/ahead/torch/peak.py:buffers_of": _OLD,
 }
 """``path:function`` -> the reason why it is one piece."""
 CROWDED_FOLDERS: dict[str, str] = {}

@@ -10,6 +10,7 @@ import pytest
 
 from perfscope.profiler.ahead.jax import compat as ahead_compat
 from perfscope.profiler.ahead.jax import plugin_devices
+from perfscope.profiler.ahead.torch import compat as plan_compat
 from perfscope.profiler.jax import compat as jax_compat
 from perfscope.profiler.torch import compat as torch_compat
 from tests.conftest import REPOSITORY
@@ -18,6 +19,7 @@ PACKAGE = REPOSITORY / "perfscope"
 COMPAT_FILES = {
     "profiler/ahead/jax/compat.py",
     "profiler/ahead/jax/plugin_devices.py",
+    "profiler/ahead/torch/compat.py",
     "profiler/jax/compat.py",
     "profiler/torch/compat.py",
     "profiler/torch/op_graph/recorder.py",
@@ -25,7 +27,6 @@ COMPAT_FILES = {
 EXCLUDED = {
     "_cut": "being removed",
     "analyzers": "imports neither torch nor jax, by contract; its advice names their modules",
-    "profiler/ahead/torch": "being reduced",
     "workloads": "programs to profile, written as users write them",
 }
 """Folder -> the reason why it is not checked."""
@@ -106,6 +107,12 @@ def test_an_interface_of_torch_is_where_it_was(name: str) -> None:
     assert reason is None, f"{name}: {reason}; change perfscope/profiler/torch/compat.py"
 
 
+@pytest.mark.parametrize("name", sorted(plan_compat.PRIVATE))
+def test_an_interface_of_torch_for_planning_is_where_it_was(name: str) -> None:
+    reason = torch_compat.missing(plan_compat.PRIVATE[name])
+    assert reason is None, f"{name}: {reason}; change perfscope/profiler/ahead/torch/compat.py"
+
+
 @pytest.mark.parametrize("name", sorted(torch_compat.CUDA_PRIVATE))
 def test_an_interface_of_torch_with_cuda_is_where_it_was(name: str) -> None:
     torch = pytest.importorskip("torch")
@@ -135,7 +142,13 @@ def test_an_interface_that_moved_is_one_clear_sentence() -> None:
     assert ahead_compat.missing({"gone": ("jax._src.core", "EvalTrace.gone")}) == ["jax._src.core.EvalTrace.gone"]
 
 
-def test_each_use_in_the_recorder_is_in_the_table() -> None:
-    recorder = private_uses((PACKAGE / "profiler/torch/op_graph/recorder.py").read_text())
-    places = set(torch_compat.PRIVATE.values())
-    assert {use for use in recorder if not any(place.startswith(use) for place in places)} == set()
+@pytest.mark.parametrize(
+    ("file", "table"),
+    [
+        ("profiler/torch/op_graph/recorder.py", torch_compat.PRIVATE),
+        ("profiler/ahead/torch/compat.py", plan_compat.PRIVATE),
+    ],
+)
+def test_each_use_is_in_the_table(file: str, table: dict[str, str]) -> None:
+    uses = private_uses((PACKAGE / file).read_text())
+    assert {use for use in uses if not any(place.startswith(use) for place in table.values())} == set()

@@ -17,6 +17,7 @@ from perfscope.profiler.ahead.targets import plugins
 if TYPE_CHECKING:
     from perfscope.model.documents.torch_plan import TorchPlan
     from perfscope.profiler.ahead.common.child import EventWriter
+    from perfscope.profiler.ahead.torch.cuda import FakeCuda
     from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
 
 
@@ -32,9 +33,8 @@ def plan_all(request: Request, said: EventWriter) -> None:
     plan_program(request, said)
 
 
-# Plans a PyTorch program in the child: runs it with fake tensors, has inductor plan its graphs, writes the plan.
-#
-# Nothing is computed and nothing large is allocated: a model of 7 billion parameters is planned on a laptop.
+# Runs the program with fake tensors, has inductor plan its graphs, writes the plan. Nothing is computed and nothing
+# large is allocated: a model of 7 billion parameters is planned on a laptop.
 
 
 def plan_program(request: Request, said: EventWriter) -> None:
@@ -48,6 +48,9 @@ def plan_program(request: Request, said: EventWriter) -> None:
     version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
     if version < (2, 12):
         raise DataError(f"torch {torch.__version__} cannot plan without a device; 2.13 is known to work")
+    from perfscope.profiler.ahead.torch import compat
+
+    compat.check()
     _Planning(request, said).run()
 
 
@@ -61,47 +64,58 @@ class _Planning:
     """One program, from its first line to the file."""
 
     def __init__(self, request: Request, said: EventWriter) -> None:
-        import torch
-
-        from perfscope.profiler.ahead.torch.cuda import AttentionRule, FakeCuda
+        from perfscope.profiler.ahead.torch.cuda import AttentionRule
         from perfscope.profiler.ahead.torch.dynamo_log import DynamoLog
         from perfscope.profiler.ahead.torch.fake_tensors import FakeWorld
-        from perfscope.profiler.ahead.torch.inductor import InductorPlanner
         from perfscope.profiler.ahead.torch.kernels import KernelReader
         from perfscope.profiler.ahead.torch.memory import StepPeaks
-        from perfscope.profiler.ahead.torch.ops import WatcherPause
         from perfscope.profiler.ahead.torch.processes import JobPlan
-        from perfscope.profiler.ahead.torch.steps import PlanSteps
 
-        self._torch, self._request, self._said = torch, request, said
+        self._request, self._said = request, said
         first = request.arguments[0] if request.arguments else "program"
         self._program = first if request.module else Path(first).stem
         self._folder = Path(request.folder) / "plans"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
-        target = request.target
-        self.world = FakeWorld(None if request.module else Path(first))
-        self.attention = AttentionRule()
-        device = target.description.get("device")
-        facts: dict[str, Any] = device if isinstance(device, dict) else {}
-        capability = capability_of(facts.get("architecture"))
-        self.answers = FakeCuda(
-            name=f"{target.vendor} {target.device}",
-            count=self._devices(facts) if target.count > 1 else 1,
-            memory_bytes=int(target.memory_bytes or facts.get("memory_bytes") or 0),
-            cores=int(facts.get("cores") or 0),
-            capability=capability,
-        )
-        self.heard = DynamoLog(self.world.frames)
-        self.reader = KernelReader(self.world.frames, capability if request.registers else None)
         self.graphs: list[Any] = []
-        self.memory = StepPeaks(self.world.frames, self.reader.place_of)
-        self.processes = JobPlan(
-            count=target.count, local=self.answers.count, ledger=self.memory.ledger, ops=lambda: self.steps.ops
-        )
         self.calls: Counter[int] = Counter()
         self.every_call: Counter[int] = Counter()
         self.failures: list[str] = []
+        device = request.target.description.get("device")
+        self._device: dict[str, Any] = device if isinstance(device, dict) else {}
+        capability = capability_of(self._device.get("architecture"))
+        self.world = FakeWorld(None if request.module else Path(first))
+        self.attention = AttentionRule()
+        self.heard = DynamoLog(self.world.frames)
+        self.reader = KernelReader(self.world.frames, capability if request.registers else None)
+        self.memory = StepPeaks(self.world.frames, self.reader.place_of)
+        self.answers = self._fake_device(capability)
+        self.processes = JobPlan(
+            count=request.target.count,
+            local=self.answers.count,
+            ledger=self.memory.ledger,
+            ops=lambda: self.steps.ops,
+        )
+        self._listen()
+
+    def _fake_device(self, capability: tuple[int, int]) -> FakeCuda:
+        from perfscope.profiler.ahead.torch.cuda import FakeCuda
+
+        target = self._request.target
+        return FakeCuda(
+            name=f"{target.vendor} {target.device}",
+            count=self._local_devices() if target.count > 1 else 1,
+            memory_bytes=int(target.memory_bytes or self._device.get("memory_bytes") or 0),
+            cores=int(self._device.get("cores") or 0),
+            capability=capability,
+            on_device=self.memory.ledger.moved,
+        )
+
+    def _listen(self) -> None:
+        from perfscope.profiler.ahead.torch.inductor import InductorPlanner
+        from perfscope.profiler.ahead.torch.ops import WatcherPause
+        from perfscope.profiler.ahead.torch.steps import PlanSteps
+
         self.planner = InductorPlanner(
             self._planned,
             called=self._called,
@@ -126,7 +140,7 @@ class _Planning:
         """Run the program and write the plan, also of a program that failed."""
         from perfscope.model.documents.torch_plan import write_plan
         from perfscope.profiler.ahead.common.program import run_program
-        from perfscope.profiler.ahead.torch.cuda import prefer_foreach
+        from perfscope.profiler.ahead.torch.compat import prefer_foreach
         from perfscope.profiler.ahead.torch.steps import StopPlanningError
 
         self.planner.install()
@@ -182,7 +196,7 @@ class _Planning:
             self._said("failure", failure={"text": plan.failure, "lines": []})
 
     def _planned(self, scheduled: ScheduledGraph) -> int:
-        from perfscope.profiler.ahead.torch.kernels import is_launch
+        from perfscope.profiler.ahead.torch.compat import is_launch
 
         self.graphs.append(self.reader.graph(scheduled))
         self.memory.planned(scheduled)
@@ -197,9 +211,9 @@ class _Planning:
         if self.steps.counting:
             self.calls[number] += 1
 
-    def _devices(self, device: dict[str, Any]) -> int:
+    def _local_devices(self) -> int:
         """Devices of one machine of the target."""
-        node = device.get("node")
+        node = self._device.get("node")
         most = int(node.get("host_devices") or 0) if isinstance(node, dict) else 0
         return min(self._request.target.count, most or self._request.target.count)
 
@@ -215,6 +229,8 @@ class _Planning:
         return f"{type(error).__name__}{at}: {text}"
 
     def _plan(self, failure: str | None) -> Any:
+        import torch
+
         from perfscope.model.documents.torch_plan import SCHEMA, TorchPlan
 
         steps = self.steps
@@ -239,7 +255,7 @@ class _Planning:
             not_covered=tuple(self._not_covered(graphs)),
             notes=tuple(self._notes()),
             stopped=steps.stopped or ("the program raised" if failure else "the program ended by itself"),
-            float32_products="float32" if self._torch.get_float32_matmul_precision() == "highest" else "tf32",
+            float32_products="float32" if torch.get_float32_matmul_precision() == "highest" else "tf32",
             optimizers=tuple(sorted(steps.optimizers)),
             steps_from=steps.source,
             complete=failure is None and bool(steps.seen_planned or graphs),

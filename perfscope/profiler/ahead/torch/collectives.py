@@ -18,9 +18,11 @@ from perfscope.model.documents.torch_plan import (
     StepPhase,
     StepPosition,
 )
+from perfscope.profiler.ahead.torch import compat
+from perfscope.profiler.ahead.torch.compat import is_collective, is_wait
+from perfscope.profiler.ahead.torch.cuda import CLOCK
 from perfscope.profiler.ahead.torch.ops import OpWatchMode
 from perfscope.profiler.ahead.torch.peak import UserLine
-from perfscope.profiler.ahead.torch.streams import StreamClock
 from perfscope.profiler.torch.op_graph.capture import insert_lowest
 from perfscope.profiler.torch.op_graph.recorder import tensors_in
 
@@ -90,7 +92,7 @@ def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Excha
         tensors = _first(named, _RESULTS) or list(tensors_in(result))
     elif whose == "given":
         tensors = _first(named, _OPERANDS)
-    ranks = _ranks(named)
+    ranks = compat.group_ranks(named)
     return Exchange(
         kind=kind,
         bytes=sum(int(one.numel()) * int(one.element_size()) for one in tensors),
@@ -107,18 +109,6 @@ def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def _first(named: dict[str, Any], names: Sequence[str]) -> list[Any]:
     """The tensors of the first argument of these that there is."""
     return list(tensors_in([named[name] for name in names if name in named][:1]))
-
-
-def _ranks(named: dict[str, Any]) -> tuple[int, ...]:
-    """Global ranks of the group that an op is given, by object or by name."""
-    from torch.distributed import distributed_c10d as c10d
-
-    group = named.get("process_group")
-    if group is not None and not isinstance(group, c10d.ProcessGroup):
-        group = c10d.ProcessGroup.unbox(group)
-    if group is None:
-        group = c10d._resolve_process_group(named["group_name"])
-    return tuple(int(rank) for rank in c10d.get_process_group_ranks(group))
 
 
 def _pair(kind: CollectiveKind, named: dict[str, Any], ranks: tuple[int, ...]) -> tuple[int, int] | None:
@@ -169,7 +159,8 @@ class CollectiveRecorder:
     ) -> None:
         """``problem(text)``: is told in words what of the program could not be followed."""
         self._context, self._groups, self._problem = context, groups, problem
-        self.clock = StreamClock(now, self.waited)
+        self._now = now
+        CLOCK.now, CLOCK.waited, CLOCK.asked = now, self.waited, lambda: len(self._rows or ())
         self._rows: list[PlannedCollective] | None = None
         self._works: dict[int, int] = {}
         self._results: dict[int, int] = {}
@@ -180,28 +171,13 @@ class CollectiveRecorder:
 
     def install(self) -> None:
         """Look at every op from now on; enter the fake world first."""
-        from torch._C._distributed_c10d import FakeWork, Work
-
-        book = self
-        kinds: tuple[Any, ...] = (FakeWork, Work)
-        for kind in kinds:
-            original = kind.wait
-
-            def wait(work: Any, *arguments: Any, _original: Any = original, **named: Any) -> Any:
-                book.work_done(getattr(work, "seq_id", None))
-                return _original(work, *arguments, **named)
-
-            kind.wait = torch.compiler.disable(wait)
+        compat.hook_waits(self.work_done)
         insert_lowest(OpWatchMode(self))
 
     def begin(self) -> None:
         """A step begins."""
         self._rows, self._works, self._results = [], {}, {}
-        self.clock.begin()
-
-    def asked(self) -> int:
-        """How many the step has asked for so far."""
-        return len(self._rows or ())
+        CLOCK.begin()
 
     def take(self) -> tuple[PlannedCollective, ...]:
         """The collectives of the step, which is over."""
@@ -235,7 +211,7 @@ class CollectiveRecorder:
         number = self.record(describe_collective(func, args, kwargs, result), name, collective_origin())
         if number is None:
             return
-        works = [one for item in _listed(result) if (one := _work(item)) is not None]
+        works = [one for item in _listed(result) if (one := compat.work_number(item)) is not None]
         self._works.update(dict.fromkeys(works, number))
         if "functional" in name or name.startswith("_dtensor"):
             for tensor in tensors_in(result):
@@ -254,7 +230,7 @@ class CollectiveRecorder:
             self.left += 1
             return None
         phase, place = self._context()
-        after, behind = self.clock.seen()
+        after, others = CLOCK.seen()
         rows.append(
             PlannedCollective(
                 kind=exchange.kind,
@@ -267,9 +243,9 @@ class CollectiveRecorder:
                 file=place[0],
                 line=place[1],
                 function=place[2],
-                at=self.clock.now(),
+                at=self._now(),
                 after=after,
-                behind=tuple(sorted(behind)),
+                behind=tuple(sorted(others)),
                 pairs=exchange.pairs,
             )
         )
@@ -279,18 +255,18 @@ class CollectiveRecorder:
         """``Work.wait`` of a collective: the stream that is the current one waits for it."""
         at = self._works.pop(number, None) if number is not None else None
         if at is not None:
-            self.clock.current.waits_for((self.clock.seen()[0], frozenset((at,))))
+            CLOCK.current.waits_for((CLOCK.seen()[0], frozenset((at,))))
 
     def _tensor_done(self, tensor: Any) -> None:
         found = self._results.pop(id(tensor.untyped_storage()), None)
         if found is not None:
-            self.clock.current.waits_for((self.clock.seen()[0], frozenset((found,))))
+            CLOCK.current.waits_for((CLOCK.seen()[0], frozenset((found,))))
 
     def waited(self, number: int) -> None:
         """From now on the program's own stream waits for the collective of that number."""
         rows = self._rows
         if rows is not None and number < len(rows) and rows[number].until is None:
-            rows[number] = replace(rows[number], until=self.clock.now())
+            rows[number] = replace(rows[number], until=self._now())
 
 
 def collective_origin() -> CollectiveOrigin:
@@ -309,34 +285,7 @@ def _listed(result: Any) -> Sequence[Any]:
     return result if isinstance(result, (list, tuple)) else (result,)
 
 
-def _work(one: Any) -> int | None:
-    """The number of the work that an op gives back, where it is one."""
-    if isinstance(one, torch.Tensor) or not hasattr(one, "_type"):
-        return None
-    from torch._C._distributed_c10d import FakeWork
-
-    kind: Any = FakeWork
-    try:
-        return int(kind.unbox(one).seq_id)
-    except (RuntimeError, TypeError, AttributeError):
-        return None
-
-
 # The collectives inside of a planned graph: functional ones, which inductor calls as they are and waits for.
-
-
-def is_wait(kernel: Any) -> bool:
-    """Whether a scheduled node only waits for a collective: no launch of its own."""
-    from torch._inductor import ir
-
-    return isinstance(getattr(kernel, "node", None), ir._WaitKernel)
-
-
-def is_collective(kernel: Any) -> bool:
-    """Whether a scheduled node is an exchange with other processes."""
-    from torch._inductor import ir
-
-    return isinstance(getattr(kernel, "node", None), ir._CollectiveKernel) and not is_wait(kernel)
 
 
 def graph_collectives(

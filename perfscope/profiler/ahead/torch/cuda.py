@@ -11,12 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _foreach_utils
+
+from perfscope.model.documents.torch_plan import StepPosition
+from perfscope.profiler.ahead.torch import compat
 
 _NOTHING = (
-    "synchronize", "empty_cache", "set_device", "init", "_lazy_init", "manual_seed", "manual_seed_all", "ipc_collect",
-    "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "set_stream", "seed",
+    "empty_cache", "set_device", "init", "_lazy_init", "manual_seed", "manual_seed_all", "ipc_collect",
+    "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "seed",
     "seed_all", "set_per_process_memory_fraction",
 )  # fmt: skip
 _ZERO = (
@@ -29,6 +30,7 @@ class FakeCuda:
     """Installs the answers in this process; ``hidden()`` takes the claim that there is a device back for a while.
 
     ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known.
+    ``on_device(tensor)`` is called with each tensor that the program asks for on ``cuda``.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class FakeCuda:
         memory_bytes: int,
         cores: int,
         capability: tuple[int, int],
+        on_device: Callable[[Any], None],
     ) -> None:
+        self._on_device = on_device
         self.name, self.count, self.memory_bytes, self.cores, self.capability = (
             name, count, memory_bytes, cores, capability,
         )  # fmt: skip
@@ -53,9 +57,13 @@ class FakeCuda:
         self._truth = {name: getattr(cuda, name) for name in self._answers() if hasattr(cuda, name)}
         for name, answer in self._answers().items():
             setattr(cuda, name, answer)
+        host: Any = torch.cpu
+        for name, answer in CLOCK.answers().items():
+            if hasattr(host, name):  # FSDP2 takes the streams of the device that tensors are on
+                setattr(host, name, answer)
         torch.Generator = _Generator
         torch.Tensor.pin_memory = lambda tensor, *_: tensor
-        _move_requests_to_host()
+        _move_requests_to_host(self._on_device)
         self._autocast_on_host()
         _load_data_in_process()
 
@@ -87,9 +95,6 @@ class FakeCuda:
         kind.__init__ = begin
 
     def _answers(self) -> dict[str, Any]:
-        def one_stream(*_: Any) -> _Stream:
-            return _Stream()
-
         return {
             **dict.fromkeys(_NOTHING, _nothing),
             **dict.fromkeys(_ZERO, _zero),
@@ -107,12 +112,9 @@ class FakeCuda:
             "get_rng_state": lambda *_: torch.get_rng_state(),
             "set_rng_state": _nothing,
             "get_rng_state_all": list,
-            "Event": _Event,
-            "Stream": _Stream,
-            "current_stream": one_stream,
-            "default_stream": one_stream,
-            "stream": _NullContext,
             "device": _NullContext,
+            "synchronize": CLOCK.synchronize,
+            **CLOCK.answers(),
         }
 
     def properties(self) -> SimpleNamespace:
@@ -156,12 +158,11 @@ def on_host(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) and argument.type == "cuda" else argument
 
 
-MOVES: list[Callable[[Any], None]] = []
-"""Told each tensor that the program asks for on ``cuda``, as it is there."""
+def _move_requests_to_host(on_device: Callable[[Any], None]) -> None:
+    """Make on the CPU what is asked for on ``cuda`` and would ask for its driver before a mode sees it.
 
-
-def _move_requests_to_host() -> None:
-    """What is asked for on ``cuda`` and would ask for its driver before a mode sees it."""
+    ``on_device(tensor)`` is called with each such tensor.
+    """
     tensor: Any = torch.Tensor
     module: Any = torch.nn.Module
     to = tensor.to
@@ -170,8 +171,7 @@ def _move_requests_to_host() -> None:
     def moved(self: Any, *arguments: Any, **named: Any) -> Any:
         there = to(self, *map(on_host, arguments), **{name: on_host(value) for name, value in named.items()})
         if not torch.compiler.is_compiling() and any(on_host(one) is not one for one in (*arguments, *named.values())):
-            for listener in MOVES:
-                listener(there)
+            on_device(there)
         return there
 
     def to_cuda(self: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
@@ -181,28 +181,18 @@ def _move_requests_to_host() -> None:
     module.cuda = lambda self, *_: self.to("cuda")
     for name in ("tensor", "as_tensor", "asarray"):
         original = getattr(torch, name)
-        made = _constructed_on_host(original)
-        _register_for_script(original, made)
+        made = _constructed_on_host(original, on_device)
+        compat.register_for_script(original, made)
         setattr(torch, name, made)
 
 
-def _register_for_script(original: Any, made: Any) -> None:
-    """``torch.jit.script`` takes a function for the op that it stands for; of another one it would look for source."""
-    from torch.jit import _builtins
-
-    op = _builtins._find_builtin(original)
-    if op is not None:
-        _builtins._register_builtin(made, op)
-
-
-def _constructed_on_host(original: Any) -> Any:
+def _constructed_on_host(original: Any, on_device: Callable[[Any], None]) -> Any:
     @functools.wraps(original)
     def made(*arguments: Any, **named: Any) -> Any:
         here = {name: on_host(value) for name, value in named.items()}
         there = original(*arguments, **here)
         if not torch.compiler.is_compiling() and any(here[name] is not value for name, value in named.items()):
-            for listener in MOVES:
-                listener(there)
+            on_device(there)
         return there
 
     return made
@@ -216,40 +206,8 @@ class _Generator(torch.Generator):  # type: ignore[misc]
         return super().__new__(cls, "cpu")
 
 
-class _Event:
-    """Never waits; no time passes between two."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def elapsed_time(self, other: Any) -> float:
-        return 0.0
-
-    def query(self) -> bool:
-        return True
-
-    record = wait = synchronize = _nothing
-
-
-class _Stream:
-    """The only one."""
-
-    cuda_stream = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def record_event(self, event: Any = None) -> _Event:
-        return event or _Event()
-
-    def query(self) -> bool:
-        return True
-
-    synchronize = wait_stream = wait_event = _nothing
-
-
 class _NullContext:
-    """``with torch.cuda.stream(...)`` and ``with torch.cuda.device(...)``."""
+    """Stands for ``torch.cuda.device``."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -276,6 +234,161 @@ def _load_data_in_process() -> None:
         original(**{**asked, "num_workers": 0, "pin_memory": False})
 
     DataLoader.__init__ = alone
+
+
+# Streams and events: what each has seen of the others.
+#
+# Nothing runs, so a stream is only what work given to it would wait for: the program's own work up to a moment, and
+# collectives. Work that is no collective counts as given to the program's own (first) stream, whichever it is given to.
+
+BEGIN = StepPosition(ops=0)
+StreamState = tuple[StepPosition, frozenset[int]]
+"""(the program's own work up to then, collectives) that must be done."""
+
+
+class StreamClock:
+    """The streams of this process, which are those of `CLOCK`."""
+
+    def __init__(self) -> None:
+        self.now: Callable[[], StepPosition] = lambda: BEGIN
+        """The moment of the step."""
+        self.waited: Callable[[int], None] = lambda collective: None
+        """Called when the program's own stream waits for a collective from now on."""
+        self.asked: Callable[[], int] = lambda: 0
+        """The number of collectives that the step has asked for."""
+        self.step = 0
+        self.main: Any = None
+        self.current: Any = None
+
+    def begin(self) -> None:
+        """A step begins: what earlier ones left is done."""
+        self.step += 1
+
+    def seen(self) -> StreamState:
+        """What work that is asked for now would wait for."""
+        state: StreamState = self.current.seen()
+        return state
+
+    def synchronize(self, *_: Any) -> None:
+        """The host waits for the device."""
+        for collective in range(self.asked()):
+            self.waited(collective)
+
+    def set_current(self, stream: Any) -> None:
+        """As ``torch.cuda.set_stream``."""
+        self.current = stream
+
+    @contextmanager
+    def on(self, stream: Any = None) -> Iterator[None]:
+        """As ``torch.cuda.stream``."""
+        before = self.current
+        if isinstance(stream, Stream):
+            self.current = stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def answers(self) -> dict[str, Any]:
+        """What ``torch.cuda`` and ``torch.cpu`` have in place of their own: a class for each class."""
+        functions = {
+            "current_stream": lambda *_, **__: self.current,
+            "default_stream": lambda *_, **__: self.main,
+            "stream": self.on,
+            "set_stream": self.set_current,
+        }
+        hidden = {name: torch.compiler.disable(function) for name, function in functions.items()}
+        return {"Stream": Stream, "Event": Event, **hidden}
+
+
+CLOCK = StreamClock()
+
+
+class Stream:
+    """Stands for ``torch.cuda.Stream``: what work that is given to it next would wait for."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._step = -1
+        self._seen: StreamState = (BEGIN, frozenset())
+
+    def seen(self) -> StreamState:
+        """Of the program's own stream: all of its work up to now."""
+        if self is CLOCK.main:
+            return CLOCK.now(), frozenset()
+        return self._seen if self._step == CLOCK.step else (BEGIN, frozenset())
+
+    def waits_for(self, seen: StreamState) -> None:
+        """From now on."""
+        position, collectives = seen
+        if self is CLOCK.main:
+            for collective in sorted(collectives):
+                CLOCK.waited(collective)
+            return
+        own, others = self.seen()
+        self._step = CLOCK.step
+        self._seen = (max(own, position, key=lambda one: one.ops + one.runs), others | collectives)
+
+    def wait_stream(self, other: Any) -> None:
+        """As torch's."""
+        if isinstance(other, Stream):
+            self.waits_for(other.seen())
+
+    def wait_event(self, event: Any) -> None:
+        """As torch's."""
+        if isinstance(event, Event):
+            self.waits_for(event.seen())
+
+    def record_event(self, event: Any = None) -> Event:
+        """As torch's."""
+        recorded = event if isinstance(event, Event) else Event()
+        recorded.record(self)
+        return recorded
+
+    def synchronize(self) -> None:
+        """The host waits, so all that it asks for later comes after."""
+        CLOCK.main.waits_for(self.seen())
+
+    def query(self) -> bool:
+        """Idle."""
+        return True
+
+
+CLOCK.main = CLOCK.current = Stream()
+
+
+class Event:
+    """Stands for ``torch.cuda.Event``: a moment of a stream."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._step = -1
+        self._seen: StreamState = (BEGIN, frozenset())
+
+    def seen(self) -> StreamState:
+        """What it stands for; nothing in a step after that in which it was recorded."""
+        return self._seen if self._step == CLOCK.step else (BEGIN, frozenset())
+
+    def record(self, stream: Any = None) -> None:
+        """As torch's."""
+        self._step = CLOCK.step
+        self._seen = (stream if isinstance(stream, Stream) else CLOCK.current).seen()
+
+    def wait(self, stream: Any = None) -> None:
+        """As torch's."""
+        (stream if isinstance(stream, Stream) else CLOCK.current).wait_event(self)
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        CLOCK.main.waits_for(self.seen())
+
+    def query(self) -> bool:
+        """Reached."""
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        """No time passes, in ms."""
+        return 0.0
 
 
 # Which path ``scaled_dot_product_attention`` takes on the target, asked of the target and not of this machine.
@@ -320,9 +433,9 @@ class AttentionRule:
         why = fusion_refusal(query, key, value)
         if why is not None:
             self.paths[why] += 1
-            return torch.ops.aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-            )[0]
+            return compat.attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         self.paths["fused"] += 1
         if enable_gqa and key.shape[-3] != query.shape[-3]:
             groups = query.shape[-3] // key.shape[-3]
@@ -330,9 +443,7 @@ class AttentionRule:
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
         # Dropout is drawn inside the fused kernels of the device: no traffic of its own.
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
-        )[0]
+        return compat.attention_fused(query, key, value, attn_mask, is_causal, scale)
 
 
 def fusion_refusal(query: Any, key: Any, value: Any) -> str | None:
@@ -349,30 +460,3 @@ def fusion_refusal(query: Any, key: Any, value: Any) -> str | None:
     if query.shape[-1] != value.shape[-1]:
         return "queries and values differ in their features"
     return None
-
-
-# Optimizers and norms work on lists of tensors where the tensors are on a GPU; planned ones are fakes on the CPU.
-
-
-_FOREACH_QUERIES = "_get_foreach_kernels_supported_devices"
-
-
-def prefer_foreach() -> None:
-    """Have torch choose ``_foreach_*`` ops for fake CPU tensors by default, as it does for CUDA's, in this process.
-
-    ``torch.optim`` and ``clip_grad_norm_`` take them where all tensors have a type and a device of two of its lists
-    (``torch/optim/optimizer.py``: ``_default_to_fused_or_foreach``); whoever says ``foreach=False`` is still heard.
-    """
-    from torch.optim import optimizer, swa_utils
-
-    for module in (optimizer, _foreach_utils):
-        kinds = module._foreach_supported_types
-        if FakeTensor not in kinds:
-            kinds.append(FakeTensor)
-    asked = _foreach_utils._get_foreach_kernels_supported_devices
-
-    def also_here() -> list[str]:
-        return [*asked(), "cpu"]
-
-    for held in (optimizer, swa_utils, _foreach_utils):
-        setattr(held, _FOREACH_QUERIES, also_here)

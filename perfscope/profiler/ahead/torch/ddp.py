@@ -7,15 +7,13 @@ an all-reduce for each complete bucket; no op is dispatched for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as distributed
-from torch.utils._python_dispatch import _disable_current_modes
 
 from perfscope.model.documents.torch_plan import Bucket
-from perfscope.profiler.ahead.torch.buckets import BucketCountdown, assign_buckets
+from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.collectives import CollectiveRecorder, Exchange
 
 Tell = Callable[[str], None]
@@ -51,7 +49,7 @@ def install_ddp_model(
     from torch.nn.parallel import distributed as module
 
     kind: Any = module.DistributedDataParallel
-    begin, check = kind.__init__, kind._check_comm_hook
+    begin = kind.__init__
 
     def alone(self: Any, given: Any, *arguments: Any, **named: Any) -> None:
         # Tensors of the device are tensors of the CPU here, of which there is one.
@@ -71,21 +69,8 @@ def install_ddp_model(
     def hook(*_: Any) -> None:
         problem(HOOKS)
 
-    def checked(self: Any, called: Any) -> None:
-        if getattr(called, "__name__", "") not in FOR_CUDA:
-            check(self, called)
-
     kind.__init__ = alone
-    kind._ddp_init_helper = helper
-    kind._set_ddp_runtime_logging_sample_rate = lambda *_: None
-    module._verify_param_shape_across_processes = lambda *_, **__: None
-    module._sync_module_states = lambda *_, **__: None  # before the first step, once
-    both: Any = distributed
-    both._broadcast_coalesced = torch.compiler.disable(_broadcast_coalesced)
-    both._register_comm_hook = hook
-    both._register_builtin_comm_hook = hook
-    kind._check_comm_hook = checked
-    _compile_outside_modes(kind)
+    compat.replace_reducer(helper, hook, _broadcast_coalesced, FOR_CUDA)
 
 
 class BucketModel:
@@ -154,7 +139,7 @@ class BucketModel:
             return
         if not self._ending:
             self._ending = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            compat.at_end_of_backward(self._finish)
         self._send(self._countdown.ready(index))
 
     def _send(self, numbers: Sequence[int]) -> None:
@@ -187,23 +172,6 @@ def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _compile_outside_modes(kind: Any) -> None:
-    """Let Dynamo compile in ``forward`` of DDP as it does elsewhere: it sets modes aside there, and forgets to here.
-
-    A view as an input (``tokens[:, :-1]``) would be made anew by the mode of the plan in the place of Dynamo's own.
-    """
-    from torch._dynamo.convert_frame import CatchErrorsWrapper
-
-    wrapper: Any = CatchErrorsWrapper
-    compiles = wrapper.__call__
-
-    def without(self: Any, *arguments: Any, **named: Any) -> Any:
-        with _disable_current_modes() if kind._get_active_ddp_module() else nullcontext():
-            return compiles(self, *arguments, **named)
-
-    wrapper.__call__ = without
-
-
 class _NullLogger:
     """Keeps nothing."""
 
@@ -215,11 +183,61 @@ class _NullLogger:
 
 def _broadcast_coalesced(group: Any, tensors: Sequence[Any], size: int, source: int = 0) -> None:
     """Tensors of one dtype laid together, up to ``size`` bytes, and sent as one."""
-    found, _ = distributed._compute_bucket_assignment_by_size(list(tensors), [size], [False] * len(tensors))
     with torch.no_grad():
-        for bucket in found:
-            parts = [tensors[place] for place in bucket]
+        for bucket in compat.broadcast_buckets(list(tensors), size):
+            parts = [tensors[index] for index in bucket]
             flat = torch.cat([one.reshape(-1) for one in parts])
             distributed.broadcast(flat, group=group, group_src=source)
             for one, part in zip(parts, flat.split([one.numel() for one in parts]), strict=True):
                 one.copy_(part.view(one.shape))
+
+
+# Buckets, modelled from the sizes of the parameters.
+
+
+def assign_buckets(parameters: Sequence[tuple[int, str]], first_cap: int, cap: int) -> list[list[int]]:
+    """Indices of the parameters in each bucket, in the order in which the buckets are expected to be sent.
+
+    ``parameters``: (bytes, dtype) in the order of registration. Gradients are expected in the reverse order. A bucket
+    holds one dtype and is closed by the parameter that brings it to its cap: ``first_cap`` for the first bucket of a
+    dtype, ``cap`` for all later ones. Buckets that stay below their cap come last.
+    """
+    closed: list[list[int]] = []
+    open_buckets: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    caps: dict[str, int] = {}
+    for index in reversed(range(len(parameters))):
+        size, dtype = parameters[index]
+        open_buckets.setdefault(dtype, []).append(index)
+        sizes[dtype] = sizes.get(dtype, 0) + size
+        if sizes[dtype] >= caps.setdefault(dtype, first_cap):
+            closed.append(open_buckets.pop(dtype))
+            sizes[dtype], caps[dtype] = 0, cap
+    return closed + list(open_buckets.values())
+
+
+class BucketCountdown:
+    """Which buckets are complete as gradients become ready; a bucket waits for the buckets before it."""
+
+    def __init__(self, buckets: Sequence[Sequence[int]]) -> None:
+        self._buckets = [frozenset(bucket) for bucket in buckets]
+        self._bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket}
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a backward pass: no gradient is ready."""
+        self._missing = [set(bucket) for bucket in self._buckets]
+        self._next = 0
+
+    def ready(self, index: int) -> list[int]:
+        """The buckets that can be sent now that the gradient of this parameter is ready."""
+        self._missing[self._bucket_of[index]].discard(index)
+        first = self._next
+        while self._next < len(self._missing) and not self._missing[self._next]:
+            self._next += 1
+        return list(range(first, self._next))
+
+    def rest(self) -> list[int]:
+        """The buckets that were not sent by the end of the backward pass."""
+        first, self._next = self._next, len(self._buckets)
+        return list(range(first, self._next))

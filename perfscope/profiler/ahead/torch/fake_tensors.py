@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from perfscope.model.documents.torch_plan import PlaceholderValue, PlanLine
+from perfscope.profiler.ahead.torch import compat
+from perfscope.profiler.ahead.torch.compat import FakeTensor, FakeTensorMode
 from perfscope.profiler.torch.op_graph.frames import Frames
 
 CHOSEN_SHARE = 0.5
@@ -86,22 +85,19 @@ class FakeWorld:
         self.reads: Counter[tuple[str, str | None, int | None, str | None, str]] = Counter()
         self.recurrent = False
         """Whether a recurrent layer ran as one op."""
-        self._dispatch = FakeTensorMode.dispatch
         self._swap = torch.utils.swap_tensors
 
     def install(self) -> None:
         """Change torch in this process: there is no way back, it is the planner's own."""
-        world, dispatch = self, self._dispatch
 
-        def on_host(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            args, kwargs = to_host(args), to_host(kwargs or {})
-            if mode is not world.mode:  # the compiler's own
-                return dispatch(mode, func, types, args, kwargs)
-            return world._answered(dispatch, mode, func, types, args, kwargs)
+        def on_host(original: Any, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            args, kwargs = to_host(args), to_host(kwargs)
+            if mode is not self.mode:  # the compiler's own
+                return original(mode, func, types, args, kwargs)
+            return self._answered(original, mode, func, types, args, kwargs)
 
-        FakeTensorMode.dispatch = on_host
+        compat.hook_fake_dispatch(on_host)
         torch.utils.swap_tensors = self._swapped
-        torch._VF._pad_packed_sequence = _padded
 
     def _swapped(self, left: Any, right: Any) -> None:
         """``module.to(...)`` swaps parameters, which torch refuses for fakes that a converter remembers."""
@@ -126,9 +122,9 @@ class FakeWorld:
     def _answered(self, dispatch: Callable[..., Any], mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         try:
             result = dispatch(mode, func, types, args, kwargs)
-        except fake_tensor.DataDependentOutputException:
+        except compat.DataDependentOutput:
             return self._value(func, args)
-        except fake_tensor.DynamicOutputShapeException:
+        except compat.DynamicOutputShape:
             return self._sized(mode, func, args, kwargs)
         except (RuntimeError, NotImplementedError) as error:
             if str(func).startswith("aten._nested_") or any(map(_is_nested, args)):
@@ -183,13 +179,7 @@ class FakeWorld:
             self.note("bincount", f"{count:,} bins")
             with mode:
                 return torch.empty((count,), dtype=torch.int64, device=first.device)
-        if packet == "aten._pack_padded_sequence":
-            count, steps = (first.shape[0], first.shape[1]) if args[2] else (first.shape[1], first.shape[0])
-            self.note("pack_padded_sequence", f"all {count:,} sequences have the length of the longest, {steps:,}")
-            with mode:
-                packed = first.new_empty((count * steps, *first.shape[2:]))
-            return packed, torch.full((steps,), count)  # real: what runs a recurrent layer reads it
-        raise fake_tensor.DynamicOutputShapeException(func)
+        raise RuntimeError(f"{packet} is not covered by a plan: the size of its result is data, and there is none")
 
     def note(self, what: str, answer: str) -> None:
         """Count a read that was answered so, at the user's line."""
@@ -202,28 +192,15 @@ def _refuse_nested(*_: Any, **__: Any) -> Any:
     raise RuntimeError(NESTED)
 
 
-def _padded(data: Any, sizes: Any, batch_first: bool, value: float, least: int) -> Any:
-    """A packed batch whose sequences are all of one length, with its lengths: what reads their number reads fakes."""
-    steps = int(sizes.shape[0])
-    whole = data.reshape(steps, data.shape[0] // steps, *data.shape[1:])
-    if least > steps:
-        whole = torch.cat([whole, whole.new_full((least - steps, *whole.shape[1:]), value)])
-    return whole.transpose(0, 1) if batch_first else whole, torch.full((whole.shape[1],), steps)
-
-
 def to_host(tree: Any) -> Any:
     """Arguments with every CUDA device in them replaced by the CPU."""
-    if not pytree.tree_any(_is_cuda, tree):
+    if not compat.any_device(tree, "cuda"):
         return tree
-    return pytree.tree_map_only(torch.device, lambda device: torch.device("cpu") if _is_cuda(device) else device, tree)
+    return compat.map_devices(tree, lambda device: torch.device("cpu") if device.type == "cuda" else device)
 
 
 def _is_nested(thing: Any) -> bool:
     return isinstance(thing, torch.Tensor) and thing.is_nested
-
-
-def _is_cuda(thing: Any) -> bool:
-    return isinstance(thing, torch.device) and thing.type == "cuda"
 
 
 def _count(mask: Any) -> int:

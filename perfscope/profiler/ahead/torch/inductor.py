@@ -1,13 +1,13 @@
 """Has inductor plan a graph and stop before anything is compiled: lowering, scheduling, fusion, Triton source.
 
 Inductor's Triton backend is asked for tensors of the CPU (``config.cpu_backend``), which needs the triton package and
-neither a driver nor a compiler. Every private part of inductor that planning stands on is touched here.
+neither a driver nor a compiler.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,28 +15,11 @@ from typing import Any
 import torch
 
 from perfscope.model.errors import DataError
+from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.cuda import on_host
 from perfscope.profiler.ahead.torch.fake_tensors import index_range, to_host
-from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.compat import compile_id, hook_scheduler
 from perfscope.profiler.torch.fusion_log import MOST_PAIRS, Refusal
-
-# Has inductor take tensors of the CPU for those of the device.
-
-
-def treat_cpu_as_device(properties: object) -> None:
-    """For good, in this process: Triton, the device's rules, and its number of cores (of ``properties``)."""
-    import torch._inductor.config as config
-    from torch._dynamo.device_interface import CpuInterface
-    from torch._inductor import scheduler
-
-    config.cpu_backend = "triton"
-    CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
-    CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)
-    # Every tensor stands for one of the device: merge loops and mix orders of reductions as there. With that, a
-    # scalar of the CPU is no scalar of the host.
-    scheduler.BaseSchedulerNode.is_gpu = lambda node: True
-    scheduler.Scheduler.update_zero_dim_cpu_tensor = lambda _: None
-    scheduler._is_gpu_triton_backend = lambda *_: True
 
 
 def graph_to_host(module: Any) -> None:
@@ -98,7 +81,6 @@ class InductorPlanner:
         self._refusals: dict[tuple[str, str, str], Refusal] = {}
         self._overflow = 0
         self._sources: dict[str, tuple[str, str]] = {}
-        self._compile_fx: Any = None
         self._saved = 0
         self.tuned = False
         """Whether the program asked for autotuning, which is not planned."""
@@ -116,70 +98,36 @@ class InductorPlanner:
             ) from error
 
     def _install(self) -> None:
-        import torch._dynamo.config as dynamo
-        import torch._functorch.config as functorch
-        import torch._inductor.config as config
-        import torch.utils._triton as triton
-        from torch._inductor import compile_fx, graph, scheduler
-        from torch._inductor.codegen.triton import TritonScheduling
-
-        config.fx_graph_cache = config.fx_graph_remote_cache = False
-        dynamo.automatic_dynamic_local_pgo = False  # what other runs saw would change the plan
-        config.compile_threads = 1
-        functorch.enable_autograd_cache = False
-        functorch.force_non_lazy_backward_lowering = True
-        scheduler.has_triton = lambda: True
-        treat_cpu_as_device(self._properties)
-        triton.triton_hash_with_backend = lambda: "0" * 64
-        hooked = compat.hook_scheduler(self._refused, lambda _: None)
+        compat.configure_inductor(self._properties)
+        hooked = hook_scheduler(self._refused, lambda _: None)
         if isinstance(hooked, str):
             raise AttributeError(hooked)
-        self._compile_fx, inner = compile_fx.compile_fx, compile_fx.compile_fx_inner
-        define = TritonScheduling.define_kernel
-        planner = self
-
-        def define_kernel(scheduling: Any, source: str, nodes: Any, kernel: Any) -> Any:
-            name = define(scheduling, source, nodes, kernel)
-            for node in nodes:
-                for part in node.get_nodes() if hasattr(node, "get_nodes") else ():
-                    planner._sources[part.get_name()] = (str(name), source)
-            return name
-
-        TritonScheduling.define_kernel = define_kernel
-        graph.GraphLowering.compile_to_module = lambda lowered: planner._look(lowered)
-
-        def plan(module: Any, inputs: Sequence[Any], **named: Any) -> Any:
-            return self._plan(inner, module, inputs, named)
-
-        def compile_in_plan(model: Any, inputs: Any, *_: Any, config_patches: Any = None, **__: Any) -> Any:
-            patches = dict(config_patches or {})
-            planner.tuned = planner.tuned or any(patches.pop(name, False) for name in UNSUPPORTED_BACKENDS)
-            planner.replayed = planner.replayed or any(patches[name] for name in patches if name.endswith("cudagraphs"))
-            patches = {name: value for name, value in patches.items() if "cudagraph" not in name}
-            return self._compile(model, inputs, plan, patches)
-
-        compile_fx.compile_fx = compile_in_plan
+        compat.hook_inductor(self._look, self._defined, self._compile)
 
     def backend(self, module: Any, inputs: Any) -> Any:
         """A backend of torch.compile that plans."""
-        from torch._inductor import compile_fx
+        return compat.compile_fx(module, inputs)
 
-        return compile_fx.compile_fx(module, inputs)
+    def _defined(self, name: str, source: str, nodes: Iterable[Any]) -> None:
+        for node in nodes:
+            for part in node.get_nodes() if hasattr(node, "get_nodes") else ():
+                self._sources[part.get_name()] = (name, source)
 
-    def _compile(self, model: Any, inputs: Any, plan: Any, patches: dict[str, Any]) -> Any:
-        import torch._inductor.config as config
-        from torch.utils._python_dispatch import _disable_current_modes
-
+    def _compile(self, original: Any, model: Any, inputs: Any, patches: dict[str, Any]) -> Any:
+        self.tuned |= any(patches.get(name) for name in UNSUPPORTED_BACKENDS)
+        self.replayed |= any(value for name, value in patches.items() if name.endswith("cudagraphs"))
+        left_out = [name for name in patches if name in UNSUPPORTED_BACKENDS or "cudagraph" in name]
+        patches = {name: value for name, value in patches.items() if name not in left_out}
         graph_to_host(model)
-        with self._around(), _disable_current_modes(), config.patch(patches):
-            return self._compile_fx(model, inputs, inner_compile=plan)
+        with self._around(), compat.without_modes(), compat.inductor_settings(patches):
+            return original(model, inputs, inner_compile=self._plan)
 
-    def _plan(self, inner: Any, module: Any, inputs: Sequence[Any], named: dict[str, Any]) -> Any:
+    def _plan(self, module: Any, inputs: Sequence[Any], **named: Any) -> Any:
         before = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
         self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
         self._saved = _saved_bytes(before)
         try:
-            inner(module, inputs, **named)
+            compat.lower(module, inputs, named)
         except _PlannedError as planned:
             number = planned.number
         except Exception as error:  # the program goes on with this graph as it is
@@ -218,7 +166,7 @@ class InductorPlanner:
             graph=graph,
             backward=bool(graph.is_backward),
             inference=bool(graph.is_inference),
-            compile_id=compat.compile_id() or "-",
+            compile_id=compile_id() or "-",
             refusals=list(self._refusals.values()),
             overflow=self._overflow,
             sources=dict(self._sources),
@@ -302,7 +250,7 @@ class _Result:
                 if self._storage not in made:
                     made[self._storage] = torch.empty(self._elements, dtype=self._dtype, device=self._device)
                 base = made[self._storage]
-            with torch._C._AutoDispatchBelowAutograd():
+            with compat.below_autograd():
                 base = base if base.dtype is self._dtype else base.view(self._dtype)
                 tensor = torch.as_strided(base, *self._layout)
         if self._extent is not None:
@@ -314,7 +262,7 @@ def _storage(value: Any) -> int | None:
     """Which storage a value lies in, as long as the graph it is of lives."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    return int(value.untyped_storage()._cdata)
+    return id(value.untyped_storage())  # torch keeps one object for each storage as long as it lives
 
 
 def _saved_bytes(module: Any) -> int:

@@ -20,7 +20,7 @@ from perfscope.model.documents.torch_plan import (
     PlannedRefusal,
     Registers,
 )
-from perfscope.profiler.ahead.torch.collectives import is_collective, is_wait
+from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
 from perfscope.profiler.ahead.torch.registers import registers_of
 from perfscope.profiler.torch.fusion_log import kernels_apart
@@ -120,7 +120,7 @@ class KernelReader:
         """
         site = self._frames.site(sys._getframe())
         self._called_at = None if site.file is None else PlanLine(file=site.file, line=site.line or 0)
-        chosen = [kernel for kernel in scheduled.scheduler.nodes if is_launch(kernel)]
+        chosen = [kernel for kernel in scheduled.scheduler.nodes if compat.is_launch(kernel)]
         kernels = tuple(self._kernel(scheduled, kernel) for kernel in chosen)
         refusals, left = refusals_of(scheduled, chosen)
         return PlannedGraph(
@@ -134,7 +134,7 @@ class KernelReader:
             refusals_left=left,
             dynamic=bool(getattr(scheduled.graph.sizevars, "shape_env", None) and _symbols(scheduled.graph)),
             saved_bytes=scheduled.saved,
-            output_bytes=sum(_size(one) for one in scheduled.graph.graph_outputs or ()),
+            output_bytes=sum(compat.node_bytes(one) for one in scheduled.graph.graph_outputs or ()),
         )
 
     def _kernel(self, scheduled: ScheduledGraph, kernel: Any) -> PlannedKernel:
@@ -142,7 +142,7 @@ class KernelReader:
         members = tuple(part.get_name() for part in parts)
         origins = _origins(parts)
         named = scheduled.sources.get(members[0])
-        if is_collective(kernel):
+        if compat.is_collective(kernel):
             return self._collective(kernel, members, origins)
         read, written = int(kernel.get_read_buffer_sizes()), int(kernel.get_write_buffer_sizes())
         if named is not None:
@@ -230,15 +230,6 @@ class KernelReader:
         return None
 
 
-def is_launch(kernel: Any) -> bool:
-    """Whether a scheduled node is a launch: neither an allocation nor a wait nor a part of another call's results."""
-    from torch._inductor import ir, scheduler
-
-    if isinstance(kernel, scheduler.NopKernelSchedulerNode) or is_wait(kernel):
-        return False
-    return not isinstance(getattr(kernel, "node", None), (ir.MultiOutput, ir.DynamicScalar, ir.AssertScalar))
-
-
 def _origins(parts: Iterable[Any]) -> list[Any]:
     """Nodes of the FX graph that a kernel computes, by name."""
     found = {origin.name: origin for part in parts if part.node is not None for origin in part.node.get_origins()}
@@ -262,8 +253,6 @@ def _reread_bytes(parts: Sequence[Any]) -> int:
     Each reduction of the program's is a pass over the row, and what is computed element by element another; a buffer
     is read in every pass that has a member which reads it.
     """
-    from torch._inductor.virtualized import V
-
     outside = {name for part in parts for name in (dep.name for dep in part.read_writes.reads)}
     outside -= {name for part in parts for name in part.get_buffer_names()}
     passes: dict[str, set[tuple[str, ...]]] = defaultdict(set)
@@ -271,32 +260,13 @@ def _reread_bytes(parts: Sequence[Any]) -> int:
         own = tuple(sorted(origin.name for origin in part.node.get_origins())) if part.is_reduction() else ()
         for name in {dep.name for dep in part.read_writes.reads} & outside:
             passes[name].add(own)
-    total = 0
-    for name, reading in passes.items():
-        buffer = V.graph.try_get_buffer(name)
-        if buffer is not None:
-            total += _size(buffer) * (len(reading) - 1)
-    return total
-
-
-def _size(buffer: Any) -> int:
-    """Bytes of a buffer; 0 where it has no layout or torch cannot say."""
-    from torch._inductor.utils import get_dtype_size
-    from torch._inductor.virtualized import V
-
-    try:
-        elements = 1
-        for extent in buffer.get_size():
-            elements *= int(V.graph.sizevars.optimization_hint(extent, fallback=0))
-        return elements * int(get_dtype_size(buffer.get_dtype()))
-    except Exception:  # scalars, objects, views of nothing: no bytes worth a word
-        return 0
+    return sum(compat.read_bytes(name) * (len(reading) - 1) for name, reading in passes.items())
 
 
 def _dtype(parts: Sequence[Any]) -> str | None:
     """Of the largest thing that is written."""
     written = [part.node for part in parts if part.node is not None]
-    largest = max(written, key=_size, default=None)
+    largest = max(written, key=compat.node_bytes, default=None)
     try:
         return None if largest is None else str(largest.get_dtype()).removeprefix("torch.")
     except Exception:  # a mutation has no layout

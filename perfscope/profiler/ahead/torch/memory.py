@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 
 from perfscope.model.documents.torch_plan import PlanLine, PlanMemory, StepMemory, StepPhase
-from perfscope.profiler.ahead.torch.cuda import MOVES
+from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
 from perfscope.profiler.ahead.torch.ops import OpWatchMode, dense_parts, storage_of
 from perfscope.profiler.ahead.torch.peak import (
@@ -78,7 +78,6 @@ class MemoryLedger:
         self.mode = OpWatchMode(self)
         self._follow_sizes()
         insert_lowest(self.mode)
-        MOVES.append(self.moved)
 
     def start(self) -> None:
         """A step begins."""
@@ -255,16 +254,16 @@ class MemoryLedger:
     def _context(self, sources: list[Any]) -> tuple[StepPhase, UserLine, int]:
         site = self._frames.site(sys._getframe(2))
         here: UserLine = (site.file, site.line, site.function)
-        upcoming = torch._C._autograd._get_sequence_nr()
+        upcoming = compat.next_sequence()
         thread = threading.get_ident()
         created, self._upcoming[thread] = range(self._upcoming.get(thread, upcoming), upcoming), upcoming
-        node = torch._C._current_autograd_node()
+        node = compat.backward_sequence()
         number = -1
-        if node is not None or torch._C._current_graph_task_id() != -1 or site.engine_before_user:
+        if compat.in_backward() or site.engine_before_user:
             phase: StepPhase = "backward"
             again = site.checkpoint and torch.is_grad_enabled()
             if node is not None and not again:
-                number = int(node._sequence_nr())
+                number = node
                 if site.file is None or site.engine_before_user:
                     here = self._lines.get(number, here)
         elif site.optimizer_before_user or (site.optimizer and not torch.is_grad_enabled()):
@@ -353,7 +352,13 @@ class StepPeaks:
         direction = "backward" if scheduled.backward else "inference" if scheduled.inference else "forward"
         label = f"{scheduled.compile_id} {direction}"
         try:
-            found = buffers_of(scheduled.graph, label=label, places=self._place)
+            found = buffers_of(
+                scheduled.graph,
+                compat.memory_lines(scheduled.graph),
+                label=label,
+                size=compat.buffer_bytes,
+                places=self._place,
+            )
         except (ImportError, AttributeError, TypeError, KeyError, AssertionError) as error:
             _log.debug("buffers of %s", label, exc_info=True)
             self._uncounted[f"buffers of graph {label}: inductor's wrapper is not understood ({error})"[:300]] = None

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.model.errors import PerfscopeError
+from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.torch.op_graph.capture import OP_LIMIT, OpGraphCapture
 from perfscope.profiler.torch.op_graph.frames import Frames
 from perfscope.profiler.torch.op_graph.recorder import ModuleStack, unwraps
@@ -23,7 +23,7 @@ class OpWatcher(Protocol):
         """An op was run."""
 
 
-class OpWatchMode(TorchDispatchMode):  # type: ignore[misc]
+class OpWatchMode(compat.DispatchMode):  # type: ignore[misc]
     """Tells a watcher of each op."""
 
     supports_higher_order_operators = True
@@ -41,7 +41,7 @@ class OpWatchMode(TorchDispatchMode):  # type: ignore[misc]
         if any(map(unwraps, types)):
             return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
         result = func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
+        with compat.without_torch_functions():
             self._watcher.seen(func, args, kwargs or {}, result)
         return result
 
@@ -71,20 +71,18 @@ class WatcherPause:
 
     def listen(self) -> None:
         """To the compiler, from now on."""
-        from torch._dynamo import callback_handler
 
-        def begins(_: Any) -> None:
+        def begins() -> None:
             held = ExitStack()
             held.enter_context(self.around())
             self._held = held
 
-        def ends(_: Any) -> None:
+        def ends() -> None:
             held, self._held = self._held, None
             if held is not None:
                 held.close()
 
-        callback_handler.register_start_callback(begins)
-        callback_handler.register_end_callback(ends)
+        compat.on_compilation(begins, ends)
 
 
 # Keeps the ops of one step that the program dispatches itself, on fakes as on real tensors.

@@ -56,15 +56,9 @@ Event = tuple[str, Block] | tuple[str, GraphCall]
 """``born``, ``died`` or ``graph``."""
 
 
-# The buffers of a planned graph in the order in which inductor's wrapper allocates, reuses and frees them.
-#
-# The wrapper is the code that inductor would run: its lines are read after its own planning of memory, so that a
-# buffer
-# that takes over another one's memory is no new one.
-
-
-_UNREAD = ("EnterSubgraphLine", "ConditionalLine")
-"""Lines behind which memory is handed out that is not followed here."""
+# The buffers of a planned graph in the order in which inductor's wrapper allocates, reuses and frees them. The wrapper
+# is the code that inductor would run, after its own planning of memory: a buffer that takes over the memory of another
+# is no new one.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,93 +75,82 @@ class GraphBuffers:
     """It has parts that allocate and that are not in here."""
 
 
-def buffers_of(graph: Any, *, label: str, places: Callable[[Iterable[Any]], UserLine]) -> GraphBuffers:
-    """Of a ``GraphLowering`` whose code is written. ``places(origins)``: the user's line of nodes of the FX graph.
+class _BufferEvents:
+    """Follows the memory of a graph through the lines of its wrapper."""
 
-    ``AttributeError`` and the like where this torch's wrapper is another one; the caller says so.
-    """
-    from torch._inductor.codegen import wrapper as lines
+    def __init__(self, inputs: Sequence[str], made: Callable[[str], Block | None]) -> None:
+        """``made(name)``: the block of a buffer, ``None`` where it has no memory of its own."""
+        self._inputs = {name: index for index, name in enumerate(inputs)}
+        self._made = made
+        self.alive: dict[str, Block] = {}
+        self.events: list[tuple[str, Block]] = []
+        self.unread = False
 
-    found = GraphBuffers(label=label)
-    inputs = {name: place for place, name in enumerate(graph.graph_input_names)}
-    alive: dict[str, Block] = {}
-
-    def born(name: str) -> None:
-        if name in alive or name in inputs:
-            return
-        size = _bytes(graph, name)
-        if size is None:
-            return
-        op, place = _first_writer(graph, name, places)
-        alive[name] = Block(size, op, place=place, device=True)
-        found.events.append(("born", alive[name]))
-
-    def gone(name: str) -> None:
-        if name in inputs:
-            found.events.append(("let go", Block(0, born=inputs[name])))
-            return
-        block = alive.pop(name, None)
-        if block is not None and all(other is not block for other in alive.values()):
-            found.events.append(("died", block))
-
-    def takes_over(old: str, new: str, *, delete: bool) -> None:
-        if old in inputs:  # its memory is written again: the input ends where the buffer begins
-            gone(old)
-            born(new)
-            return
-        if old in alive:
-            alive[new] = alive[old]
-            if delete:
-                del alive[old]
+    def take(self, what: str, name: str, other: str) -> None:
+        """Handle one line (`compat.memory_lines`)."""
+        if what == "allocate":
+            self._allocate(name)
+        elif what == "free":
+            self._free(name)
+        elif what == "unread":
+            self.unread = True
+        elif name in self._inputs:  # its memory is written again: the input ends where the buffer begins
+            self._free(name)
+            self._allocate(other)
+        elif name in self.alive:
+            self.alive[other] = self.alive[name]
+            if what == "reuse":
+                del self.alive[name]
         else:
-            born(new)
+            self._allocate(other)
 
-    parts = _parts(graph, lines)
-    for line in graph.wrapper_code.lines:
-        if isinstance(line, lines.AllocateLine):
-            born(line.node.get_name())
-        elif isinstance(line, lines.ReuseLine):
-            takes_over(line.node.get_name(), line.reused_as.get_name(), delete=line.delete_old)
-        elif isinstance(line, lines.ReinterpretLine):
-            takes_over(line.node.get_name(), line.reused_as.get_name(), delete=False)
-        elif isinstance(line, lines.FreeIfNotReusedLine):
-            if not line.is_reused:
-                gone(line.node.get_name())
-        elif isinstance(line, lines.FreeLine):
-            gone(line.node.get_name())
-        elif isinstance(line, lines.ExternKernelAllocLine):
-            # the results of one call are there when it returns; their names follow behind what is freed after it
-            for name in (line.node.get_name(), *parts[line.node.get_name()]):
-                born(name)
-        elif isinstance(line, lines.MultiOutputLine):
-            born(line.result_name)
-        elif type(line).__name__ in _UNREAD:
-            found.unread = True
-    found.results = tuple(alive.get(name) for name in graph.get_output_names())
-    return found
+    def _allocate(self, name: str) -> None:
+        if name in self.alive or name in self._inputs:
+            return
+        block = self._made(name)
+        if block is not None:
+            self.alive[name] = block
+            self.events.append(("born", block))
+
+    def _free(self, name: str) -> None:
+        if name in self._inputs:
+            self.events.append(("let go", Block(0, born=self._inputs[name])))
+            return
+        block = self.alive.pop(name, None)
+        if block is not None and all(other is not block for other in self.alive.values()):
+            self.events.append(("died", block))
 
 
-def _parts(graph: Any, lines: Any) -> dict[str, list[str]]:
-    """Of a call that gives several results: the names that its results get."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for line in graph.wrapper_code.lines:
-        if isinstance(line, lines.MultiOutputLine):
-            found[line.arg_name].append(line.result_name)
-    return found
+def buffers_of(
+    graph: Any,
+    lines: Iterable[tuple[str, str, str]],
+    *,
+    label: str,
+    size: Callable[[Any, str], int | None],
+    places: Callable[[Iterable[Any]], UserLine],
+) -> GraphBuffers:
+    """Of a ``GraphLowering`` whose code is written.
 
+    ``lines``: what its wrapper does with memory; ``size(graph, name)``: bytes of a buffer; ``places(origins)``: the
+    user's line of nodes of the FX graph. ``AttributeError`` and the like where this torch's wrapper is another one.
+    """
 
-def _bytes(graph: Any, name: str) -> int | None:
-    """Of a buffer that has memory of its own; ``None`` for a tuple of others, and for what writes into another."""
-    from torch._inductor import ir
-    from torch._inductor.utils import get_dtype_size
+    def made(name: str) -> Block | None:
+        count = size(graph, name)
+        if count is None:
+            return None
+        op, place = _first_writer(graph, name, places)
+        return Block(count, op, place=place, device=True)
 
-    buffer = graph.name_to_buffer.get(name)
-    if buffer is None:
-        return None
-    if isinstance(buffer.get_output_spec(), (ir.MultiOutputLayout, ir.NoneLayout, ir.MutationLayoutSHOULDREMOVE)):
-        return None
-    count = graph.sizevars.optimization_hint(graph.get_allocation_storage_size(buffer), fallback=0)
-    return int(count) * int(get_dtype_size(buffer.get_dtype()))
+    buffers = _BufferEvents(graph.graph_input_names, made)
+    for line in lines:
+        buffers.take(*line)
+    return GraphBuffers(
+        label=label,
+        events=buffers.events,
+        unread=buffers.unread,
+        results=tuple(buffers.alive.get(name) for name in graph.get_output_names()),
+    )
 
 
 def _first_writer(graph: Any, name: str, places: Callable[[Iterable[Any]], UserLine]) -> tuple[str, UserLine]:

@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from perfscope.model.documents.torch_plan import (
     Bucket,
@@ -23,6 +21,7 @@ from perfscope.model.documents.torch_plan import (
     PlannedProcesses,
     StepPosition,
 )
+from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.collectives import (
     CollectiveRecorder,
     GroupTable,
@@ -88,8 +87,7 @@ class FakeProcessGroup:
         distributed = importlib.import_module("torch.distributed")
         if not distributed.is_available():
             return
-        for needed in ("torch.distributed._meta_registrations", "torch.testing._internal.distributed.fake_pg"):
-            importlib.import_module(needed)
+        compat.load_fake_groups()
         from torch.distributed import device_mesh, distributed_c10d
 
         modules: tuple[Any, ...] = (distributed, distributed_c10d, device_mesh)
@@ -137,8 +135,6 @@ class FakeProcessGroup:
             *_: Any,
             **__: Any,
         ) -> None:
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-
             size = int(world_size) if world_size is not None and int(world_size) > 0 else self._count
             if size != self._count:
                 self.notes[f"the program sets up {size} processes, the target has {self._count} devices"] = None
@@ -147,12 +143,8 @@ class FakeProcessGroup:
             self.world_size = size
             self.backend = str(backend).rpartition(":")[2] if backend else "nccl"
             _refuse_imported()
-            rules: Any = importlib.import_module("torch._dynamo.trace_rules")
-            forget, rules.clear_lru_cache = rules.clear_lru_cache, lambda: None  # they know torch.cuda as it was
-            try:
-                original(backend="fake", store=FakeStore(), rank=0, world_size=size)
-            finally:
-                rules.clear_lru_cache = forget
+            with compat.keeping_dynamo_rules():
+                original(backend="fake", store=compat.fake_store(), rank=0, world_size=size)
 
         return begin
 
@@ -212,8 +204,8 @@ def _real_meshes(module: Any) -> None:
 
     @functools.wraps(begin)
     def made(self: Any, device_type: str, mesh: Any = None, *arguments: Any, **named: Any) -> None:
-        with _disable_current_modes():
-            if isinstance(mesh, FakeTensor):  # its numbers are not known: ranks in order, as nearly all are
+        with compat.without_modes():
+            if isinstance(mesh, compat.FakeTensor):  # its numbers are not known: ranks in order, as nearly all are
                 mesh = torch.arange(mesh.numel(), dtype=torch.int).view(tuple(mesh.shape))
             begin(self, on_host(device_type), mesh, *arguments, **named)
 
@@ -240,7 +232,7 @@ def _real_meshes(module: Any) -> None:
 def _really(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def done(*arguments: Any, **named: Any) -> Any:
-        with _disable_current_modes():
+        with compat.without_modes():
             return original(*arguments, **named)
 
     return done
@@ -313,19 +305,11 @@ class JobPlan:
 
     def install_book(self) -> None:
         """Look at ops from now on."""
-        import torch
         import torch.distributed as distributed
 
         if not distributed.is_available():
             return
         self.book.install()
-        host: Any = torch.cpu
-        device: Any = torch.cuda
-        for name, answer in self.book.clock.answers().items():
-            for module in (host, device):
-                if hasattr(module, name):
-                    setattr(module, name, torch.compiler.disable(answer) if callable(answer) else answer)
-        device.synchronize = lambda *_: self.book.clock.everything(self.book.asked())
 
     def begin(self) -> None:
         """A step begins."""

@@ -16,6 +16,7 @@ import torch
 
 from perfscope.model.capture import CaptureOptions
 from perfscope.model.documents.torch_plan import ALL_STEPS
+from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.memory import StepPeaks
 from perfscope.profiler.ahead.torch.ops import OpRecorder
 from perfscope.profiler.ahead.torch.processes import JobPlan
@@ -157,8 +158,7 @@ class PlanSteps:
                 return original(module, *arguments, **named)  # the module that it wraps is the outermost
             torch.nn.Module.__call__ = original
             try:
-                if getattr(module, "_compiled_call_impl", None) is None:
-                    _compile(module, steps._backend)
+                compat.compile_module(module, steps._backend)
                 return original(module, *arguments, **named)
             finally:
                 if steps._wraps:
@@ -193,13 +193,3 @@ class PlanSteps:
             self.problems.append(problem)
             return None
         return recorder.path.name
-
-
-def _compile(module: Any, backend: Callable[..., Any]) -> None:
-    """As ``module.compile()``, which leaves modules of torch's own (``nn.Sequential``) to eager mode when outermost."""
-    if (type(module).forward.__module__ or "").startswith("torch."):  # that of a GraphModule has none
-        from torch._dynamo.external_utils import wrap_inline
-
-        module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)
-    else:
-        module.compile(backend=backend)

@@ -1,0 +1,501 @@
+"""The private interfaces of torch that planning without a device needs, tried on torch 2.13.0 with triton 3.7.
+
+No other module of this folder uses one. `check` reports the first that is missing, in one line, before a program runs.
+Import this module only in the child process, which changes torch for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from perfscope.model.errors import DataError
+from perfscope.profiler.torch.compat import missing
+
+KNOWN_VERSION = "2.13"
+"""The torch that this was written for."""
+
+_DDP = "torch.nn.parallel.distributed"
+_WRAPPER = "torch._inductor.codegen.wrapper"
+PRIVATE: dict[str, str] = {
+    "answers that depend on data": "torch._subclasses.fake_tensor.DataDependentOutputException",
+    "attention as one kernel": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+    "attention written out": "torch.ops.aten._scaled_dot_product_attention_math",
+    "autograd node that runs": "torch._C._current_autograd_node",
+    "autograd sequence number": "torch._C._autograd._get_sequence_nr",
+    "autograd task that runs": "torch._C._current_graph_task_id",
+    "below autograd": "torch._C._AutoDispatchBelowAutograd",
+    "broadcast of buffers": "torch.distributed._broadcast_coalesced",
+    "buckets by size": "torch.distributed._compute_bucket_assignment_by_size",
+    "builtins of TorchScript": "torch.jit._builtins._register_builtin",
+    "check of communication hooks": f"{_DDP}.DistributedDataParallel._check_comm_hook",
+    "collectives of inductor": "torch._inductor.ir._CollectiveKernel",
+    "communication hooks": "torch.distributed._register_comm_hook",
+    "collectives of fake tensors": "torch.distributed._meta_registrations",
+    "compiler of a module": "torch.nn.Module._call_impl",
+    "compiling outside of modes": "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
+    "current graph": "torch._inductor.virtualized.V",
+    "device of the host": "torch._dynamo.device_interface.CpuInterface.Worker",
+    "dispatch modes": "torch.utils._python_dispatch.TorchDispatchMode",
+    "dispatch of fake tensors": "torch._subclasses.fake_tensor.FakeTensorMode.dispatch",
+    "dispatch of torch functions": "torch._C.DisableTorchFunction",
+    "end of the backward": "torch.autograd.Variable._execution_engine.queue_callback",
+    "entry of inductor": "torch._inductor.compile_fx.compile_fx_inner",
+    "fake process group": "torch.testing._internal.distributed.fake_pg.FakeStore",
+    "fake tensors": "torch._subclasses.fake_tensor.FakeTensor",
+    "foreach kernels": "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+    "foreach types": "torch.utils._foreach_utils._foreach_supported_types",
+    "group by name": "torch.distributed.distributed_c10d._resolve_process_group",
+    "kernels of inductor": "torch._inductor.scheduler.NopKernelSchedulerNode",
+    "leaving modes": "torch.utils._python_dispatch._disable_current_modes",
+    "lowering of a graph": "torch._inductor.graph.GraphLowering.compile_to_module",
+    "memory of a graph": f"{_WRAPPER}.AllocateLine",
+    "memory of calls": f"{_WRAPPER}.ExternKernelAllocLine",
+    "memory that ends": f"{_WRAPPER}.FreeIfNotReusedLine",
+    "memory that is taken over": f"{_WRAPPER}.ReuseLine",
+    "modules of torch's own": "torch._dynamo.external_utils.wrap_inline",
+    "reducer": f"{_DDP}.DistributedDataParallel._ddp_init_helper",
+    "rules of dynamo": "torch._dynamo.trace_rules.clear_lru_cache",
+    "settings of AOTAutograd": "torch._functorch.config.force_non_lazy_backward_lowering",
+    "settings of dynamo": "torch._dynamo.config.automatic_dynamic_local_pgo",
+    "settings of inductor": "torch._inductor.config.cpu_backend",
+    "sizes of types": "torch._inductor.utils.get_dtype_size",
+    "sizes that depend on data": "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+    "start of the compiler": "torch._dynamo.callback_handler",
+    "states of modules": f"{_DDP}._sync_module_states",
+    "trees of arguments": "torch.utils._pytree.tree_map_only",
+    "Triton kernels": "torch._inductor.codegen.triton.TritonScheduling.define_kernel",
+    "version of triton": "torch.utils._triton.triton_hash_with_backend",
+    "waits of inductor": "torch._inductor.ir._WaitKernel",
+    "work of a collective": "torch._C._distributed_c10d.Work",
+    "work of a fake collective": "torch._C._distributed_c10d.FakeWork",
+}
+"""What an interface gives -> where torch 2.13.0 has it."""
+
+
+def check(places: Mapping[str, str] | None = None) -> None:
+    """Raise ``DataError`` with one line where this torch lacks what planning needs."""
+    for place in (PRIVATE if places is None else places).values():
+        reason = missing(place)
+        if reason is not None:
+            raise DataError(f"torch programs cannot be planned: {reason}; torch {KNOWN_VERSION} has")
+
+
+@functools.cache
+def _private(name: str) -> Any:
+    check({name: PRIVATE[name]})
+    return functools.reduce(getattr, PRIVATE[name].split(".")[1:], torch)
+
+
+FakeTensor: Any = _private("fake tensors")
+FakeTensorMode: Any = importlib.import_module("torch._subclasses.fake_tensor").FakeTensorMode
+DataDependentOutput: Any = _private("answers that depend on data")
+"""An op whose answer follows from data."""
+DynamicOutputShape: Any = _private("sizes that depend on data")
+"""An op whose size of the result follows from data."""
+DispatchMode: Any = _private("dispatch modes")
+
+
+# Tensors and autograd ---------------------------------------------------------------------------------------------
+
+
+def hook_fake_dispatch(answer: Callable[..., Any]) -> None:
+    """Call ``answer(original, mode, func, types, args, kwargs)`` for each op of every mode of fake tensors."""
+    original = FakeTensorMode.dispatch
+
+    def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return answer(original, mode, func, types, args, kwargs or {})
+
+    FakeTensorMode.dispatch = dispatch
+
+
+def any_device(tree: Any, kind: str) -> bool:
+    """Whether there is a ``torch.device`` of a type among nested arguments."""
+    from torch.utils import _pytree
+
+    return bool(_pytree.tree_any(lambda leaf: isinstance(leaf, torch.device) and leaf.type == kind, tree))
+
+
+def map_devices(tree: Any, change: Callable[[torch.device], torch.device]) -> Any:
+    """Nested arguments with each ``torch.device`` changed."""
+    return _private("trees of arguments")(torch.device, change, tree)
+
+
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no dispatch mode acts: tensors are real."""
+    context: contextlib.AbstractContextManager[Any] = _private("leaving modes")()
+    return context
+
+
+def without_torch_functions() -> contextlib.AbstractContextManager[Any]:
+    """Inside, subclasses of tensors do not override functions."""
+    context: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return context
+
+
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Inside, autograd does not see ops."""
+    context: contextlib.AbstractContextManager[Any] = torch._C._AutoDispatchBelowAutograd()
+    return context
+
+
+def next_sequence() -> int:
+    """The number that autograd gives the next node of this thread."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine runs a backward pass on this thread."""
+    return torch._C._current_autograd_node() is not None or torch._C._current_graph_task_id() != -1
+
+
+def backward_sequence() -> int | None:
+    """The sequence number of the autograd node that runs, ``None`` outside of one."""
+    node: Any = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def at_end_of_backward(called: Callable[[], None]) -> None:
+    """Call it once, at the end of the backward pass that runs."""
+    _private("end of the backward")(called)
+
+
+def register_for_script(original: Any, made: Any) -> None:
+    """``torch.jit.script`` takes a function for the op that it stands for; of another one it would look for source."""
+    from torch.jit import _builtins
+
+    op = _builtins._find_builtin(original)
+    if op is not None:
+        _builtins._register_builtin(made, op)
+
+
+def prefer_foreach() -> None:
+    """Have torch choose ``_foreach_*`` ops for fake CPU tensors by default, as it does for CUDA's, in this process.
+
+    ``torch.optim`` and ``clip_grad_norm_`` take them where all tensors have a type and a device of two of its lists
+    (``torch/optim/optimizer.py``: ``_default_to_fused_or_foreach``); ``foreach=False`` still overrides it.
+    """
+    from torch.optim import optimizer, swa_utils
+    from torch.utils import _foreach_utils
+
+    for module in (optimizer, _foreach_utils):
+        kinds = module._foreach_supported_types
+        if FakeTensor not in kinds:
+            kinds.append(FakeTensor)
+    original = _foreach_utils._get_foreach_kernels_supported_devices
+
+    def also_host() -> list[str]:
+        return [*original(), "cpu"]
+
+    for holder in (optimizer, swa_utils, _foreach_utils):
+        setattr(holder, original.__name__, also_host)
+
+
+def attention_math(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, **named: Any) -> Any:
+    """``scaled_dot_product_attention`` written out."""
+    return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, None, **named)[0]
+
+
+def attention_fused(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float | None) -> Any:
+    """``scaled_dot_product_attention`` as torch's one fused kernel for the CPU."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)[0]
+
+
+# Dynamo -----------------------------------------------------------------------------------------------------------
+
+
+def on_compilation(begins: Callable[[], None], ends: Callable[[], None]) -> None:
+    """Call ``begins()`` and ``ends()`` around each compilation."""
+    from torch._dynamo import callback_handler
+
+    callback_handler.register_start_callback(lambda _: begins())
+    callback_handler.register_end_callback(lambda _: ends())
+
+
+def compile_module(module: Any, backend: Callable[..., Any]) -> None:
+    """As ``module.compile()``, which leaves modules of torch's own (``nn.Sequential``) to eager mode when outermost."""
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return
+    if (type(module).forward.__module__ or "").startswith("torch."):  # that of a GraphModule has none
+        inline = _private("modules of torch's own")
+        module._compiled_call_impl = torch.compile(inline(module._call_impl), backend=backend)
+    else:
+        module.compile(backend=backend)
+
+
+@contextlib.contextmanager
+def keeping_dynamo_rules() -> Iterator[None]:
+    """Inside, dynamo does not build its rules again: they know ``torch.cuda`` as it was."""
+    rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+    clear, rules.clear_lru_cache = rules.clear_lru_cache, lambda: None
+    try:
+        yield
+    finally:
+        rules.clear_lru_cache = clear
+
+
+def compile_outside_modes(ddp: Any) -> None:
+    """Let dynamo compile within ``forward`` of DistributedDataParallel outside of modes, as it does elsewhere.
+
+    Otherwise the mode of the plan would replace a view that is an input (``tokens[:, :-1]``) by a tensor of its own.
+    """
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+
+    wrapper: Any = CatchErrorsWrapper
+    compiles = wrapper.__call__
+
+    def without(self: Any, *arguments: Any, **named: Any) -> Any:
+        with without_modes() if ddp._get_active_ddp_module() else contextlib.nullcontext():
+            return compiles(self, *arguments, **named)
+
+    wrapper.__call__ = without
+
+
+# Inductor ---------------------------------------------------------------------------------------------------------
+
+
+def configure_inductor(properties: object) -> None:
+    """Have inductor write Triton for tensors of the CPU, for a device with these properties, and keep no cache."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+    import torch._inductor.config as config
+    import torch.utils._triton as triton
+    from torch._dynamo.device_interface import CpuInterface
+    from torch._inductor import scheduler
+
+    config.fx_graph_cache = config.fx_graph_remote_cache = False
+    dynamo.automatic_dynamic_local_pgo = False  # what other runs saw would change the plan
+    config.compile_threads = 1
+    functorch.enable_autograd_cache = False
+    functorch.force_non_lazy_backward_lowering = True
+    triton.triton_hash_with_backend = lambda: "0" * 64
+    scheduler.has_triton = lambda: True
+    config.cpu_backend = "triton"
+    CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
+    CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)
+    # Every tensor stands for one of the device: merge loops and mix orders of reductions as there. With that, a
+    # scalar of the CPU is no scalar of the host.
+    scheduler.BaseSchedulerNode.is_gpu = lambda node: True
+    scheduler.Scheduler.update_zero_dim_cpu_tensor = lambda _: None
+    scheduler._is_gpu_triton_backend = lambda *_: True
+
+
+def hook_inductor(
+    lowered: Callable[[Any], Any],
+    defined: Callable[[str, str, Iterable[Any]], None],
+    compiled: Callable[..., Any],
+) -> None:
+    """Change inductor in this process.
+
+    ``lowered(graph)`` is called in place of the compilation of a lowered graph, ``defined(name, source, nodes)`` with
+    each Triton kernel, and ``compiled(original, model, inputs, patches)`` in place of ``compile_fx``.
+    """
+    from torch._inductor import compile_fx, graph
+    from torch._inductor.codegen.triton import TritonScheduling
+
+    define = TritonScheduling.define_kernel
+    original = compile_fx.compile_fx
+
+    def define_kernel(scheduling: Any, source: str, nodes: Any, kernel: Any) -> Any:
+        name = define(scheduling, source, nodes, kernel)
+        defined(str(name), source, nodes)
+        return name
+
+    def compile_planned(model: Any, inputs: Any, *_: Any, config_patches: Any = None, **__: Any) -> Any:
+        return compiled(original, model, inputs, dict(config_patches or {}))
+
+    TritonScheduling.define_kernel = define_kernel
+    graph.GraphLowering.compile_to_module = lambda lowering: lowered(lowering)
+    compile_fx.compile_fx = compile_planned
+
+
+def compile_fx(module: Any, inputs: Any) -> Any:
+    """Inductor's entry, as hooked."""
+    return importlib.import_module("torch._inductor.compile_fx").compile_fx(module, inputs)
+
+
+def lower(module: Any, inputs: Any, named: dict[str, Any]) -> Any:
+    """Inductor on one graph of AOTAutograd."""
+    return _private("entry of inductor")(module, inputs, **named)
+
+
+def inductor_settings(patches: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Inside, inductor has these settings."""
+    context: contextlib.AbstractContextManager[Any] = importlib.import_module("torch._inductor.config").patch(patches)
+    return context
+
+
+def is_wait(kernel: Any) -> bool:
+    """Whether a scheduled node only waits for a collective: no launch of its own."""
+    return isinstance(getattr(kernel, "node", None), _private("waits of inductor"))
+
+
+def is_collective(kernel: Any) -> bool:
+    """Whether a scheduled node is an exchange with other processes."""
+    return isinstance(getattr(kernel, "node", None), _private("collectives of inductor")) and not is_wait(kernel)
+
+
+def is_launch(kernel: Any) -> bool:
+    """Whether a scheduled node is a launch: neither an allocation nor a wait nor a part of another call's results."""
+    from torch._inductor import ir
+
+    if isinstance(kernel, _private("kernels of inductor")) or is_wait(kernel):
+        return False
+    return not isinstance(getattr(kernel, "node", None), (ir.MultiOutput, ir.DynamicScalar, ir.AssertScalar))
+
+
+def _dtype_bytes(dtype: Any) -> int:
+    return int(_private("sizes of types")(dtype))
+
+
+def read_bytes(name: str) -> int:
+    """Bytes of a buffer of the graph that is being lowered; 0 where there is none of that name."""
+    buffer = _private("current graph").graph.try_get_buffer(name)
+    return 0 if buffer is None else node_bytes(buffer)
+
+
+def node_bytes(buffer: Any) -> int:
+    """Bytes of a buffer; 0 where it has no layout or torch cannot say."""
+    sizes = _private("current graph").graph.sizevars
+    try:
+        elements = 1
+        for extent in buffer.get_size():
+            elements *= int(sizes.optimization_hint(extent, fallback=0))
+        return elements * _dtype_bytes(buffer.get_dtype())
+    except Exception:  # scalars, objects, views of nothing: no bytes worth a word
+        return 0
+
+
+def buffer_bytes(graph: Any, name: str) -> int | None:
+    """Of a buffer that has memory of its own; ``None`` for a tuple of others, and for what writes into another."""
+    from torch._inductor import ir
+
+    buffer = graph.name_to_buffer.get(name)
+    if buffer is None:
+        return None
+    if isinstance(buffer.get_output_spec(), (ir.MultiOutputLayout, ir.NoneLayout, ir.MutationLayoutSHOULDREMOVE)):
+        return None
+    count = graph.sizevars.optimization_hint(graph.get_allocation_storage_size(buffer), fallback=0)
+    return int(count) * _dtype_bytes(buffer.get_dtype())
+
+
+def memory_lines(graph: Any) -> Iterator[tuple[str, str, str]]:
+    """What inductor's wrapper does with memory, after its own planning of it: (what, name, other name).
+
+    ``allocate``; ``free``; ``reuse``: the second takes over the memory of the first, which ends; ``alias``: the first
+    stays; ``unread``: memory is handed out in a way that is not followed here.
+    """
+    from torch._inductor.codegen import wrapper as lines
+
+    parts: dict[str, list[str]] = {}
+    for line in graph.wrapper_code.lines:
+        if isinstance(line, lines.MultiOutputLine):
+            parts.setdefault(line.arg_name, []).append(line.result_name)
+    for line in graph.wrapper_code.lines:
+        if isinstance(line, lines.AllocateLine):
+            yield "allocate", line.node.get_name(), ""
+        elif isinstance(line, lines.ReuseLine):
+            yield "reuse" if line.delete_old else "alias", line.node.get_name(), line.reused_as.get_name()
+        elif isinstance(line, lines.ReinterpretLine):
+            yield "alias", line.node.get_name(), line.reused_as.get_name()
+        elif isinstance(line, lines.FreeIfNotReusedLine):
+            if not line.is_reused:
+                yield "free", line.node.get_name(), ""
+        elif isinstance(line, lines.FreeLine):
+            yield "free", line.node.get_name(), ""
+        elif isinstance(line, lines.ExternKernelAllocLine):
+            # the results of one call exist when it returns; their names follow after what is freed after it
+            for name in (line.node.get_name(), *parts.get(line.node.get_name(), ())):
+                yield "allocate", name, ""
+        elif isinstance(line, lines.MultiOutputLine):
+            yield "allocate", line.result_name, ""
+        elif type(line).__name__ in ("EnterSubgraphLine", "ConditionalLine"):
+            yield "unread", "", ""
+
+
+# Processes --------------------------------------------------------------------------------------------------------
+
+
+def fake_store() -> Any:
+    """The store of a process group that exchanges nothing."""
+    return _private("fake process group")()
+
+
+def load_fake_groups() -> None:
+    """Register the process group that exchanges nothing, and what collectives do to fake tensors."""
+    for name in ("torch.distributed._meta_registrations", "torch.testing._internal.distributed.fake_pg"):
+        importlib.import_module(name)
+
+
+def hook_waits(waited: Callable[[Any], None]) -> None:
+    """Call ``waited(number)`` where the program waits for the work of a collective."""
+    kinds: tuple[Any, ...] = (_private("work of a fake collective"), _private("work of a collective"))
+    for kind in kinds:
+        original = kind.wait
+
+        def wait(work: Any, *arguments: Any, _original: Any = original, **named: Any) -> Any:
+            waited(getattr(work, "seq_id", None))
+            return _original(work, *arguments, **named)
+
+        kind.wait = torch.compiler.disable(wait)
+
+
+def work_number(result: Any) -> int | None:
+    """The number of the work that an op gives back, where it is one."""
+    if isinstance(result, torch.Tensor) or not hasattr(result, "_type"):
+        return None
+    try:
+        return int(_private("work of a fake collective").unbox(result).seq_id)
+    except (RuntimeError, TypeError, AttributeError):
+        return None
+
+
+def group_ranks(named: dict[str, Any]) -> tuple[int, ...]:
+    """Global ranks of the group that an op is given, by object or by name."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = named.get("process_group")
+    if group is not None and not isinstance(group, c10d.ProcessGroup):
+        group = c10d.ProcessGroup.unbox(group)
+    if group is None:
+        group = c10d._resolve_process_group(named["group_name"])
+    return tuple(int(rank) for rank in c10d.get_process_group_ranks(group))
+
+
+def replace_reducer(
+    helper: Callable[..., None], hook: Callable[..., None], broadcast: Callable[..., None], unchecked: Iterable[str]
+) -> None:
+    """Have DistributedDataParallel call ``helper`` in place of making its reducer and ``hook`` for hooks.
+
+    ``broadcast`` replaces the broadcast of buffers; hooks called ``unchecked`` pass its check of hooks.
+    """
+    from torch.nn.parallel import distributed as module
+
+    kind: Any = module.DistributedDataParallel
+    check_hook = kind._check_comm_hook
+
+    def checked(self: Any, called: Any) -> None:
+        if getattr(called, "__name__", "") not in unchecked:
+            check_hook(self, called)
+
+    kind._ddp_init_helper = helper
+    kind._set_ddp_runtime_logging_sample_rate = lambda *_: None
+    kind._check_comm_hook = checked
+    module._verify_param_shape_across_processes = lambda *_, **__: None
+    module._sync_module_states = lambda *_, **__: None  # before the first step, once
+    distributed: Any = torch.distributed
+    distributed._broadcast_coalesced = torch.compiler.disable(broadcast)
+    distributed._register_comm_hook = distributed._register_builtin_comm_hook = hook
+    compile_outside_modes(kind)
+
+
+def broadcast_buckets(tensors: list[Any], size: int) -> list[list[int]]:
+    """Tensors that are broadcast together, up to so many bytes: their indices."""
+    buckets, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, [size], [False] * len(tensors))
+    return [list(bucket) for bucket in buckets]

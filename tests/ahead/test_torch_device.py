@@ -1,0 +1,61 @@
+"""What stands for ``torch.cuda`` in a planned program: a class for each class, so that annotations and checks work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from perfscope.model.errors import DataError
+
+PROGRAM = """
+import torch
+from perfscope.profiler.ahead.torch.cuda import FakeCuda
+
+FakeCuda(
+    name="H100", count=1, memory_bytes=80 << 30, cores=132, capability=(9, 0), on_device=lambda tensor: None
+).install()
+
+class Prefetcher:  # as libraries annotate it
+    def __init__(self, stream: torch.cuda.Stream | None = None, event: "torch.cuda.Event | None" = None) -> None:
+        self.stream = stream or torch.cuda.current_stream()
+
+def seeded(generator: torch.Generator | list[torch.Generator] | None = None) -> None: ...
+
+class OwnStream(torch.cuda.Stream):
+    pass
+
+class OwnEvent(torch.cuda.Event):
+    pass
+
+for module in (torch.cuda, torch.cpu):
+    assert isinstance(module.Stream, type) and isinstance(module.Event, type)
+assert isinstance(Prefetcher().stream, torch.cuda.Stream)
+side = OwnStream(priority=-1)
+with torch.cuda.stream(side):
+    assert torch.cuda.current_stream() is side
+assert torch.cuda.current_stream() is torch.cuda.default_stream()
+assert isinstance(side.record_event(), torch.cuda.Event) and isinstance(OwnEvent(enable_timing=True), torch.cuda.Event)
+assert isinstance(torch.Generator(device="cuda"), torch.Generator)
+with torch.cuda.device(0):
+    assert torch.cuda.device_count() == 1 and torch.cuda.get_device_properties(0).multi_processor_count == 132
+"""
+
+
+def test_what_stands_for_a_class_is_a_class() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_torch_without_an_interface_is_one_clear_sentence() -> None:
+    pytest.importorskip("torch")
+    from perfscope.profiler.ahead.torch import compat
+
+    compat.check()
+    with pytest.raises(
+        DataError, match=r"torch programs cannot be planned: torch .* has no torch\._gone\.part;"
+    ) as gone:
+        compat.check({"gone": "torch._gone.part"})
+    assert "\n" not in str(gone.value)
