@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices.roofline import peak_flops
 from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.cost.types import Product
 from perfscope.analyzers.hlo.roofline import (
     compute_ns,
     measured_roofline,
-    peak_flops,
+    program_roofs,
     roof_of,
     roof_sum_ns,
-    roofline,
     utilization,
 )
 from perfscope.analyzers.hlo.time import HloTime, InstructionTime, hlo_time
@@ -91,7 +90,7 @@ def test_unknown_arithmetic_leaves_the_bound_unknown_and_the_memory_time_as_a_fl
     ],
 )
 def test_peak_of_a_product(dtype: str, precision: str, on: Device, tera: float):
-    assert peak_flops(Product(dtype, precision), on) == pytest.approx(tera * 1e12)
+    assert peak_flops(on, dtype, precision) == pytest.approx(tera * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_peak_of_a_product(dtype: str, precision: str, on: Device, tera: float):
     [("f64", "default", H100), ("f8e5m2", "default", V5E), ("f32", "dot_of_tomorrow", V5E)],
 )
 def test_a_peak_nobody_states_is_unknown(dtype: str, precision: str, on: Device):
-    assert peak_flops(Product(dtype, precision), on) is None
+    assert peak_flops(on, dtype, precision) is None
     row = op_cost([f"{dtype}[8,8]"] * 2, f"{dtype}[8,8] dot(%p0, %p1), {DOT}, algorithm={precision}")
     assert precision == "default" or compute_ns(row.once, on) is None
 
@@ -135,7 +134,7 @@ ENTRY %main (x: bf16[512,512]) -> bf16[512,512] {
 
 def test_the_roofline_of_a_program_counts_loops():
     found = cost(STEP)
-    roofs = roofline(found, H100, {("body", "y"): 5_000.0})
+    roofs = program_roofs(found, H100, {("body", "y"): 5_000.0})
     assert [(roof.row.instruction.name, roof.row.runs) for roof in roofs] == [("again", 1), ("y", 4)]
     # both are bound by memory: the loop's reads one array and writes one, the last reads two
     inside, last = (arrays * 512 * 512 * 2 / 3352e9 * 1e9 for arrays in (2, 3))
@@ -147,7 +146,7 @@ def test_the_roofline_of_a_program_counts_loops():
 
 def test_no_headroom_is_claimed_where_the_number_of_runs_is_not_known():
     found = cost(STEP.replace(', backend_config={"known_trip_count":{"n":"4"}}', ""))
-    roofs = roofline(found, H100, {("body", "y"): 5_000.0})
+    roofs = program_roofs(found, H100, {("body", "y"): 5_000.0})
     assert next(roof for roof in roofs if roof.row.computation == "body").headroom_ns is None
 
 

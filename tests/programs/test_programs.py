@@ -11,7 +11,7 @@ from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import analyze, merge_programs
 from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.roofline import roof_sum_ns, roofline
+from perfscope.analyzers.hlo.roofline import program_roofs, roof_sum_ns
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.programs.programs import Program, programs
 from perfscope.analyzers.readers import load
@@ -89,7 +89,7 @@ def test_a_program_alone_is_modelled_on_an_assumed_device_that_says_so() -> None
     assert device is not None
     assert program.least is not None
     assert (program.least.device, program.least.assumed) == (f"{device.name} (assumed)", True)
-    assert program.least.total_ns == pytest.approx(roof_sum_ns(roofline(module_cost(module), device)))
+    assert program.least.total_ns == pytest.approx(roof_sum_ns(program_roofs(module_cost(module), device)))
     assert sum(program.least.by_bound.values()) == pytest.approx(program.least.total_ns)
     assert program.least.bound == "compute"
     assert program.peak_known_by == "modelled"

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.devices import find_device, named_device
+from perfscope.analyzers.devices.roofline import kernel_roof
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.time.spans import subtree_ends
 from perfscope.analyzers.time.steps import step_windows
@@ -17,9 +18,6 @@ from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, Trace
 
 Float64 = npt.NDArray[np.float64]
-
-NOT_PRICED = frozenset({"float64"})
-"""Matrix dtypes without a peak in the hardware tables: priced by their bytes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +128,8 @@ def _roofline(trace: Trace, graph: OpGraph, step_ns: int | None, matched: float)
     for index, op in enumerate(graph.ops):
         if not op.view:
             dtype = graph.tensors[op.inputs[0]].dtype.removeprefix("torch.") if op.inputs else ""
-            peak = found.peak_flops.get(dtype) if dtype not in NOT_PRICED else None
-            compute = (op.flops or 0) / peak if peak else 0.0
-            ns[index] = 1e9 * max(compute, op_bytes(graph, op) / found.memory_bandwidth)
+            moved = op_bytes(graph, op)
+            ns[index] = kernel_roof(found, flops=op.flops, dtype=dtype, precision="highest", moved=moved).roof_ns
     return OpTimes(
         ns=ns,
         step_ns=step_ns,

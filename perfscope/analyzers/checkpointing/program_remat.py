@@ -17,7 +17,7 @@ import numpy as np
 
 from perfscope.analyzers.checkpointing.xla_model.kept import Stacks
 from perfscope.analyzers.checkpointing.xla_model.layers import Layer, backward_body, layer_loops, reached
-from perfscope.analyzers.devices import find_device
+from perfscope.analyzers.devices import find_device, roofline
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
 from perfscope.analyzers.hlo.cost.phase import phase_of
@@ -36,9 +36,6 @@ from perfscope.model.units import format_bytes
 
 TYPICAL_DEVICE = "NVIDIA H100 80GB HBM3"
 """Programs name no device; its ratio of arithmetic to bandwidth stands for a training accelerator's."""
-
-_MATRIX_DTYPES = {"f32": "tf32", "bf16": "bfloat16", "f16": "float16", "f8e4m3fn": "fp8", "f8e5m2": "fp8"}
-"""XLA's element types as the hardware tables call them; XLA multiplies float32 as TF32 unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +79,10 @@ class Recomputed:
         device = find_device(TYPICAL_DEVICE)
         assert device is not None
         (kind, *_) = self.row.once.products
-        peak = device.peak_flops.get(_MATRIX_DTYPES.get(kind.dtype, "float32"), device.peak_flops["float32"])
-        seconds = self.row.once.flops / peak
-        return seconds < 2 * self.result.bytes / device.memory_bandwidth
+        arithmetic = roofline.flops_ns(device, self.row.once.flops, kind.dtype)
+        if arithmetic is None:
+            arithmetic = roofline.vector_ns(device, self.row.once.flops)
+        return arithmetic < roofline.bytes_ns(device, 2 * self.result.bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

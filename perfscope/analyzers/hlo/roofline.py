@@ -1,8 +1,6 @@
-"""How fast each instruction of a program could run at most on a device, and what holds it back.
+"""Rooflines of compiled programs: of each instruction the least time on a device and what bounds it; MFU and HFU.
 
-The roof of an instruction is the longest of three times, each at the vendor's peak: its arithmetic, its bytes
-through device memory, its bytes on the links. Nothing runs faster, except where data stays in a cache between two
-instructions; real kernels reach 60 to 90% of it. Modelled; only ``measured_ns`` comes from a trace.
+Formulas and peaks are in ``devices/roofline.py``. Modelled; only ``measured_ns`` comes from a trace.
 """
 
 from __future__ import annotations
@@ -11,52 +9,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.roofline import Roof, bytes_ns, flops_ns, link_ns, vector_ns
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.cost.phase import Phase
-from perfscope.analyzers.hlo.cost.types import Cost, Product
+from perfscope.analyzers.hlo.cost.types import Cost
 from perfscope.analyzers.hlo.time import HloTime, InstructionTime, hlo_time
 from perfscope.model.trace import Trace
 
-Bound = Literal["compute", "memory", "link", "unknown"]
-
-NS = 1_000_000_000
-
-_PEAK_OF = {
-    "bf16": "bfloat16", "f16": "float16", "s8": "int8", "u8": "int8", "s4": "int8", "u4": "int8",
-    "f8e4m3": "fp8", "f8e4m3fn": "fp8", "f8e4m3fnuz": "fp8", "f8e4m3b11fnuz": "fp8", "f8e5m2": "fp8",
-    "f8e5m2fnuz": "fp8", "f8e3m4": "fp8",
-}  # fmt: skip
-
-_BF16_PASSES = {"default": 1, "high": 3, "highest": 6, "dot_bf16_bf16_f32_x3": 3, "dot_bf16_bf16_f32_x6": 6,
-                "dot_bf16_bf16_f32": 1, "dot_bf16_bf16_f32_x9": 9}  # fmt: skip
-"""Products of bfloat16 parts that a float32 product is made of on TPU, or where an algorithm asks for it
-(``jax.lax.Precision``, ``jax.lax.DotAlgorithmPreset``)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roof:
-    """The least time one run of an instruction takes on a device, and where it comes from. Times in ns."""
+class InstructionRoof(Roof):
+    """The roof of one run of an instruction. Times in ns."""
 
     row: InstructionCost
-    bound: Bound
-    """What takes longest. ``unknown``: its arithmetic, or the device's peak for it, is not known, or nothing
-    of it is counted."""
-    compute_ns: float | None
-    """None: arithmetic or peak not known."""
-    memory_ns: float
-    link_ns: float | None
-    """None: it sends to other devices and the device's links are not known, or it moves data to or from the host,
-    whose link is not."""
     measured_ns: float | None = None
     """Mean of its runs in a trace; None where none was found."""
-
-    @property
-    def roof_ns(self) -> float:
-        """The least time; where a part is unknown, the longest of the others, a lower bound still."""
-        return max(self.compute_ns or 0.0, self.memory_ns, self.link_ns or 0.0)
 
     @property
     def headroom_ns(self) -> float | None:
@@ -77,33 +46,14 @@ class Roof:
         return self.roof_ns / self.measured_ns
 
 
-def peak_flops(product: Product, device: Device) -> float | None:
-    """FLOP/s the device can reach at most in products of a kind; ``None`` where no peak is known.
-
-    float32 without a request for precision may run in TF32 on a GPU that has it and in one bfloat16 pass on
-    TPU, as XLA does by default; ``highest`` is plain float32 or six passes.
-    """
-    peaks = device.peak_flops
-    if product.dtype != "f32":
-        found = peaks.get(_PEAK_OF.get(product.dtype, ""))
-        return None if found is None else float(found)
-    passes = _BF16_PASSES.get(product.precision)
-    if passes is not None and ("float32" not in peaks or product.precision.startswith("dot_")):
-        return peaks["bfloat16"] / passes if "bfloat16" in peaks else None
-    if "float32" not in peaks:
-        return None
-    plain = product.precision in ("highest", "dot_f32_f32_f32")
-    return float(peaks["float32"] if plain else peaks.get("tf32", peaks["float32"]))
-
-
 def products_ns(cost: Cost, device: Device) -> float | None:
     """Time of all matrix products of a cost at the device's peaks; ``None`` if the peak of one is not known."""
     total = 0.0
     for product, flops in cost.products.items():
-        peak = peak_flops(product, device)
-        if peak is None:
+        time = flops_ns(device, flops, product.dtype, product.precision)
+        if time is None:
             return None
-        total += flops * NS / peak
+        total += time
     return total
 
 
@@ -118,44 +68,25 @@ def compute_ns(cost: Cost, device: Device) -> float | None:
     if cost.unknown or products is None:
         return None
     rest = cost.flops - sum(cost.products.values()) + cost.transcendentals
-    plain = device.peak_flops.get("float32")
-    return max(products, rest * NS / plain) if plain else products
+    return max(products, vector_ns(device, rest))
 
 
-def roof_of(row: InstructionCost, device: Device, measured_ns: float | None = None) -> Roof:
+def roof_of(row: InstructionCost, device: Device, measured_ns: float | None = None) -> InstructionRoof:
     """The roof of one instruction on a device."""
     cost = row.once
-    arithmetic = compute_ns(cost, device)
-    memory = cost.bytes * NS / device.memory_bandwidth
-    link: float | None = 0.0
-    if cost.wire_bytes:
-        link = cost.wire_bytes * NS / device.link_bandwidth if device.link_bandwidth else None
-    if cost.host_bytes:
-        link = None
-    return Roof(
+    link = link_ns(device, cost.wire_bytes) if cost.wire_bytes else 0.0
+    return InstructionRoof(
         row=row,
-        bound=_bound(arithmetic, memory, link),
-        compute_ns=arithmetic,
-        memory_ns=memory,
-        link_ns=link,
+        compute_ns=compute_ns(cost, device),
+        memory_ns=bytes_ns(device, cost.bytes),
+        link_ns=None if cost.host_bytes else link,
         measured_ns=measured_ns,
     )
 
 
-def _bound(arithmetic: float | None, memory: float, link: float | None) -> Bound:
-    if arithmetic is None or link is None:
-        return "unknown"
-    longest = max(arithmetic, memory, link)
-    if not longest:
-        return "unknown"
-    if longest == link:
-        return "link"
-    return "compute" if longest == arithmetic else "memory"
-
-
-def roofline(
+def program_roofs(
     cost: ModuleCost, device: Device, measured_ns: Mapping[tuple[str, str], float] | None = None
-) -> tuple[Roof, ...]:
+) -> tuple[InstructionRoof, ...]:
     """Roofs of all instructions that run by themselves, in the order of the module.
 
     ``measured_ns``: mean time of one run, by computation and instruction; those left out were not measured.
@@ -166,13 +97,13 @@ def roofline(
     )
 
 
-def measured_roofline(trace: Trace, device: Device) -> tuple[tuple[Roof, ...], ...]:
+def measured_roofline(trace: Trace, device: Device) -> tuple[tuple[InstructionRoof, ...], ...]:
     """Roofs of every program in ``trace.hlo``, in the same order, with the times the trace shows.
 
     ``device`` is named by the caller: a trace of XLA's CPU backend has none that a peak is known for.
     """
     times = trace.fact(run_times)
-    return tuple(roofline(cost, device, times[index]) for index, cost in enumerate(trace.fact(hlo_costs)))
+    return tuple(program_roofs(cost, device, times[index]) for index, cost in enumerate(trace.fact(hlo_costs)))
 
 
 def run_times(trace: Trace) -> tuple[Mapping[tuple[str, str], float], ...]:
@@ -218,7 +149,7 @@ def _timed(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str]
     return found
 
 
-def roof_sum_ns(roofs: Iterable[Roof]) -> float:
+def roof_sum_ns(roofs: Iterable[InstructionRoof]) -> float:
     """Least time of a run of the program if its instructions run one after another."""
     return sum(roof.roof_ns * roof.row.runs for roof in roofs)
 

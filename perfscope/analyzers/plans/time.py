@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.devices.device import Device
+from perfscope.analyzers.devices.roofline import Roof, kernel_roof
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.ops.fusion import region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, flow_of, short_name
 from perfscope.analyzers.plans.collectives import StepExchanges, eager_asked, planned_asked, step_exchanges
 from perfscope.analyzers.predict.assumptions import Factors, factors_for
+from perfscope.analyzers.predict.kernel_time import between
 from perfscope.analyzers.predict.spans import NO_TIME, Range, ns_range
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel
 from perfscope.model.trace import Trace
-
-NS = 10**9
 
 EXCHANGES = ("c10d.", "_c10d_functional.", "_c10d_functional_autograd.", "_dtensor.")
 """Ops that exchange with other processes, or wait for that."""
@@ -86,8 +87,8 @@ def op_bytes(graph: OpGraph, flow: Flow, index: int) -> int:
 
 
 def bytes_ns(target: Target, moved: int) -> int:
-    """The time of so many bytes at the bandwidth of the target's memory."""
-    return round(moved * NS / target.device.memory_bandwidth)
+    """The time of so many bytes at the bandwidth of the target's memory, in whole ns."""
+    return round(roofline.bytes_ns(target.device, moved))
 
 
 def shortest_ns(target: Target) -> int:
@@ -99,12 +100,10 @@ def kernel_range(
     device: Device, factors: Factors, *, moved: int, flops: int | None, dtype: str | None, strided: bool
 ) -> Range:
     """One run of a kernel that moves so many bytes. FLOPs count where the device states a peak for the dtype."""
-    peak = device.peak_flops.get("fp8" if dtype is not None and dtype.startswith("float8_") else dtype or "", 0)
-    arithmetic = (flops or 0) * NS / peak if peak else 0.0
-    memory = moved * NS / device.memory_bandwidth
-    shortest, small = factors.kernel
+    low = kernel_roof(device, flops=flops, dtype=dtype or "", precision="highest", moved=moved)
     reached = factors.strided if strided else factors.memory
-    return ns_range(max(arithmetic, memory, shortest), max(arithmetic / factors.matrix, memory / reached) + small)
+    high = Roof(compute_ns=(low.compute_ns or 0.0) / factors.matrix, memory_ns=low.memory_ns / reached)
+    return between(low, high, factors.kernel)
 
 
 def _plan_work(held: LoadedPlan, target: Target) -> PlanWork:
@@ -174,7 +173,7 @@ def _planned(kernel: PlannedKernel, device: Device, factors: Factors) -> Range:
     )
     if not kernel.reread_bytes:
         return once
-    again = kernel.reread_bytes * NS / device.memory_bandwidth / factors.strided
+    again = roofline.bytes_ns(device, kernel.reread_bytes) / factors.strided
     return ns_range(once.low, once.high + again)
 
 

@@ -24,13 +24,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from perfscope.analyzers.devices.roofline import NS
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.collectives import KINDS, Collective
 from perfscope.analyzers.hlo.cost.module import InstructionCost
 from perfscope.analyzers.hlo.cost.products import dims_of
 from perfscope.analyzers.hlo.module import Computation, HloModule
 from perfscope.analyzers.hlo.program import Runs
-from perfscope.analyzers.hlo.roofline import NS
 from perfscope.analyzers.predict.assumptions import Factors
 from perfscope.analyzers.predict.spans import Range, ns_range
 

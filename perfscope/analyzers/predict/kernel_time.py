@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.roofline import NS, Bound, Roof, bytes_ns, vector_ns
 from perfscope.analyzers.hlo.cost.products import dims_of
 from perfscope.analyzers.hlo.cost.types import Cost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.program import fused
-from perfscope.analyzers.hlo.roofline import NS, products_ns
+from perfscope.analyzers.hlo.roofline import products_ns
 from perfscope.analyzers.predict.assumptions import Factors, is_strided
 from perfscope.analyzers.predict.spans import Range, ns_range
 
@@ -138,8 +138,6 @@ def padded_share(sizes: Sizes, unit: int) -> float:
     )
 
 
-Bound = Literal["compute", "memory", "link", "host", "launch", "unknown"]
-
 _UNITS = {"TPU v6e": 256, "TPU7x (one of two)": 256}
 _UNIT = 128
 """Rows and columns of a TPU's matrix unit (How to Scale Your Model, Austin et al. 2025)."""
@@ -178,46 +176,40 @@ def kernel_time(
     products = products_ns(cost, device)
     known = not cost.unknown and products is not None
     rest = cost.flops - sum(cost.products.values())
+    fill = 1.0 if blocks is None or not device.cores else min(1.0, blocks / device.cores)
+    vector = _slow_vector_ns(device, factors, rest, cost.transcendentals) / fill
+    filled = factors.matrix * _filled(module, computation, instruction, device, factors) if products else 1.0
+    near = min(cached, cost.bytes)
+    reached = (factors.strided if is_strided(module, instruction) else factors.memory) * fill
+    fastest, slowest = factors.host_link
+    low = Roof(
+        compute_ns=max(products or 0.0, vector_ns(device, rest + cost.transcendentals)),
+        memory_ns=bytes_ns(device, cost.bytes - near) + bytes_ns(device, near) / factors.cache_speedup,
+        host_ns=cost.host_bytes * NS / fastest,
+    )
+    high = Roof(
+        compute_ns=max((products or 0.0) / filled, vector),
+        memory_ns=bytes_ns(device, cost.bytes) / reached,
+        host_ns=cost.host_bytes * NS / slowest,
+    )
+    shortest, small = factors.scalar if instruction.shape.elements <= 1 and cost.bytes <= _SCALAR else factors.kernel
+    bound: Bound = "unknown" if not known else "launch" if high.roof_ns < small else high.bound
+    return KernelTime(time=between(low, high, (shortest, small)), bound=bound, known=known)
+
+
+def between(low: Roof, high: Roof, shortest: tuple[int, int]) -> Range:
+    """The time of a kernel: from ``low``, but never shorter than a kernel is, to ``high`` behind the launch of one."""
+    return ns_range(max(low.roof_ns, shortest[0]), high.roof_ns + shortest[1])
+
+
+def _slow_vector_ns(device: Device, factors: Factors, flops: int, transcendentals: int) -> float:
+    """Time of arithmetic outside of matrix products, in the assumed shares of the vector peak."""
     plain = device.peak_flops.get("float32")
     if plain is None and factors.vector_per_matrix is not None:
         # units of 256 rows make twice as many FLOPs beside the same vector unit as those of 128
         share = factors.vector_per_matrix * _UNIT / _UNITS.get(device.name, _UNIT)
         plain = round(device.peak_flops.get("bfloat16", 0) * share)
-    low_rest = (rest + cost.transcendentals) * NS / plain if plain and "float32" in device.peak_flops else 0.0
-    high_rest = 0.0
-    if plain:
-        high_rest = (rest / factors.vector + cost.transcendentals / factors.transcendental) * NS / plain
-    fill = 1.0 if blocks is None or not device.cores else min(1.0, blocks / device.cores)
-    high_products = 0.0
-    if products:
-        high_products = products / (factors.matrix * _filled(module, computation, instruction, device, factors))
-    memory = cost.bytes * NS / device.memory_bandwidth
-    low_memory = (cost.bytes - min(cached, cost.bytes)) * NS / device.memory_bandwidth
-    if cached:
-        low_memory += min(cached, cost.bytes) * NS / (device.memory_bandwidth * factors.cache_speedup)
-    reached = factors.strided if is_strided(module, instruction) else factors.memory
-    high_memory = memory / (reached * fill)
-    fastest, slowest = factors.host_link
-    low_host, high_host = cost.host_bytes * NS / fastest, cost.host_bytes * NS / slowest
-    compute_high = max(high_products, high_rest / fill)
-    shortest, small = factors.scalar if instruction.shape.elements <= 1 and cost.bytes <= _SCALAR else factors.kernel
-    slow = max(compute_high, high_memory, high_host)
-    return KernelTime(
-        time=ns_range(max(products or 0.0, low_rest, low_memory, low_host, shortest), slow + small),
-        bound=_bound(compute_high, high_memory, high_host, small, known=known),
-        known=known,
-    )
-
-
-def _bound(compute: float, memory: float, host: float, small: float, *, known: bool) -> Bound:
-    if not known:
-        return "unknown"
-    longest = max(compute, memory, host)
-    if longest < small:
-        return "launch"
-    if longest == host:
-        return "host"
-    return "compute" if longest == compute else "memory"
+    return (flops / factors.vector + transcendentals / factors.transcendental) * NS / plain if plain else 0.0
 
 
 def _filled(
@@ -232,8 +224,3 @@ def _filled(
     if not device.cores:
         return 1.0
     return wave_share(sizes, tile=factors.tile, cores=device.cores, split=factors.split)
-
-
-def without_products(cost: Cost) -> Cost:
-    """A cost with nothing but its bytes."""
-    return replace(cost, flops=0, transcendentals=0, products={}, unknown=0, wire_bytes=0)

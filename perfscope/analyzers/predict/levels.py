@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.collectives import Collective, collectives_of
 from perfscope.analyzers.hlo.cost.module import FREE, InstructionCost, ModuleCost
@@ -21,7 +22,7 @@ from perfscope.analyzers.hlo.structure import callees_first
 from perfscope.analyzers.predict.assumptions import Factors, is_contended
 from perfscope.analyzers.predict.cached import cached_bytes
 from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range, ended_by, held_collective
-from perfscope.analyzers.predict.kernel_time import Bound, kernel_time
+from perfscope.analyzers.predict.kernel_time import kernel_time
 from perfscope.analyzers.predict.simulate import Kind, Played, Task, play
 from perfscope.analyzers.predict.spans import NO_TIME, Parts, Range
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.predict.assumptions import Assumption
-from perfscope.analyzers.predict.kernel_time import Bound
 from perfscope.analyzers.predict.levels import Class
 from perfscope.analyzers.predict.simulate import Kind
 from perfscope.analyzers.predict.spans import Parts, Range

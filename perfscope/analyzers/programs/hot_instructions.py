@@ -13,11 +13,12 @@ from typing import Literal
 
 import numpy as np
 
+from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.origin import served, users_of
 from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.roofline import Bound, Roof, measured_roofline
+from perfscope.analyzers.hlo.roofline import InstructionRoof, measured_roofline
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.hlo.time import InstructionTime, hlo_time
 from perfscope.analyzers.programs.programs import roof_device
@@ -127,7 +128,7 @@ def hot_instructions(trace: Trace) -> tuple[HotSpots, ...]:
     they need not run together.
     """
     device = trace.fact(roof_device)
-    roofs: dict[tuple[int, str, str], Roof] = {}
+    roofs: dict[tuple[int, str, str], InstructionRoof] = {}
     if device is not None:
         roofs = {
             (index, roof.row.computation, roof.row.instruction.name): roof
@@ -178,7 +179,7 @@ def _place(one: Instruction | HotInstruction) -> str:
 
 
 def _measured(
-    trace: Trace, lines: _Lines, row: InstructionTime, roofs: dict[tuple[int, str, str], Roof]
+    trace: Trace, lines: _Lines, row: InstructionTime, roofs: dict[tuple[int, str, str], InstructionRoof]
 ) -> HotInstruction:
     index, computation = row.module_index, row.computation
     if index is None or computation is None:
@@ -200,7 +201,7 @@ def _measured(
     )
 
 
-def _modelled(trace: Trace, lines: _Lines, index: int, roof: Roof) -> HotInstruction:
+def _modelled(trace: Trace, lines: _Lines, index: int, roof: InstructionRoof) -> HotInstruction:
     return _row(
         roof.row.instruction,
         program=program_label(trace.hlo[index], trace),
@@ -221,7 +222,7 @@ def _row(
     serves: str | None,
     calls: int,
     time_ns: int,
-    roof: Roof | None,
+    roof: InstructionRoof | None,
     headroom_ns: int | None,
     flops: int | None,
     bytes_: int | None,

@@ -15,14 +15,14 @@ from typing import Literal
 
 import numpy as np
 
+from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.hlo.buffers import memory_timeline, peak_bytes
 from perfscope.analyzers.hlo.cost.module import ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import ProgramDevice, program_device
 from perfscope.analyzers.hlo.roofline import (
-    Bound,
-    Roof,
+    InstructionRoof,
     Utilization,
     agreed_executions,
     measured_roofline,
@@ -235,7 +235,7 @@ def _program(
     index: int,
     execution: Execution | None,
     device: ProgramDevice | None,
-    roofs: Sequence[Roof],
+    roofs: Sequence[InstructionRoof],
 ) -> Program:
     module, total = cost.module, cost.total
     countable = bool(total.flops) or not total.unknown
@@ -260,7 +260,7 @@ def _program(
     )
 
 
-def _least(roofs: Sequence[Roof], device: ProgramDevice) -> LeastTime:
+def _least(roofs: Sequence[InstructionRoof], device: ProgramDevice) -> LeastTime:
     parts: dict[Bound, float] = {}
     for roof in roofs:
         if roof.roof_ns:

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.hlo.cost.module import FREE, hlo_costs
 from perfscope.analyzers.hlo.executions import executions, executions_of, measured_run_ns, module_index
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program_device import program_device
-from perfscope.analyzers.hlo.roofline import roof_of, roof_sum_ns, roofline
+from perfscope.analyzers.hlo.roofline import program_roofs, roof_of, roof_sum_ns
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.time.steps import per_step, whole_ns
 from perfscope.model.finding import Basis, Severity, severity_of
@@ -86,15 +87,13 @@ def once_ns(trace: Trace) -> Mapping[tuple[int, str, str], float]:
 def bytes_ns(trace: Trace, moved: float) -> float | None:
     """Least time to move bytes through device memory; None where no device is known or may be assumed."""
     known = trace.fact(program_device)
-    return None if known is None else 1e9 * moved / known.device.memory_bandwidth
+    return None if known is None else roofline.bytes_ns(known.device, moved)
 
 
 def wire_ns(trace: Trace, sent: float) -> float | None:
     """Least time to send bytes over a device's links; None where there is no device or its links are not known."""
     known = trace.fact(program_device)
-    if known is None or not known.device.link_bandwidth:
-        return None
-    return 1e9 * sent / known.device.link_bandwidth
+    return None if known is None else roofline.link_ns(known.device, sent)
 
 
 def program_roof_ns(trace: Trace) -> Mapping[int, float]:
@@ -102,7 +101,7 @@ def program_roof_ns(trace: Trace) -> Mapping[int, float]:
     known = trace.fact(program_device)
     if known is None:
         return {}
-    return {index: roof_sum_ns(roofline(cost, known.device)) for index, cost in enumerate(trace.fact(hlo_costs))}
+    return {index: roof_sum_ns(program_roofs(cost, known.device)) for index, cost in enumerate(trace.fact(hlo_costs))}
 
 
 def price(trace: Trace, parts: Iterable[Part]) -> Price | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.checkpointing.program_remat import TYPICAL_DEVICE
 from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices.roofline import bytes_ns, vector_ns
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, module_cost
 from perfscope.analyzers.hlo.executions import executions_of, rows_of
 from perfscope.analyzers.hlo.linearity import is_linear
@@ -88,8 +89,7 @@ def _everywhere(cost: ModuleCost) -> ModuleCost:
 
 
 def _least_ns(row: InstructionCost, device: Device) -> float:
-    plain = device.peak_flops.get("float32")  # float32's rate: these kernels are elementwise
-    return 1e9 * max(row.once.bytes / device.memory_bandwidth, row.once.flops / plain if plain else 0.0)
+    return max(bytes_ns(device, row.once.bytes), vector_ns(device, row.once.flops))  # these kernels are elementwise
 
 
 # How long loops of tiny steps take, and what the same as a parallel prefix would take.

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.products import dims_of
 from perfscope.analyzers.hlo.flow import Flow, Value, fits, in_memory
 from perfscope.analyzers.hlo.module import ITEM_BITS, HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.products import ProductAxes, convolution_axes, dot_axes
 from perfscope.analyzers.hlo.program import costs
-from perfscope.analyzers.hlo.roofline import NS, roof_of
+from perfscope.analyzers.hlo.roofline import roof_of
 from perfscope.model.trace import Trace
 
 Axes = frozenset[int]
@@ -528,7 +529,7 @@ class SelectionProduct:
         roof = roof_of(kernel, device)
         if roof.compute_ns is None:
             return None
-        return max(0.0, roof.roof_ns * kernel.runs - self.moved_bytes * NS / device.memory_bandwidth)
+        return max(0.0, roof.roof_ns * kernel.runs - bytes_ns(device, self.moved_bytes))
 
 
 def selection_products(trace: Trace) -> tuple[SelectionProduct, ...]:

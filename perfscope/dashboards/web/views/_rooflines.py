@@ -16,7 +16,7 @@ from perfscope.analyzers.checkpointing.op_times import op_bytes, op_times
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
 from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.roofline import Roof, roof_of, run_times
+from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops.graph_time import base_name, graph_time
 from perfscope.analyzers.programs.programs import roof_device
@@ -107,7 +107,13 @@ def instruction_points(trace: Trace) -> Iterator[Point]:
 
 
 def _instruction(
-    row: InstructionCost, program: str, roof: Roof | None, ns: float, runs: int, basis: Basis, device: Device | None
+    row: InstructionCost,
+    program: str,
+    roof: InstructionRoof | None,
+    ns: float,
+    runs: int,
+    basis: Basis,
+    device: Device | None,
 ) -> Point:
     one = row.instruction
     kinds = row.once.products

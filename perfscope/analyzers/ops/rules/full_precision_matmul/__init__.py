@@ -56,6 +56,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices.roofline import bytes_ns, peak_ratio
 from perfscope.analyzers.ops.kernels import input_tensors, matmul_precision
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
@@ -110,7 +111,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     starts, ends = work["start_ns"][members], work["end_ns"][members]
     device = groups[0].device
     fast = device.matrix_dtypes[0]
-    ratio = device.peak_flops[fast] / device.peak_flops["float32"]
+    ratio = peak_ratio(device, fast, "float32")
     site = call_site(trace, groups[0].op)
     yield Finding(
         subject="float32 matrix products",
@@ -173,8 +174,8 @@ def _groups(trace: Trace) -> list[_Group]:
 def _group(trace: Trace, device: Device, rows: list[int], kernel: str, shapes: str) -> _Group:
     time = time_of(trace, "kernels", np.array(rows))
     op = int(trace.rows["kernels"]["op"][rows[0]])
-    kept = device.peak_flops["float32"] / device.peak_flops[device.matrix_dtypes[0]]
-    through_memory = len(rows) * _bytes(trace, op) / device.memory_bandwidth * 1e9
+    kept = 1 / peak_ratio(device, device.matrix_dtypes[0], "float32")
+    through_memory = len(rows) * bytes_ns(device, _bytes(trace, op))
     shortest = max(kept * time.sum_ns, min(through_memory, time.sum_ns))
     share = 1 - shortest / time.sum_ns if time.sum_ns else 0.0
     return _Group(

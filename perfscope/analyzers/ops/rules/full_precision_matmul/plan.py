@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.roofline import kernel_roof, peak_ratio
 from perfscope.analyzers.ops.graph_time import flow_of, short_name
 from perfscope.analyzers.plans.time import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
@@ -14,8 +15,6 @@ from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_count, format_ns, format_share
-
-NS = 10**9
 
 MAX_ROWS = 20
 
@@ -86,7 +85,7 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
             by_place[one.file, one.line] += gained
         file, line = max(by_place, key=lambda place: by_place[place])
         slow = max(found, key=lambda one: one.runs * one.flops).dtype
-        ratio = _peak(device, fast) / _peak(device, slow)
+        ratio = peak_ratio(device, fast, slow)
         flops = sum(one.runs * one.flops for one in found)
         among = "" if mixed is None else f" in a program that multiplies in {mixed} otherwise"
         order = sorted(range(len(found)), key=lambda index: -saved[index])
@@ -117,15 +116,10 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
         )
 
 
-def _peak(device: Device, dtype: str) -> float:
-    """FLOP/s; a device that has no TF32 multiplies float32."""
-    return device.peak_flops.get(dtype) or device.peak_flops["float32"]
-
-
 def _ns(device: Device, one: PlannedProduct, dtype: str, floor: int) -> int:
     """Low end of its time in a precision: arithmetic at the peak, or bytes at the bandwidth, or ``floor``."""
-    arithmetic = one.flops * NS / _peak(device, dtype)
-    return round(max(arithmetic, one.bytes * NS / device.memory_bandwidth, floor))
+    roof = kernel_roof(device, flops=one.flops, dtype=dtype, precision="highest", moved=one.bytes)
+    return round(max(roof.roof_ns, floor))
 
 
 def _of_graph(graph: PlannedGraph) -> Iterator[PlannedProduct]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.devices import find_device
+from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import fusion_reason
 from perfscope.analyzers.time.compiled_regions import compiled_rows
@@ -83,10 +84,10 @@ def _priced(trace: Trace, pair: RefusedPair) -> _Priced:
         spent = int((slices["end_ns"] - slices["start_ns"])[spans].sum()) if held else None
         return _Priced(pair=pair, runs=count, kernels_ns=spent, saved_ns=None)
     work = work_time(trace, spans) if held else None
-    bandwidth = _bandwidth(trace)
-    if bandwidth is None:
+    slowest = _slowest(trace)
+    if slowest is None:
         return _Priced(pair=pair, runs=count, kernels_ns=work.sum_ns if work else None, saved_ns=None)
-    memory = pair.saved_bytes * count / bandwidth * 1e9
+    memory = bytes_ns(slowest, pair.saved_bytes * count)
     both = pair.first is not None and pair.second is not None
     saved = min(memory, work.exposed_ns) if work and both else memory
     return _Priced(pair=pair, runs=count, kernels_ns=work.sum_ns if work else None, saved_ns=round(saved))
@@ -112,12 +113,11 @@ def _rows_of(trace: Trace) -> dict[CompiledKernel | None, list[int]]:
     return dict(rows)
 
 
-def _bandwidth(trace: Trace) -> int | None:
-    """Bytes/s of the slowest device of the trace; ``None`` if one of them is not known."""
+def _slowest(trace: Trace) -> Device | None:
+    """The device of the trace with the slowest memory; ``None`` if one of them is not known."""
     names = [trace.text(int(code)) for code in trace.rows["devices"]["name"]]
-    known = [find_device(name) for name in names]
-    rates = [one.memory_bandwidth for one in known if one is not None]
-    return min(rates) if rates and len(rates) == len(known) else None
+    known = [device for name in names if (device := find_device(name)) is not None]
+    return min(known, key=lambda one: one.memory_bandwidth) if known and len(known) == len(names) else None
 
 
 def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> Finding | None:
