@@ -1,4 +1,4 @@
-"""What is kept of one task of a set: its traces are read, judged by themselves and cut down, wherever that runs."""
+"""What is kept of a trace of a set once it was judged by itself: what comparing reads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.checkpointing.rules.excess_remat.policies import candidates, peaks
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.engine import EVIDENCE_EACH, Examined, chosen_rules, examine
+from perfscope.analyzers.engine import EVIDENCE_EACH, Examined
 from perfscope.analyzers.hlo.collectives import collectives
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.program_device import judge_for
 from perfscope.analyzers.memory.trace_memories import trace_memories
 from perfscope.analyzers.programs.hot_instructions import (
     communication_instructions,
@@ -26,10 +24,6 @@ from perfscope.analyzers.ranks.devices import device_set, is_process
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
 from perfscope.analyzers.ranks.links import link_counters
 from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
-from perfscope.analyzers.readers.hlo.program import holds_programs_only
-from perfscope.analyzers.readers.load import ReadResult, Skipped, Task, read_in_folder, read_task
-from perfscope.analyzers.readers.remote import fetched, fetched_part, is_remote, shown_url
-from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.spans import input_slices
@@ -37,7 +31,6 @@ from perfscope.analyzers.time.steps import step_windows, steps_work
 from perfscope.analyzers.torch_compile.cost import cache_use
 from perfscope.analyzers.torch_compile.phases import compile_times
 from perfscope.analyzers.torch_compile.summary import compile_summary
-from perfscope.model.errors import DataError
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, TABLES, Rows, SliceKind, Trace
@@ -61,12 +54,6 @@ def moved_references(references: np.ndarray, at: Int64) -> np.ndarray:
     return moved
 
 
-def with_columns(rows: Rows, columns: dict[str, Any]) -> Rows:
-    """The rows with other values in some columns; a scalar is for all of them."""
-    changed = {name: np.broadcast_to(values, len(rows)) for name, values in columns.items()}
-    return Rows(rows.table, {**rows, **changed})
-
-
 # Compiled programs and the recordings of their runs, cut down to what comparing and the sections read.
 #
 # A recording of one process is compared with no other by its rows: its section of programs, its devices side by side
@@ -77,6 +64,7 @@ def with_columns(rows: Rows, columns: dict[str, Any]) -> Rows:
 # A process whose collectives reach devices of other processes is kept whole: the runs of all of them are put together
 # by their instructions.
 
+_log = logging.getLogger(__name__)
 
 _DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set, candidates, peaks)
 
@@ -123,7 +111,7 @@ def _without_instructions(module: HloModule) -> HloModule:
 def _one_run(trace: Trace) -> Rows:
     """The first run of an instruction: it tells a recording of programs from others."""
     first = trace.rows["hlo_ops"].take(np.zeros(1, np.int64))
-    return with_columns(first, {"kernel": MISSING, "copy": MISSING, "slice": MISSING})
+    return first.with_columns({"kernel": MISSING, "copy": MISSING, "slice": MISSING})
 
 
 def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int, str], dict[int, Any]]:
@@ -134,8 +122,8 @@ def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int,
     of_kernel = np.flatnonzero(held["kernel"] != MISSING)
     linked = held.take(of_kernel[at[held["kernel"][of_kernel]] != MISSING])
     rows = {
-        "kernels": with_columns(kernels.take(chosen), {"call": MISSING, "op": MISSING}),
-        "collectives": with_columns(linked, {"kernel": moved_references(linked["kernel"], at), "slice": MISSING}),
+        "kernels": kernels.take(chosen).with_columns({"call": MISSING, "op": MISSING}),
+        "collectives": linked.with_columns({"kernel": moved_references(linked["kernel"], at), "slice": MISSING}),
     }
     names = {int(at[row]): name for row, name in trace.fact(communication_names).items()}
     instructions = {int(at[row]): one for row, one in trace.fact(communication_instructions).items()}
@@ -161,11 +149,21 @@ _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 
 
 def reduce_trace(trace: Trace) -> Trace:
-    """The trace with the rows and facts that comparing reads. ``trace`` itself stays as it is.
+    """The trace with the rows and facts that comparing reads; itself where a fact breaks, for comparing to say so.
 
-    The log of torch.compile and the flight recorder are kept whole; compiled programs and what they ran as
-    ``xla_cut`` says. A fact that cannot be derived raises what it raises.
+    The log of torch.compile, the flight recorder and plans are kept whole; compiled programs and what they ran as
+    ``reduce_programs`` says.
     """
+    try:
+        return _reduced(trace)
+    except Exception:
+        _log.warning("%s is kept whole", trace.source.path, exc_info=True)
+        return trace
+
+
+def _reduced(trace: Trace) -> Trace:
+    if trace.torch_plans:
+        return trace
     derived = [*_SLIM_DERIVED, compile_summary]
     ranked = has_ranks(trace)
     if ranked:
@@ -174,7 +172,7 @@ def reduce_trace(trace: Trace) -> Trace:
         derived += _OF_COMPILING
     facts: dict[Any, Any] = {derive: trace.fact(derive) for derive in derived}
     rows = {name: trace.rows[name] for name in ("devices", "threads", "steps")}
-    strings = trace.strings
+    strings: Sequence[str] = trace.strings
     if ranked:
         strings = [*strings, "ops"]
         cut, facts[locals_of], facts[exposed_communication] = _reduce_tables(trace)
@@ -193,8 +191,10 @@ def reduce_trace(trace: Trace) -> Trace:
         hlo=xla.hlo,
         compile_log=trace.compile_log,
         flight_record=trace.flight_record,
+        judged_device=trace.judged_device,
+        target=trace.target,
+        topology=trace.topology,
     )
-    kept.judged_device, kept.target = trace.judged_device, trace.target
     for derive, value in facts.items():
         kept.seed(derive, value)
     return kept
@@ -231,7 +231,7 @@ def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], In
         )
         for one in found
     )
-    rows = {name: with_columns(taken[name], columns) for name, columns in moved.items()}
+    rows = {name: taken[name].with_columns(columns) for name, columns in moved.items()}
     return {**rows, "slices": slices}, local, trace.fact(exposed_communication)[chosen]
 
 
@@ -285,114 +285,23 @@ def _frames(trace: Trace) -> Int64:
     return chosen
 
 
-def _own_strings(rows: dict[str, Rows], strings: list[str]) -> tuple[dict[str, Rows], list[str]]:
+def _own_strings(rows: dict[str, Rows], strings: Sequence[str]) -> tuple[Mapping[str, Rows], Sequence[str]]:
     """The rows with codes into a pool that holds nothing but their texts, and the pool."""
     texts = [rows[name][column.name] for name in rows for column in rows[name].table.columns if column.text]
     used = np.unique(np.concatenate(texts)).astype(np.int64)
     used = used[used != MISSING]
     at = new_rows(len(strings), used)
     held = {
-        name: with_columns(
-            table,
-            {column.name: moved_references(table[column.name], at) for column in table.table.columns if column.text},
+        name: table.with_columns(
+            {column.name: moved_references(table[column.name], at) for column in table.table.columns if column.text}
         )
         for name, table in rows.items()
     }
     return held, [strings[code] for code in used.tolist()]
 
 
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
-    """The traces of one task, cut down to what comparing reads; or why there are none."""
-
-    examined: tuple[Examined, ...] = ()
-    programs: tuple[Trace, ...] = ()
-    """Compiled programs alone: whole and not judged yet, for several files of them are one trace together."""
-    skipped: Skipped | None = None
-
-
-def digest(task: Task, rules: tuple[str, ...] | None = None, device: Device | None = None) -> Digest:
-    """Read a task (a path, a URL of fsspec's, or a part of a run) and judge it.
-
-    ``rules``: ids, all for ``None``; ``device``: as ``judge_for``.
-    """
-    if isinstance(task, RunPart):
-        return digest_traces(*_part(task), rules, device)
-    if not is_remote(task):
-        return digest_traces(*read_task(task), rules, device)
-    shown = shown_url(task)
-    try:
-        with fetched(task) as copy:
-            traces, skipped = read_in_folder(copy)
-            for trace in traces:
-                _relocate(trace, str(copy), shown)
-            lost = None if skipped is None else replace(skipped, path=shown)
-            return digest_traces(traces, lost, rules, device)
-    except DataError as error:
-        return Digest(skipped=Skipped(path=shown, reason=str(error).removeprefix(f"{shown}: "), broken=True))
-
-
-def _part(part: RunPart) -> ReadResult:
-    if not is_remote(part.path):
-        return read_task(part)
-    shown = shown_url(part.path)
-    named = f"{shown}/{part.name()}"
-    try:
-        with fetched_part(part) as here:
-            traces, lost = read_task(here)
-    except DataError as error:
-        return (), Skipped(path=named, reason=str(error).removeprefix(f"{shown}: "), broken=True)
-    for trace in traces:
-        _relocate(trace, here.path, shown)
-    return traces, None if lost is None else replace(lost, path=named, reason=lost.reason.replace(here.path, shown))
-
-
-def _relocate(trace: Trace, copy: str, shown: str) -> None:
-    """Say where the trace lies, and not where its copy lay."""
-    source = trace.source
-    notes = tuple(note.replace(copy, shown) for note in source.notes)
-    trace.source = replace(source, path=source.path.replace(copy, shown), notes=notes)
-    trace.hlo = tuple(replace(module, source=module.source.replace(copy, shown)) for module in trace.hlo)
-    if trace.compile_log is not None:
-        trace.compile_log = replace(trace.compile_log, path=trace.compile_log.path.replace(copy, shown))
-
-
-def digest_traces(
-    traces: Sequence[Trace], skipped: Skipped | None, rules: tuple[str, ...] | None, device: Device | None
-) -> Digest:
-    """Judge traces that were read as one task, and cut them down; arguments as of `digest` and `Digest`."""
-    programs = tuple(trace for trace in traces if holds_programs_only(trace))
-    chosen = chosen_rules(rules)
-    examined = []
-    for trace in traces:
-        if holds_programs_only(trace):
-            continue
-        if device is not None:
-            judge_for(trace, device)
-        told = examine(trace, chosen)
-        examined.append(replace(told, trace=_reduce(trace)))
-        trace.forget()  # facts may hold the trace itself, and its tables would wait for the garbage collector
-    return Digest(examined=tuple(examined), programs=programs, skipped=skipped)
-
-
-def _reduce(trace: Trace) -> Trace:
-    """A trace of which a fact breaks is kept whole, so that comparing meets the same error."""
-    try:
-        return reduce_trace(trace)
-    except Exception:
-        _log.warning("%s is kept whole", trace.source.path, exc_info=True)
-        return trace
-
-
-def trim_evidence(digest: Digest) -> Digest:
+def trim_evidence(one: Examined) -> Examined:
     """Without the evidence that is not shown of a rank among others."""
-    return replace(digest, examined=tuple(map(_trim_outcomes, digest.examined)))
-
-
-def _trim_outcomes(one: Examined) -> Examined:
     outcomes = (
         replace(
             outcome,
@@ -403,8 +312,3 @@ def _trim_outcomes(one: Examined) -> Examined:
         for outcome in one.outcomes
     )
     return replace(one, outcomes=tuple(outcomes))
-
-
-def read_result(digest: Digest) -> ReadResult:
-    """What was read of its task."""
-    return (*(one.trace for one in digest.examined), *digest.programs), digest.skipped

@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 from perfscope.analyzers.hlo.program import program_labels, programs_apart
+from perfscope.analyzers.readers.load import ReadTrace
 from perfscope.analyzers.registry import load_rule, rule_ids
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
 from perfscope.analyzers.sections.compile import NO_COMPILE, CompileSection, compile_section
@@ -187,10 +188,9 @@ class Analysis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class Examined(ReadTrace):
     """What a trace says by itself: all that its tables are needed for but the comparing."""
 
-    trace: Trace
     devices: tuple[DeviceTime, ...]
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]

@@ -81,16 +81,15 @@ def memory(
     if html_file == "-":
         raise UsageError("--html -: a page goes into a file; --json - prints the plans")
     loaded = load_path(path)
-    for trace in loaded.traces:
-        if trace.target is None:
-            trace.judged_device = name
-        elif name is not None:
-            raise UsageError(f"--device {name}: {path} was compiled for {trace.target.shown}")
-    steps = step_models(loaded.traces)
+    target = next((trace.target for trace in loaded.traces if trace.target is not None), None)
+    if target is not None and name is not None:
+        raise UsageError(f"--device {name}: {path} was compiled for {target.shown}")
+    traces = [trace if trace.target is not None else replace(trace, judged_device=name) for trace in loaded.traces]
+    steps = step_models(traces)
     unseen = (*steps.unseen, *(f"{one.path}: {one.reason}" for one in loaded.skipped if one.broken))
     if not steps.models:
         raise DataError(unseen[0] if unseen else f"{path}: no step to plan for")
-    model, trace = _with_command(steps.models[0], loaded.traces)
+    model, trace = _with_command(steps.models[0], traces)
     plans = plan_memory(model, budget_bytes=allowed, devices=devices, device=name)
     verified = None
     if most is not None:

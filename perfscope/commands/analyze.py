@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.judge import Mapper
     from perfscope.analyzers.readers.load import Loaded, Skipped
 
 FORMATS = ("text", "json", "markdown", "html")
@@ -78,8 +77,9 @@ def analyze(
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
     named = None if device is None else device_named(device)
     links = None if topology is None else read_topology(topology)
-    mapper = None if scheduler is None else _cluster(scheduler, jobs)
-    judged = judge_paths(paths, chosen, device=named, jobs=jobs, mapper=mapper, topology=links)
+    if scheduler is not None and jobs is not None:
+        raise UsageError("--jobs is for this machine; with --scheduler the cluster's workers decide")
+    judged = judge_paths(paths, chosen, device=named, jobs=jobs, scheduler=scheduler, topology=links)
     analysis = judged.analysis
     _spare_inputs(judged.loaded, outputs)
     if not quiet:
@@ -105,17 +105,6 @@ def _format_for(output: str, form: str | None) -> str:
     if found is None:
         raise click.UsageError(f"{output}: which format? Give --format, or a suffix: .txt .json .md .html")
     return found
-
-
-def _cluster(address: str, jobs: int | None) -> Mapper:
-    """The workers of a Dask scheduler; how many there are is the cluster's affair."""
-    from functools import partial
-
-    from perfscope.analyzers.readers.workers import work_on_cluster
-
-    if jobs is not None:
-        raise UsageError("--jobs is for this machine; with --scheduler the cluster's workers decide")
-    return partial(work_on_cluster, address=address)
 
 
 def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:

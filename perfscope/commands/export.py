@@ -41,7 +41,7 @@ def export(
     all ranks on one timeline; a name that ends in .gz is packed. `speedscope` holds stacks of the host and of compiled
     programs, `parquet` every table as it is, `tensorboard` a folder that TensorBoard and XProf open.
     """
-    from perfscope.analyzers.readers.load import load_path, note_missing_ranks
+    from perfscope.analyzers.readers.load import load_paths
     from perfscope.dashboards.export import Subject, module_of
     from perfscope.dashboards.export import export as write
     from perfscope.dashboards.export.clocks import apart
@@ -49,10 +49,7 @@ def export(
 
     if align and form not in TIMELINES:
         raise UsageError(f"--align-clocks: --to {form} has no common timeline ({', '.join(TIMELINES)} have)")
-    traces: list[Trace] = []
-    for path in paths:
-        traces += load_path(path, alone=False).traces
-    note_missing_ranks(traces)
+    traces = load_paths(paths).traces
     target = Path(output) if output is not None else _named_after(paths[0], module_of(form).SUFFIX)
     _spare_inputs(paths, traces, target)
     subject = _judged(traces) if findings and form in TIMELINES else Subject(traces=tuple(traces))

@@ -6,7 +6,7 @@ compiled program will need. The axis differs: nanoseconds, numbers of events, or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
@@ -119,7 +119,9 @@ class MemoryTimeline:
     last: int
     """First and last position of the recording; every block lies in [first, last + 1)."""
     blocks: Rows
-    """Of table ``BLOCKS``, by start. Text columns are codes into the trace's strings."""
+    """Of table ``BLOCKS``, by start."""
+    texts: Sequence[str] = ()
+    """What the codes of the blocks' text columns stand for."""
     lines: tuple[SourceLine, ...] = ()
     unseen_bytes: int = 0
     """Held when the recording began and not among the blocks: known as a sum only."""
@@ -132,15 +134,19 @@ class MemoryTimeline:
     unmatched: int = 0
     """Events that belong to no block: a free of a block nobody saw, a second allocation of an address in use."""
     detail: bool = False
-    """Recorded in `Trace.detail`: ``op``, ``frame`` and the texts of the blocks are rows and codes of that trace."""
+    """Recorded in `Trace.detail`: ``op`` and ``frame`` of the blocks are rows of that trace."""
     of_driver: bool = False
     """The blocks are what a framework's allocator took from the driver, and not what tensors lie in."""
     notes: tuple[str, ...] = ()
     """What its reader must know, one sentence each."""
 
     def of(self, trace: Trace) -> Trace:
-        """The trace that the rows and texts of the blocks are of: ``trace``, or its detail recording."""
+        """The trace that ``op`` and ``frame`` of the blocks are rows of: ``trace``, or its detail recording."""
         return trace.detail if self.detail and trace.detail is not None else trace
+
+    def text(self, code: int) -> str:
+        """The text of a block's code; ``''`` for ``MISSING``."""
+        return "" if code == MISSING else self.texts[code]
 
     def live(self) -> Curve:
         """Bytes in use after each change, ``unseen_bytes`` included."""

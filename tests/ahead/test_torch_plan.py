@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,7 @@ def planned(folder: Path, text: str, name: str = "train") -> Trace:
     target = parse_target("h100", None)
     request = request_of((str(script),), module=False, framework="torch", target=target, seconds=500)
     trace = read_plan_folder(compile_program(request, root=folder / "runs"))
-    trace.target = target
-    return trace
+    return replace(trace, target=target)
 
 
 def only(trace: Trace) -> LoadedPlan:

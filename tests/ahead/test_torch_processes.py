@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ def planned(folder: Path, text: str, target: str) -> Trace:
     asked = parse_target(target, None)
     request = request_of((str(script),), module=False, framework="torch", target=asked, seconds=500)
     trace = read_plan_folder(compile_program(request, root=folder / "runs"))
-    trace.target = asked
-    return trace
+    return replace(trace, target=asked)
 
 
 def processes_of(trace: Trace) -> PlannedProcesses:

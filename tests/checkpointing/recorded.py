@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class Step:
 def trace_of(graph: OpGraph) -> Trace:
     """A trace that holds the op graph, and times by bytes."""
     trace = TraceBuilder(recorded=frozenset({"op_graph"})).build()
-    trace.op_graph = graph
+    trace = replace(trace, op_graph=graph)
     ns = np.array([0 if op.view else op_bytes(graph, op) for op in graph.ops], np.float64)
     trace.seed(op_times, OpTimes(ns=ns, step_ns=int(ns.sum()), basis="measured", note=None))
     return trace

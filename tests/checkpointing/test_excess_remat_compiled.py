@@ -69,9 +69,8 @@ def step(
             b.make(number + 1, size << 10, begin, **most)
             b.free(number + 1, end, **most)
     trace = b.build()
-    trace.recorded |= {"compile_log"}
-    trace.compile_log = recompute_log(*again, saved=saved)
-    return trace
+    trace = replace(trace, recorded=trace.recorded | {"compile_log"})
+    return replace(trace, compile_log=recompute_log(*again, saved=saved))
 
 
 def bargain_of(*args: GraphNode, **more: object) -> CompiledBargain:
@@ -310,8 +309,7 @@ def recorded(product_us: float) -> Trace:
     build.annotation("## Call CompiledFxGraph fabc ##", 100, 900)
     build.op("aten::mm", 200, 200 + product_us)
     trace = build.build()
-    trace.compile_log = replace(backward_log(PRODUCT), kernels=(KERNEL,))
-    return trace
+    return replace(trace, compile_log=replace(backward_log(PRODUCT), kernels=(KERNEL,)))
 
 
 def test_its_time_is_that_of_its_kernel() -> None:

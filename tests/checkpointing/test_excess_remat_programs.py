@@ -24,7 +24,7 @@ from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.hlo.buffers import peak_bytes
 from perfscope.analyzers.hlo.module import BufferAssignment, HloModule
 from perfscope.analyzers.hlo.program import costs
-from perfscope.analyzers.hlo.program_device import judge_for
+from perfscope.analyzers.hlo.program_device import judged_for
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters
@@ -116,7 +116,9 @@ def test_what_the_device_could_not_hold_is_no_finding(monkeypatch: pytest.Monkey
 
 def test_what_the_allocator_of_the_run_may_take_goes_first() -> None:
     trace = hlo_trace(step_with_peak_around(middle=N * N))
-    trace.allocator_counters = AllocatorCounters(before={"bytes_limit": 450_000_000}, after={}, steps=None)
+    trace = replace(
+        trace, allocator_counters=AllocatorCounters(before={"bytes_limit": 450_000_000}, after={}, steps=None)
+    )
     found = bought_by_first(trace)
     assert (found.usable, found.is_needed) == (450_000_000, True)
     assert "429 MiB that the run's allocator may take of H100 SXM (assumed)" in found.text()
@@ -126,7 +128,7 @@ def test_a_size_that_the_vendor_states_counts_where_none_is_described() -> None:
     trace = hlo_trace(step_with_peak_around(middle=N * N))
     device = named_device("L40S")
     assert device is not None
-    judge_for(trace, device)
+    trace = judged_for(trace, device)
     assert bought_by_first(trace).usable == 36_000_000_000
 
 
@@ -134,7 +136,7 @@ def test_a_device_of_unknown_size_says_so() -> None:
     trace = hlo_trace(step_with_peak_around(middle=N * N))
     device = named_device("RTX 4090")
     assert device is not None
-    judge_for(trace, device)
+    trace = judged_for(trace, device)
     found = bought_by_first(trace)
     assert (found.usable, found.reason) == (None, None)
     assert "not known" in found.text()
@@ -469,7 +471,7 @@ def test_a_program_alone_takes_its_roof_in_one_run():
 
 def test_a_named_device_may_make_it_high():
     trace = hlo_trace(step_with_repeat())
-    trace.judged_device = "NVIDIA A100-SXM4-80GB"
+    trace = replace(trace, judged_device="NVIDIA A100-SXM4-80GB")
     finding = only_finding(trace)
     assert finding.cost_ns == pytest.approx(2 * 1024**3 / 312e12 * 1e9, abs=1)
     assert finding.severity == "high"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,8 @@ def host(*spans: tuple[float, float], step: float = 1_000, free: tuple[int, ...]
     for start, end in spans:
         t.op("aten::mm", start, end)
     trace = t.build()
-    trace.step_times_ns = free
-    trace.op_graph = products(len(spans)).graph()
-    return trace
+    trace = replace(trace, step_times_ns=free)
+    return replace(trace, op_graph=products(len(spans)).graph())
 
 
 def test_on_the_host_an_op_of_the_forward_lasts_until_the_next_one() -> None:
@@ -74,8 +74,8 @@ def test_on_a_device_an_op_takes_what_its_kernels_take() -> None:
         t.op("aten::mm", begin, begin + 10, external_id=index + 1)
         t.kernel("gemm", 200 + 50 * index, 230 + 50 * index, external_id=index + 1)
     trace = t.build()
-    trace.op_graph = products(4).graph()
-    trace.step_times_ns = (500_000,)
+    trace = replace(trace, op_graph=products(4).graph())
+    trace = replace(trace, step_times_ns=(500_000,))
     assert trace.fact(op_times).ns.tolist() == [30_000] * 4  # a kernel takes no longer under a profiler
 
 
@@ -83,7 +83,7 @@ def test_an_op_without_a_time_is_priced_like_the_others_and_that_is_said() -> No
     trace = host(*((10.0 + 20 * index, 20.0 + 20 * index) for index in range(12)))
     g = products(12)
     g.op("neg", [g.ops[-1].outputs[0]])
-    trace.op_graph = g.graph()
+    trace = replace(trace, op_graph=g.graph())
     found = trace.fact(op_times)
     assert found.note is not None
     assert found.note.startswith("1 of 13 ops")
@@ -93,10 +93,10 @@ def test_an_op_without_a_time_is_priced_like_the_others_and_that_is_said() -> No
 
 def test_without_timed_steps_the_peaks_of_the_device_that_is_named_count() -> None:
     trace = TraceBuilder(recorded=EVERYTHING).build()
-    trace.op_graph = products(3).graph()
+    trace = replace(trace, op_graph=products(3).graph())
     with pytest.raises(AbstainError, match="0% of the op graph's ops"):
         trace.fact(op_times)
-    trace.judged_device = "H100"
+    trace = replace(trace, judged_device="H100")
     found = trace.fact(op_times)
     assert found.basis == "modelled"
     assert "H100" in (found.note or "")
@@ -108,7 +108,7 @@ def test_views_take_nothing() -> None:
     trace = host((10, 20))
     g = products(1)
     g.view(g.ops[0].outputs[0], (4096,))
-    trace.op_graph = g.graph()
+    trace = replace(trace, op_graph=g.graph())
     assert trace.fact(op_times).ns.tolist() == [10_000, 0]
 
 
@@ -377,8 +377,7 @@ def trace_with(*events: tuple[float, int, int]) -> Trace:
     g = GraphBuilder()
     x = g.input((4, 4))
     g.op("mm", [g.op("mm", [x, x]), x])
-    trace.op_graph = g.graph()
-    return trace
+    return replace(trace, op_graph=g.graph())
 
 
 def workspaces_of(trace: Trace) -> dict[int, int]:

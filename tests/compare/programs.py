@@ -96,8 +96,7 @@ def compiled_job(folder: Path, *inside: PlannedCollective, outside: tuple[Planne
 
 def on_target(trace: Trace, target: str | None) -> Trace:
     """The same plan for another machine; ``None``: for one that nobody knows."""
-    trace.target = None if target is None else parse_target(target, None)
-    return trace
+    return replace(trace, target=None if target is None else parse_target(target, None))
 
 
 def only_plan(trace: Trace) -> LoadedPlan:
@@ -107,8 +106,7 @@ def only_plan(trace: Trace) -> LoadedPlan:
 
 
 def _with(trace: Trace, **graphs: OpGraph) -> Trace:
-    trace.torch_plans = tuple(replace(one, **graphs) for one in trace.torch_plans)
-    return trace
+    return replace(trace, torch_plans=tuple(replace(one, **graphs) for one in trace.torch_plans))
 
 
 SIZE = 1024 * 1024

@@ -242,9 +242,8 @@ class TestWhatXlaMade:
 
 def traced(module: HloModule, target: str | None = None) -> Trace:
     trace = hlo_trace(module)
-    trace.source = replace(trace.source, programs=1)
-    trace.target = None if target is None else parse_target(target)
-    return trace
+    trace = replace(trace, source=replace(trace.source, programs=1))
+    return replace(trace, target=None if target is None else parse_target(target))
 
 
 def compared(base: HloModule, head: HloModule, *targets: str) -> Comparison:

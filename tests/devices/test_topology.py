@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def judged(traces: list[Trace], topology: Topology) -> Outcome:
-    for trace in traces:
-        trace.topology = topology
-    return outcome_of(traces)
+    return outcome_of([replace(trace, topology=topology) for trace in traces])
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

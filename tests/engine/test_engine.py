@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers import engine
 from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.readers.load import load
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import AbstainError, Finding, Rule, Span, Where, severity_of
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
+from tests.conftest import REPOSITORY
 
 
 def finding(cost: int | None, subject: str = "thing", line: int = 1) -> Finding:
@@ -177,3 +181,24 @@ def test_a_rule_that_cannot_compare_abstains_unless_it_found_something(monkeypat
 def test_a_path_is_no_trace() -> None:
     with pytest.raises(TypeError, match=r"perfscope.analyze\(perfscope.load\(path\)\)"):
         analyze("runs/latest")  # type: ignore[arg-type]
+
+
+def tables_of(trace: Trace) -> dict[str, object]:
+    """Hash of every column, and the other parts that facts might touch."""
+    columns = {
+        f"{table}.{name}": hashlib.blake2b(np.ascontiguousarray(values).tobytes()).hexdigest()
+        for table, rows in trace.rows.items()
+        for name, values in rows.items()
+    }
+    return {**columns, "strings": trace.strings, "source": trace.source, "recorded": trace.recorded}
+
+
+@pytest.mark.parametrize("path", ["cpu-attention-sdpa", "cpu-moe-loop", "programs-h100/attention-blocked"])
+def test_rules_leave_the_trace_as_it_was(path: str) -> None:
+    (trace,) = load(REPOSITORY / "fixtures" / path)
+    recordings = [one for one in (trace, trace.detail, trace.held_before) if one is not None]
+    before = list(map(tables_of, recordings))
+    found = analyze(trace)
+    assert len(found) > 20
+    assert not [one.reason for one in found if one.reason is not None and "rule failed" in one.reason]
+    assert list(map(tables_of, recordings)) == before

@@ -291,7 +291,7 @@ def test_what_was_recorded_beside_the_timeline_is_named(tmp_path: Path) -> None:
 def test_a_source_that_says_too_much_is_still_known(tmp_path: Path) -> None:
     trace = everything()
     unplaced = {f"category token {one}": 10**9 for one in range(2_000)}
-    trace.source = replace(trace.source, unplaced=unplaced, backend=f"token={SECRET}" * 500)
+    trace = replace(trace, source=replace(trace.source, unplaced=unplaced, backend=f"token={SECRET}" * 500))
     export(Subject(traces=(trace,)), "perfetto", tmp_path / "t.pftrace")
     (back,) = reader.read(tmp_path / "t.pftrace")
     assert back.source.rank == 0

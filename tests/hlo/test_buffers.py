@@ -212,7 +212,7 @@ def only_timeline(trace: Trace) -> MemoryTimeline:
 
 
 def owners(trace: Trace, timeline: MemoryTimeline) -> dict[str, Category]:
-    names = [trace.text(code) for code in timeline.blocks["name"].tolist()]
+    names = [timeline.text(code) for code in timeline.blocks["name"].tolist()]
     return dict(zip(names, map(Category, timeline.blocks["category"].tolist()), strict=True))
 
 
@@ -237,12 +237,12 @@ def test_blocks_of_a_step_know_what_they_are_for() -> None:
 def test_blocks_carry_place_scope_and_phase() -> None:
     trace = hlo_trace(hlo_module(STEP))
     found = only_timeline(trace)
-    rows = {trace.text(code): row for row, code in enumerate(found.blocks["name"].tolist())}
+    rows = {found.text(code): row for row, code in enumerate(found.blocks["name"].tolist())}
     h, g, m2, w = (rows[name] for name in ("h", "g", "m2", "state.params['up']"))
     line = found.lines[int(found.blocks["line"][h])]
     assert (line.file, line.line) == ("train.py", 7)
-    assert trace.text(int(found.blocks["module"][h])) == "mlp"
-    assert trace.text(int(found.blocks["module"][w])) == "state.params"
+    assert found.text(int(found.blocks["module"][h])) == "mlp"
+    assert found.text(int(found.blocks["module"][w])) == "state.params"
     phases = [MemoryPhase(int(found.blocks["phase"][row])) for row in (h, g, m2, w)]
     assert phases == [MemoryPhase.FORWARD, MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER, MemoryPhase.UNKNOWN]
     assert found.blocks["before"][w]
@@ -303,7 +303,7 @@ def test_a_real_program_for_a_gpu_has_scratch_of_cublas(corpus: Path) -> None:
     trace = load_one(corpus / PROGRAMS[7])
     found = only_timeline(trace)
     scratch = found.blocks["category"] == Category.WORKSPACE
-    names = [trace.text(code) for code in found.blocks["name"][scratch].tolist()]
+    names = [found.text(code) for code in found.blocks["name"][scratch].tolist()]
     assert names
     made = {one.name: one for _, one in trace.hlo[0].instructions()}
     targets = {made[name.partition("{")[0]].custom_call_target for name in names}
@@ -314,8 +314,8 @@ def test_a_real_program_for_a_gpu_has_scratch_of_cublas(corpus: Path) -> None:
 def test_the_memory_of_the_recorded_device_is_its_room(platform: Platform, capacity: int | None) -> None:
     recorded = recorded_trace(replace(hlo_module(STEP), platform=platform), ops=[("h", 0, 1)])
     assert only_timeline(recorded).capacity_bytes is None  # the recording does not say it
-    recorded.forget()
-    recorded.rows["devices"]["memory_bytes"][0] = 80 << 30
+    devices = recorded.rows["devices"].with_columns({"memory_bytes": 80 << 30})
+    recorded = replace(recorded, rows={**recorded.rows, "devices": devices})
     assert only_timeline(recorded).capacity_bytes == capacity
 
 

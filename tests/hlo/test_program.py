@@ -112,8 +112,7 @@ def label(trace) -> str | None:
 
 
 def named(trace, name: str):
-    trace.judged_device = name
-    return trace
+    return replace(trace, judged_device=name)
 
 
 def test_programs_alone_are_judged_for_an_assumed_device():
@@ -187,14 +186,14 @@ def test_no_two_are_alike(asked: list[tuple[str, str, int | None]]) -> None:
 
 def test_a_recording_is_one_whatever_programs_it_holds() -> None:
     recording = TraceBuilder(recorded=frozenset({"hlo", "device_work"})).build()
-    recording.hlo = (module("jit_a"), module("jit_b"))
+    recording = replace(recording, hlo=(module("jit_a"), module("jit_b")))
     assert programs_apart(recording) == (recording,)
 
 
 def test_programs_alone_are_judged_for_the_device_that_was_named() -> None:
     trace = hlo_trace(module("jit_a"), module("jit_b"))
-    trace.source = replace(trace.source, programs=2)
-    trace.judged_device = "NVIDIA H200"
+    trace = replace(trace, source=replace(trace.source, programs=2))
+    trace = replace(trace, judged_device="NVIDIA H200")
     parts = programs_apart(trace)
     assert [[one.name for one in part.hlo] for part in parts] == [["jit_a"], ["jit_b"]]
     assert {part.judged_device for part in parts} == {"NVIDIA H200"}

@@ -105,8 +105,8 @@ def test_recorded_categories_and_addresses_go_first():
     assert (category_of(timeline, 2), _known_by(timeline, 2)) == (MemoryCategory.PARAMETER, KnownBy.ADDRESS)
     assert (category_of(timeline, 3), _known_by(timeline, 3)) == (MemoryCategory.PARAMETER, KnownBy.ADDRESS)
     row = int(np.flatnonzero(timeline.blocks["address"] == 3)[0])
-    assert trace.text(int(timeline.blocks["name"][row])) == "body.weight"
-    assert trace.text(int(timeline.blocks["module"][row])) == "body"
+    assert timeline.text(int(timeline.blocks["name"][row])) == "body.weight"
+    assert timeline.text(int(timeline.blocks["module"][row])) == "body"
     assert timeline.blocks["bytes"][row] == 1024  # as the allocator rounds
     assert timeline.blocks["requested_bytes"][row] == 600
     (before,) = event_timelines(trace)
@@ -282,7 +282,7 @@ def _site(trace: Trace, address: int) -> tuple[str, SourceLine | None]:
     (timeline,) = memory_timelines(trace)
     row = int(np.flatnonzero(timeline.blocks["address"] == address)[0])
     line = int(timeline.blocks["line"][row])
-    module = timeline.of(trace).text(int(timeline.blocks["module"][row]))
+    module = timeline.text(int(timeline.blocks["module"][row]))
     return module, None if line < 0 else timeline.lines[line]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -267,12 +268,13 @@ def test_a_cache_from_before_the_recording_cannot_be_judged() -> None:
 def test_peaks_of_the_whole_run_tell_of_what_was_before() -> None:
     trace = recorded([1000, 1000], 500).build()
     peaks = {"reserved_bytes.all.peak": 1000 * MIB, "allocated_bytes.all.peak": 600 * MIB}
-    trace.allocator_counters = AllocatorCounters(before={}, after=peaks, steps=6)
+    trace = replace(trace, allocator_counters=AllocatorCounters(before={}, after=peaks, steps=6))
     (finding,) = judge(RULE, trace).findings
     assert finding.cost_bytes == 400 * MIB
     trace = recorded([1000, 1000], 500).build()
-    trace.allocator_counters = AllocatorCounters(
-        before={}, after=peaks | {"allocated_bytes.all.peak": 950 * MIB}, steps=6
+    trace = replace(
+        trace,
+        allocator_counters=AllocatorCounters(before={}, after=peaks | {"allocated_bytes.all.peak": 950 * MIB}, steps=6),
     )
     assert judge(RULE, trace).status == "clean"
 

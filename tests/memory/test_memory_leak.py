@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -226,7 +227,7 @@ def steps(
 
 def outcome_of(builder: MemoryBuilder, counters: AllocatorCounters | None = None) -> Outcome:
     trace = builder.build()
-    trace.allocator_counters = counters
+    trace = replace(trace, allocator_counters=counters)
     return judge(RULE, trace)
 
 
@@ -335,7 +336,7 @@ def profile(counts: dict[int, int], *, size: int = MIB) -> Trace:
 
 def of_profiles(before: dict[int, int], after: dict[int, int], *, size: int = MIB) -> Outcome:
     trace = profile(after, size=size)
-    trace.held_before = profile(before, size=size)
+    trace = replace(trace, held_before=profile(before, size=size))
     return judge(RULE, trace)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +46,7 @@ def holding(reserved: int, used: int | None = None, *, capacity: int = 10 * GIB)
 
 def outcome_of(builder: MemoryBuilder, counters: AllocatorCounters | None = None) -> Outcome:
     trace = builder.build()
-    trace.allocator_counters = counters
+    trace = replace(trace, allocator_counters=counters)
     return judge(RULE, trace)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from perfscope.model.trace import MISSING, TABLES, CallKind, Rows, Source, Trace
+from perfscope.model.trace import TraceBuilder as ModelBuilder
 from tests.build import TraceBuilder
 
 SOURCE = Source(path="x", format="kineto", rank=2, events_read=0, events_unplaced=0)
@@ -57,6 +61,54 @@ def test_frames_are_decoded_and_carry_the_rank() -> None:
     assert trace.span_ns() == (0, 10_000)
 
 
+def test_a_trace_cannot_be_changed() -> None:
+    trace = build().build()
+    for name in (*(field.name for field in fields(trace)), "anything"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(trace, name, None)
+    with pytest.raises(TypeError):
+        trace.rows["steps"] = Rows(TABLES["steps"], {})  # type: ignore[index]
+    for copy in (trace, pickle.loads(pickle.dumps(trace)), replace(trace)):
+        with pytest.raises(ValueError, match="read-only"):
+            copy.rows["kernels"]["start_ns"][0] = 1
+    assert isinstance(trace.strings, tuple)
+    frame = trace.kernels
+    frame.loc[0, "start_ns"] = 1  # a frame is a copy
+    assert trace.kernels["start_ns"].tolist() == [5_000]
+
+
+def test_a_changed_copy_derives_its_facts_again_and_a_noted_one_keeps_them() -> None:
+    trace = build().build()
+
+    def ranks(asked: Trace) -> int | None:
+        return asked.source.rank
+
+    assert trace.fact(ranks) == 2
+    assert replace(trace, source=SOURCE).fact(lambda one: one.source.path) == "x"
+    assert replace(trace, source=replace(trace.source, rank=5)).fact(ranks) == 5
+    noted = trace.noted("told later")
+    assert noted.source.notes == ("told later",)
+    assert trace.source.notes == ()
+    noted.seed(ranks, 7)
+    assert (noted.fact(ranks), trace.fact(ranks)) == (7, 2)
+
+
+def test_a_builder_takes_tables_of_other_traces_with_their_texts() -> None:
+    trace = build().build()
+    builder = ModelBuilder.of(trace)
+    builder.rows |= builder.merge_tables(recorded_memory("other"), ("frames", "held", "memory"), blank=("op", "thread"))
+    builder.record("memory")
+    builder.note("merged")
+    merged = builder.build(window_steps=3)
+    merged.check()
+    assert merged.frames["file"].tolist() == ["other.py"]
+    assert merged.memory["op"].isna().all()
+    assert (merged.source.rank, merged.source.notes, merged.window_steps) == (2, ("merged",), 3)
+    assert merged.kernels["name"].tolist() == ["gemm"]
+    assert trace.frames.empty
+    assert not trace.source.notes
+
+
 def test_facts_are_derived_once() -> None:
     trace, calls = build().build(), []
 
@@ -80,7 +132,9 @@ def test_facts_are_derived_once() -> None:
 )
 def test_check_names_what_is_wrong(table: str, column: str, value: int, said: str) -> None:
     trace = build().build()
-    trace.rows[table][column][0] = value
+    values = trace.rows[table][column].copy()
+    values[0] = value
+    trace = replace(trace, rows={**trace.rows, table: trace.rows[table].with_columns({column: values})})
     with pytest.raises(ValueError, match=said):
         trace.check()
 
@@ -130,7 +184,7 @@ def test_memory_of_the_detail_pass_is_the_runs() -> None:
 
 def test_memory_of_the_trace_itself_goes_before_that_of_the_detail_pass() -> None:
     trace = recorded_memory("own")
-    trace.detail = recorded_memory("other")
+    trace = replace(trace, detail=recorded_memory("other"))
     assert trace.memory_pass is trace
     assert trace.tensors["name"].tolist() == ["own.weight"]
     assert build().build().memory_pass.memory.empty, "no memory anywhere"

@@ -82,9 +82,10 @@ def plan_in_float32(name: str, products: str) -> Trace:
         return replace(tensor, dtype="float32") if tensor.dtype == "bfloat16" else tensor  # type: ignore[attr-defined,type-var]
 
     plan = replace(held.plan, graphs=graphs, float32_products=products)  # type: ignore[arg-type]
-    trace.torch_plans = (LoadedPlan(plan=plan, eager=widened(held.eager), outside=widened(held.outside)),)  # type: ignore[arg-type]
-    trace.target = parse_target("h100", None)
-    return trace
+    trace = replace(
+        trace, torch_plans=(LoadedPlan(plan=plan, eager=widened(held.eager), outside=widened(held.outside)),)
+    )  # type: ignore[arg-type]
+    return replace(trace, target=parse_target("h100", None))
 
 
 def plan_findings(trace: Trace) -> list[Finding]:
@@ -124,7 +125,9 @@ def test_a_device_without_another_precision_is_not_judged() -> None:
     target = trace.target
     assert target is not None
     device = target.device
-    trace.target = replace(target, device=replace(device, peak_flops={"float32": device.peak_flops["float32"]}))
+    trace = replace(
+        trace, target=replace(target, device=replace(device, peak_flops={"float32": device.peak_flops["float32"]}))
+    )
     with pytest.raises(AbstainError, match="no faster precision"):
         plan_findings(trace)
 

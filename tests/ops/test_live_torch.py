@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,8 @@ def captured(folder: Path, attend: Any, *, checkpointed: bool = False, **optimiz
     capture.stop()
     capture.save(folder / "graph.json")
     trace = read(folder / "trace.json")
-    trace.op_graph = read_op_graph(folder / "graph.json")
-    trace.recorded |= {"op_graph"}
-    return trace
+    trace = replace(trace, op_graph=read_op_graph(folder / "graph.json"))
+    return replace(trace, recorded=trace.recorded | {"op_graph"})
 
 
 def outcome(rule: str, trace: Trace) -> Outcome:

@@ -355,7 +355,7 @@ def test_arithmetic_that_every_reader_repeats_is_taken_off():
 
 def test_another_device_has_another_bandwidth():
     trace = hlo_trace(chain())
-    trace.judged_device = "NVIDIA B200"
+    trace = replace(trace, judged_device="NVIDIA B200")
     (finding,) = judge(load_rule("unfused_ops"), trace).findings
     assert finding.cost_ns == pytest.approx(2 * 4 * LARGE / 7.7e12 * 1e9, rel=0.001)
     assert (finding.severity, "on B200" in finding.title) == ("high", True)

@@ -95,9 +95,8 @@ def on_gpu(found: CompileLog, *, step: float = 1000, first: float = 40, device: 
                        correlation=index + 1)  # fmt: skip
     build.kernel("gemm", 400, step)
     trace = build.build()
-    trace.compile_log = found
-    trace.recorded |= {"compile_log"}
-    return trace
+    trace = replace(trace, compile_log=found)
+    return replace(trace, recorded=trace.recorded | {"compile_log"})
 
 
 def test_on_a_gpu_the_bytes_are_priced_at_its_bandwidth() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,5 +80,4 @@ def write_run(folder: Path, held: TorchPlan) -> Path:
 def trace_of(folder: Path, held: TorchPlan, target: str | None = "h100") -> Trace:
     """The trace that is read of it, for a target."""
     trace = read_plan_folder(write_run(folder, held))
-    trace.target = None if target is None else parse_target(target, None)
-    return trace
+    return replace(trace, target=None if target is None else parse_target(target, None))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -301,8 +302,7 @@ def test_a_collective_beside_kernels_is_hidden_and_the_rest_of_it_exposed() -> N
 def compiled(*names: str, count: int = 2) -> Trace:
     """Programs that were compiled for an H100."""
     trace = hlo_trace(*(chain(count, name=name) for name in names))
-    trace.target = target("H100 SXM")
-    return trace
+    return replace(trace, target=target("H100 SXM"))
 
 
 def test_programs_without_a_target_have_no_part_in_it() -> None:
@@ -321,7 +321,7 @@ def test_rows_are_bounded_and_what_is_left_out_is_counted() -> None:
 
 def test_programs_are_bounded_the_longest_first() -> None:
     trace = hlo_trace(*(chain(number + 1, name=f"jit_{number}") for number in range(10)))
-    trace.target = target("H100 SXM")
+    trace = replace(trace, target=target("H100 SXM"))
     found = estimate_section([trace])
     assert [one.label for one in found.programs] == [f"jit_{number}" for number in range(9, 1, -1)]
     assert found.programs_left == 2
@@ -357,7 +357,7 @@ def test_a_step_of_several_programs_by_their_calls(tmp_path: Path) -> None:
     for module, file in zip(modules, files, strict=True):
         object.__setattr__(module, "source", str(tmp_path / file))
     trace = hlo_trace(*modules)
-    trace.target = target("H100 SXM")
+    trace = replace(trace, target=target("H100 SXM"))
     object.__setattr__(trace.source, "path", str(tmp_path))
     manifest = Compiled(
         framework="jax",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,7 +185,7 @@ def test_what_a_tpu_leaves_one_op_has_its_own_cause(kind: str, work: str, cause:
 def test_what_was_tried_on_a_v5e_is_not_said_of_other_chips(kind: str, cause: str, said: str):
     text = TPU.replace("KIND", kind).replace(", to_apply=%add", ", dimensions={0}").replace("WORK", PRODUCT)
     trace = hlo_trace(hlo_module(text))
-    trace.judged_device = "TPU v6e"
+    trace = replace(trace, judged_device="TPU v6e")
     (finding,) = judge(RULE, trace).findings
     assert finding.evidence[0]["cause"] == cause
     assert said in finding.advice

@@ -329,7 +329,7 @@ def refused(*shapes: str, count: int | None = None, module: str | None = "jit_st
 def test_buffers_that_jax_refused_are_named_with_their_line() -> None:
     trace = hlo_trace(replace(step(1 << 20), aliases=(Alias(output=(), parameter=0),)))
     again = refused("float32[512,1024]", "bfloat16[2048,1024]", "int32[]", "bool[16]")
-    trace.compile_events = (again, again, refused("float32[8]", line=9))
+    trace = replace(trace, compile_events=(again, again, refused("float32[8]", line=9)))
     (found,) = judge(RULE, trace).findings
     assert found.title == (
         "jax could not use 4 donated buffers of jit_step (6.00 MiB; float32[512,1024], bfloat16[2048,1024], int32[] "
@@ -341,14 +341,14 @@ def test_buffers_that_jax_refused_are_named_with_their_line() -> None:
 
 def test_shapes_that_were_cut_are_counted() -> None:
     trace = hlo_trace(replace(step(1 << 20), aliases=(Alias(output=(), parameter=0),)))
-    trace.compile_events = (refused("float32[1024,1024]", count=90, module=None),)
+    trace = replace(trace, compile_events=(refused("float32[1024,1024]", count=90, module=None),))
     (found,) = judge(RULE, trace).findings
     assert "90 donated buffers of a program (more than 4.00 MiB; float32[1024,1024]):" in found.title
 
 
 def test_small_ones_and_none_are_clean() -> None:
     trace = hlo_trace(replace(step(1 << 20), aliases=(Alias(output=(), parameter=0),)))
-    trace.compile_events = (refused("float32[262143]"), CompileEvent(kind="retrace", end_ns=2))
+    trace = replace(trace, compile_events=(refused("float32[262143]"), CompileEvent(kind="retrace", end_ns=2)))
     assert judge(RULE, trace).status == "clean"
 
 
@@ -363,5 +363,4 @@ def test_bytes_of_shapes(shape: str, size: int) -> None:
 
 def events_of(*events: CompileEvent) -> Trace:
     trace = hlo_trace(step(8))
-    trace.compile_events = events
-    return trace
+    return replace(trace, compile_events=events)

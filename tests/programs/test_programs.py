@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_a_recording_that_names_no_device_has_no_roofline() -> None:
 
 def test_a_device_that_the_user_named_stands_for_one_that_is_not_recorded() -> None:
     trace = recorded_trace(step(), ops=[("dot", 0, 300)], runs=[1], device="")
-    trace.judged_device = H100
+    trace = replace(trace, judged_device=H100)
     program = only_program(trace)
     assert program.least is not None
     assert not program.least.assumed

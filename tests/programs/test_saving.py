@@ -41,7 +41,7 @@ def test_a_program_alone_costs_one_run_on_the_assumed_device():
 
 def test_on_a_named_device_it_may_be_high():
     trace = hlo_trace(MODULE)
-    trace.judged_device = "A100-SXM4-80GB"
+    trace = replace(trace, judged_device="A100-SXM4-80GB")
     found = price(trace, [part("x", ns=2000.0)])
     assert found is not None
     assert (found.severity, found.text) == ("high", "2.00 us a run of the program, on A100 SXM 80GB")

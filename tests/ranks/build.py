@@ -47,8 +47,7 @@ def collective(
 
 def named(trace: Trace, *, world: int | None = None, path: str | None = None) -> Trace:
     """The trace of a job of ``world`` ranks."""
-    trace.source = replace(trace.source, world_size=world, path=path or trace.source.path)
-    return trace
+    return replace(trace, source=replace(trace.source, world_size=world, path=path or trace.source.path))
 
 
 def rank_set(

@@ -59,9 +59,11 @@ def recording(
             kernel=place, copy=-1, slice=-1,
         )  # fmt: skip
     trace = build.build()
-    trace.hlo = (replace(module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5),)
-    trace.recorded = trace.recorded | {"hlo"}
-    return trace
+    trace = replace(
+        trace,
+        hlo=(replace(module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5),),
+    )
+    return replace(trace, recorded=trace.recorded | {"hlo"})
 
 
 REDUCED = [
@@ -176,7 +178,7 @@ def test_groups_that_no_device_fits_are_counted(groups: str, matched: int, unmat
 
 def test_a_claim_of_any_number_of_devices_is_not_written_out() -> None:
     trace = recording(REDUCED)
-    trace.hlo = (replace(trace.hlo[0], num_partitions=2**62),)
+    trace = replace(trace, hlo=(replace(trace.hlo[0], num_partitions=2**62),))
     assert device_set(trace) is None
 
 

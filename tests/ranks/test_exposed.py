@@ -186,9 +186,11 @@ def process(
             )  # fmt: skip
             kernels += 2
     trace = named(build.build(), world=2)
-    trace.hlo = (replace(module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5),)
-    trace.recorded = trace.recorded | {"hlo"}
-    return trace
+    trace = replace(
+        trace,
+        hlo=(replace(module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5),),
+    )
+    return replace(trace, recorded=trace.recorded | {"hlo"})
 
 
 def exposed(traces: Sequence[Trace]) -> list[Finding]:

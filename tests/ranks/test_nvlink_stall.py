@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -413,7 +414,7 @@ def job_with_counters(
             for card in range(8) if sent is not None else ():
                 build.row("counters", time_ns=moment, name=build.code(CARD.format(card)), value=sent / 1e3)
         trace = named(build.build(), world=size)
-        trace.topology = topology
+        trace = replace(trace, topology=topology)
         traces.append(trace)
     return traces
 

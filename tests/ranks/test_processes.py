@@ -60,9 +60,11 @@ def process(
                 place=place, launch_end_ns=-1, encloses=False, kernel=-1, copy=-1, slice=run * len(places) + turn,
             )  # fmt: skip
     trace = named(build.build(), world=world)
-    trace.hlo = (replace(module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5),)
-    trace.recorded = trace.recorded | {"hlo"}
-    return trace
+    trace = replace(
+        trace,
+        hlo=(replace(module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5),),
+    )
+    return replace(trace, recorded=trace.recorded | {"hlo"})
 
 
 def job(late_us: Sequence[float], **more: str) -> list[Trace]:

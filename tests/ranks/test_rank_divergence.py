@@ -64,7 +64,7 @@ def test_its_moments_are_those_of_the_compilation_that_differs() -> None:
         built = TraceBuilder(rank=rank, recorded=EVERYTHING)
         built.step(1, START / 1_000, (START + 20 * SECOND) / 1_000)
         trace = built.build()
-        trace.compile_log = replace(held, rank=rank)
+        trace = replace(trace, compile_log=replace(held, rank=rank))
         traces.append(trace)
     (finding,) = outcome_of(traces).findings
     (span,) = finding.spans

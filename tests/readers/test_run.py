@@ -26,6 +26,7 @@ from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Capture, Process, Run, dump
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TABLES, Rows, Trace
+from perfscope.model.trace import TraceBuilder as BuilderOfModel
 from perfscope.model.trace.tables import MemoryAction
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
@@ -341,7 +342,7 @@ SNAPSHOT = "torch_mem/assignment2-systems__tiny.pickle.gz"
 
 def with_host_event(on_device: bool = False) -> Trace:
     trace = TraceBuilder().build()
-    trace.rows["memory"] = Rows(
+    memory = Rows(
         TABLES["memory"],
         {
             "time_ns": np.array([5, 7]),
@@ -352,14 +353,19 @@ def with_host_event(on_device: bool = False) -> Trace:
             **{name: np.array([-1, -1]) for name in ("thread", "op")},
         },
     )
-    return trace
+    return replace(trace, rows={**trace.rows, "memory": memory})
+
+
+def attached(trace: Trace, snapshot: Trace) -> Trace:
+    builder = BuilderOfModel.of(trace)
+    attach_snapshot(builder, snapshot)
+    return builder.build()
 
 
 @pytest.mark.corpus
 def test_the_allocators_tables_replace_the_profilers_events_of_the_device(corpus: Any) -> None:
     snapshot = torch_memory_reader.read(corpus / SNAPSHOT)
-    trace = with_host_event(on_device=True)
-    attach_snapshot(trace, snapshot)
+    trace = attached(with_host_event(on_device=True), snapshot)
     assert {"memory", "memory_state"} <= trace.recorded
     for name in ("frames", "segments", "held"):
         assert len(trace.rows[name]) == len(snapshot.rows[name])
@@ -376,11 +382,13 @@ def test_the_allocators_tables_replace_the_profilers_events_of_the_device(corpus
 @pytest.mark.corpus
 def test_events_without_times_are_not_mixed_with_those_that_have_them(corpus: Any) -> None:
     snapshot = torch_memory_reader.read(corpus / SNAPSHOT)
-    snapshot.source = type(snapshot.source)(
-        path="x", format="torch_memory", rank=None, events_read=1, events_unplaced=0, events_only=True
+    snapshot = replace(
+        snapshot,
+        source=type(snapshot.source)(
+            path="x", format="torch_memory", rank=None, events_read=1, events_unplaced=0, events_only=True
+        ),
     )
-    trace = with_host_event()
-    attach_snapshot(trace, snapshot)
+    trace = attached(with_host_event(), snapshot)
     assert trace.rows["memory"]["bytes"].tolist() == [16, 32]
     assert len(trace.rows["held"])
 
@@ -423,7 +431,7 @@ def test_a_failed_allocation_without_a_history(corpus: Any) -> None:
     snapshot = torch_memory_reader.read(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
     assert judge(load_rule("oom_near"), snapshot).status == "abstained"
     again = torch_memory_reader.read(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
-    mark_failed(again)
+    again = mark_failed(again)
     (finding,) = judge(load_rule("oom_near"), again).findings
     assert finding.severity == "high"
     assert "ran out of memory: an allocation failed with 11.0 GiB in use, 11.0 GiB reserved" in finding.title

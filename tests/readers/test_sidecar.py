@@ -45,8 +45,6 @@ def test_the_second_opening_gives_the_same_trace(cache: Path, path: Path) -> Non
     assert loaded is not None
     equal(first, loaded)
     equal(first, kineto_reader.read(path))
-    loaded.rows["kernels"]["start_ns"][:] = 0  # a user may write into the arrays: the file stays as it is
-    equal(first, kineto_reader.read(path))
 
 
 def test_a_changed_file_is_read_anew(cache: Path, path: Path) -> None:

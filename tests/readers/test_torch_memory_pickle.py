@@ -22,9 +22,9 @@ from perfscope.analyzers.readers.torch_memory import entries as entries_module
 from perfscope.analyzers.readers.torch_memory.entries import NUMBERS, Entries, decode_numbers
 from perfscope.analyzers.readers.torch_memory.machine import Machine
 from perfscope.analyzers.readers.torch_memory.reader import read
-from perfscope.analyzers.readers.torch_memory.stacks import Stacks, Strings
+from perfscope.analyzers.readers.torch_memory.stacks import Stacks
 from perfscope.model.errors import DataError
-from perfscope.model.trace import MISSING
+from perfscope.model.trace import MISSING, TraceBuilder
 from tests.conftest import corpus_files
 from tests.readers.memory_snapshots import FRAMES, Allocator
 
@@ -42,7 +42,7 @@ VALUE = (
 
 
 def machine(data: bytes, *, fast: bool = True) -> Any:
-    return Machine(data, Stacks(Strings()), fast=fast).load()
+    return Machine(data, Stacks(TraceBuilder()), fast=fast).load()
 
 
 def plain(data: bytes) -> Any:
@@ -71,7 +71,7 @@ def test_numbers_of_every_width(numbers: list[int]) -> None:
 
 
 def columns(data: bytes, *, fast: bool) -> list[Any]:
-    strings = Strings()
+    strings = TraceBuilder()
     stacks = Stacks(strings)
     found = Machine(data, stacks, fast=fast).load()
     frames = stacks.rows()
@@ -79,7 +79,7 @@ def columns(data: bytes, *, fast: bool) -> list[Any]:
     def stack(row: int) -> tuple[Any, ...]:
         parts = []
         while row >= 0:
-            parts.append((frames["file"][row], frames["line"][row], strings.texts[frames["name"][row]]))
+            parts.append((frames["file"][row], frames["line"][row], strings.strings[frames["name"][row]]))
             row = frames["parent"][row]
         return tuple((int(file) >= 0, int(line), name) for file, line, name in parts)
 
@@ -278,7 +278,7 @@ def test_a_history_that_never_ends_an_entry() -> None:
 def test_places_of_entries_are_let_go() -> None:
     snapshot = Allocator(seed=8).run(2000).snapshot()
     data = pickle.dumps(snapshot, protocol=4)
-    found = Machine(data, Stacks(Strings()))
+    found = Machine(data, Stacks(TraceBuilder()))
     found.load()
     kept = [one for one in found.memo if type(one) is dict and "action" in one]
     assert not kept

@@ -248,8 +248,7 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "report-schema.json"
 
 def sharded() -> Trace:
     trace = hlo_trace(hlo_module(ASYNC))
-    trace.target = target("H100 SXM", (1, 8))
-    return trace
+    return replace(trace, target=target("H100 SXM", (1, 8)))
 
 
 def test_every_face_says_that_it_is_modelled_and_on_what() -> None:
@@ -298,7 +297,7 @@ def test_measured_stands_beside_modelled() -> None:
 def test_names_of_strangers_are_made_fit_to_show() -> None:
     module = replace(chain(2), name="jit_<script>alert(1)</script>\x1b[31m")
     trace = hlo_trace(module)
-    trace.target = target("H100 SXM")
+    trace = replace(trace, target=target("H100 SXM"))
     analysis = analyze(trace)
     page = html_report.render(analysis)
     assert "<script>alert" not in page.replace("\\u003c", "")

@@ -6,19 +6,18 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers.digest import Digest
-from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.readers import workers as clustering
-from perfscope.analyzers.readers.load import Task
-from perfscope.analyzers.readers.workers import LostTask, work_on_cluster
+from perfscope.analyzers.judge import JudgeTask, judge_paths
+from perfscope.analyzers.readers import scale_out as clustering
+from perfscope.analyzers.readers.load import Task, TaskResult
+from perfscope.analyzers.readers.scale_out import work_on_cluster
+from perfscope.analyzers.readers.workers import LostTask
 from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError, NotStartedError, UsageError
 
@@ -63,8 +62,7 @@ def no_memory(number: int) -> int:
 @pytest.mark.slow
 @pytest.mark.corpus
 def test_a_set_is_judged_as_here(cluster: Any, megatron: Path) -> None:
-    mapper = partial(work_on_cluster, address=cluster.scheduler_address)
-    assert render(judge_paths([megatron], mapper=mapper).analysis, "json") == render(
+    assert render(judge_paths([megatron], scheduler=cluster.scheduler_address).analysis, "json") == render(
         judge_paths([megatron], jobs=1).analysis, "json"
     )
 
@@ -74,7 +72,7 @@ def test_a_set_is_judged_as_here(cluster: Any, megatron: Path) -> None:
 def test_a_worker_killed_half_way_loses_nothing(cluster: Any, megatron: Path) -> None:
     killed: list[int] = []
 
-    def mapper(work: Callable[[Task], Digest], tasks: Sequence[Task]) -> Iterator[tuple[int, Digest | LostTask]]:
+    def executor(work: JudgeTask, tasks: Sequence[Task]) -> Iterator[tuple[int, TaskResult | LostTask]]:
         for place, done in work_on_cluster(work, tasks, address=cluster.scheduler_address):
             yield place, done
             if not killed:
@@ -82,7 +80,7 @@ def test_a_worker_killed_half_way_loses_nothing(cluster: Any, megatron: Path) ->
                     killed.append(next(iter(client.run(os.getpid).values())))
                 os.kill(killed[0], signal.SIGKILL)
 
-    analysis = judge_paths([megatron], mapper=mapper).analysis
+    analysis = judge_paths([megatron], executor=executor).analysis
     assert len(killed) == 1
     assert analysis.collectives.jobs[0].recorded == tuple(range(8))
     assert render(analysis, "json") == render(judge_paths([megatron], jobs=1).analysis, "json")

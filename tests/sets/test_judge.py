@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,13 @@ import pytest
 from perfscope.__main__ import run
 from perfscope.__main__ import run as command
 from perfscope.analyzers import judge as judging
-from perfscope.analyzers.digest import Digest, digest
 from perfscope.analyzers.engine import Examined, analyze
-from perfscope.analyzers.judge import judge_paths, load_paths
+from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.readers.hlo import text as hlo_text
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
-from perfscope.analyzers.readers.load import Task, load_path
-from perfscope.analyzers.readers.remote import is_remote, shown_url, without_secrets
+from perfscope.analyzers.readers.load import Task, TaskResult, is_remote, load_path, load_paths, read_task
 from perfscope.analyzers.readers.run.parts import RunPart, divide_run
-from perfscope.analyzers.readers.workers import work_on_cluster
+from perfscope.analyzers.readers.scale_out import shown_url, without_secrets
 from perfscope.analyzers.registry import RULES
 from perfscope.dashboards.report import render
 from perfscope.model.documents.run import Capture, Process, Run, dump
@@ -56,10 +53,10 @@ def in_memory(path: Path) -> str:
     return render(replace(analyze(loaded.traces), run=loaded.run), "json")
 
 
-def killed_at_second_file(place: str, **more: object) -> Digest:
-    if "kineto_2" in place:
+def killed_at_second_file(task: Task) -> TaskResult:
+    if isinstance(task, str) and "kineto_2" in task:
         os.kill(os.getpid(), signal.SIGKILL)
-    return digest(place)
+    return read_task(task)
 
 
 @pytest.mark.slow
@@ -100,7 +97,7 @@ def test_damaged_and_other_files_are_said(megatron_files: Path) -> None:
 
 @pytest.mark.corpus
 def test_a_rank_whose_reader_is_killed_is_said(megatron_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "digest", killed_at_second_file)
+    monkeypatch.setattr(judging, "read_task", killed_at_second_file)
     judged = judge_paths([megatron_files], jobs=2)
     (lost,) = judged.loaded.skipped
     assert (Path(lost.path).name, lost.broken) == ("astra-sim__megatron_kineto_2.json.gz", True)
@@ -141,7 +138,6 @@ def test_programs_alone_are_read_and_judged_once(corpus: Path, tmp_path: Path, m
 
     monkeypatch.setattr(hlo_text, "read", counted)
     monkeypatch.setattr(judging, "examine", watched)
-    monkeypatch.setattr("perfscope.analyzers.digest.examine", watched)
     judge_paths([tmp_path], jobs=1)
     assert files == sorted(file.name for file in tmp_path.iterdir())
     assert judged == [2]
@@ -167,7 +163,6 @@ def test_a_rule_of_others_compares_whole_traces(megatron_files: Path, monkeypatc
     other = replace(rule, id="theirs", compare=compare)
     assert other.id not in RULES
     monkeypatch.setattr(judging, "chosen_rules", lambda _: (other,))
-    monkeypatch.setattr("perfscope.analyzers.engine.chosen_rules", lambda _: (other,))
     judge_paths([megatron_files], jobs=2)
     assert seen == [690] * 4
 
@@ -192,9 +187,9 @@ def test_small_sets_are_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Starting a process takes longer than reading a small file."""
     asked: list[int] = []
 
-    def counted(work: object, tasks: Sequence[str], jobs: int) -> Iterator[tuple[int, Digest]]:
+    def counted(work: object, tasks: Sequence[str], jobs: int) -> Iterator[tuple[int, TaskResult]]:
         asked.append(jobs)
-        return iter([(place, Digest()) for place in range(len(tasks))])
+        return iter([(place, TaskResult()) for place in range(len(tasks))])
 
     monkeypatch.setattr(judging, "work_through", counted)
     monkeypatch.setattr(judging, "cores", lambda: 8)
@@ -280,10 +275,10 @@ def megatron_run(corpus: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def killed_at_rank_two_of_run(task: Task, **more: object) -> Digest:
+def killed_at_rank_two_of_run(task: Task) -> TaskResult:
     if isinstance(task, RunPart) and task.name() == "rank00002":
         os.kill(os.getpid(), signal.SIGKILL)
-    return digest(task)
+    return read_task(task)
 
 
 @pytest.mark.corpus
@@ -304,8 +299,9 @@ def test_on_a_cluster(megatron_run: Path) -> None:
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0"
     ) as cluster:
-        mapper = partial(work_on_cluster, address=cluster.scheduler_address)
-        assert render(judge_paths([megatron_run], mapper=mapper).analysis, "json") == in_memory(megatron_run)
+        assert render(judge_paths([megatron_run], scheduler=cluster.scheduler_address).analysis, "json") == in_memory(
+            megatron_run
+        )
 
 
 @pytest.mark.slow
@@ -327,7 +323,7 @@ def test_ranks_that_left_nothing_or_damaged_files(megatron_run: Path, jobs: int)
 def test_a_rank_of_a_run_whose_reader_is_killed_is_said(
     megatron_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(judging, "digest", killed_at_rank_two_of_run)
+    monkeypatch.setattr(judging, "read_task", killed_at_rank_two_of_run)
     assert command(["analyze", str(megatron_run), "--jobs", "2", "--format", "json"]) == 0
     out, err = capsys.readouterr()
     assert f"{megatron_run}/rank00002: not read: what read it was killed by signal 9, twice (out of memory?)" in err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.readers import remote
-from perfscope.analyzers.readers.remote import fetched, is_remote, remote_files
-from perfscope.analyzers.readers.workers import work_on_cluster
+from perfscope.analyzers.readers import scale_out
+from perfscope.analyzers.readers.load import is_remote
+from perfscope.analyzers.readers.scale_out import fetched, remote_files
 from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError, UsageError
 
@@ -66,7 +65,7 @@ def test_a_folder_of_files_in_processes_and_on_a_cluster(corpus: Path, tmp_path:
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0"
     ) as cluster:
-        assert report([url], mapper=partial(work_on_cluster, address=cluster.scheduler_address)) == here
+        assert report([url], scheduler=cluster.scheduler_address) == here
 
 
 @pytest.mark.corpus
@@ -112,10 +111,10 @@ def test_files_are_listed_and_fetched(memory: Any, monkeypatch: pytest.MonkeyPat
         remote_files("memory://gone")
     with pytest.raises(DataError, match="memory://gone: "), fetched("memory://gone"):
         pass
-    monkeypatch.setattr(remote, "MOST_FILES", 1)
+    monkeypatch.setattr(scale_out, "MOST_FILES", 1)
     with pytest.raises(DataError, match="more than 1 files"):
         remote_files("memory://job")
-    monkeypatch.setattr(remote, "MOST_BYTES", 2)
+    monkeypatch.setattr(scale_out, "MOST_BYTES", 2)
     with pytest.raises(DataError, match="3 bytes, of which 2 are fetched at most"), fetched("memory://job/a/1.json"):
         pass
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import pytest
 
 from perfscope.__main__ import run as command
 from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.readers import remote
+from perfscope.analyzers.readers import scale_out
 from perfscope.analyzers.readers.file_bytes import HEAD_BYTES
-from perfscope.analyzers.readers.remote import fetched, remote_files
-from perfscope.analyzers.readers.workers import work_on_cluster
+from perfscope.analyzers.readers.scale_out import fetched, remote_files
 from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError
 from tests.sets.test_judge import make, timing
@@ -167,8 +165,7 @@ def test_a_run_on_a_cluster(corpus: Path, storage: Any, tmp_path: Path) -> None:
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0"
     ) as cluster:
-        mapper = partial(work_on_cluster, address=cluster.scheduler_address)
-        assert report("s3://traces/runs/train-7f3a", mapper=mapper) == report(made, jobs=1)
+        assert report("s3://traces/runs/train-7f3a", scheduler=cluster.scheduler_address) == report(made, jobs=1)
 
 
 @pytest.mark.corpus
@@ -189,14 +186,14 @@ def test_an_object_that_goes_after_it_was_listed(
     for file in megatron(corpus):
         storage.pipe(f"traces/job/{file.name}", file.read_bytes())
     gone = megatron(corpus)[1].name
-    whole = remote.remote_files
+    whole = scale_out.remote_files
 
     def then_removed(url: str) -> Any:
         found = whole(url)
         storage.rm(f"traces/job/{gone}")
         return found
 
-    monkeypatch.setattr("perfscope.analyzers.readers.remote.remote_files", then_removed)
+    monkeypatch.setattr("perfscope.analyzers.readers.scale_out.remote_files", then_removed)
     assert command(["analyze", "s3://traces/job", "--jobs", "1"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"perfscope: s3://traces/job/{gone}: not read: no such file, folder or bucket")
@@ -256,7 +253,7 @@ def test_listing_is_bounded(storage: Any, calls: Calls, monkeypatch: pytest.Monk
         storage.pipe(f"traces/many/{number}.json", b"{}")
     storage.invalidate_cache()
     calls.all.clear()
-    monkeypatch.setattr(remote, "MOST_FILES", 3)
+    monkeypatch.setattr(scale_out, "MOST_FILES", 3)
     with pytest.raises(DataError, match="s3://traces/many: more than 3 files below it"):
         remote_files("s3://traces/many")
     assert calls.of("list_objects_v2")
@@ -264,7 +261,7 @@ def test_listing_is_bounded(storage: Any, calls: Calls, monkeypatch: pytest.Monk
 
 def test_too_large(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.pipe("traces/job/rank0.json", b"{}" * 10)
-    monkeypatch.setattr(remote, "MOST_BYTES", 2)
+    monkeypatch.setattr(scale_out, "MOST_BYTES", 2)
     with (
         pytest.raises(DataError, match="20 bytes, of which 2 are fetched at most"),
         fetched("s3://traces/job/rank0.json"),

@@ -201,7 +201,7 @@ def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
     for number, module in enumerate((*one.hlo, *other.hlo)):
         source = replace(one.source, path=f"r{number}", format="xplane", programs=None)
         alike = replace(module, name="jit_step", source=f"r{number}")
-        traces.append(Trace(source=source, strings=[], rows={}, recorded=frozenset({"hlo"}), hlo=(alike,)))
+        traces.append(Trace(source=source, strings=(), rows={}, recorded=frozenset({"hlo"}), hlo=(alike,)))
     assert_slim_report_equal(traces)
 
 

@@ -56,8 +56,7 @@ def job(folder: Path, *, until: int, size: int = 64 << 20, **changes: Any) -> Tr
     )  # fmt: skip
     made = plan(**{"processes": processes, "compiled_by": "perfscope", "target": "h100x8", **changes})
     trace = trace_of(folder, made, "h100x8")
-    trace.torch_plans = tuple(replace(held, eager=eager) for held in trace.torch_plans)
-    return trace
+    return replace(trace, torch_plans=tuple(replace(held, eager=eager) for held in trace.torch_plans))
 
 
 def plan_findings(trace: Trace) -> list[Finding]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.calls import RAMP_NS, short_pairs
@@ -104,5 +106,5 @@ def test_kernels_of_a_compiled_graph_are_shown_with_the_line_they_compute():
     )
     assert judge(RULE, trace).findings[0].evidence[0]["at"] is None
     trace = b.build()
-    trace.compile_log = CompileLog(path="x.log", kernels=(kernel,))
+    trace = replace(trace, compile_log=CompileLog(path="x.log", kernels=(kernel,)))
     assert judge(RULE, trace).findings[0].evidence[0]["at"] == "/home/user/train.py:31"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def run(*names: str, region: str | None = "0/0", hashed: str = "fabc") -> Trace:
 
 def lines(trace: Trace, *kernels: CompiledKernel) -> dict[str, list[int | None]]:
     """Name of a span to the lines of its runs, in order."""
-    trace.compile_log = CompileLog(path="x.log", kernels=kernels)
+    trace = replace(trace, compile_log=CompileLog(path="x.log", kernels=kernels))
     found: dict[str, list[int | None]] = {}
     slices = trace.rows["slices"]
     for row in range(len(slices)):
@@ -132,7 +133,7 @@ def test_triton_kernels_of_a_real_trace_lead_to_their_call(corpus: Path) -> None
     )  # fmt: skip
     # no log came with this trace: its kernels are given lines here, to see each device kernel arrive at its own
     kernels = tuple(kernel(name, index, at=index) for index, name in enumerate(names))
-    trace.compile_log = CompileLog(path="x.log", kernels=kernels)
+    trace = replace(trace, compile_log=CompileLog(path="x.log", kernels=kernels))
     device = trace.rows["kernels"]
     arrived = {}
     for row in range(len(device)):
@@ -157,8 +158,7 @@ def graph_call() -> TraceBuilder:
 
 def logged(build: TraceBuilder) -> Trace:
     trace = build.build()
-    trace.compile_log = CompileLog(path="x.log", kernels=KERNELS)
-    return trace
+    return replace(trace, compile_log=CompileLog(path="x.log", kernels=KERNELS))
 
 
 def test_on_a_cpu_the_span_of_a_call_is_its_time() -> None:

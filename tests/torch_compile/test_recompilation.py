@@ -93,8 +93,7 @@ def compiled_again(*reasons: str, name: str = "attention-naive-compiled") -> Tra
         for number, reason in enumerate(reasons, 1)
     )
     plan = replace(held.plan, recompiles=rows)
-    trace.torch_plans = (LoadedPlan(plan=plan, eager=held.eager, outside=held.outside),)
-    return trace
+    return replace(trace, torch_plans=(LoadedPlan(plan=plan, eager=held.eager, outside=held.outside),))
 
 
 def plan_findings(trace: Trace, rule: str) -> list[Finding]:

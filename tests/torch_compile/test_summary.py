@@ -132,8 +132,7 @@ def compile_of(compile_id: str = "0/0", start: int = 0, duration: int = 100) -> 
 
 def trace_of_phases(*phases: Phase, compiles: tuple[Compile, ...] = (compile_of(),)) -> Trace:
     trace = TraceBuilder(recorded=frozenset({"compile_log"})).build()
-    trace.compile_log = CompileLog(path="x", compiles=compiles, phases=phases)
-    return trace
+    return replace(trace, compile_log=CompileLog(path="x", compiles=compiles, phases=phases))
 
 
 def checked_split(trace: Trace) -> CompileTimes:
@@ -268,8 +267,7 @@ def phase_ms(name: str, start_ms: int, end_ms: int, compile_id: str, parent: int
 
 def trace_of_log(log: CompileLog, builder: TraceBuilder | None = None) -> Trace:
     trace = (builder or TraceBuilder(recorded=frozenset({"compile_log"}))).build()
-    trace.compile_log = log
-    return trace
+    return replace(trace, compile_log=log)
 
 
 def summed(**parts: object) -> CompileSummary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_ranks_have_a_memory_each_the_highest_first(tmp_path: Path) -> None:
     small, large = _made(), _made()
     large.make(99, 5_000, 190)
     traces = [small.build(), large.build()]
-    traces[1].source = traces[1].source.__class__(**{**_fields(traces[1].source), "rank": 1})
+    traces[1] = replace(traces[1], source=traces[1].source.__class__(**{**_fields(traces[1].source), "rank": 1}))
     view = view_of("memory", traces, tmp_path)
     assert [one["whose"] for one in view["memories"]] == ["rank 1", "rank 0"]
     _sums(read_curve(tmp_path, view["memories"][0])["curve"])

@@ -102,7 +102,7 @@ def test_what_was_not_recorded_says_how_to_have_it(tmp_path: Path) -> None:
 
 def test_an_nsys_report_is_told_of_nsys(tmp_path: Path) -> None:
     trace = TraceBuilder(recorded=EVERYTHING - {"memory"}).build()
-    trace.source = replace(trace.source, format="nsys")
+    trace = replace(trace, source=replace(trace.source, format="nsys"))
     view = view_of("overview", [trace], tmp_path)
     assert "nsys profile --cuda-memory-usage=true" in {row["command"] for row in view["missing"]}
     assert not any("torch.profiler" in row["command"] for row in view["missing"])
@@ -118,7 +118,7 @@ def test_no_findings_says_how_many_rules_could_not_look(tmp_path: Path) -> None:
 def test_what_this_run_could_not_record_says_why(tmp_path: Path) -> None:
     """The same command again would not have it either."""
     trace = TraceBuilder(recorded=EVERYTHING - {"op_graph"}).build()
-    trace.why_no_step = "the run has no op graph of a step: <b>its graphs are compiled"
+    trace = replace(trace, why_no_step="the run has no op graph of a step: <b>its graphs are compiled")
     view = view_of("overview", [trace], tmp_path)
     (row,) = (row for row in view["missing"] if row["what"].startswith("the op graph"))
     assert row["command"] == ""
@@ -128,7 +128,7 @@ def test_what_this_run_could_not_record_says_why(tmp_path: Path) -> None:
 def test_missing_ranks_of_jax_are_no_torchrun(tmp_path: Path) -> None:
     for recorded, launcher in ((EVERYTHING, "torchrun"), (EVERYTHING | {"compile_events"}, "srun")):
         trace = TraceBuilder(recorded=recorded, rank=0).build()
-        trace.source = replace(trace.source, world_size=4)
+        trace = replace(trace, source=replace(trace.source, world_size=4))
         view = view_of("overview", [trace], tmp_path / launcher)
         (row,) = (row for row in view["missing"] if row["what"] == "3 of 4 ranks")
         assert launcher in row["command"]
@@ -205,7 +205,7 @@ def test_of_memory_of_the_detail_pass_it_is_said_and_its_page_is_named(tmp_path:
     made = MemoryBuilder()
     made.make(1, 1 << 20, 10)
     trace = _ran().build()
-    trace.detail = made.build()
+    trace = replace(trace, detail=made.build())
     row = _row(trace, tmp_path, "peak_owner", cost_bytes=1 << 20)
     assert row["none"] == "its memory was recorded in the detail pass, behind the steps that the timeline shows"
     assert row["memory"]

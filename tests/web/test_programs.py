@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def test_a_log_without_kernels_says_why_there_is_no_graph(tmp_path: Path) -> Non
     log = CompileLog(path="log", graphs=(Graph(compile_id="0/0", direction="forward", nodes=()),))
     source = Source(path="built.json", format="run", rank=0, events_read=0, events_unplaced=0)
     trace = Trace(source=source, strings=[], rows={}, recorded=frozenset(), compile_log=log)
-    trace.why_no_step = "its graphs are compiled"
+    trace = replace(trace, why_no_step="its graphs are compiled")
     view = view_of("graph", [trace], tmp_path)
     assert view["subjects"] == []
     (said,) = view["lacks"]
@@ -339,9 +340,8 @@ def compiled(tmp_path: Path) -> Trace:
     file = tmp_path / "step.hlo.txt"
     file.write_text(PROGRAM)
     (trace,) = load(file)
-    trace.judged_device = "H100 SXM"
-    trace.target = parse_target("h100")
-    return trace
+    trace = replace(trace, judged_device="H100 SXM")
+    return replace(trace, target=parse_target("h100"))
 
 
 def _words(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,12 @@ def test_what_a_table_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_jax_logged(tmp_path: Path) -> None:
     trace = TraceBuilder().build()
-    trace.compile_events = (
-        CompileEvent(kind="compile", end_ns=9, duration_ns=5, function="step", step=2),
-        CompileEvent(kind="retrace", end_ns=9, function="step", file="/home/user/t.py", line=3, reason="new shape"),
+    trace = replace(
+        trace,
+        compile_events=(
+            CompileEvent(kind="compile", end_ns=9, duration_ns=5, function="step", step=2),
+            CompileEvent(kind="retrace", end_ns=9, function="step", file="/home/user/t.py", line=3, reason="new shape"),
+        ),
     )
     rows = _rows(view_of("compile", [trace], tmp_path), "jax")
     assert [row["what"] for row in rows] == ["compiling", "traced again"]

@@ -147,9 +147,10 @@ def programs_apart(trace: Trace) -> tuple[Trace, ...]:
 
 def _alone(module: HloModule, trace: Trace) -> Trace:
     source = replace(trace.source, path=module.source or trace.source.path, programs=1)
-    alone = Trace(source=source, strings=[], rows={}, recorded=trace.recorded, hlo=(module,))
-    alone.judged_device, alone.target = trace.judged_device, trace.target
-    return alone
+    return Trace(
+        source=source, strings=(), rows={}, recorded=trace.recorded, hlo=(module,), judged_device=trace.judged_device,
+        target=trace.target,
+    )  # fmt: skip
 
 
 def program_label(module: HloModule, trace: Trace) -> str:

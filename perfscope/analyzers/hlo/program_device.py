@@ -72,17 +72,15 @@ def platform_of(device: Device) -> Literal["gpu", "tpu"]:
     return "tpu" if device.vendor == "Google" else "gpu"
 
 
-def judge_for(trace: Trace, device: Device) -> None:
-    """Judge the compiled programs of a trace for a device the user named.
+def judged_for(trace: Trace, device: Device) -> Trace:
+    """The trace with its compiled programs judged for a device the user named.
 
-    Asked before any fact of the trace is. Where the device does not count, a note of the source says why.
+    Where the device does not count, a note of the source says why.
     """
     why = _unused(trace, device)
     if trace.target is None:
-        trace.judged_device = device.name
-    if why is not None:
-        note = f"--device {device.name} is not used: {why}"
-        trace.source = replace(trace.source, notes=(*trace.source.notes, note))
+        trace = replace(trace, judged_device=device.name)
+    return trace if why is None else trace.noted(f"--device {device.name} is not used: {why}")
 
 
 def _unused(trace: Trace, device: Device) -> str | None:

@@ -128,7 +128,11 @@ def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Map
     for row in rows.tolist():
         line = line_of(timeline, row)
         op = asking_op(trace, int(timeline.blocks["op"][row]))
-        name = trace.text(int(timeline.blocks["name"][row])) or trace.text(int(timeline.blocks["module"][row])) or None
+        name = (
+            timeline.text(int(timeline.blocks["name"][row]))
+            or timeline.text(int(timeline.blocks["module"][row]))
+            or None
+        )
         key = (None if line is None else line.file, None if line is None else line.line, op, name)
         held = groups.setdefault(key, [0, 0])
         held[0] += int(timeline.blocks["bytes"][row])

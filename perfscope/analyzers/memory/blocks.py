@@ -242,6 +242,7 @@ def _timeline(
         first=span[0],
         last=span[1],
         blocks=Rows(BLOCKS, columns),
+        texts=trace.strings,
         capacity_bytes=_capacity(trace, memory),
     )
 

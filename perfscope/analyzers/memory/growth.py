@@ -178,7 +178,7 @@ def _leaks(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[Leak, .
         found.append(
             Leak(
                 op=op_names[int(op_codes[of_group[0]])],
-                module=trace.text(module) or None,
+                module=timeline.text(module) or None,
                 line=None if line == MISSING else timeline.lines[line],
                 category=MemoryCategory(int(blocks["category"][largest])),
                 frame=None if frame == MISSING else frame,

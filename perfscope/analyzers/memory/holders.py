@@ -103,7 +103,7 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
     blocks, recorded = timeline.blocks, timeline.of(trace)
     size, counts = blocks["bytes"][rows], blocks["count"][rows]
     unseen = timeline.unseen_bytes
-    modules = [recorded.text(int(code)) or None for code in blocks["module"][rows]]
+    modules = [timeline.text(int(code)) or None for code in blocks["module"][rows]]
     grouped = [None if name is None else _NUMBER.sub("*", name) for name in modules]
     categories = [_category_name(int(code)) for code in blocks["category"][rows]]
     ops = [asking_op(recorded, int(row)) for row in blocks["op"][rows]]
@@ -132,7 +132,7 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
                 category=MemoryCategory(int(blocks["category"][row])),
                 known_by=KnownBy(int(blocks["known_by"][row])),
                 phase=MemoryPhase(int(blocks["phase"][row])),
-                name=recorded.text(int(blocks["name"][row])) or None,
+                name=timeline.text(int(blocks["name"][row])) or None,
                 module=modules[index],
                 op=ops[index],
                 line=lines[index],

@@ -158,7 +158,7 @@ def _place(trace: Trace, timeline: MemoryTimeline, rows: Int64, held: Int64, per
     return LeakingPlace(
         line=None if line == MISSING else timeline.lines[line],
         op=asking_op(trace, int(blocks["op"][largest])),
-        module=trace.text(module) or None,
+        module=timeline.text(module) or None,
         category=MemoryCategory(int(blocks["category"][largest])),
         frame=None if frame == MISSING else frame,
         bytes_per_step=per_step,
@@ -287,7 +287,7 @@ def _lifetimes(trace: Trace, timeline: MemoryTimeline) -> Lifetimes:
         used_until=until,
         needed_from=needed,
         freed=freed,
-        by_module=_by_module(trace, blocks["module"][rows], size, needed - until),
+        by_module=_by_module(timeline, blocks["module"][rows], size, needed - until),
     )
 
 
@@ -314,14 +314,14 @@ def _node_start(trace: Trace, timeline: MemoryTimeline, freed: Int64) -> Int64:
     return np.where(node == MISSING, freed, slices["start_ns"][node])
 
 
-def _by_module(trace: Trace, modules: Int64, size: Int64, idle: Int64) -> tuple[ModuleActivations, ...]:
+def _by_module(timeline: MemoryTimeline, modules: Int64, size: Int64, idle: Int64) -> tuple[ModuleActivations, ...]:
     found = []
     for code in np.unique(modules).tolist():
         chosen = modules == code
         waits = idle[chosen].tolist()
         found.append(
             ModuleActivations(
-                module=trace.text(code) or None,
+                module=timeline.text(code) or None,
                 blocks=int(chosen.sum()),
                 bytes=int(size[chosen].sum()),
                 idle_byte_ns=sum(one * wait for one, wait in zip(size[chosen].tolist(), waits, strict=True)),

@@ -225,7 +225,7 @@ def _maker(trace: Trace, peak: PeakHolders) -> str | None:
     """Name of the block that made the peak: the instruction of a program."""
     blocks = peak.timeline.blocks
     making = np.flatnonzero((blocks["start"] == peak.position) & ~blocks["before"])
-    return peak.timeline.of(trace).text(int(blocks["name"][making[-1]])) or None if len(making) else None
+    return peak.timeline.text(int(blocks["name"][making[-1]])) or None if len(making) else None
 
 
 def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
@@ -265,8 +265,8 @@ def _largest_name(trace: Trace, peak: PeakHolders, row: int) -> str | None:
     known = next((one for one in peak.largest if one.row == row), None)
     if known is not None:
         return known.name or known.module or known.op
-    blocks, recorded = peak.timeline.blocks, peak.timeline.of(trace)
-    return recorded.text(int(blocks["name"][row])) or recorded.text(int(blocks["module"][row])) or None
+    timeline, blocks = peak.timeline, peak.timeline.blocks
+    return timeline.text(int(blocks["name"][row])) or timeline.text(int(blocks["module"][row])) or None
 
 
 def _holders(found: Sequence[Holder]) -> Holders:

@@ -12,7 +12,7 @@ and no positions for what it frees: a buffer ends behind the last instruction th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,30 +56,8 @@ class _Block:
     """Still held when the run ends."""
 
 
-@dataclass(slots=True)
-class _Texts:
-    """Codes of texts among a trace's strings; new ones are added behind those that are there."""
-
-    trace: Trace
-    codes: dict[str, int] = field(default_factory=dict)
-
-    def code(self, text: str) -> int:
-        if not text:
-            return MISSING
-        if not self.codes:
-            self.codes = {known: code for code, known in enumerate(self.trace.strings)}
-        if text not in self.codes:
-            self.codes[text] = len(self.trace.strings)
-            self.trace.strings.append(text)
-        return self.codes[text]
-
-
 def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
-    """A timeline a compiled program, in the order of ``trace.hlo``; those not scheduled have none.
-
-    Names and scopes of the blocks are added to ``trace.strings``.
-    """
-    texts = _Texts(trace)
+    """A timeline a compiled program, in the order of ``trace.hlo``; those not scheduled have none."""
     found = []
     for module in trace.hlo:
         arena = arena_of(module)
@@ -87,7 +65,7 @@ def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
             continue
         schedule = Schedule(module)
         blocks = _modelled(module, schedule) if arena is None else _assigned(module, arena, schedule)
-        timeline = _timeline(program_label(module, trace), module, arena, schedule, blocks, texts)
+        timeline = _timeline(program_label(module, trace), module, arena, schedule, blocks)
         found.append(
             timeline if module.platform == "cpu" else replace(timeline, capacity_bytes=device_memory_bytes(trace))
         )
@@ -237,12 +215,12 @@ def _timeline(
     arena: Arena | None,
     schedule: Schedule,
     blocks: Sequence[_Block],
-    texts: _Texts,
 ) -> MemoryTimeline:
     owners = Owners(module, schedule)
     last = max([len(schedule) - 1, *(max(one.start, (one.end or 0) - 1) for one in blocks)])
     ordered = sorted(blocks, key=lambda one: (one.start, one.number))
     lines: dict[tuple[str, int | None], int] = {}
+    texts: dict[str, int] = {}
     columns: dict[str, list[Any]] = {
         "start": [one.start for one in ordered],
         "end": [last + 1 if one.end is None else one.end for one in ordered],
@@ -262,8 +240,8 @@ def _timeline(
         category, known = one.owner or _owner(owners, one)
         columns["category"].append(category)
         columns["known_by"].append(known)
-        columns["name"].append(texts.code(_name(one.made)))
-        columns["module"].append(texts.code(_module(one.made)))
+        columns["name"].append(_code(texts, _name(one.made)))
+        columns["module"].append(_code(texts, _module(one.made)))
         file, line = next(((made.file, made.line) for made, _ in one.made if made.file is not None), (None, None))
         columns["line"].append(MISSING if file is None else lines.setdefault((file, line), len(lines)))
         columns["phase"].append(owners.phase(_maker(one.made)[0]) if one.made else MemoryPhase.UNKNOWN)
@@ -282,10 +260,15 @@ def _timeline(
         first=0,
         last=last,
         blocks=Rows(BLOCKS, {key: np.array(values, BLOCKS.column(key).dtype) for key, values in columns.items()}),
+        texts=tuple(texts),
         lines=tuple(SourceLine(file=file, line=line) for file, line in lines),
         reserved=reserved,
         notes=(_MODELLED_NOTE,) if arena is None else (),
     )
+
+
+def _code(texts: dict[str, int], text: str) -> int:
+    return texts.setdefault(text, len(texts)) if text else MISSING
 
 
 def _owner(owners: Owners, one: _Block) -> Owner:

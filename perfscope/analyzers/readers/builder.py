@@ -1,9 +1,6 @@
-"""Tables under construction: columns that grow in place, rows in order, links by id, strings and threads by code."""
+"""Tables under construction: columns that grow in place, rows in order, links by id."""
 
 from __future__ import annotations
-
-from collections import Counter
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -114,36 +111,3 @@ class Lookup:
             return rows
         index = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
         return np.where(self._ids[index] == ids, self._rows[index], np.int32(MISSING))
-
-
-# What all planes of a file share: the string pool, the threads, and what was left out.
-
-
-@dataclass(slots=True)
-class Pool:
-    """Strings and threads by code, and tallies of what was read and where it went."""
-
-    strings: list[str] = field(default_factory=list)
-    threads: dict[tuple[str, str], int] = field(default_factory=dict)
-    events: int = 0
-    unplaced: Counter[str] = field(default_factory=Counter)
-    """Events with no place in the model, by reason."""
-    marks: Counter[str] = field(default_factory=Counter)
-    """Events that are no spans of their own and were read as marks, or left out by name, by what they are."""
-    _codes: dict[str, int] = field(default_factory=dict)
-
-    def code(self, text: str) -> int:
-        """Code of a string."""
-        code = self._codes.get(text)
-        if code is None:
-            code = self._codes[text] = len(self.strings)
-            self.strings.append(text)
-        return code
-
-    def thread(self, process: str, name: str, line: int) -> int:
-        """Row of a thread. Lines of one name are one thread only if their id is the same."""
-        known = self.threads.get((process, name))
-        if known is None or known == line:
-            self.threads[process, name] = line
-            return list(self.threads).index((process, name))
-        return self.thread(process, f"{name}/{line & 0xFFFFFFFFFFFFFFFF}", line)

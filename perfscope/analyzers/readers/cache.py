@@ -60,7 +60,7 @@ def load(path: Path) -> Trace | None:
         return None
     try:
         with place.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # private: changes are not written back
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         trace = _read(data)
         trace.check()
         os.utime(place)
@@ -81,7 +81,9 @@ def save(path: Path, trace: Trace) -> None:
         for name, values in rows.items():
             layout[table][name] = (values.dtype.str, len(values), offset)
             offset += -(-values.nbytes // _ALIGN) * _ALIGN
-    header = msgspec.json.encode(_Header(_model_hash(), trace.source, trace.strings, sorted(trace.recorded), layout))
+    header = msgspec.json.encode(
+        _Header(_model_hash(), trace.source, list(trace.strings), sorted(trace.recorded), layout)
+    )
     first = -(-(len(MAGIC) + 8 + len(header)) // _ALIGN) * _ALIGN
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

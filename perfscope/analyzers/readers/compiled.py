@@ -31,7 +31,7 @@ from perfscope.model.documents.torch_plan import read_plan
 from perfscope.model.errors import DataError
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import LoadedPlan, PlanBreak, TorchPlan
-from perfscope.model.trace import Source, Trace
+from perfscope.model.trace import Trace, TraceBuilder
 
 if TYPE_CHECKING:
     from perfscope.model.documents.compile_manifest import Compiled
@@ -56,11 +56,13 @@ def read(path: Path) -> Trace:
     manifest = load(path)
     trace = read_plan_folder(path, manifest) if manifest.framework == "torch" else _programs(path, manifest)
     notes = (*_manifest_notes(manifest), *trace.source.notes)
-    trace.source = replace(trace.source, path=str(path), format=FORMAT, notes=tuple(dict.fromkeys(notes)))
-    trace.target = _target(path, manifest)
-    trace.checkpoint = None if manifest.checkpoint is None else manifest.checkpoint.policy
-    trace.judged_device = manifest.target.device
-    return trace
+    return replace(
+        trace,
+        source=replace(trace.source, path=str(path), format=FORMAT, notes=tuple(dict.fromkeys(notes))),
+        target=_target(path, manifest),
+        checkpoint=None if manifest.checkpoint is None else manifest.checkpoint.policy,
+        judged_device=manifest.target.device,
+    )
 
 
 def _programs(path: Path, manifest: Compiled) -> Trace:
@@ -75,9 +77,7 @@ def _programs(path: Path, manifest: Compiled) -> Trace:
             problems.append(f"{program.file} is not read: {str(error).removeprefix(f'{file}: ')}")
     if not read:
         raise DataError(f"{path}: {problems[0] if problems else _why_nothing(manifest)}")
-    trace = join_programs(read, str(path))
-    trace.source = replace(trace.source, notes=(*trace.source.notes, *problems))
-    return trace
+    return join_programs(read, str(path)).noted(*problems)
 
 
 def _target(path: Path, manifest: Compiled) -> Target | None:
@@ -144,24 +144,12 @@ def read_plan_folder(folder: Path, manifest: Compiled | None = None) -> Trace:
         raise DataError(f"{folder}: {problems[0] if problems else 'no plan is in it'}")
     first = held[0]
     graph = first.outside if first.plan.compiled_by == "program" else first.eager
-    recorded = {"torch_plan"} | ({"op_graph"} if graph is not None else set())
+    builder = TraceBuilder(str(folder), PLAN_FORMAT)
+    builder.events = sum(len(graph.kernels) for one in held for graph in one.plan.graphs)
     notes = [note for one in held for note in (*one.plan.notes, *_not_covered(one.plan))]
-    trace = Trace(
-        source=Source(
-            path=str(folder),
-            format=PLAN_FORMAT,
-            rank=None,
-            events_read=sum(len(graph.kernels) for one in held for graph in one.plan.graphs),
-            events_unplaced=0,
-            notes=tuple(dict.fromkeys((*notes, *problems))),
-        ),
-        strings=[],
-        rows={},
-        recorded=frozenset(recorded),
-        op_graph=graph,
-    )
-    trace.torch_plans = tuple(held)
-    return trace
+    builder.note(*dict.fromkeys((*notes, *problems)))
+    builder.record("torch_plan", *(("op_graph",) if graph is not None else ()))
+    return builder.build(op_graph=graph, torch_plans=tuple(held))
 
 
 def _graph_break(one: PlanBreak) -> tuple[str | None, GraphBreak]:

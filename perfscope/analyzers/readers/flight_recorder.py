@@ -32,7 +32,7 @@ from perfscope.model.collectives import operation_of
 from perfscope.model.errors import DataError
 from perfscope.model.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
 from perfscope.model.frames import Owner, owner_of
-from perfscope.model.trace import Source, Trace
+from perfscope.model.trace import Trace, TraceBuilder
 
 FORMAT = "flight_recorder"
 
@@ -131,11 +131,12 @@ def _trace(dump: Mapping[str, Any], shown: str, name: str) -> Trace:
         calls=calls,
         progress=_progress(dump.get("pg_status"), entries),
     )
-    source = Source(
-        path=shown, format=FORMAT, rank=rank, events_read=len(calls), events_unplaced=0, world_size=world or None,
-        notes=() if rank is not None else ("the file's name does not end in the number of its rank",),
-    )  # fmt: skip
-    return Trace(source=source, strings=[], rows={}, recorded=frozenset({"flight_record"}), flight_record=record)
+    builder = TraceBuilder(shown, FORMAT)
+    builder.rank, builder.world_size, builder.events = rank, world or None, len(calls)
+    if rank is None:
+        builder.note("the file's name does not end in the number of its rank")
+    builder.record("flight_record")
+    return builder.build(flight_record=record)
 
 
 def _groups(config: Any) -> Iterator[RecordedGroup]:

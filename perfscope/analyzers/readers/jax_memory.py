@@ -16,7 +16,7 @@ from perfscope.analyzers.hlo.protos import decode
 from perfscope.analyzers.hlo.scope import is_library
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.model.errors import DataError
-from perfscope.model.trace import MISSING, TABLES, Rows, Source, Trace
+from perfscope.model.trace import MISSING, TABLES, Trace, TraceBuilder
 from perfscope.model.trace.tables import HeldState, MemoryCategory
 
 FORMAT = "jax_memory"
@@ -49,29 +49,22 @@ def read(path: Path) -> Trace:
     shown = str(path)
     with open_bytes(path, MAX_BYTES) as data:
         profile = decode("pprof.Profile", bytes(data), shown)
+    builder = TraceBuilder(shown, FORMAT)
     try:
-        strings, held, frames = _Profile(profile).tables()
+        _Profile(profile, builder).make_tables()
     except ValueError as error:
         raise DataError(f"{shown}: no memory profile of JAX, or corrupt: {error}") from error
-    source = Source(
-        path=shown,
-        format=FORMAT,
-        rank=None,
-        events_read=len(profile.sample),
-        events_unplaced=0,
-        notes=("one moment: what arrays and programs held then, and from which call; no history",),
-        events_only=True,
-    )
-    return Trace(
-        source=source, strings=strings, rows={"held": held, "frames": frames}, recorded=frozenset({"memory_state"})
-    )
+    builder.events, builder.events_only = len(profile.sample), True
+    builder.note("one moment: what arrays and programs held then, and from which call; no history")
+    builder.record("memory_state")
+    return builder.build()
 
 
 class _Profile:
     """One profile on its way to the tables. ``ValueError`` for numbers that point at nothing."""
 
-    def __init__(self, profile: Any) -> None:
-        self._profile = profile
+    def __init__(self, profile: Any, builder: TraceBuilder) -> None:
+        self._profile, self._builder = profile, builder
         self._strings = list(profile.string_table)
         types = [self._text(one) for kind in profile.sample_type for one in (kind.type, kind.unit)]
         if tuple(types) != _TYPES:
@@ -79,15 +72,14 @@ class _Profile:
         self._functions = {one.id: (self._text(one.name), self._text(one.filename)) for one in profile.function}
         self._locations = {one.id: tuple((line.function_id, line.line) for line in one.line) for one in
                            profile.location}  # fmt: skip
-        self._codes: dict[str, int] = {}
         self._rows: dict[tuple[int, int, int], int] = {}
         """Function, line and row of the caller -> row of ``frames``."""
         self._frames: list[tuple[int, int, int, int]] = []
         self._files: list[str] = []
         """File of each row."""
 
-    def tables(self) -> tuple[list[str], Rows, Rows]:
-        """Strings, ``held`` and ``frames``."""
+    def make_tables(self) -> None:
+        """Make ``held`` and ``frames``."""
         samples = self._profile.sample
         if sum(len(one.location_id) for one in samples) > MAX_FRAMES:
             raise ValueError(f"stacks of more than {MAX_FRAMES:,} frames")
@@ -108,12 +100,12 @@ class _Profile:
             columns["ordinal"].append(int(ordinal[1][:9]) if on_device and ordinal is not None else MISSING)
             columns["count"].append(sample.value[0])
             columns["bytes"].append(sample.value[1])
-            columns["kind"].append(self._code(kind) if kind else MISSING)
+            columns["kind"].append(self._builder.code(kind) if kind else MISSING)
             columns["category"].append(MemoryCategory.CODE if kind == "executable" else MemoryCategory.UNKNOWN)
             columns["frame"].append(self._users(self._stack(sample.location_id)))
         size = len(samples)
-        held = Rows(
-            TABLES["held"],
+        self._builder.table(
+            "held",
             {
                 **{key: np.array(values, TABLES["held"].column(key).dtype) for key, values in columns.items()},
                 "address": np.zeros(size, np.uint64),
@@ -124,7 +116,7 @@ class _Profile:
             np.empty(0, np.int32)
         ] * 4
         named = dict(zip(("name", "file", "line", "parent"), frames, strict=True))
-        return list(self._codes), held, Rows(TABLES["frames"], named)
+        self._builder.table("frames", named)
 
     def _stack(self, locations: Any) -> list[int]:
         """Rows of ``frames``, innermost first. Callers come first into the table, and stacks share them."""
@@ -143,7 +135,9 @@ class _Profile:
                     number = line if 0 < line < 2**31 else MISSING
                     self._rows[key] = len(self._frames)
                     self._files.append(file)
-                    self._frames.append((self._code(name), self._code(file) if file else MISSING, number, parent))
+                    self._frames.append(
+                        (self._builder.code(name), self._builder.code(file) if file else MISSING, number, parent)
+                    )
                 parent = self._rows[key]
                 found.append(parent)
         return found[::-1]
@@ -162,9 +156,6 @@ class _Profile:
             raise ValueError(f"string {index} of {len(self._strings):,}")
         found: str = self._strings[index]
         return found
-
-    def _code(self, text: str) -> int:
-        return self._codes.setdefault(text, len(self._codes))
 
 
 def _skipped(file: str) -> bool:

@@ -1,10 +1,14 @@
-"""From a path to traces: a run, a trace file, or a folder of them; the reader is found by content."""
+"""From paths to traces: discover what lies there, divide it into tasks, read each, put the results together.
+
+`load` keeps all tables; `judge.judge_paths` takes the same steps with rules, in processes or on a cluster.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +20,7 @@ from typing import Any
 from perfscope.analyzers.readers import READERS
 from perfscope.analyzers.readers.file_bytes import describe_file, read_head
 from perfscope.analyzers.readers.hlo.program import holds_programs_only, join_programs
-from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, sort_traces, why_nothing_captured
+from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Run, dump, missing_ranks
 from perfscope.model.errors import DataError, UsageError
@@ -36,83 +40,116 @@ class Skipped:
     reason: str
     broken: bool
 
+    def error(self) -> DataError:
+        """The reason as an error, its path first."""
+        return DataError(self.reason if self.reason.startswith(self.path) else f"{self.path}: {self.reason}")
 
-ReadResult = tuple[Sequence[Trace], Skipped | None]
-"""The traces of something, and why it was not read if it was not."""
 
 Task = str | RunPart
 """What is read by itself: a file (or a folder that is one source) by its path, or a part of a run."""
 
 Unit = str | DividedRun | Skipped
-"""What stands below a folder: one task, a run, or a run whose manifest is corrupt."""
+"""What an input consists of: one task, a run, or a run whose manifest is corrupt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What a path leads to. ``folder``: its units are what lies below it."""
+
+    path: str
+    units: tuple[Unit, ...]
+    folder: bool = False
+
+    def tasks(self) -> tuple[Task, ...]:
+        """What is read, one by one."""
+        return tuple(task for unit in self.units for task in _tasks_of(unit))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTrace:
+    """A trace that a task gave. What is done with it besides adds fields."""
+
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """The traces of a task, and why it was not read if it was not."""
+
+    traces: tuple[ReadTrace, ...] = ()
+    skipped: Skipped | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The traces below a path, by rank and then path, and what else lay there.
+    """The traces below some paths, by rank and then path, and what else lay there.
 
     Compiled programs without a recording are one trace together.
     """
 
-    traces: tuple[Trace, ...]
+    results: tuple[ReadTrace, ...]
     skipped: tuple[Skipped, ...] = ()
     run: Mapping[str, Any] | None = None
     """The manifest, where all of it is one run."""
 
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces alone."""
+        return tuple(one.trace for one in self.results)
+
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
+
+
+def is_remote(path: object) -> bool:
+    """Whether a path begins with a scheme (``s3://bucket/traces``)."""
+    return isinstance(path, str | Path) and _SCHEME.match(str(path)) is not None
+
 
 def load(path: str | Path) -> list[Trace]:
-    """The traces of a run directory, ``latest``, a trace file, or a folder (all below it).
+    """The traces of a run directory, ``latest``, a trace file, or a folder (all below it), by rank.
 
     ``DataError``: nothing there, no permission, empty, corrupt, or of no known format.
     """
-    return list(load_path(path).traces)
+    return list(load_paths([path]).traces)
 
 
 def load_one(path: str | Path) -> Trace:
-    """The one trace at ``path``; ``AskedWronglyError`` if there are several, ``DataError`` as in ``load``."""
+    """The one trace at ``path``; ``UsageError`` if there are several, ``DataError`` as in ``load``."""
     traces = load(path)
     if len(traces) > 1:
         raise UsageError(f"{path}: holds {len(traces)} traces; perfscope.load_all() gives them all")
     return traces[0]
 
 
-def load_all(path: str | Path) -> list[Trace]:
-    """All traces at or below ``path``, one for each rank, by rank; ``DataError`` as in ``load``."""
-    return load(path)
+load_all = load
 
 
-def load_path(path: str | Path, *, alone: bool = True) -> Loaded:
-    """As ``load``, with what was skipped in a folder and why. ``alone``: no other path holds ranks of its job."""
-    loaded = _load_path(path)
-    if alone:
-        note_missing_ranks(loaded.traces)
-    return loaded
+def load_path(path: str | Path) -> Loaded:
+    """As ``load``, with what was skipped in a folder and why."""
+    return load_paths([path])
 
 
-def note_missing_ranks(traces: Sequence[Trace]) -> None:
-    """Have the first of a run's traces say which ranks of the world there is none of."""
-    ranked = [trace for trace in traces if trace.source.format == "run" and trace.source.rank is not None]
-    if not ranked:
-        return
-    ranks = {trace.source.rank for trace in ranked if trace.source.rank is not None}
-    note = missing_ranks(ranks, max((trace.source.world_size or 0 for trace in ranked), default=0))
-    if note is not None:
-        ranked[0].source = replace(ranked[0].source, notes=(*ranked[0].source.notes, note))
+def load_paths(paths: Sequence[str | Path]) -> Loaded:
+    """What lies at all paths, each trace once, with all tables. ``DataError`` as in ``load``."""
+    inputs = [discover(path) for path in paths]
+    return assemble(inputs, [read_task(task) for one in inputs for task in one.tasks()])
 
 
-def _load_path(path: str | Path) -> Loaded:
+# Discover: what lies at a path, and what of it is read by itself.
+
+
+def discover(path: str | Path) -> Input:
+    """What ``path`` leads to. ``DataError``: nothing, too much, several runs, or of no known format."""
     place = resolve(path)
     try:
         reader = reader_of(place)
     except OSError as error:
         raise DataError(f"{path}: {_error_text(error)}") from error
     if reader is not None:
-        divided = run_at(place)
-        if divided is not None:
-            return assemble_run(divided, [read_part(part) for part in divided.parts])
-        return Loaded(traces=_read(reader, place))
+        return Input(path=str(place), units=(_run_at(place) or str(place),))
     if place.is_dir():
-        return _load_folder(place)
+        return Input(path=str(place), units=_units_below(place), folder=True)
     raise DataError(f"{path}: {describe_file(place)}; perfscope reads: {', '.join(known_formats())}")
 
 
@@ -155,159 +192,26 @@ def known_formats() -> tuple[str, ...]:
     return tuple(sorted({*READERS, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
 
 
-def _read(reader: ModuleType, place: Path) -> tuple[Trace, ...]:
-    """The trace, or those of a run's ranks. What a reader stumbles over in corrupt data becomes one line."""
-    with _as_data_error(place):
-        read: Trace | Sequence[Trace] = reader.read(place)
-    traces = (read,) if isinstance(read, Trace) else tuple(read)
-    if not traces:
-        raise DataError(f"{place}: no trace in it")
-    return traces
-
-
-@contextmanager
-def _as_data_error(place: Path | str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{place}: {_error_text(error)}") from error
-    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, EOFError) as error:
-        raise DataError(f"{place}: corrupt or unsupported file: {type(error).__name__}: {error}") from error
-
-
-def run_at(place: Path) -> DividedRun | None:
+def _run_at(place: Path) -> DividedRun | None:
     """The parts of the run at ``place``, ``None`` where no run is. ``DataError`` if its manifest is corrupt."""
     with _as_data_error(place):
         return divide_run(place) if place.is_dir() and run_folders.is_run(place) else None
 
 
-def read_part(part: RunPart) -> ReadResult:
-    """The traces of one part of a run (none if it captured nothing), and why it was not read if it was not."""
-    reader = importlib.import_module(READERS["run"])
-    path = f"{part.path}/{part.name()}"
-    try:
-        with _as_data_error(path):
-            return tuple(reader.read_part(part)), None
-    except DataError as error:
-        reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{part.path}/")
-        return (), Skipped(path=path, reason=reason, broken=True)
-
-
-def assemble_run(divided: DividedRun, read: Sequence[ReadResult]) -> Loaded:
-    """What was read of the parts of a run as one. ``DataError`` if there is no trace among it."""
-    held = _run_results(divided, read)
-    traces = sort_traces(trace for found, _ in held for trace in found)
-    skipped = tuple(one for _, one in held if one is not None)
-    if not traces:
-        raise DataError(f"{skipped[0].path}: {skipped[0].reason}")
-    _note_unread(traces, skipped)
-    return Loaded(traces=tuple(traces), skipped=skipped, run=_manifest(divided.run))
-
-
-def _run_results(divided: DividedRun, read: Sequence[ReadResult]) -> Sequence[ReadResult]:
-    """What was read of its parts; or why there is nothing at all."""
-    if any(found or lost is not None for found, lost in read):
-        return read
-    return [((), Skipped(path=divided.path, reason=why_nothing_captured(divided.run), broken=True))]
-
-
-def _manifest(run: Run) -> dict[str, Any]:
-    """What a report shows of a run: its manifest without the step times, which the traces hold."""
-    manifest: dict[str, Any] = json.loads(dump(run))
-    for process in manifest["processes"]:
-        del process["untraced_step_ns"]
-    return manifest
-
-
-def _note_unread(traces: Sequence[Trace], skipped: Sequence[Skipped]) -> None:
-    """Have the first trace say what was not read."""
-    lost = tuple(f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken)
-    traces[0].source = replace(traces[0].source, notes=(*traces[0].source.notes, *lost))
-
-
-def _load_folder(folder: Path) -> Loaded:
-    units = units_of(folder)
-    return assemble_folder(folder, units, [read_task(task) for unit in units for task in tasks_of(unit)])
-
-
-def units_of(folder: Path) -> tuple[Unit, ...]:
-    """What may be traces below a folder, sorted. ``DataError``: too many files, or several runs."""
-    return tuple(map(_unit, folder_candidates(folder)))
-
-
-def _unit(place: Path) -> Unit:
-    try:
-        divided = run_at(place)
-    except DataError as error:
-        return Skipped(path=str(place), reason=str(error).removeprefix(f"{place}: "), broken=True)
-    return str(place) if divided is None else divided
-
-
-def tasks_of(unit: Unit) -> tuple[Task, ...]:
-    """What of it is read by itself."""
-    if isinstance(unit, Skipped):
-        return ()
-    return (unit,) if isinstance(unit, str) else unit.parts
-
-
-def read_task(task: Task) -> ReadResult:
-    """The traces of a task, and why it was not read if it was not."""
-    return read_part(task) if isinstance(task, RunPart) else read_in_folder(Path(task))
-
-
-def folder_candidates(folder: Path) -> tuple[Path, ...]:
+def _units_below(folder: Path) -> tuple[Unit, ...]:
     """What may be traces below a folder, sorted. ``DataError``: too many files, or several runs."""
     places = tuple(_candidates(folder))
     runs = [place for place in places if place.is_dir()]
     if len(runs) > 1:
         raise DataError(f"{folder}: holds several runs ({runs[0].name}, {runs[1].name} ...); name one, or `latest`")
-    return places
+    return tuple(map(_unit, places))
 
 
-def read_in_folder(place: Path) -> ReadResult:
-    """The traces at one of ``folder_places``, and why it was not read if it was not."""
+def _unit(place: Path) -> Unit:
     try:
-        reader = reader_of(place)
-        if reader is not None:
-            return _read(reader, place), None
-        return (), None if place.is_dir() else Skipped(path=str(place), reason=describe_file(place), broken=False)
-    except OSError as error:
-        return (), Skipped(path=str(place), reason=_error_text(error), broken=True)
+        return _run_at(place) or str(place)
     except DataError as error:
-        return (), Skipped(path=str(place), reason=str(error).removeprefix(f"{place}: "), broken=True)
-
-
-def assemble_folder(folder: Path | str, units: Sequence[Unit], read: Iterable[ReadResult]) -> Loaded:
-    """What was read of the tasks of a folder's units, in their order, as one. ``DataError`` if there is no trace."""
-    reads = iter(read)
-    held: list[ReadResult] = []
-    for unit in units:
-        mine = [next(reads) for _ in tasks_of(unit)]
-        if isinstance(unit, Skipped):
-            held.append(((), unit))
-        else:
-            held += mine if isinstance(unit, str) else _run_results(unit, mine)
-    traces = [trace for found, _ in held for trace in found]
-    skipped = [one for _, one in held if one is not None]
-    if not traces:
-        raise DataError(f"{folder}: {_why_no_trace(skipped)}")
-    traces.sort(key=_by_rank)
-    traces = list(join_program_files(traces, str(folder)))
-    _note_unread(traces, skipped)
-    runs = [unit for unit in units if isinstance(unit, DividedRun)]
-    return Loaded(traces=tuple(traces), skipped=tuple(skipped), run=_manifest(runs[0].run) if runs else None)
-
-
-def join_program_files(traces: Sequence[Trace], path: str) -> tuple[Trace, ...]:
-    """Several files of compiled programs and nothing else as one trace: they are no ranks. Others as they are."""
-    if len(traces) > 1 and all(map(holds_programs_only, traces)):
-        return (join_programs(traces, path),)
-    return tuple(traces)
-
-
-def _by_rank(trace: Trace) -> tuple[bool, int, str]:
-    rank = trace.source.rank
-    return (rank is None, rank or 0, trace.source.path)
+        return Skipped(path=str(place), reason=str(error).removeprefix(f"{place}: "), broken=True)
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
@@ -333,16 +237,167 @@ def _is_source(folder: Path) -> bool:
     return not folder.is_symlink() and not folder.name.startswith(".") and reader_of(folder) is not None
 
 
-def _why_no_trace(skipped: list[Skipped]) -> str:
-    broken = [one for one in skipped if one.broken]
-    if broken:
-        return f"no readable trace: {Path(broken[0].path).name}: {broken[0].reason}"
-    if skipped:
-        return f"no trace in it; {Path(skipped[0].path).name} is {skipped[0].reason}"
-    return "an empty folder"
+def _tasks_of(unit: Unit) -> tuple[Task, ...]:
+    if isinstance(unit, Skipped):
+        return ()
+    return (unit,) if isinstance(unit, str) else unit.parts
+
+
+# Read one task. What a reader stumbles over in corrupt data becomes one line.
+
+
+def read_task(task: Task) -> TaskResult:
+    """The traces of a task on this machine, with all tables."""
+    path = f"{task.path}/{task.name()}" if isinstance(task, RunPart) else task
+    try:
+        with _as_data_error(path):
+            traces = _read_part(task) if isinstance(task, RunPart) else _read_place(Path(task))
+    except DataError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        if isinstance(task, RunPart):
+            reason = reason.removeprefix(f"{task.path}/")
+        return TaskResult(skipped=Skipped(path=path, reason=reason, broken=True))
+    if traces is None:
+        return TaskResult(skipped=Skipped(path=path, reason=describe_file(Path(path)), broken=False))
+    return TaskResult(traces=tuple(ReadTrace(trace=trace) for trace in traces))
+
+
+def _read_part(part: RunPart) -> Sequence[Trace]:
+    """The traces of one part of a run; none if it captured nothing."""
+    found: Sequence[Trace] = importlib.import_module(READERS["run"]).read_part(part)
+    return found
+
+
+def _read_place(place: Path) -> Sequence[Trace] | None:
+    """The traces of a file, or of a folder that is one source; ``None`` for a file that is no trace."""
+    reader = reader_of(place)
+    if reader is None:
+        return () if place.is_dir() else None
+    read: Trace | Sequence[Trace] = reader.read(place)
+    traces = (read,) if isinstance(read, Trace) else tuple(read)
+    if not traces:
+        raise DataError(f"{place}: no trace in it")
+    return traces
+
+
+@contextmanager
+def _as_data_error(place: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{place}: {_error_text(error)}") from error
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, EOFError) as error:
+        raise DataError(f"{place}: corrupt or unsupported file: {type(error).__name__}: {error}") from error
 
 
 def _error_text(error: OSError | ValueError) -> str:
     """The reason alone: the path stands before it already."""
     text = error.strerror if isinstance(error, OSError) else str(error)
     return (text or type(error).__name__).lower()
+
+
+# Put the results together: of an input, then of all.
+
+
+def assemble(inputs: Sequence[Input], results: Iterable[TaskResult]) -> Loaded:
+    """What the tasks of the inputs gave, in their order, as one; a trace that several inputs hold is there once.
+
+    ``DataError`` for an input without a trace. Of several inputs no manifest is *the* run's.
+    """
+    remaining = iter(results)
+    parts = [_assemble_input(one, [next(remaining) for _ in one.tasks()]) for one in inputs]
+    seen: set[tuple[Path, int | None]] = set()
+    traces: list[ReadTrace] = []
+    for part in parts:
+        traces += [one for one in part.results if _identity(one.trace) not in seen]
+        seen.update(_identity(one.trace) for one in part.results)
+    traces = _with_missing_ranks(traces)
+    return Loaded(
+        results=_join_program_files(traces, ", ".join(one.trace.source.path for one in traces)),
+        skipped=tuple(one for part in parts for one in part.skipped),
+        run=parts[0].run if len(parts) == 1 else None,
+    )
+
+
+def _identity(trace: Trace) -> tuple[Path, int | None]:
+    return Path(trace.source.path).absolute(), trace.source.rank
+
+
+def _assemble_input(given: Input, results: Sequence[TaskResult]) -> Loaded:
+    remaining = iter(results)
+    held: list[TaskResult] = []
+    for unit in given.units:
+        mine = [next(remaining) for _ in _tasks_of(unit)]
+        if isinstance(unit, Skipped):
+            held.append(TaskResult(skipped=unit))
+        else:
+            held += mine if isinstance(unit, str) else _run_results(unit, mine)
+    traces = [one for result in held for one in result.traces]
+    skipped = tuple(result.skipped for result in held if result.skipped is not None)
+    runs = [unit for unit in given.units if isinstance(unit, DividedRun)]
+    if not traces:
+        raise _no_trace(given, skipped)
+    if given.folder:
+        traces = list(_join_program_files(sorted(traces, key=_by_rank), given.path))
+    elif runs:
+        traces.sort(key=lambda one: trace_order(one.trace))
+    lost = [f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken]
+    traces[0] = _noted(traces[0], *lost)
+    return Loaded(results=tuple(traces), skipped=skipped, run=_manifest(runs[0].run) if runs else None)
+
+
+def _run_results(divided: DividedRun, results: Sequence[TaskResult]) -> Sequence[TaskResult]:
+    """What was read of the parts of a run; or why there is nothing at all."""
+    if any(one.traces or one.skipped is not None for one in results):
+        return results
+    reason = why_nothing_captured(divided.run)
+    return [TaskResult(skipped=Skipped(path=divided.path, reason=reason, broken=True))]
+
+
+def _no_trace(given: Input, skipped: Sequence[Skipped]) -> DataError:
+    if not given.folder:
+        return skipped[0].error() if skipped else DataError(f"{given.path}: no trace in it")
+    broken = [one for one in skipped if one.broken]
+    if broken:
+        return DataError(f"{given.path}: no readable trace: {Path(broken[0].path).name}: {broken[0].reason}")
+    if skipped:
+        return DataError(f"{given.path}: no trace in it; {Path(skipped[0].path).name} is {skipped[0].reason}")
+    return DataError(f"{given.path}: an empty folder")
+
+
+def _manifest(run: Run) -> dict[str, Any]:
+    """What a report shows of a run: its manifest without the step times, which the traces hold."""
+    manifest: dict[str, Any] = json.loads(dump(run))
+    for process in manifest["processes"]:
+        del process["untraced_step_ns"]
+    return manifest
+
+
+def _noted(one: ReadTrace, *notes: str) -> ReadTrace:
+    return replace(one, trace=one.trace.noted(*notes)) if notes else one
+
+
+def _with_missing_ranks(traces: Sequence[ReadTrace]) -> list[ReadTrace]:
+    """The first of a run's traces says which ranks of the world there is none of."""
+    noted = list(traces)
+    sources = {index: one.trace.source for index, one in enumerate(traces)}
+    ranked = {index: one for index, one in sources.items() if one.format == "run" and one.rank is not None}
+    if ranked:
+        ranks = {one.rank for one in ranked.values() if one.rank is not None}
+        note = missing_ranks(ranks, max(one.world_size or 0 for one in ranked.values()))
+        if note is not None:
+            first = min(ranked)
+            noted[first] = _noted(noted[first], note)
+    return noted
+
+
+def _join_program_files(traces: Sequence[ReadTrace], path: str) -> tuple[ReadTrace, ...]:
+    """Several files of compiled programs and nothing else as one trace: they are no ranks. Others as they are."""
+    if len(traces) > 1 and all(holds_programs_only(one.trace) for one in traces):
+        return (ReadTrace(trace=join_programs([one.trace for one in traces], path)),)
+    return tuple(traces)
+
+
+def _by_rank(one: ReadTrace) -> tuple[bool, int, str]:
+    rank = one.trace.source.rank
+    return (rank is None, rank or 0, one.trace.source.path)

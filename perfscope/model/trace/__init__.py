@@ -1,5 +1,6 @@
 """The model: declared tables, and a trace that is held to them."""
 
+from perfscope.model.trace.builder import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Column, Rows, Table
 from perfscope.model.trace.tables import (
     TABLES,
@@ -30,4 +31,5 @@ __all__ = [
     "Source",
     "Table",
     "Trace",
+    "TraceBuilder",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,12 +127,29 @@ class Rows(Mapping[str, Array]):
         """The given rows (indices or a boolean mask), in that order."""
         return Rows(self.table, {name: values[rows] for name, values in self._arrays.items()})
 
+    def with_columns(self, columns: Mapping[str, Any]) -> Rows:
+        """The rows with other values in some columns; a scalar is for all rows."""
+        changed = {name: np.broadcast_to(values, len(self)) for name, values in columns.items()}
+        return Rows(self.table, {**self._arrays, **changed})
+
+    def with_text_offset(self, offset: int) -> Rows:
+        """The rows with all text codes moved by ``offset``: their pool was appended to another one."""
+        moved = {column.name: self._arrays[column.name] for column in self.table.columns if column.text}
+        return self.with_columns(
+            {name: np.where(codes == MISSING, MISSING, codes + offset) for name, codes in moved.items()}
+        )
+
+    def freeze(self) -> None:
+        """Make the arrays read-only."""
+        for values in self._arrays.values():
+            values.flags.writeable = False
+
     @property
     def nbytes(self) -> int:
         """Bytes held by the arrays."""
         return sum(values.nbytes for values in self._arrays.values())
 
-    def frame(self, strings: list[str]) -> pd.DataFrame:
+    def frame(self, strings: Sequence[str]) -> pd.DataFrame:
         """As pandas: text decoded to categoricals, ``MISSING`` to ``<NA>``."""
         import pandas as pd
 
@@ -149,7 +166,7 @@ class Rows(Mapping[str, Array]):
         return pd.DataFrame(shown)
 
 
-def _decode(codes: Array, strings: list[str]) -> Any:
+def _decode(codes: Array, strings: Sequence[str]) -> Any:
     import pandas as pd
 
     used, inverse = np.unique(codes, return_inverse=True)

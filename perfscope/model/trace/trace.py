@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -80,78 +80,99 @@ class Source:
     """Compiled programs, where the source is nothing else; several of them were handed in together."""
 
 
+class Tables(Mapping[str, Rows]):
+    """The tables of a trace by name, all that are declared; their arrays are read-only from here on."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Mapping[str, Rows]) -> None:
+        """Hold ``rows``; tables left out are empty."""
+        self._rows = {name: rows[name] if name in rows else Rows(table, {}) for name, table in TABLES.items()}
+        for table in self._rows.values():
+            table.freeze()
+
+    def __getitem__(self, name: str) -> Rows:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        """Number of tables."""
+        return len(self._rows)
+
+    def __reduce__(self) -> tuple[type[Tables], tuple[dict[str, Rows]]]:
+        return Tables, (self._rows,)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Trace:
-    """One rank's recording: declared tables, the string pool, and what was recorded at all.
+    """One rank's recording: declared tables, the string pool, and what was recorded at all. Immutable.
 
     ``trace.kernels`` and its sisters are pandas frames (columns: ``docs/model.md``);
-    ``trace.rows["kernels"]`` holds the same as numpy arrays. The frames of the memory tables are those of
+    ``trace.rows["kernels"]`` holds the same as read-only numpy arrays. The frames of the memory tables are those of
     ``trace.memory_pass``; all others are the trace's own, whose times are those of the lightest pass.
+
+    ``TraceBuilder`` makes traces; ``dataclasses.replace`` gives a copy with other values and without facts.
     """
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        strings: list[str],
-        rows: Mapping[str, Rows],
-        recorded: frozenset[str],
-        detail: Trace | None = None,
-        op_graph: OpGraph | None = None,
-        step_times_ns: tuple[int, ...] = (),
-        window_ns: int | None = None,
-        window_steps: int = 0,
-        hlo: tuple[HloModule, ...] = (),
-        compile_events: tuple[CompileEvent, ...] = (),
-        host_reads: tuple[HostRead, ...] = (),
-        compile_log: CompileLog | None = None,
-        flight_record: FlightRecord | None = None,
-        held_before: Trace | None = None,
-    ) -> None:
-        """Hold the parts. Tables left out are empty.
+    source: Source
+    strings: Sequence[str]
+    """What the codes of text columns stand for; a tuple."""
+    rows: Mapping[str, Rows]
+    """All declared tables; those left out are empty."""
+    recorded: frozenset[str]
+    detail: Trace | None = None
+    """A second recording of the same program with shapes and Python stacks: for call sites and never for time."""
+    op_graph: OpGraph | None = None
+    step_times_ns: tuple[int, ...] = ()
+    """Steps timed with no profiler on."""
+    window_ns: int | None = None
+    """What ``window_steps`` steps took without a profiler, the devices waited for before and after them."""
+    window_steps: int = 0
+    hlo: tuple[HloModule, ...] = ()
+    """The XLA programs that ran, or that were handed in alone."""
+    compile_events: tuple[CompileEvent, ...] = ()
+    """Compilations and retraces of jax that a run of ours noted."""
+    host_reads: tuple[HostRead, ...] = ()
+    """Reads of jax arrays by the host that a run of ours noted."""
+    compile_log: CompileLog | None = None
+    """What torch.compile logged."""
+    flight_record: FlightRecord | None = None
+    """What NCCL's flight recorder held when it was dumped."""
+    held_before: Trace | None = None
+    """``held`` and ``frames`` when the recording began; the trace's own are of its end."""
+    allocator_counters: AllocatorCounters | None = None
+    """What a run of ours read of the process' allocator before and after its passes."""
+    why_no_step: str | None = None
+    """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
+    judged_device: str | None = None
+    """A device the user named: programs whose recording names none are judged for it."""
+    torch_plans: tuple[LoadedPlan, ...] = ()
+    """Plans of a PyTorch program for a device that is not there."""
+    topology: Topology | None = None
+    """What the user said of the machines' links; only comparing ranks asks for it."""
+    target: Target | None = None
+    """What its programs were compiled for, where they were compiled for machines that are not there."""
+    checkpoint: str | None = None
+    """The policy that their layers were given from outside (``--checkpoint``); ``None``: the program's own."""
+    _facts: dict[Any, Any] = field(init=False, default_factory=dict)
+    """Cached facts: the one part that grows. They follow from the rest, and a copy derives them again."""
 
-        ``detail``: a second recording of the same program with shapes and Python stacks, used for
-        call sites and never for time. ``step_times_ns``: steps timed with no profiler on. ``window_ns``: what
-        ``window_steps`` steps took without one, the devices waited for before and after them. ``hlo``: the
-        XLA programs that ran, or that were handed in alone. ``compile_events`` and ``host_reads``: what a run
-        of a JAX program logged, in the order they ended. ``compile_log``: what torch.compile logged.
-        ``flight_record``: what NCCL's flight recorder held when it was dumped. ``held_before``: a trace with
-        nothing but ``held`` and ``frames``, taken when the recording began; the trace's own are of its end.
-        """
-        unknown = recorded - set(RECORDED)
+    def __post_init__(self) -> None:
+        """``ValueError`` for undeclared keys in ``recorded``."""
+        unknown = self.recorded - set(RECORDED)
         if unknown:
             raise ValueError(f"undeclared recorded keys {sorted(unknown)}")
-        self.source = source
-        self.strings = strings
-        self.rows: dict[str, Rows] = {
-            name: rows[name] if name in rows else Rows(table, {}) for name, table in TABLES.items()
-        }
-        self.recorded = recorded
-        self.detail = detail
-        self.op_graph = op_graph
-        self.step_times_ns = step_times_ns
-        self.window_ns = window_ns
-        self.window_steps = window_steps
-        self.hlo = hlo
-        self.compile_events = compile_events
-        self.host_reads = host_reads
-        self.compile_log = compile_log
-        self.flight_record = flight_record
-        self.held_before = held_before
-        self.allocator_counters: AllocatorCounters | None = None
-        """What a run of ours read of the process' allocator before and after its passes."""
-        self.why_no_step: str | None = None
-        """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
-        self.judged_device: str | None = None
-        """A device the user named: programs whose recording names none are judged for it. Set before any fact."""
-        self.torch_plans: tuple[LoadedPlan, ...] = ()
-        """Plans of a PyTorch program for a device that is not there. Set by the reader."""
-        self.topology: Topology | None = None
-        """What the user said of the machines' links; only comparing ranks asks for it."""
-        self.target: Target | None = None
-        """What its programs were compiled for, where they were compiled for machines that are not there."""
-        self.checkpoint: str | None = None
-        """The policy that their layers were given from outside (``--checkpoint``); ``None``: the program's own."""
-        self._facts: dict[Any, Any] = {}
+        object.__setattr__(self, "strings", tuple(self.strings))
+        if not isinstance(self.rows, Tables):
+            object.__setattr__(self, "rows", Tables(self.rows))
+
+    def noted(self, *notes: str) -> Trace:
+        """The trace with further notes in its source. Facts do not depend on notes, so they are carried over."""
+        copy = replace(self, source=replace(self.source, notes=(*self.source.notes, *notes)))
+        copy._facts.update(self._facts)
+        return copy
 
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:
         """``derive(self)``, computed once and kept. Facts are pure functions of a trace."""

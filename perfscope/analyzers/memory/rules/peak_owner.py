@@ -131,7 +131,7 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
             file=None if line is None else line.file,
             line=None if line is None else line.line,
             op=asking_op(recorded, int(timeline.blocks["op"][first])),
-            module=recorded.text(int(timeline.blocks["module"][first])) or None,
+            module=timeline.text(int(timeline.blocks["module"][first])) or None,
         ),
         evidence=block_rows(recorded, timeline, judged.blocks),
         spans=spans_of_peak(timeline, judged.blocks),

@@ -13,7 +13,7 @@ from perfscope.analyzers.hlo.parse.fusion_dump import refusals
 from perfscope.analyzers.hlo.parse.thunks import Thunks, read_thunks
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.model.errors import DataError
-from perfscope.model.trace import Source, Trace
+from perfscope.model.trace import Trace, TraceBuilder
 
 # The dump of XLA's fusion decisions that lies beside a program, if one does.
 #
@@ -113,7 +113,7 @@ def join_programs(traces: Sequence[Trace], path: str) -> Trace:
     joined = _trace(path, ", ".join(formats), kept, list(dict.fromkeys(notes)))
     targets = {None if trace.target is None else trace.target.asked: trace for trace in traces}
     if len(targets) == 1:  # of several targets none stands for all: a device is assumed, and said to be
-        joined.target, joined.judged_device = traces[0].target, traces[0].judged_device
+        return replace(joined, target=traces[0].target, judged_device=traces[0].judged_device)
     return joined
 
 
@@ -123,16 +123,12 @@ def holds_programs_only(trace: Trace) -> bool:
 
 
 def _trace(path: str, format_name: str, modules: Sequence[HloModule], notes: Sequence[str]) -> Trace:
-    source = Source(
-        path=path,
-        format=format_name,
-        rank=None,
-        events_read=sum(len(one.instructions) for module in modules for one in module.computations.values()),
-        events_unplaced=0,
-        notes=(*_notes(modules), *notes),
-        programs=len(modules),
-    )
-    return Trace(source=source, strings=[], rows={}, recorded=frozenset({"hlo"}), hlo=tuple(modules))
+    builder = TraceBuilder(path, format_name)
+    builder.events = sum(len(one.instructions) for module in modules for one in module.computations.values())
+    builder.programs = len(modules)
+    builder.note(*_notes(modules), *notes)
+    builder.record("hlo")
+    return builder.build(hlo=tuple(modules))
 
 
 def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.readers.kineto.document import Head
-from perfscope.model.trace import TABLES, Rows
+from perfscope.model.trace import Rows, TraceBuilder
 from perfscope.model.trace.columns import MISSING
 
 UNDEFINED = ("", "undefined")
@@ -88,20 +88,20 @@ def _group(entry: msgspec.Raw) -> ProcessGroup | None:
     )
 
 
-def complete_groups(collectives: Rows, head: Head, strings: list[str]) -> Rows:
-    """The rows of ``collectives`` with what only the head tells of their groups; its texts are added to ``strings``."""
+def complete_groups(collectives: Rows, head: Head, builder: TraceBuilder) -> Rows:
+    """The rows of ``collectives`` with what only the head tells of their groups; its texts are added to ``builder``."""
     groups = process_groups(head)
     if not len(collectives):
         return collectives
     columns: dict[str, Any] = {
         name: collectives[name].copy() for name in ("group", "description", "ranks", "group_size", "peer")
     }
-    codes = {text: code for code, text in enumerate(strings)}
+    strings = builder.strings
     on_host = (collectives["slice"] != MISSING) & (collectives["kernel"] == MISSING)
     running_gloo = [group for group in groups if group.gloo]
     if len(running_gloo) == 1:
         unnamed = on_host & (columns["group"] == MISSING)
-        columns["group"][unnamed] = _code(running_gloo[0].name, strings, codes)
+        columns["group"][unnamed] = builder.code(running_gloo[0].name)
     held = {group.name: group for group in groups}
     columns["peer"][on_host] = MISSING
     for code in np.unique(columns["group"]).tolist():
@@ -114,14 +114,14 @@ def complete_groups(collectives: Rows, head: Head, strings: list[str]) -> Rows:
         if group.ranks:
             lacking = mine & ~_whole(columns["ranks"], strings)
             if lacking.any():
-                columns["ranks"][lacking] = _code(json.dumps(list(group.ranks)), strings, codes)
+                columns["ranks"][lacking] = builder.code(json.dumps(list(group.ranks)))
         if group.size != MISSING:
             columns["group_size"][mine & (columns["group_size"] < 0)] = group.size
         if group.description is not None:
             undescribed = mine & _among(columns["description"], strings, UNDEFINED)
             if undescribed.any():
-                columns["description"][undescribed] = _code(group.description, strings, codes)
-    return Rows(TABLES["collectives"], {**collectives, **columns})
+                columns["description"][undescribed] = builder.code(group.description)
+    return collectives.with_columns(columns)
 
 
 def _whole(ranks: np.ndarray, strings: list[str]) -> np.ndarray:
@@ -136,11 +136,3 @@ def _whole(ranks: np.ndarray, strings: list[str]) -> np.ndarray:
 def _among(column: np.ndarray, strings: list[str], wanted: tuple[str, ...]) -> np.ndarray:
     texts, inverse = np.unique(column, return_inverse=True)
     return np.array([code == MISSING or strings[code] in wanted for code in texts], bool)[inverse]
-
-
-def _code(text: str, strings: list[str], codes: dict[str, int]) -> int:
-    """The place of a text among the strings; after all others the first time."""
-    if text not in codes:
-        codes[text] = len(strings)
-        strings.append(text)
-    return codes[text]

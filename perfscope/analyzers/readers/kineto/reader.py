@@ -22,7 +22,6 @@ categories ``Operator``, ``Kernel``, ``Runtime``, ``Memcpy`` and the stream ``"s
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from perfscope.analyzers.readers.kineto.process_groups import complete_groups
 from perfscope.analyzers.readers.kineto.tables import Tables
 from perfscope.analyzers.readers.kineto.workers import decode_all
 from perfscope.model.errors import DataError
-from perfscope.model.trace import Rows, SliceKind, Source, Trace
+from perfscope.model.trace import CallKind, Trace, TraceBuilder
 
 FORMAT = "kineto"
 
@@ -67,37 +66,28 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
         document = locate(data, shown)
         shards = decode_all(data, document.start, document.end, shown, progress)
         size = len(data)
-    events = sum(shard.events for shard in shards)
-    unplaced, repairs = _total(shard.unplaced for shard in shards), _total(shard.repairs for shard in shards)
-    tables = Tables(shards, document.head)
-    tables.rows["collectives"] = complete_groups(tables.rows["collectives"], document.head, tables.strings)
-    if not any(len(tables.rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory")):
-        seen = ", ".join(f"{count:,} of {what}" for what, count in unplaced.most_common(3))
-        raise DataError(f"{shown}: {events:,} events, but none of torch.profiler" + (f" ({seen})" if seen else ""))
+    builder = TraceBuilder(shown, FORMAT)
+    for shard in shards:
+        builder.events += shard.events
+        builder.unplaced.update(shard.unplaced)
+        builder.repairs.update(shard.repairs)
     head = document.head
-    source = Source(
-        path=shown,
-        format=FORMAT,
-        rank=_rank(head, path),
-        events_read=events,
-        events_unplaced=sum(unplaced.values()),
-        unplaced=dict(unplaced),
-        repairs=dict(repairs),
-        notes=_notes(tables.rows, repairs),
-        world_size=head.distributed.world_size if head.distributed else None,
-        backend=head.distributed.backend if head.distributed else None,
-    )
-    trace = Trace(source=source, strings=tables.strings, rows=tables.rows, recorded=_recorded(tables.rows))
+    rows = Tables(builder, shards, head).rows
+    rows["collectives"] = complete_groups(rows["collectives"], head, builder)
+    if not any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory")):
+        seen = ", ".join(f"{count:,} of {what}" for what, count in builder.unplaced.most_common(3))
+        raise DataError(
+            f"{shown}: {builder.events:,} events, but none of torch.profiler" + (f" ({seen})" if seen else "")
+        )
+    builder.rank = _rank(head, path)
+    if head.distributed is not None:
+        builder.world_size, builder.backend = head.distributed.world_size, head.distributed.backend
+    builder.record_tables()
+    _add_notes(builder)
+    trace = builder.build()
     if size >= cache.SMALLEST:
         cache.save(path, trace)
     return trace
-
-
-def _total(tallies: object) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for tally in tallies:  # type: ignore[attr-defined]
-        total.update(tally)
-    return total
 
 
 def _rank(head: Head, path: Path) -> int | None:
@@ -107,43 +97,18 @@ def _rank(head: Head, path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _recorded(rows: dict[str, Rows]) -> frozenset[str]:
-    slices, kernels, copies = rows["slices"], rows["kernels"], rows["copies"]
-    has_work = bool(len(kernels) or len(copies))
-    checks = {
-        "device_work": has_work,
-        "host_ops": bool((slices["kind"] == SliceKind.OP).any()),
-        "launch_links": bool((kernels["call"] >= 0).any() or (copies["call"] >= 0).any()),
-        "op_links": bool((kernels["op"] >= 0).any() or (copies["op"] >= 0).any()),
-        "runtime_calls": len(rows["calls"]) > 0,
-        "waiting_calls": len(rows["calls"]) > 0,  # it records all calls: where none waits, none waited
-        "python_stack": bool((slices["kind"] == SliceKind.PYTHON).any()),
-        "shapes": bool((slices["shapes"] >= 0).any()),
-        "autograd": bool((slices["sequence"] >= 0).any()),
-        "memory": len(rows["memory"]) > 0,
-        "collectives": bool((rows["collectives"]["elements_in"] >= 0).any()),
-        "sync_records": len(rows["sync_records"]) > 0,
-        "steps": len(rows["steps"]) > 0,
-    }
-    return frozenset(key for key, present in checks.items() if present)
-
-
-def _notes(rows: dict[str, Rows], repairs: Counter[str]) -> tuple[str, ...]:
-    notes = []
-    for table in ("kernels", "copies"):
-        work, calls = rows[table], rows["calls"]
-        orphans = int((work["call"] < 0).sum())
-        if orphans and len(calls):
-            notes.append(
-                f"{orphans:,} of {len(work):,} {table} have no launch call in the trace (launched before the capture "
-                "began, or not recorded); they are kept and counted as device time"
-            )
-    if repairs:
-        mended = ", ".join(f"{count:,} x {what}" for what, count in repairs.items())
-        notes.append(f"the file is not valid JSON and was mended while reading: {mended}")
+def _add_notes(builder: TraceBuilder) -> None:
+    rows = builder.rows
+    builder.note(
+        *builder.orphans(
+            " (launched before the capture began, or not recorded); they are kept and counted as device time"
+        )
+    )
+    if builder.repairs:
+        mended = ", ".join(f"{count:,} x {what}" for what, count in builder.repairs.items())
+        builder.note(f"the file is not valid JSON and was mended while reading: {mended}")
     launches = rows["kernels"]["call"]
-    if len(launches) and (rows["kernels"]["call"] >= 0).any():
-        graph = np.isin(launches, np.flatnonzero(rows["calls"]["kind"] == 1))
+    if (launches >= 0).any():
+        graph = np.isin(launches, np.flatnonzero(rows["calls"]["kind"] == CallKind.GRAPH))
         if graph.any():
-            notes.append(f"{int(graph.sum()):,} kernels ran inside graphs and are attributed to their graph launch")
-    return tuple(notes)
+            builder.note(f"{int(graph.sum()):,} kernels ran inside graphs and are attributed to their graph launch")

@@ -13,7 +13,7 @@ from perfscope.analyzers.readers.kineto.document import Head
 from perfscope.analyzers.readers.kineto.messages import peers_of_spans
 from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
-from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind
+from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 _TEXT = ("name", "category", "shapes", "dtypes", "group", "description", "ranks", "dtype")
@@ -23,13 +23,11 @@ _MTIA_WAITS = re.compile(r"event_(wait|record)")
 
 
 class Tables:
-    """Builds the tables of one file from its shards; ``rows`` is the result."""
+    """Builds the tables of one file from its shards, in a builder of a trace."""
 
-    def __init__(self, shards: list[Shard], head: Head) -> None:
-        self.strings: list[str] = []
-        self.rows: dict[str, Rows] = {}
-        self._codes: dict[str, int] = {}
-        self._threads: dict[tuple[str, str], int] = {}
+    def __init__(self, builder: TraceBuilder, shards: list[Shard], head: Head) -> None:
+        self._builder = builder
+        self.code, self.strings, self.rows = builder.code, builder.strings, builder.rows
         self._base_ns = head.base_ns
         self._known = [self._pool(shard) for shard in shards]
         self._known_threads = [
@@ -47,22 +45,7 @@ class Tables:
         self._memory(merged["memory"])
         self._counters(merged["counters"])
         self._steps()
-        threads = list(self._threads)
-        self.rows["threads"] = Rows(
-            TABLES["threads"],
-            {
-                "process": np.array([self.code(process) for process, _ in threads], np.int32),
-                "thread": np.array([self.code(thread) for _, thread in threads], np.int32),
-            },
-        )
-
-    def code(self, text: str) -> int:
-        """Code of a string in the trace's pool."""
-        found = self._codes.get(text)
-        if found is None:
-            found = self._codes[text] = len(self.strings)
-            self.strings.append(text)
-        return found
+        builder.threads_table()
 
     def _merge(self, table: str, shards: list[Shard]) -> Columns:
         parts = []
@@ -85,13 +68,13 @@ class Tables:
     def _pool(self, shard: Shard) -> Array | None:
         """Codes of the shard's strings in the trace's pool; None where they agree."""
         if not self.strings:
-            self.strings.extend(shard.strings)
-            self._codes.update(shard.strings)
+            self._builder.add_strings(list(shard.strings))
             return None
         return np.array([self.code(text) for text in shard.strings] or [0], np.int32)
 
     def _thread(self, thread: tuple[Any, Any]) -> int:
-        return self._threads.setdefault((str(thread[0]), str(thread[1])), len(self._threads))
+        threads = self._builder.threads
+        return threads.setdefault((str(thread[0]), str(thread[1])), len(threads))
 
     def _by_name(self, names: Array, classify: Any, dtype: Any) -> Array:
         """``classify(text)`` of each row's name, computed once a distinct name."""

@@ -19,7 +19,7 @@ from perfscope.analyzers.readers.nsys.notes import notes_of
 from perfscope.analyzers.readers.nsys.session import Session
 from perfscope.analyzers.readers.nsys.tables import Tables
 from perfscope.model.errors import DataError
-from perfscope.model.trace import Rows, SliceKind, Source, Trace
+from perfscope.model.trace import Trace, TraceBuilder
 from perfscope.model.trace.columns import MISSING
 
 FORMAT = "nsys"
@@ -62,19 +62,14 @@ def build(database: Export, shown: str) -> list[Trace]:
         tables = Tables(session, part, {one: size for one, (size, _) in communicators.items()})
         tables.collectives(host.payloads)
         identity = _identity(shown, place, len(owners), communicators)
-        unplaced = dict(session.pool.unplaced) if place == 0 else {}
-        source = Source(
-            path=shown,
-            format=FORMAT,
-            rank=identity.rank,
-            events_read=events[place],
-            events_unplaced=sum(unplaced.values()),
-            unplaced=unplaced,
-            notes=notes_of(database, tables.rows, session.pool.strings, device, tables.steps, identity.how),
-            world_size=identity.world_size,
-        )
-        recorded = _recorded(tables.rows)
-        traces.append(Trace(source=source, strings=session.pool.strings, rows=tables.rows, recorded=recorded))
+        trace = TraceBuilder(shown, FORMAT)
+        trace.rank, trace.world_size, trace.events = identity.rank, identity.world_size, events[place]
+        trace.strings, trace.rows = session.pool.strings, tables.rows
+        if place == 0:
+            trace.unplaced = session.pool.unplaced
+        trace.record_tables(without=("python_stack", "autograd"))
+        trace.note(*notes_of(database, trace, device, tables.steps, identity.how))
+        traces.append(trace.build())
     return sorted(traces, key=lambda trace: (trace.source.rank is None, trace.source.rank or 0))
 
 
@@ -135,21 +130,3 @@ def _identity(shown: str, place: int, count: int, communicators: Mapping[int, tu
         return Identity(rank=place, world_size=None, how=how)
     found = _RANK_IN_NAME.search(Path(shown).name)
     return Identity(rank=int(found[1]) if found else None, world_size=None, how=None)
-
-
-def _recorded(rows: Mapping[str, Rows]) -> frozenset[str]:
-    kernels, copies, slices = rows["kernels"], rows["copies"], rows["slices"]
-    checks = {
-        "device_work": bool(len(kernels) or len(copies)),
-        "host_ops": bool((slices["kind"] == SliceKind.OP).any()),
-        "launch_links": bool((kernels["call"] >= 0).any() or (copies["call"] >= 0).any()),
-        "op_links": bool((kernels["op"] >= 0).any() or (copies["op"] >= 0).any()),
-        "runtime_calls": len(rows["calls"]) > 0,
-        "waiting_calls": len(rows["calls"]) > 0,  # it records all of CUDA's calls that wait: where none is, none waited
-        "shapes": bool((slices["shapes"] >= 0).any()),
-        "memory": len(rows["memory"]) > 0,
-        "collectives": bool((rows["collectives"]["elements_in"] >= 0).any()),
-        "sync_records": len(rows["sync_records"]) > 0,
-        "steps": len(rows["steps"]) > 0,
-    }
-    return frozenset(key for key, present in checks.items() if present)

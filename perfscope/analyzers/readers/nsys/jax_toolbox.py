@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.readers.builder import Columns, Pool
+from perfscope.analyzers.readers.builder import Columns
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.hlo.program import program_trace
 from perfscope.analyzers.readers.xspace.programs import started
 from perfscope.model.errors import DataError
-from perfscope.model.trace import MISSING, TABLES, Rows, Source, Trace
+from perfscope.model.trace import MISSING, Trace, TraceBuilder
 from perfscope.model.trace.columns import Array
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ _COLLECTIVE = re.compile(r"(all-reduce|all-gather|reduce-scatter|all-to-all|coll
 _COLUMNS = ["Name", "Projected Start", "Projected Duration", "TID", "NumGPUOps", "RangeId", "ParentId"]
 _MOST_NESTED = 64
 
+_NO_INSTRUCTION = "range that is no instruction (a program as a whole, NCCL, others)"
+
 
 def sniff(path: Path, head: bytes) -> bool:
     """True for the folder."""
@@ -71,10 +73,8 @@ def read(path: Path) -> Trace:
     except ImportError:
         if not modules:
             raise DataError(f"{path}: needs pyarrow to read {TRACE} (pip install pyarrow)") from None
-        found = program_trace(str(path), FORMAT, modules)
         note = f"the times in {TRACE} were not read: that needs pyarrow (pip install pyarrow)"
-        found.source = replace(found.source, notes=(*found.source.notes, note))
-        return found
+        return program_trace(str(path), FORMAT, modules).noted(note)
     return _trace(path, ranges, modules, problems)
 
 
@@ -111,7 +111,7 @@ def _ranges(file: Path) -> pd.DataFrame:
 
 
 def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems: list[str]) -> Trace:
-    pool = Pool()
+    pool = TraceBuilder(str(path), FORMAT)
     names = ranges["Name"].fillna("").astype(str).tolist()
     instructions = [found[1] if (found := _INSTRUCTION.fullmatch(name)) else "" for name in names]
     chosen = np.flatnonzero(np.array([bool(one) for one in instructions], bool))
@@ -140,25 +140,16 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
         "ordinal": np.array([workers.get(thread, 0) for thread in threads.tolist()], np.int64),
         "encloses": np.isin(chosen, parents[chosen]),
     }
-    rows, several = _tables(ops, times["NumGPUOps"][chosen], _target(path), pool)
-    left = len(names) - len(chosen)
-    notes = [
-        f"no single kernels in it: each of {len(rows['kernels']):,} kernels shown is one instruction's work on a "
+    several = _tables(ops, times["NumGPUOps"][chosen], _target(path), pool)
+    pool.events, pool.unplaced[_NO_INSTRUCTION] = len(names), len(names) - len(chosen)
+    pool.note(
+        f"no single kernels in it: each of {len(pool.rows['kernels']):,} kernels shown is one instruction's work on a "
         f"device ({several:,} of them launched several kernels; the time between those is in it)",
         f"devices are numbered by the {len(workers)} threads that launched their work",
         *problems,
-    ]
-    source = Source(
-        path=str(path),
-        format=FORMAT,
-        rank=None,
-        events_read=len(names),
-        events_unplaced=left,
-        unplaced={"range that is no instruction (a program as a whole, NCCL, others)": left} if left else {},
-        notes=tuple(notes),
     )
-    recorded = {"device_work"} | ({"hlo"} if modules else set())
-    return Trace(source=source, strings=pool.strings, rows=rows, recorded=frozenset(recorded), hlo=tuple(modules))
+    pool.record("device_work", *(("hlo",) if modules else ()))
+    return pool.build(hlo=tuple(modules))
 
 
 def _started(modules: list[HloModule]) -> dict[tuple[int, str], str]:
@@ -227,8 +218,8 @@ def _target(path: Path) -> dict[str, bytes]:
     return dict(found.pop()) if len(found) == 1 else {}
 
 
-def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: Pool) -> tuple[dict[str, Rows], int]:
-    """Tables by device; how many kernels stand for several."""
+def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: TraceBuilder) -> int:
+    """Make the tables by device; how many kernels stand for several."""
     leaves = np.flatnonzero(~ops["encloses"])
     leaves = leaves[np.lexsort((ops["start_ns"][leaves], ops["ordinal"][leaves]))]
     ordinals, device = np.unique(ops["ordinal"][leaves], return_inverse=True)
@@ -244,15 +235,13 @@ def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: Pool)
     kernels["stream"] = kernels["communication"].astype(np.int64)
     ops["kernel"] = np.full(len(ops["name"]), MISSING, np.int32)
     ops["kernel"][leaves] = np.arange(len(leaves), dtype=np.int32)
-    rows = {
-        "hlo_ops": Rows(TABLES["hlo_ops"], ops),
-        "kernels": Rows(TABLES["kernels"], kernels),
-        "devices": Rows(TABLES["devices"], _devices(ordinals, target, pool)),
-    }
+    pool.table("hlo_ops", ops)
+    pool.table("kernels", kernels)
+    pool.table("devices", _devices(ordinals, target, pool))
     moved = np.flatnonzero(kernels["communication"])
     named = [pool.code(collective[code].replace("-", "_")) for code in kernels["name"][moved].tolist()]
-    rows["collectives"] = Rows(
-        TABLES["collectives"],
+    pool.table(
+        "collectives",
         {
             "start_ns": kernels["start_ns"][moved],
             "end_ns": kernels["end_ns"][moved],
@@ -260,10 +249,10 @@ def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: Pool)
             "kernel": moved.astype(np.int32),
         },
     )
-    return rows, int((launched[leaves] > 1).sum())
+    return int((launched[leaves] > 1).sum())
 
 
-def _devices(ordinals: Array, target: dict[str, bytes], pool: Pool) -> Columns:
+def _devices(ordinals: Array, target: dict[str, bytes], pool: TraceBuilder) -> Columns:
     """All devices are of the kind that the programs were compiled for."""
     name = pool.code(target["name"].decode("ascii")) if "name" in target else MISSING
     return {

@@ -9,7 +9,7 @@ import numpy as np
 from perfscope.analyzers.readers.nsys.database import Export
 from perfscope.analyzers.readers.nsys.device import Device
 from perfscope.analyzers.readers.nsys.steps import Steps
-from perfscope.model.trace import CopyKind, Rows
+from perfscope.model.trace import CopyKind, Rows, TraceBuilder
 from perfscope.model.units import format_bytes, format_ns
 
 KNOWN_MAJOR = "3"
@@ -20,13 +20,13 @@ _CUDA_TABLES = "CUPTI_ACTIVITY_KIND_"
 
 def notes_of(
     database: Export,
-    rows: Mapping[str, Rows],
-    strings: list[str],
+    trace: TraceBuilder,
     device: Device,
     steps: Steps,
     ranks: str | None,
 ) -> tuple[str, ...]:
     """One sentence each. ``ranks``: how ranks were told."""
+    rows = trace.rows
     notes = [ranks] if ranks else []
     major = _setting(database, "EXPORT_SCHEMA_VERSION_MAJOR")
     if major not in (None, KNOWN_MAJOR):
@@ -35,13 +35,9 @@ def notes_of(
             f"the export's schema is {version}, newer or older than any known one: numbers may mean other things"
         )
     notes += _absent(database, rows)
-    for table in ("kernels", "copies"):
-        orphans = int((rows[table]["call"] < 0).sum())
-        if orphans and len(rows["calls"]):
-            notes.append(
-                f"{orphans:,} of {len(rows[table]):,} {table} have no launch call in the trace (launched before the "
-                "capture began, or not recorded); they are kept and counted as device time"
-            )
+    notes += trace.orphans(
+        " (launched before the capture began, or not recorded); they are kept and counted as device time"
+    )
     if device.graphs:
         notes.append(
             f"{device.graphs:,} runs of CUDA graphs were recorded as one piece each and are shown as one kernel; "
@@ -58,7 +54,7 @@ def notes_of(
         )
     if len(rows["memory"]):
         notes.append("memory events are those of the driver (cudaMalloc, cudaFree), not of a framework's allocator")
-    return (*notes, *_peers(rows["copies"], strings))
+    return (*notes, *_peers(rows["copies"], trace.strings))
 
 
 def _setting(database: Export, key: str) -> str | None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns, Pool
+from perfscope.analyzers.readers.builder import Columns
 from perfscope.analyzers.readers.nsys.database import NULL, Export
+from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 _LONGEST_NS = 2**53
@@ -21,7 +22,7 @@ class Session:
 
     def __init__(self, database: Export) -> None:
         self.database = database
-        self.pool = Pool()
+        self.pool = TraceBuilder()
         start = database.integers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
         self.epoch_ns = int(start[0]) if len(start) and 0 < start[0] < _LATEST_EPOCH_NS else 0
         """The session's start in ns of the Unix epoch; 0 if it is not told."""

@@ -8,9 +8,9 @@ import numpy as np
 
 from perfscope.analyzers.readers.builder import ColumnBuffer, Columns
 from perfscope.analyzers.readers.perfetto import vocabulary as words
-from perfscope.analyzers.readers.perfetto.state import ARGUMENT_NAMES, TEXTS, Sequences, Strings
+from perfscope.analyzers.readers.perfetto.state import ARGUMENT_NAMES, TEXTS, Sequences, codes_of_fields
 from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, walk
-from perfscope.model.trace import TABLES
+from perfscope.model.trace import TABLES, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 ROCPROF = ("agent", "queue", "corr_id", "dst_agent", "src_agent", "copy_bytes")
@@ -39,7 +39,7 @@ _NUMBERS = (2, 3, 4, 7)
 class Annotations:
     """Values of the known arguments: a row an argument of an event."""
 
-    def __init__(self, strings: Strings, sequences: Sequences) -> None:
+    def __init__(self, strings: TraceBuilder, sequences: Sequences) -> None:
         self._strings, self._sequences = strings, sequences
         self._held = ColumnBuffer()
         self._by_name: dict[int, dict[str, Array]] | None = None
@@ -55,7 +55,7 @@ class Annotations:
         name = np.full(size, MISSING, np.int64)
         name[numbered.row] = self._sequences.codes(ARGUMENT_NAMES, of[numbered.row], numbered.a)
         written = fields.of(10).messages()
-        name[written.row] = self._strings.of_fields(written, buffer)
+        name[written.row] = codes_of_fields(self._strings, written, buffer)
         value, kind = np.zeros(size, np.int64), np.full(size, MISSING, np.int64)
         for field in _NUMBERS:
             found = fields.of(field).numbers()
@@ -67,7 +67,7 @@ class Annotations:
         # texts are decoded only for names that are read: others may hold anything
         found = fields.of(6).messages()
         found = found.take(self._known(name[found.row]))
-        value[found.row], kind[found.row] = self._strings.of_fields(found, buffer), TEXT
+        value[found.row], kind[found.row] = codes_of_fields(self._strings, found, buffer), TEXT
         chosen = (kind != MISSING) & self._known(name) & ~((kind == TEXT) & (value == MISSING))
         if chosen.any():
             self._held.append(
@@ -81,7 +81,7 @@ class Annotations:
 
     def _known(self, names: Int) -> Array:
         used, places = np.unique(names, return_inverse=True)
-        flags = np.array([one != MISSING and self._strings.texts[one] in KNOWN for one in used.tolist()], np.bool_)
+        flags = np.array([one != MISSING and self._strings.strings[one] in KNOWN for one in used.tolist()], np.bool_)
         return flags[places] if len(used) else np.zeros(len(names), np.bool_)
 
     def columns(self, name: str) -> dict[str, Array]:
@@ -108,7 +108,7 @@ class Annotations:
     def _whole(self, found: dict[str, Array]) -> Int:
         value = found["value"].copy()
         for place in np.flatnonzero(found["kind"] == TEXT).tolist():
-            digits = "".join(filter(str.isdigit, self._strings.texts[int(value[place])]))[:18]
+            digits = "".join(filter(str.isdigit, self._strings.strings[int(value[place])]))[:18]
             value[place] = int(digits) if digits else MISSING
         floats = found["kind"] == FLOAT
         real = value[floats].view(np.float64)
@@ -163,7 +163,7 @@ _ALIASES = {
 class Arguments:
     """Reads the columns of ``vocabulary.ARGUMENTS``."""
 
-    def __init__(self, annotations: Annotations, strings: Strings) -> None:
+    def __init__(self, annotations: Annotations, strings: TraceBuilder) -> None:
         self._annotations, self._strings = annotations, strings
 
     def of(self, table: str, events: Int) -> Columns:

@@ -16,13 +16,14 @@ from perfscope.analyzers.readers.perfetto.state import (
     NAMES,
     Clocks,
     Sequences,
-    Strings,
     Track,
+    codes_of_fields,
     is_sequence_clock,
     signed,
     track_of,
 )
 from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, Piece, varint, walk
+from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 # Stages and counters of a GPU: packets of drivers (Vulkan, Mesa, Adreno, Mali) and of compute profilers.
@@ -34,7 +35,7 @@ _SPECIFICATIONS = 7
 class GpuEvents:
     """``GpuRenderStageEvent`` as columns, ``GpuCounterEvent`` as samples."""
 
-    def __init__(self, strings: Strings, sequences: Sequences) -> None:
+    def __init__(self, strings: TraceBuilder, sequences: Sequences) -> None:
         self._strings, self._sequences = strings, sequences
         self.spans = ColumnBuffer()
         self.samples: list[tuple[int, int, int, int, float]] = []
@@ -81,7 +82,7 @@ class GpuEvents:
             codes = self._sequences.codes(kind, generation[held.row], held.a)
             name[held.row] = np.where(codes == MISSING, name[held.row], codes)
         written = fields.of(17).messages()
-        name[written.row] = self._strings.of_fields(written, buffer)
+        name[written.row] = codes_of_fields(self._strings, written, buffer)
         name[name == MISSING] = self._strings.code("GPU work")
         return name
 
@@ -117,7 +118,7 @@ class Collector:
 
     def __init__(self, shown: str) -> None:
         self.shown = shown
-        self.strings = Strings()
+        self.strings = TraceBuilder()
         self.sequences = Sequences(self.strings)
         self.clocks = Clocks()
         self.tracks: dict[int, Track] = {}
@@ -252,7 +253,7 @@ class Collector:
             found[packed.row] = self.sequences.codes(kind, generation[packed.row], varint(buffer, packed.a)[0])
         written = fields.of(plain).messages()
         written = written.take(np.arange(len(written.row))[::-1])
-        found[written.row] = self.strings.of_fields(written, buffer)
+        found[written.row] = codes_of_fields(self.strings, written, buffer)
         return found
 
     @staticmethod

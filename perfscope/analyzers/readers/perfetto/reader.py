@@ -36,7 +36,7 @@ from perfscope.analyzers.readers.perfetto.collect import BEGIN, COMPLETE, COUNTE
 from perfscope.analyzers.readers.perfetto.tables import Events, Tables
 from perfscope.analyzers.readers.perfetto.wire import Int, UnpackState, pieces
 from perfscope.model.errors import DataError
-from perfscope.model.trace import Rows, SliceKind, Source, Trace
+from perfscope.model.trace import Trace, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import BYTES, VARINT, Data, WireError, fields
 
@@ -195,7 +195,7 @@ def _sources(collector: Collector, rows: Columns) -> dict[int, Mapping[str, Any]
     codes = collector.annotations.texts("source", rows["event"][chosen])
     for sequence, code in zip(rows["sequence"][chosen].tolist(), codes.tolist(), strict=True):
         try:
-            said = json.loads(collector.strings.texts[code]) if code != MISSING else None
+            said = json.loads(collector.strings.strings[code]) if code != MISSING else None
         except (json.JSONDecodeError, RecursionError):
             said = None
         if isinstance(said, dict):
@@ -214,19 +214,22 @@ def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, A
         raise DataError(
             f"{shown}: {collector.packets:,} packets, but no slices and no counters" + (f" ({what})" if what else "")
         )
-    source = Source(
-        path=shown,
-        format=FORMAT,
-        rank=_number(said, "rank"),
-        world_size=_number(said, "world_size"),
-        backend=_text(said, "backend"),
-        events_read=len(rows["event"]) + sum(unplaced.values()) + tables.gpu_events,
-        events_unplaced=sum(unplaced.values()),
-        unplaced={reason: count for reason, count in unplaced.items() if count},
-        notes=_notes(tables, said),
-        events_only=bool(said and said.get("events_only") is True),
+    trace = TraceBuilder(shown, FORMAT)
+    trace.strings, trace.rows, trace.unplaced = collector.strings.strings, built, unplaced
+    trace.rank, trace.world_size, trace.backend = (
+        _number(said, "rank"),
+        _number(said, "world_size"),
+        _text(said, "backend"),
     )
-    return Trace(source=source, strings=collector.strings.texts, rows=built, recorded=_recorded(built, said))
+    trace.events = len(rows["event"]) + sum(unplaced.values()) + tables.gpu_events
+    trace.events_only = bool(said and said.get("events_only") is True)
+    trace.note(*_notes(trace, tables, said))
+    declared = said.get("recorded") if said is not None else None
+    if isinstance(declared, list):  # an export of ours says what the reader of its source said
+        trace.record(*CARRIED.intersection(key for key in declared if isinstance(key, str)))
+    else:
+        trace.record_tables(without=("op_links", "waiting_calls"))
+    return trace.build()
 
 
 def _gpu(collector: Collector, tables: Tables) -> None:
@@ -255,30 +258,7 @@ def _text(said: Mapping[str, Any] | None, key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _recorded(rows: Mapping[str, Rows], said: Mapping[str, Any] | None) -> frozenset[str]:
-    """What was recorded: in an export of ours what the reader of its source said, otherwise what is there."""
-    declared = said.get("recorded") if said is not None else None
-    if isinstance(declared, list):
-        return frozenset(key for key in declared if isinstance(key, str)) & CARRIED
-    kernels, copies, slices = rows["kernels"], rows["copies"], rows["slices"]
-    checks = {
-        "device_work": bool(len(kernels) or len(copies)),
-        "host_ops": bool((slices["kind"] == SliceKind.OP).any()),
-        "launch_links": bool((kernels["call"] >= 0).any() or (copies["call"] >= 0).any()),
-        "op_links": bool((kernels["op"] >= 0).any() or (copies["op"] >= 0).any()),
-        "runtime_calls": len(rows["calls"]) > 0,
-        "python_stack": bool((slices["kind"] == SliceKind.PYTHON).any()),
-        "shapes": bool((slices["shapes"] >= 0).any()),
-        "autograd": bool((slices["sequence"] >= 0).any()),
-        "memory": len(rows["memory"]) > 0,
-        "collectives": bool((rows["collectives"]["elements_in"] >= 0).any()),
-        "sync_records": len(rows["sync_records"]) > 0,
-        "steps": len(rows["steps"]) > 0,
-    }
-    return frozenset(key for key, present in checks.items() if present)
-
-
-def _notes(tables: Tables, said: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _notes(trace: TraceBuilder, tables: Tables, said: Mapping[str, Any] | None) -> list[str]:
     notes = []
     if said is not None:
         kind = said.get("format")
@@ -289,12 +269,7 @@ def _notes(tables: Tables, said: Mapping[str, Any] | None) -> tuple[str, ...]:
         )
     if tables.findings:
         notes.append(f"{tables.findings:,} findings that were drawn into it are not read; they are judged again")
-    for table in ("kernels", "copies"):
-        work = tables.rows[table]
-        orphans = int((work["call"] < 0).sum())
-        if orphans and len(tables.rows["calls"]):
-            notes.append(f"{orphans:,} of {len(work):,} {table} have no launch call in the trace; they are counted")
-    return tuple(notes)
+    return [*notes, *trace.orphans("; they are counted")]
 
 
 MAX_BYTES = 16 << 30

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, walk
+from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING
 
 CATEGORIES, NAMES, ARGUMENT_NAMES, GPU_STAGES, TEXTS = 1, 2, 3, 24, 29
@@ -22,39 +23,24 @@ _KINDS = (CATEGORIES, NAMES, ARGUMENT_NAMES, GPU_STAGES, TEXTS)
 _CLEARED = 1
 
 
-@dataclass(slots=True)
-class Strings:
-    """The strings of a file by code."""
-
-    texts: list[str] = field(default_factory=list)
-    _codes: dict[str, int] = field(default_factory=dict)
-
-    def code(self, text: str) -> int:
-        """Code of a string."""
-        found = self._codes.get(text)
-        if found is None:
-            found = self._codes[text] = len(self.texts)
-            self.texts.append(text)
-        return found
-
-    def of_fields(self, fields: Fields, buffer: Buffer) -> Int:
-        """Codes of fields that hold text."""
-        known: dict[bytes, int] = {}
-        codes = np.empty(len(fields.a), np.int64)
-        for place, (start, end) in enumerate(zip(fields.a.tolist(), fields.b.tolist(), strict=True)):
-            raw = buffer.data[start:end]
-            code = known.get(raw)
-            if code is None:
-                code = known[raw] = self.code(raw.decode("utf-8", "replace"))
-            codes[place] = code
-        return codes
+def codes_of_fields(strings: TraceBuilder, fields: Fields, buffer: Buffer) -> Int:
+    """Codes of fields that hold text."""
+    known: dict[bytes, int] = {}
+    codes = np.empty(len(fields.a), np.int64)
+    for place, (start, end) in enumerate(zip(fields.a.tolist(), fields.b.tolist(), strict=True)):
+        raw = buffer.data[start:end]
+        code = known.get(raw)
+        if code is None:
+            code = known[raw] = strings.code(raw.decode("utf-8", "replace"))
+        codes[place] = code
+    return codes
 
 
 @dataclass(slots=True)
 class Sequences:
     """The state of every sequence."""
 
-    strings: Strings
+    strings: TraceBuilder
     defaults: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Generation -> (default clock or 0, default track or 0)."""
     _current: dict[int, int] = field(default_factory=dict)
@@ -88,7 +74,7 @@ class Sequences:
         numbers = inner.of(1).numbers().column(len(held.a), 0)
         named = inner.of(2).messages()
         codes = np.full(len(held.a), self.strings.code(""), np.int64)
-        codes[named.row] = self.strings.of_fields(named, buffer)
+        codes[named.row] = codes_of_fields(self.strings, named, buffer)
         columns = (held.number, generation[held.row], numbers, codes)
         for kind, of, number, code in zip(*(column.tolist() for column in columns), strict=True):
             self._interned.setdefault(kind, {}).setdefault(of, {})[number] = code

@@ -13,10 +13,10 @@ from perfscope.analyzers.readers.nesting import innermost, nesting_order, parent
 from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.analyzers.readers.perfetto.annotations import Arguments
 from perfscope.analyzers.readers.perfetto.collect import COUNTER, INSTANT, Collector
-from perfscope.analyzers.readers.perfetto.state import Strings, Track, Tracks
+from perfscope.analyzers.readers.perfetto.state import Track, Tracks
 from perfscope.analyzers.readers.perfetto.vocabulary import SLICE_KINDS, Place, place_of
 from perfscope.analyzers.readers.perfetto.wire import Int
-from perfscope.model.trace import TABLES, Rows, SliceKind
+from perfscope.model.trace import TABLES, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 # Whole events of a file as columns.
@@ -115,7 +115,7 @@ def _sorted(parts: list[Columns]) -> Columns:
 class Threads:
     """Rows of ``threads``, made as they are asked for."""
 
-    def __init__(self, tracks: Mapping[int, Track], strings: Strings, *, own: bool) -> None:
+    def __init__(self, tracks: Mapping[int, Track], strings: TraceBuilder, *, own: bool) -> None:
         """``own``: lanes of an export of ours belong to the thread that they were spread from."""
         self._tracks, self._strings, self._own = Tracks(tracks), strings, own
         self._rows: dict[int, int] = {}
@@ -194,7 +194,7 @@ class Tables:
 
     def _split(self, events: Events) -> dict[Place, Events]:
         used, inverse = np.unique(events["category"], return_inverse=True)
-        texts = ["" if code == MISSING else self._strings.texts[code] for code in used.tolist()]
+        texts = ["" if code == MISSING else self._strings.strings[code] for code in used.tolist()]
         places = np.array([place_of(text, own=self._own) for text in texts], np.int64)[inverse]
         self._samples = events.take(np.flatnonzero(events["kind"] == COUNTER))
         sample_places = places[events["kind"] == COUNTER]
@@ -259,7 +259,7 @@ class Tables:
 
     def _by_name(self, names: Int, classify: object) -> Int:
         used, inverse = np.unique(names, return_inverse=True)
-        return np.array([int(classify(self._strings.texts[code])) for code in used.tolist()], np.int64)[inverse]  # type: ignore[operator]
+        return np.array([int(classify(self._strings.strings[code])) for code in used.tolist()], np.int64)[inverse]  # type: ignore[operator]
 
     def _slices(self) -> Int:
         """The table; the row of each event in it."""
@@ -270,7 +270,7 @@ class Tables:
         columns = self._base(events)
         columns["thread"] = self._threads.of(events["track"])
         used, inverse = np.unique(events["category"], return_inverse=True)
-        texts = ["" if code == MISSING else self._strings.texts[code].lower() for code in used.tolist()]
+        texts = ["" if code == MISSING else self._strings.strings[code].lower() for code in used.tolist()]
         columns["kind"] = np.array([SLICE_KINDS.get(text, SliceKind.OTHER) for text in texts], np.int64)[inverse]
         columns |= self._arguments.of("slices", events["event"])
         numbers = self._arguments.numbers(words.OP_ARGUMENT, events["event"])
@@ -402,7 +402,7 @@ class Tables:
         rows = np.flatnonzero(kernels["communication"]) if not self._own else np.empty(0, np.int64)
         if not len(rows):
             return {}
-        names = [categories.collective_name(self._strings.texts[code]) for code in kernels["name"][rows].tolist()]
+        names = [categories.collective_name(self._strings.strings[code]) for code in kernels["name"][rows].tolist()]
         return {
             "start_ns": kernels["start_ns"][rows], "end_ns": kernels["end_ns"][rows], "kernel": rows,
             "name": np.array([self._strings.code(name) for name in names], np.int64),

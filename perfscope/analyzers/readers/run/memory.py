@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.model.errors import DataError
-from perfscope.model.trace import MISSING, TABLES, Rows, Trace
+from perfscope.model.trace import MISSING, TABLES, Rows, Trace, TraceBuilder
 from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 
 SNAPSHOT_PASS = "memory"  # noqa: S105 (a pass of ours)
@@ -24,26 +24,27 @@ _ELSEWHERE = ("op", "thread")
 """Columns of events that point at tables of the snapshot's own, which are not taken."""
 
 
-def attach_snapshot(trace: Trace, snapshot: Trace) -> None:
-    """What the allocator held goes into ``trace``, and its events in place of those of the profiler.
+def attach_snapshot(builder: TraceBuilder, snapshot: Trace) -> None:
+    """What the allocator held goes into a recording, and its events in place of those of the profiler.
 
     Both tell of the same device memory on the same clock; the allocator's own events also have sizes as asked for,
     streams, Python stacks, and the blocks from before. Events without times stay out. Host memory stays the profiler's.
     """
-    offset = len(trace.strings)
-    trace.strings.extend(snapshot.strings)
-    for name in ("frames", "segments", "held"):
-        trace.rows[name] = _with_string_offset(snapshot.rows[name], offset)
-    trace.recorded |= {"memory_state"}
-    events = snapshot.rows["memory"]
+    merged = builder.merge_tables(snapshot, ("frames", "segments", "held", "memory"), blank=_ELSEWHERE)
+    events = merged.pop("memory")
+    builder.rows |= merged
+    builder.record("memory_state")
     if not len(events) or snapshot.source.events_only:
         return
-    ours, theirs = trace.rows["memory"], _with_string_offset(events, offset)
-    host = ours.take(~ours["on_device"])
-    joined = {name: np.concatenate((host[name], theirs[name])) for name in ours}
-    order = np.argsort(joined["time_ns"], kind="stable")
-    trace.rows["memory"] = Rows(TABLES["memory"], joined).take(order)
-    trace.recorded |= {"memory"}
+    ours = builder.rows["memory"]
+    builder.rows["memory"] = _joined(ours.take(~ours["on_device"]), events, by_time=True)
+    builder.record("memory")
+
+
+def _joined(first: Rows, second: Rows, *, by_time: bool = False) -> Rows:
+    """Rows of both; ``by_time``: in order of ``time_ns``."""
+    joined = Rows(first.table, {name: np.concatenate((first[name], second[name])) for name in first})
+    return joined.take(np.argsort(joined["time_ns"], kind="stable")) if by_time else joined
 
 
 def failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataError | None]:
@@ -54,23 +55,21 @@ def failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataErro
         for capture in process.captures:
             if capture.tool == "torch_memory" and capture.pass_name != SNAPSHOT_PASS and capture.artifact is not None:
                 try:
-                    traces.append(torch_memory_reader.read(path / capture.artifact))
+                    traces.append(mark_failed(torch_memory_reader.read(path / capture.artifact)))
                 except DataError as error:
                     damaged = error
-                else:
-                    mark_failed(traces[-1])
     return traces, damaged
 
 
-def mark_failed(snapshot: Trace) -> None:
-    """Say in the snapshot that an allocation failed when it was taken: without a history nothing in it does.
+def mark_failed(snapshot: Trace) -> Trace:
+    """The snapshot with the event that an allocation failed: without a history nothing in it says so.
 
     How much was asked for is not known then. Of several devices it is not known which one was full, and none is marked.
     """
     events, segments = snapshot.rows["memory"], snapshot.rows["segments"]
     ordinals = np.unique(segments["ordinal"][segments["on_device"]])
     if (events["action"] == MemoryAction.OUT_OF_MEMORY).any() or len(ordinals) != 1:
-        return
+        return snapshot
     last = {
         "time_ns": int(events["time_ns"].max(initial=0)),
         "on_device": True,
@@ -84,21 +83,7 @@ def mark_failed(snapshot: Trace) -> None:
         {column.name: [last.get(column.name, MISSING if column.default is None else column.default)]
          for column in TABLES["memory"].columns if column.name in last or not column.nullable},
     )  # fmt: skip
-    joined = {name: np.concatenate((events[name], row[name])) for name in events}
-    snapshot.rows["memory"] = Rows(TABLES["memory"], joined)
-
-
-def _with_string_offset(rows: Rows, offset: int) -> Rows:
-    """Rows of the snapshot with texts as codes of the trace they go to."""
-    moved = {}
-    for column in rows.table.columns:
-        values = rows[column.name]
-        if column.text:
-            values = np.where(values == MISSING, MISSING, values + offset)
-        elif column.name in _ELSEWHERE:
-            values = np.full(len(values), MISSING, values.dtype)
-        moved[column.name] = values
-    return Rows(rows.table, moved)
+    return replace(snapshot, rows={**snapshot.rows, "memory": _joined(events, row)})
 
 
 # What a run of a JAX program held before and after its traced steps: ``rank00000/memory/{before,after}.prof``.
@@ -116,25 +101,12 @@ class MemoryMoments:
     after: Trace | None
     notes: tuple[str, ...] = field(default_factory=tuple)
 
-    def attach(self, recording: Trace) -> None:
+    def attach(self, builder: TraceBuilder) -> None:
         """Give a recording the tables ``held`` and ``frames`` of the profile after its steps, and what was before."""
-        recording.held_before = self.before
-        if self.after is None:
-            return
-        known = len(recording.strings)
-        recording.strings.extend(self.after.strings)
-        for name in ("held", "frames"):
-            table = self.after.rows[name]
-            recording.rows[name] = Rows(
-                table.table,
-                {
-                    column.name: np.where(table[column.name] == MISSING, MISSING, table[column.name] + known)
-                    if column.text
-                    else table[column.name]
-                    for column in table.table.columns
-                },
-            )
-        recording.recorded |= {"memory_state"}
+        builder.attached["held_before"] = self.before
+        if self.after is not None:
+            builder.rows |= builder.merge_tables(self.after, ("held", "frames"))
+            builder.record("memory_state")
 
 
 def read_moments(folder: Path) -> MemoryMoments:
@@ -210,20 +182,19 @@ class TensorListings:
         most = max((one.unreadable for one in self._by_pass.values()), default=0)
         return [f"{most} tensors of the program have no storage that could be listed"] if most else []
 
-    def attach(self, trace: Trace, pass_name: str) -> None:
-        """Put what was held when ``pass_name`` began into the trace of that pass, or what was held at first."""
+    def attach(self, builder: TraceBuilder, pass_name: str) -> None:
+        """Put what was held when ``pass_name`` began into the recording of that pass, or what was held at first."""
         listing = self._by_pass.get(pass_name) or next(iter(self._by_pass.values()), None)
         if listing is None:
             return
         own = listing.pass_name == pass_name
-        first = len(trace.strings)
-        trace.strings.extend((*self._texts, *(f"{rest.count:,} smaller ones" for rest in listing.rest)))
+        first = builder.add_strings([*self._texts, *(f"{rest.count:,} smaller ones" for rest in listing.rest)])
         names = [*listing.name, *range(len(self._texts), len(self._texts) + len(listing.rest))]
         devices = [self._texts[code] for code in listing.device] + [rest.device for rest in listing.rest]
         categories = [self._texts[code] for code in listing.category] + [rest.category for rest in listing.rest]
         summed = len(listing.rest)
-        trace.rows["tensors"] = Rows(
-            TABLES["tensors"],
+        builder.table(
+            "tensors",
             {
                 "name": [first + code for code in names],
                 "module": [MISSING if code is None else first + code for code in listing.module] + [MISSING] * summed,
@@ -238,7 +209,7 @@ class TensorListings:
                 + [MISSING] * summed,
             },
         )
-        trace.recorded |= {"tensors"}
+        builder.record("tensors")
 
     def _check(self, one: _Listing) -> None:
         columns = (one.name, one.module, one.category, one.device, one.address, one.bytes, one.freed_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
@@ -69,5 +70,5 @@ def _complete(trace: Trace, process: Process) -> Trace:
         return trace
     last = int(steps["number"].max())
     if told[0] is None or last >= told[0][1]:
-        trace.rows["steps"] = steps.take(steps["number"] != last)
+        return replace(trace, rows={**trace.rows, "steps": steps.take(steps["number"] != last)})
     return trace

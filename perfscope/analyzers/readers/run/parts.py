@@ -73,9 +73,9 @@ def _by_shared_recording(processes: Sequence[Process]) -> Iterable[list[Process]
     return groups.values()
 
 
-def sort_traces(traces: Iterable[Trace]) -> list[Trace]:
-    """Traces of all parts: those of processes by rank, then those that a recording has of other programs."""
-    return sorted(traces, key=lambda trace: (trace.source.format != FORMAT, trace.source.rank or 0))
+def trace_order(trace: Trace) -> tuple[bool, int]:
+    """Sorts the traces of all parts: those of processes by rank, then those that a recording has of other programs."""
+    return trace.source.format != FORMAT, trace.source.rank or 0
 
 
 def why_nothing_captured(run: Run) -> str:

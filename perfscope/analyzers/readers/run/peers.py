@@ -8,11 +8,12 @@ else (schedules that change from step to step, several threads that send) is lef
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from perfscope.model.collectives import POINT_TO_POINT
-from perfscope.model.trace import MISSING, TABLES, Rows, Trace
+from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.columns import Array
 
 CARRIED = (
@@ -25,28 +26,28 @@ DIFFERS = (
 )
 
 
-def carry_peers(timing: Trace, detail: Trace) -> tuple[str, ...]:
-    """Fill the ``peer`` of host collectives of ``timing`` from ``detail``; what a reader must know of it, if anything.
+def carry_peers(timing: Trace, detail: Trace) -> tuple[Trace, str | None]:
+    """``timing`` with the ``peer`` of its host collectives from ``detail``, and a note on it, if there is any.
 
     Nothing is done where ``timing`` lacks none in its steps, or the detail pass tells no peer either.
     """
     if not (_messages(timing)[1] == MISSING).any() or not (_messages(detail)[1] != MISSING).any():
-        return ()
+        return timing, None
     patterns = {_pattern(detail, rows) for rows in _steps(detail)}
     steps = list(_steps(timing))
     if not any(map(len, steps)):
-        return ()
+        return timing, None
     if len(patterns) != 1:
-        return (DIFFERS,)
+        return timing, DIFFERS
     pattern = patterns.pop()
     if pattern is None or any(_operations(timing, rows) != [name for name, _ in pattern] for rows in steps):
-        return (DIFFERS,)
+        return timing, DIFFERS
     collectives = timing.rows["collectives"]
     peer = collectives["peer"].copy()
     for rows in steps:
         peer[rows] = [with_whom for _, with_whom in pattern]
-    timing.rows["collectives"] = Rows(TABLES["collectives"], {**collectives, "peer": peer})
-    return (CARRIED,)
+    tables = {**timing.rows, "collectives": collectives.with_columns({"peer": peer})}
+    return replace(timing, rows=tables), CARRIED
 
 
 def _messages(trace: Trace) -> tuple[Array, Array]:

@@ -44,7 +44,7 @@ from perfscope.analyzers.readers.run.memory import (
     read_tensors,
 )
 from perfscope.analyzers.readers.run.nsys import Recordings
-from perfscope.analyzers.readers.run.parts import FORMAT, NSYS, RunPart, divide_run, sort_traces, why_nothing_captured
+from perfscope.analyzers.readers.run.parts import FORMAT, NSYS, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.analyzers.readers.run.peers import carry_peers
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
@@ -58,7 +58,7 @@ from perfscope.model.intervals import intersection_total, union
 from perfscope.model.jax_log import HostRead
 from perfscope.model.memory import AllocatorCounters
 from perfscope.model.op_graph import OpGraph
-from perfscope.model.trace import MISSING, Source, Trace
+from perfscope.model.trace import MISSING, Source, Trace, TraceBuilder
 from perfscope.model.units import format_ns
 
 # Why a run of ours holds no step that plans can be made for, and what to record to have one.
@@ -160,7 +160,7 @@ def read(path: Path) -> list[Trace]:
             damaged.append(error)
     if not traces:
         raise damaged[0] if damaged else DataError(f"{path}: {why_nothing_captured(divided.run)}")
-    return sort_traces(traces)
+    return sorted(traces, key=trace_order)
 
 
 def read_part(part: RunPart) -> list[Trace]:
@@ -353,20 +353,28 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
             _ATTACH[capture.tool](captured, capture, path / capture.artifact)
         except DataError as error:
             notes.append(f"{capture.pass_name} pass is corrupt: {error}")
-    for name, trace in timed.items():
-        _device_memory(trace, process)
-        if captured.tensors is not None:
-            captured.tensors.attach(trace, name)
-    if captured.tensors is not None:
-        notes += captured.tensors.notes()
-    if captured.snapshot is not None and "detail" in timed:
-        attach_snapshot(timed["detail"], captured.snapshot)
+    _attach_memory(captured)
     if "timing" in timed and "detail" in timed:
-        notes += carry_peers(timed["timing"], timed["detail"])
-    main = captured.main
-    if main is not None and captured.moments is not None:
-        captured.moments.attach(main)
+        timed["timing"], note = carry_peers(timed["timing"], timed["detail"])
+        notes += [note] if note is not None else []
     return captured
+
+
+def _attach_memory(captured: _Captured) -> None:
+    """Give each pass what other captures say of its memory."""
+    main = captured.main
+    for name, trace in captured.timed.items():
+        builder = TraceBuilder.of(trace)
+        _device_memory(builder, captured.process)
+        if captured.tensors is not None:
+            captured.tensors.attach(builder, name)
+        if captured.snapshot is not None and name == "detail":
+            attach_snapshot(builder, captured.snapshot)
+        if captured.moments is not None and trace is main:
+            captured.moments.attach(builder)
+        captured.timed[name] = builder.build()
+    if captured.tensors is not None:
+        captured.notes += captured.tensors.notes()
 
 
 def _process(path: Path, part: RunPart, process: Process, recordings: Recordings) -> Trace | None:
@@ -388,7 +396,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         recorded |= {"hlo"}
     if captured.op_graph is not None:
         recorded |= {"op_graph"}
-    trace = Trace(
+    return Trace(
         source=_source(captured, part),
         strings=[] if main is None else main.strings,
         rows={} if main is None else main.rows,
@@ -400,12 +408,10 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         window_steps=process.window_steps,
         hlo=hlo,
         held_before=None if main is None else main.held_before,
+        allocator_counters=_counters(process),
+        why_no_step=why_no_step(part.run, process) if captured.op_graph is None and not hlo else None,
         **logs,
     )
-    trace.allocator_counters = _counters(process)
-    if captured.op_graph is None and not hlo:
-        trace.why_no_step = why_no_step(part.run, process)
-    return trace
 
 
 def _note_times(captured: _Captured) -> tuple[int, ...]:
@@ -463,12 +469,12 @@ def _counters(process: Process) -> AllocatorCounters | None:
     return AllocatorCounters(before=process.memory, after=process.memory_after, steps=steps)
 
 
-def _device_memory(trace: Trace, process: Process) -> None:
+def _device_memory(builder: TraceBuilder, process: Process) -> None:
     """The memory of the device that the process used, where the recording does not say it."""
-    devices = trace.rows["devices"]
-    told = process.devices[0].get("memory_bytes") if len(process.devices) == 1 else None
-    if isinstance(told, int) and len(devices) == 1 and devices["memory_bytes"][0] == MISSING:
-        devices["memory_bytes"][0] = told
+    devices = builder.rows["devices"]
+    reported = process.devices[0].get("memory_bytes") if len(process.devices) == 1 else None
+    if isinstance(reported, int) and len(devices) == 1 and devices["memory_bytes"][0] == MISSING:
+        builder.rows["devices"] = devices.with_columns({"memory_bytes": reported})
 
 
 def _waits_in_steps(reads: Sequence[HostRead], process: Process) -> bool:
@@ -494,5 +500,5 @@ def _whole_steps(trace: Trace, steps: tuple[int, int] | None) -> Trace:
     if steps is None:
         return trace
     rows = trace.rows["steps"]
-    trace.rows["steps"] = rows.take((rows["number"] >= steps[0]) & (rows["number"] < steps[1]))
-    return trace
+    whole = rows.take((rows["number"] >= steps[0]) & (rows["number"] < steps[1]))
+    return replace(trace, rows={**trace.rows, "steps": whole})

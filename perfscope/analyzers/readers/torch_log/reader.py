@@ -15,7 +15,7 @@ from perfscope.analyzers.readers.torch_log import records
 from perfscope.analyzers.readers.torch_log.collect import read_records as read_records
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.errors import DataError
-from perfscope.model.trace import Source, Trace
+from perfscope.model.trace import Trace, TraceBuilder
 
 FORMAT = "torch_trace"
 
@@ -36,23 +36,17 @@ def read(path: Path) -> Trace:
     ``compile_log`` counts as recorded where there is a compilation in it.
     """
     log = read_log(path)
-    notes = ["this is a log of compiling, not a recording of a run: it holds no time of any op or kernel"]
+    builder = TraceBuilder(str(path), FORMAT)
+    builder.rank, builder.events, builder.unplaced["damaged"] = log.rank, log.records, log.corrupt
+    builder.note("this is a log of compiling, not a recording of a run: it holds no time of any op or kernel")
     if log.corrupt:
-        notes.append(f"{log.corrupt:,} of {log.corrupt + log.records:,} records of the log are corrupt and left out")
-    if not log.compiles:
-        notes.append("no compilation in it: torch.export and AOTInductor log without ids of compilations")
-    notes.extend(f"{count:,} {what} are left out" for what, count in sorted(log.left_out.items()))
-    source = Source(
-        path=str(path),
-        format=FORMAT,
-        rank=log.rank,
-        events_read=log.records,
-        events_unplaced=log.corrupt,
-        unplaced={"damaged": log.corrupt} if log.corrupt else {},
-        notes=tuple(notes),
-    )
-    recorded = frozenset({"compile_log"} if log.compiles else ())  # a rule that has nothing to look at says so
-    return Trace(source=source, strings=[], rows={}, recorded=recorded, compile_log=log)
+        builder.note(f"{log.corrupt:,} of {log.corrupt + log.records:,} records of the log are corrupt and left out")
+    if log.compiles:
+        builder.record("compile_log")
+    else:  # a rule that has nothing to look at says so
+        builder.note("no compilation in it: torch.export and AOTInductor log without ids of compilations")
+    builder.note(*(f"{count:,} {what} are left out" for what, count in sorted(log.left_out.items())))
+    return builder.build(compile_log=log)
 
 
 def read_log(path: Path) -> CompileLog:

@@ -32,10 +32,10 @@ from perfscope.analyzers.readers.nesting import nesting_order, parents
 from perfscope.analyzers.readers.torch_memory.entries import Entries
 from perfscope.analyzers.readers.torch_memory.history import History, history_of
 from perfscope.analyzers.readers.torch_memory.machine import Machine
-from perfscope.analyzers.readers.torch_memory.stacks import Stacks, Strings
+from perfscope.analyzers.readers.torch_memory.stacks import Stacks
 from perfscope.analyzers.readers.torch_memory.state import pool_of, state_of
 from perfscope.model.errors import DataError
-from perfscope.model.trace import TABLES, Rows, SliceKind, Source, Trace
+from perfscope.model.trace import TABLES, Rows, SliceKind, Trace, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.trace.tables import MEMORY, MemoryAction
 
@@ -66,7 +66,7 @@ class Annotations:
         return np.where(place >= 0, inner[np.maximum(place, 0)], MISSING).astype(np.int32)
 
 
-def annotations_of(found: Any, strings: Strings) -> Annotations:
+def annotations_of(found: Any, strings: TraceBuilder) -> Annotations:
     """Ranges of ``external_annotations``: START and END of one name on one device, the last begun ends first."""
     opened: dict[tuple[int, str], list[int]] = {}
     ranges: list[tuple[int, int, int, str]] = []
@@ -91,7 +91,7 @@ def annotations_of(found: Any, strings: Strings) -> Annotations:
     )
 
 
-def _rows(ranges: list[tuple[int, int, int, str]], strings: Strings) -> dict[str, Rows]:
+def _rows(ranges: list[tuple[int, int, int, str]], strings: TraceBuilder) -> dict[str, Rows]:
     if not ranges:
         return {name: Rows(TABLES[name], {}) for name in ("threads", "slices", "steps")}
     devices = sorted({device for _, _, device, _ in ranges})
@@ -100,7 +100,9 @@ def _rows(ranges: list[tuple[int, int, int, str]], strings: Strings) -> dict[str
     name = np.array([strings.code(text) for _, _, _, text in ranges], np.int32)
     order = nesting_order(thread, start, end)
     start, end, thread, name = start[order], end[order], thread[order], name[order]
-    steps = [(row, found) for row, code in enumerate(name.tolist()) if (found := _STEP.fullmatch(strings.texts[code]))]
+    steps = [
+        (row, found) for row, code in enumerate(name.tolist()) if (found := _STEP.fullmatch(strings.strings[code]))
+    ]
     places = np.array([row for row, _ in steps], np.int64)
     return {
         "threads": Rows(TABLES["threads"], {
@@ -139,19 +141,19 @@ def read(path: Path) -> Trace:
 
     Memory: about a third of the file. The file is read once, and nothing in it can be run.
     """
-    strings = Strings()
+    strings = TraceBuilder(str(path), FORMAT)
     stacks = Stacks(strings)
     try:
         with open_bytes(path) as data:
             found = Machine(data, stacks).load()
         del data
-        return _trace(path, found, stacks, strings)
+        return _trace(found, stacks, strings)
     except DataError as error:
         text = str(error)
         raise DataError(text if text.startswith(f"{path}: ") else f"{path}: not a memory snapshot: {text}") from error
 
 
-def _trace(path: Path, found: Any, stacks: Stacks, strings: Strings) -> Trace:
+def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
     if type(found) is not dict or type(found.get("segments")) is not list:
         raise DataError("no dictionary with segments")
     histories = [one for one in found.get("device_traces") or () if type(one) is Entries]
@@ -177,20 +179,21 @@ def _trace(path: Path, found: Any, stacks: Stacks, strings: Strings) -> Trace:
     memory = _memory([part for part in parts if part.columns], timed=timed)
     if timed and (around := annotations.around(memory.get("time_ns", np.empty(0, np.int64)))) is not None:
         memory["op"] = around
-    unplaced = _summed([state.unplaced, annotations.unplaced, *(part.unplaced for part in parts)])
-    source = Source(
-        path=str(path), format=FORMAT, rank=None, events_read=read, events_unplaced=sum(unplaced.values()),
-        unplaced=unplaced, repairs=_summed(part.repairs for part in parts),
-        notes=tuple(_notes(parts, len(memory.get("action", ())), len(state.segments))),
-        events_only=bool(memory) and not timed,
-    )  # fmt: skip
-    recorded = {"memory_state"} | ({"memory"} if memory else set())
-    if timed and len(annotations.rows["steps"]):
-        recorded.add("steps")
-    rows = {"memory": Rows(MEMORY, memory), "frames": stacks.rows(), "segments": state.segments, "held": state.held}
+    strings.events, strings.events_only = read, bool(memory) and not timed
+    for counts in (state.unplaced, annotations.unplaced, *(part.unplaced for part in parts)):
+        strings.unplaced.update(counts)
+    for part in parts:
+        strings.repairs.update(part.repairs)
+    strings.note(*_notes(parts, len(memory.get("action", ())), len(state.segments)))
+    strings.record("memory_state", *(("memory",) if memory else ()))
+    strings.rows = {
+        "memory": Rows(MEMORY, memory), "frames": stacks.rows(), "segments": state.segments, "held": state.held
+    }  # fmt: skip
     if timed:
-        rows |= annotations.rows
-    return Trace(source=source, strings=strings.texts, rows=rows, recorded=frozenset(recorded))
+        strings.rows |= annotations.rows
+        if len(annotations.rows["steps"]):
+            strings.record("steps")
+    return strings.build()
 
 
 def _of_profile(segments: list[Any], histories: list[Entries]) -> bool:
@@ -201,7 +204,7 @@ def _of_profile(segments: list[Any], histories: list[Entries]) -> bool:
     return bool(plain) and all(plain)
 
 
-def _pools(entries: Entries, strings: Strings) -> None:
+def _pools(entries: Entries, strings: TraceBuilder) -> None:
     """Give the words for pools as codes of the trace's strings."""
     words = entries.words["pool_id"]
     if words:
@@ -268,11 +271,3 @@ def _notes(parts: list[History], rows: int, segments: int) -> Iterable[str]:
         yield "sizes of the history are as asked for, which is what torch records; its rounding is in `held`"
     if before := sum(part.before for part in parts):
         yield f"{before:,} blocks were held before the first entry of the history: reckoned back from the snapshot"
-
-
-def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in counts:
-        for reason, count in one.items():
-            found[reason] = found.get(reason, 0) + count
-    return found

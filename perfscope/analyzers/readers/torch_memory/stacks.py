@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from perfscope.model.errors import DataError
+from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.trace.tables import FRAMES
 
@@ -25,22 +26,6 @@ _NAMED_BY_PROFILER = re.compile(r"(?P<file>.+)\((?P<line>\d{1,9})\): (?P<name>.+
 _LARGEST_LINE = 2**31 - 1
 
 
-class Strings:
-    """The string pool of one trace: text to code."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._codes: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        """The code of ``text``, the same each time."""
-        found = self._codes.get(text)
-        if found is None:
-            found = self._codes[text] = len(self.texts)
-            self.texts.append(text)
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class Stack:
     """A stack that was read: the row of its innermost frame, ``MISSING`` if it has none."""
@@ -51,7 +36,7 @@ class Stack:
 class Stacks:
     """Frames seen so far; the same stack is the same row."""
 
-    def __init__(self, strings: Strings) -> None:
+    def __init__(self, strings: TraceBuilder) -> None:
         self._strings = strings
         self._file, self._line, self._name, self._parent = array("i"), array("i"), array("i"), array("i")
         self._frames: dict[tuple[object, object, object], tuple[int, int, int, int]] = {}

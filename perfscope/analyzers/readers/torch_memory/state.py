@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.torch_memory.stacks import Stack, Stacks, Strings
+from perfscope.analyzers.readers.torch_memory.stacks import Stack, Stacks
 from perfscope.model.errors import DataError
+from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.trace.tables import HELD, SEGMENTS, HeldState
 
@@ -37,7 +38,7 @@ class State:
     """Bytes of all segments by device."""
 
 
-def state_of(found: list[Any], stacks: Stacks, strings: Strings, *, host: int | None) -> State:
+def state_of(found: list[Any], stacks: Stacks, strings: TraceBuilder, *, host: int | None) -> State:
     """The tables of a snapshot's ``segments``.
 
     ``host``: number under which the host's memory stands, in a snapshot that was made of a profile. Its segments are
@@ -69,7 +70,7 @@ def state_of(found: list[Any], stacks: Stacks, strings: Strings, *, host: int | 
     return State(segments=_rows(SEGMENTS, segments), held=_rows(HELD, held), unplaced=unplaced, reserved=reserved)
 
 
-def _segment(one: Row, blocks: list[Row], place: Row, total: int, stacks: Stacks, strings: Strings) -> Row:
+def _segment(one: Row, blocks: list[Row], place: Row, total: int, stacks: Stacks, strings: TraceBuilder) -> Row:
     used = [block for block in blocks if block["state"] == HeldState.IN_USE]
     active = [block for block in blocks if block["state"] != HeldState.FREE]
     kind, pool = one.get("segment_type"), pool_of(one.get("segment_pool_id"))

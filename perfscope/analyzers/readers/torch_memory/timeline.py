@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.model.errors import DataError
-from perfscope.model.trace import TABLES, Rows, Source, Trace
-from perfscope.model.trace.tables import MEMORY, MemoryAction, MemoryCategory
+from perfscope.model.trace import Trace, TraceBuilder
+from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 
 FORMAT = "torch_memory_timeline"
 
@@ -119,15 +119,15 @@ def _of_rows(path: Path, rows: Int64) -> Trace:
         "action": meaning,
         "category": np.array(CATEGORIES, np.uint8)[number],
     }
-    source = Source(
-        path=str(path), format=FORMAT, rank=None, events_read=len(rows), events_unplaced=0,
-        repairs={"times that run backwards": back} if back else {}, events_only=not len(known),
-        notes=(
-            _NO_DEVICE, _PAIRED,
-            *((f"{lost:,} rows let go of blocks that no row made: taken as held before",) if lost else ()),
-        ),
-    )  # fmt: skip
-    return Trace(source=source, strings=[], rows={"memory": Rows(MEMORY, memory)}, recorded=frozenset({"memory"}))
+    builder = TraceBuilder(str(path), FORMAT)
+    builder.events, builder.events_only = len(rows), not len(known)
+    builder.repairs["times that run backwards"] = back
+    builder.note(_NO_DEVICE, _PAIRED)
+    if lost:
+        builder.note(f"{lost:,} rows let go of blocks that no row made: taken as held before")
+    builder.table("memory", memory)
+    builder.record("memory")
+    return builder.build()
 
 
 def _blocks(actions: list[int], sizes: list[int], categories: list[int]) -> tuple[Int64, int]:
@@ -167,20 +167,20 @@ def _of_totals(path: Path, data: bytes) -> Trace:
         raise DataError(f"{path}: corrupt, or not a memory timeline: {error}") from error
     if values.shape != (len(at), len(CATEGORIES) + 1) or len(at) == 0 or int(at.max()) >= 2**63 // 1000:
         raise DataError(f"{path}: corrupt, or not a memory timeline: {len(at):,} times, totals of shape {values.shape}")
-    strings = [f"memory: {category.name.lower().replace('_', ' ')}" for category in CATEGORIES]
-    counters = {
-        "time_ns": np.repeat(at * 1000, len(CATEGORIES)),
-        "name": np.tile(np.arange(len(CATEGORIES)), len(at)),
-        "value": values[:, 1:].reshape(-1),
-    }
-    source = Source(
-        path=str(path), format=FORMAT, rank=None, events_read=len(at), events_unplaced=0,
-        notes=(
-            _NO_DEVICE,
-            "it holds totals by category and no blocks, as counters; "
-            'export_memory_timeline("memory.raw.json.gz") writes who holds what',
-        ),
-    )  # fmt: skip
-    return Trace(
-        source=source, strings=strings, rows={"counters": Rows(TABLES["counters"], counters)}, recorded=frozenset()
+    builder = TraceBuilder(str(path), FORMAT)
+    builder.add_strings([f"memory: {category.name.lower().replace('_', ' ')}" for category in CATEGORIES])
+    builder.events = len(at)
+    builder.table(
+        "counters",
+        {
+            "time_ns": np.repeat(at * 1000, len(CATEGORIES)),
+            "name": np.tile(np.arange(len(CATEGORIES)), len(at)),
+            "value": values[:, 1:].reshape(-1),
+        },
     )
+    builder.note(
+        _NO_DEVICE,
+        "it holds totals by category and no blocks, as counters; "
+        'export_memory_timeline("memory.raw.json.gz") writes who holds what',
+    )
+    return builder.build()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from perfscope.analyzers.readers.builder import Pool, join_columns
+from perfscope.analyzers.readers.builder import join_columns
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.device import Devices
 from perfscope.analyzers.readers.xspace.framing import Space, space
@@ -15,19 +13,22 @@ from perfscope.analyzers.readers.xspace.placement import Placement
 from perfscope.analyzers.readers.xspace.planes import Plane, read_lines, read_plane
 from perfscope.analyzers.readers.xspace.programs import Programs
 from perfscope.model.errors import DataError
-from perfscope.model.trace import TABLES, CallKind, Rows, SliceKind, Source, Trace
+from perfscope.model.trace import TABLES, Rows, Trace, TraceBuilder
+from perfscope.model.trace.builder import calls_that_wait
 from perfscope.model.wire import Data
 
 FORMAT = "xplane"
 
 _HOST_PLANE = "/host:CPU"
 _TIMES = ("start_ns", "end_ns", "time_ns", "launch_end_ns")
+_NOT_TOLD = ("op_links", "shapes", "autograd", "collectives", "sync_records")
+"""Keys that rows of this format do not vouch for."""
 
 
 def build(data: Data, shown: str) -> Trace:
     """The trace of an XSpace. ``DataError`` if it is cut off, corrupt or holds no events."""
     framed = space(data, shown)
-    pool = Pool()
+    pool = TraceBuilder(shown, FORMAT)
     host, devices, programs, placement = Host(pool), Devices(pool), Programs(), Placement()
     planes: list[str] = []
     epoch_ns = 0
@@ -42,6 +43,8 @@ def build(data: Data, shown: str) -> Trace:
         latest_ns = max(latest_ns, _read_lines(data, plane, pool, host, devices, placement, shown))
     _refuse_cut(framed, planes, shown)
     rows = _tables(host, devices, pool)
+    pool.rows = rows
+    pool.threads_table()
     programs.name_starts(rows["hlo_ops"], pool.strings, pool.code)
     assignments = {(pool.code(name), number): devices for (name, number), devices in programs.devices.items()}
     process = placement.place(rows["hlo_ops"], assignments)
@@ -50,23 +53,19 @@ def build(data: Data, shown: str) -> Trace:
         raise DataError(f"{shown}: {pool.events:,} events in {len(planes)} planes, but none of a program")
     if latest_ns < epoch_ns:  # times count from the start of the profile
         _shift(rows, epoch_ns)
-    source = Source(
-        path=shown,
-        format=FORMAT,
-        rank=None if process is None else process[0],
-        world_size=None if process is None else process[1],
-        events_read=pool.events,
-        events_unplaced=sum(pool.unplaced.values()),
-        unplaced={reason: count for reason, count in pool.unplaced.items() if count},
-        notes=(*_notes(framed, planes, pool, rows, devices), *programs.problems),
-    )
-    recorded = _recorded(rows) | (frozenset({"hlo"}) if programs.modules else frozenset())
-    hlo = programs.placed(rows["hlo_ops"], pool.strings)
-    return Trace(source=source, strings=pool.strings, rows=rows, recorded=recorded, hlo=hlo)
+    pool.rank, pool.world_size = (None, None) if process is None else process
+    pool.record_tables(without=_NOT_TOLD)
+    if not calls_that_wait(rows):
+        pool.recorded.discard("waiting_calls")
+    if programs.modules:
+        pool.record("hlo")
+    _add_notes(pool, framed, planes, devices)
+    pool.note(*programs.problems)
+    return pool.build(hlo=programs.placed(rows["hlo_ops"], pool.strings))
 
 
 def _read_lines(
-    data: Data, plane: Plane, pool: Pool, host: Host, devices: Devices, placement: Placement, shown: str
+    data: Data, plane: Plane, pool: TraceBuilder, host: Host, devices: Devices, placement: Placement, shown: str
 ) -> int:
     """Read a plane's lines into their place; the latest time on them in ns."""
     latest = 0
@@ -97,7 +96,7 @@ def _refuse_cut(framed: Space, planes: list[str], shown: str) -> None:
         raise DataError(f"{shown}: cut off: neither the plane of the host nor the end of the file's frame is there")
 
 
-def _tables(host: Host, devices: Devices, pool: Pool) -> dict[str, Rows]:
+def _tables(host: Host, devices: Devices, pool: TraceBuilder) -> dict[str, Rows]:
     rows = host.build()
     on_device = devices.build(rows, host.call_details)
     instructions = [dict(part) for part in (rows["hlo_ops"], on_device.pop("hlo_ops")) if len(part)]
@@ -106,14 +105,6 @@ def _tables(host: Host, devices: Devices, pool: Pool) -> dict[str, Rows]:
         rows["hlo_ops"] = Rows(TABLES["hlo_ops"], join_columns(instructions))
     elif instructions:
         rows["hlo_ops"] = Rows(TABLES["hlo_ops"], instructions[0])
-    threads = list(pool.threads)
-    rows["threads"] = Rows(
-        TABLES["threads"],
-        {
-            "process": np.array([pool.code(process) for process, _ in threads], np.int32),
-            "thread": np.array([pool.code(thread) for _, thread in threads], np.int32),
-        },
-    )
     return rows
 
 
@@ -125,41 +116,21 @@ def _shift(rows: Mapping[str, Rows], by_ns: int) -> None:
                 table[name][known] += by_ns
 
 
-def _recorded(rows: Mapping[str, Rows]) -> frozenset[str]:
-    kernels, copies, slices = rows["kernels"], rows["copies"], rows["slices"]
-    checks = {
-        "device_work": bool(len(kernels) or len(copies)),
-        "host_ops": bool((slices["kind"] == SliceKind.OP).any()),
-        "launch_links": bool((kernels["call"] >= 0).any() or (copies["call"] >= 0).any()),
-        "runtime_calls": len(rows["calls"]) > 0,
-        "waiting_calls": bool((rows["calls"]["kind"] == CallKind.SYNC).any()),
-        "python_stack": bool((slices["kind"] == SliceKind.PYTHON).any()),
-        "memory": len(rows["memory"]) > 0,
-        "steps": len(rows["steps"]) > 0,
-    }
-    return frozenset(key for key, present in checks.items() if present)
-
-
-def _notes(framed: Space, planes: list[str], pool: Pool, rows: Mapping[str, Rows], devices: Devices) -> tuple[str, ...]:
-    notes = []
+def _add_notes(pool: TraceBuilder, framed: Space, planes: list[str], devices: Devices) -> None:
+    rows = pool.rows
     if not any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies")):
-        notes.append("no events in it, only compiled programs: every number is modelled or structural")
+        pool.note("no events in it, only compiled programs: every number is modelled or structural")
     if not framed.ends_with_host and names.ENVIRONMENT_PLANE not in planes:
-        notes.append("the file ends without the profile's environment: an old profiler wrote it, or its end is cut off")
+        pool.note("the file ends without the profile's environment: an old profiler wrote it, or its end is cut off")
     if framed.errors:
-        notes.append(f"the profiler reported {framed.errors:,} errors while it recorded: parts may be missing")
+        pool.note(f"the profiler reported {framed.errors:,} errors while it recorded: parts may be missing")
     left = ", ".join(f"{count:,} {what}" for what, count in pool.marks.items() if count)
     if left:
-        notes.append(f"read and not shown as spans of their own: {left}")
-    for table in ("kernels", "copies"):
-        work = rows[table]
-        orphans = int((work["call"] < 0).sum())
-        if orphans and len(rows["calls"]):
-            notes.append(f"{orphans:,} of {len(work):,} {table} have no launch call in the trace; they are counted")
+        pool.note(f"read and not shown as spans of their own: {left}")
+    pool.note(*pool.orphans("; they are counted"))
     if devices.graphs:
-        notes.append(
+        pool.note(
             f"{devices.graphs:,} kernels and copies ran inside command buffers (CUDA graphs), {devices.hidden:,} of "
             "them without the name of their instruction; `XLA_FLAGS=--xla_gpu_enable_command_buffer=` records it, and "
             "changes the cost of launches"
         )
-    return tuple(notes)

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Lookup, Pool, reorder
+from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Lookup, reorder
 from perfscope.analyzers.readers.nesting import nesting_order, parents
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
-from perfscope.model.trace import TABLES, CallKind, CopyKind, HostMemory, Rows
+from perfscope.model.trace import TABLES, CallKind, CopyKind, HostMemory, Rows, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 _STREAM = re.compile(r"Stream #(\d+)")
@@ -28,7 +28,7 @@ _MODULE = re.compile(r"(.*)\((\d+)\)$")
 class Devices:
     """Collects the lines of all accelerator planes; ``build`` turns them into tables."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: TraceBuilder) -> None:
         self._pool = pool
         self._work, self._around, self._steps, self._counters = (
             ColumnBuffer(),

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Lookup, Pool, reorder
+from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Lookup, reorder
 from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.xspace import allocator, names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
-from perfscope.model.trace import TABLES, Rows, SliceKind
+from perfscope.model.trace import TABLES, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 _PERHAPS = 255
@@ -24,7 +24,7 @@ _KEY = re.compile(r"(?P<what>.+?) RendezvousKey\{.*?global_devices=\[(?P<devices
 class Host:
     """Collects the lines of all host planes; ``build`` turns them into tables."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: TraceBuilder) -> None:
         self._pool = pool
         self._slices, self._calls, self._memory = ColumnBuffer(), ColumnBuffer(), ColumnBuffer()
         self._ops, self._ends, self._steps, self._meetings = (

@@ -10,11 +10,9 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from perfscope.analyzers.digest import Digest, digest_traces
-from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.readers.load import Task, read_task
+from perfscope.analyzers.judge import JudgeTask, judge_paths
+from perfscope.analyzers.readers.load import Task, TaskResult, read_task
 from perfscope.dashboards.report import json_report
 from perfscope.dashboards.web.server.child import Child, run_alone
 from perfscope.dashboards.web.views import VIEWS, Gathered, Job, Place, view_module
@@ -35,10 +33,7 @@ class Work(Child):
     def run(self) -> None:
         """Read, judge, write. ``PerfscopeError`` as of `judge_paths`."""
         self.tell("working", "reading")
-        judged = judge_paths([self.path], mapper=self._mapper)
-        if not self.traces:  # one task alone is read whole
-            for trace in judged.loaded.traces:
-                self._gather(trace)
+        judged = judge_paths([self.path], executor=self._work_in_turn)
         self.tell("working", "writing")
         report = json_report.document(judged.analysis)
         for name in VIEWS:
@@ -59,15 +54,14 @@ class Work(Child):
                 self.write(name, {"problem": f"this page cannot be shown: {type(error).__name__}: {error}"})
         self.tell("ready", "")
 
-    def _mapper(self, work: Any, tasks: Sequence[Task]) -> Iterator[tuple[int, Digest]]:
-        """As `work_through` with one process; between reading and judging the views take what they need."""
-        rules, device = work.keywords["rules"], work.keywords["device"]
-        for at, task in enumerate(tasks):
-            self.tell("working", f"reading {at + 1} of {len(tasks)}")
-            traces, skipped = read_task(task)
-            for trace in traces:
-                self._gather(trace)
-            yield at, digest_traces(traces, skipped, rules, device)
+    def _work_in_turn(self, work: JudgeTask, tasks: Sequence[Task]) -> Iterator[tuple[int, TaskResult]]:
+        """The executor in this process; between reading and judging the views take what they need."""
+        for index, task in enumerate(tasks):
+            self.tell("working", f"reading {index + 1} of {len(tasks)}")
+            read = read_task(task)
+            for one in read.traces:
+                self._gather(one.trace)
+            yield index, work.judged(read)
 
     def _gather(self, trace: Trace) -> None:
         number = self.traces

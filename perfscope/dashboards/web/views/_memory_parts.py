@@ -112,8 +112,8 @@ def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
     return [
         int(blocks["bytes"][row]),
         _category(MemoryCategory(int(blocks["category"][row]))),
-        sanitize(recorded.text(int(blocks["name"][row])), TEXT_CHARS),
-        sanitize(recorded.text(int(blocks["module"][row])), TEXT_CHARS),
+        sanitize(timeline.text(int(blocks["name"][row])), TEXT_CHARS),
+        sanitize(timeline.text(int(blocks["module"][row])), TEXT_CHARS),
         "" if line == MISSING else line_text(timeline.lines[line]),
         sanitize(asking_op(recorded, int(blocks["op"][row])) or "", TEXT_CHARS),
         "" if not blocks["phase"][row] else MemoryPhase(int(blocks["phase"][row])).name.lower(),

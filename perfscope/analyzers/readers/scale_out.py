@@ -1,25 +1,40 @@
-"""Files that lie elsewhere (``s3://``, ``gs://``, whatever fsspec opens): listed, and fetched one at a time to be read.
+"""Optional: files in other places (``s3://``, ``gs://``, whatever fsspec opens), and work on a Dask cluster.
 
-A reader maps its file, so the bytes go into a temporary file for as long as the trace is judged: at most one a process.
-Of a file that is no trace only the beginning is fetched.
+A remote file is listed, and fetched when its task is done: a reader maps its file, so the bytes go into a temporary
+file for as long as the trace is judged, at most one per process. Of a file that is no trace only the beginning is
+fetched.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from perfscope.analyzers.readers.file_bytes import HEAD_BYTES
-from perfscope.analyzers.readers.load import MOST_FILES, Skipped, Unit, reader_of
+from perfscope.analyzers.readers.load import (
+    MOST_FILES,
+    Input,
+    ReadTrace,
+    Skipped,
+    Task,
+    TaskResult,
+    Unit,
+    is_remote,
+    read_task,
+    reader_of,
+)
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run
+from perfscope.analyzers.readers.workers import LostTask
 from perfscope.model.documents.run_folders import LATEST
-from perfscope.model.errors import DataError, UsageError
+from perfscope.model.errors import DataError, NotStartedError, UsageError
+from perfscope.model.trace import TraceBuilder
 
 # URLs that a person gives: what of them may be shown. Keys in them (logins, signatures) reach no report or error.
 
@@ -40,11 +55,6 @@ _SIGNED = re.compile(
     r"(?:access_?|api_?)?token|secret|password)=)[^&\s'\"<>]+"
 )
 _LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+@", re.IGNORECASE)
-
-
-def is_remote(path: object) -> bool:
-    """Whether a path begins with a scheme (``s3://bucket/traces``)."""
-    return isinstance(path, str | Path) and _SCHEME.match(str(path)) is not None
 
 
 def shown_url(url: str) -> str:
@@ -89,6 +99,9 @@ def _shown_parameter(parameter: str) -> str:
         return HIDDEN if parameter else ""
     return parameter if name in SHOWN or not value else f"{name}={HIDDEN}"
 
+
+T = TypeVar("T")
+Done = TypeVar("Done")
 
 MOST_BYTES = 16 << 30
 """Of one file: more than any profiler's own limit, less than the disk of a machine that reads traces."""
@@ -259,9 +272,57 @@ def _divided(root: str, names: Sequence[str]) -> DividedRun | Skipped:
     return replace(found, path=shown, parts=tuple(replace(part, path=root) for part in found.parts))
 
 
+# One remote task at a time: fetched, read and worked on while the copy lasts.
+
+
+def discover_remote(url: str) -> Input:
+    """What lies at or below ``url``; errors as of ``remote_units``."""
+    units, folder = remote_units(url)
+    return Input(path=shown_url(url), units=units, folder=folder)
+
+
+def is_remote_task(task: Task) -> bool:
+    """Whether a task has to be fetched."""
+    return is_remote(task.path if isinstance(task, RunPart) else task)
+
+
+def shown_task(task: Task) -> str:
+    """The path of a task as it is shown."""
+    return f"{shown_url(task.path)}/{task.name()}" if isinstance(task, RunPart) else shown_url(task)
+
+
+def work_on_copy(task: Task, work: Callable[[TaskResult], TaskResult]) -> TaskResult:
+    """``work`` on what a remote task holds, which lies here for as long; what it holds says where it came from."""
+    url, shown = (task.path if isinstance(task, RunPart) else task), shown_task(task)
+    try:
+        with _fetched_part(task) if isinstance(task, RunPart) else _fetched_file(task) as (local, copy):
+            return work(_relocated(read_task(local), copy, shown_url(url), shown))
+    except DataError as error:
+        reason = str(error).removeprefix(f"{shown_url(url)}: ")
+        return TaskResult(skipped=Skipped(path=shown, reason=reason, broken=True))
+
+
+def _relocated(result: TaskResult, copy: str, place: str, shown: str) -> TaskResult:
+    traces = []
+    for one in result.traces:
+        builder = TraceBuilder.of(one.trace)
+        builder.relocate(copy, place)
+        traces.append(ReadTrace(trace=builder.build()))
+    lost = result.skipped
+    if lost is not None:
+        lost = replace(lost, path=shown, reason=lost.reason.replace(copy, place))
+    return TaskResult(traces=tuple(traces), skipped=lost)
+
+
 @contextmanager
-def fetched_part(part: RunPart) -> Iterator[RunPart]:
-    """The part with its files in a temporary folder; ``DataError`` if they cannot be had."""
+def _fetched_file(url: str) -> Iterator[tuple[Task, str]]:
+    with fetched(url) as copy:
+        yield str(copy), str(copy)
+
+
+@contextmanager
+def _fetched_part(part: RunPart) -> Iterator[tuple[Task, str]]:
+    """The part with its files in a temporary folder, and that folder; ``DataError`` if they cannot be had."""
     artifacts = part.artifacts()
     tops = sorted({artifact.partition("/")[0] for artifact in artifacts})
     with tempfile.TemporaryDirectory(prefix="perfscope-") as folder:
@@ -271,4 +332,93 @@ def fetched_part(part: RunPart) -> Iterator[RunPart]:
             if any(name == artifact or name.startswith(f"{artifact}/") for artifact in artifacts)
         ]
         fetch_all(part.path, names, Path(folder))
-        yield replace(part, path=folder)
+        yield replace(part, path=folder), folder
+
+
+# The same work on a Dask cluster: its workers read shared storage, and only digests travel back.
+
+
+CONNECT_S = 10
+"""Seconds to wait for the scheduler: it runs already, and a wrong address should be told soon."""
+
+RETRIES = 1
+"""Tries more of what a task raised (a file system that was busy). Tasks of workers that die are moved by Dask itself,
+three times as it comes."""
+
+
+def work_on_cluster(
+    work: Callable[[T], Done], tasks: Sequence[T], *, address: str
+) -> Iterator[tuple[int, Done | LostTask]]:
+    """As ``work_through``, on the workers of the scheduler at ``address`` (``tcp://host:8786``, or a scheduler file).
+
+    What a dead worker held is done again by another; a task that killed its worker each time is lost.
+    ``UsageError`` without the extra ``cluster`` or with an address that is none, ``NotStartedError`` if nobody
+    answers there or there is no worker.
+    """
+    try:
+        import distributed
+    except ImportError as missing:
+        raise UsageError("--scheduler: Dask is not installed; pip install 'perfscope[cluster]'") from missing
+    with _connected(distributed, address) as client:
+        _check_workers(client, address)
+        futures = client.map(work, tasks, pure=False, retries=RETRIES)
+        place_of = {future.key: place for place, future in enumerate(futures)}
+        ended = distributed.as_completed(futures, loop=client.loop)
+        del futures  # or the cluster would hold every digest to the end
+        killed = []
+        for future in ended:
+            place = place_of[future.key]
+            done = _done(distributed, future)
+            future.release()
+            if isinstance(done, LostTask):
+                killed.append(place)
+            else:
+                yield place, done
+        for place in killed:  # one at a time: Dask also blames tasks that only waited on a worker that was killed
+            yield place, _done(distributed, client.submit(work, tasks[place], pure=False))
+
+
+def _connected(distributed: Any, address: str) -> Any:
+    given = {"scheduler_file": address} if address.endswith(".json") else {"address": address}
+    try:
+        return distributed.Client(**given, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, TimeoutError) as error:
+        raise NotStartedError(f"--scheduler {address}: no Dask scheduler answers: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"--scheduler {address}: {error}") from error
+
+
+def _check_workers(client: Any, address: str) -> None:
+    """``NotStartedError`` if there are none, or they have no perfscope, or another one."""
+    try:
+        client.wait_for_workers(1, timeout=CONNECT_S)
+    except TimeoutError as error:
+        raise NotStartedError(f"--scheduler {address}: the scheduler has no workers") from error
+    try:
+        versions = client.run(perfscope_version)
+    except Exception as error:  # what a worker raises comes as it is
+        raise NotStartedError(f"--scheduler {address}: its workers cannot run perfscope: {error}") from error
+    mine = perfscope_version()
+    for worker, theirs in versions.items():
+        if theirs != mine:
+            raise NotStartedError(f"--scheduler {address}: {worker} has perfscope {theirs}, here is {mine}")
+
+
+def perfscope_version() -> str:
+    """The version that is installed here; of a checkout that was never installed, that it is one."""
+    try:
+        return version("perfscope")
+    except PackageNotFoundError:
+        return "of a checkout"
+
+
+def _done(distributed: Any, future: Any) -> Any:
+    """What a task returned. One that killed its workers is lost; what the work raised is raised."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, distributed.scheduler.KilledWorker):
+        return LostTask(why="was killed with its worker several times")
+    if isinstance(error, MemoryError):
+        return LostTask(why="had no memory left")
+    raise error
