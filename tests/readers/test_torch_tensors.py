@@ -11,13 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.readers.run.memory import CATEGORY, read_tensors
+from perfscope.analyzers.readers.run.memory import CATEGORY, TensorListings, read_tensors
 from perfscope.model.errors import DataError
-from perfscope.model.trace import Trace
+from perfscope.model.trace import Trace, TraceBuilder
 from perfscope.model.trace.tables import MemoryCategory
 from perfscope.profiler.torch import tensors
 from perfscope.profiler.torch.tensors import StorageListing, StorageRecord, _document
-from tests.build import TraceBuilder
 
 
 def document() -> dict[str, Any]:
@@ -40,10 +39,15 @@ def written(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
+def attached(listings: TensorListings, pass_name: str) -> Trace:
+    builder = TraceBuilder()
+    listings.attach(builder, pass_name)
+    return builder.build()
+
+
 def test_the_detail_pass_gets_its_own(tmp_path: Path) -> None:
     listings = read_tensors(written(tmp_path / "tensors.json.gz", document()))
-    trace = TraceBuilder().build()
-    listings.attach(trace, "detail")
+    trace = attached(listings, "detail")
     rows = trace.rows["tensors"]
     assert "tensors" in trace.recorded
     assert [trace.text(code) for code in rows["name"]] == [
@@ -73,14 +77,12 @@ def test_the_detail_pass_gets_its_own(tmp_path: Path) -> None:
 def test_a_pass_without_its_own_gets_the_first_and_no_times_of_another(tmp_path: Path) -> None:
     content = document()
     content["listings"] = content["listings"][1:]
-    trace = TraceBuilder().build()
-    read_tensors(written(tmp_path / "tensors.json.gz", content)).attach(trace, "timing")
+    trace = attached(read_tensors(written(tmp_path / "tensors.json.gz", content)), "timing")
     assert trace.rows["tensors"]["freed_ns"].tolist() == [-1] * 5
 
 
 def test_no_listing_is_nothing_recorded(tmp_path: Path) -> None:
-    trace: Trace = TraceBuilder(recorded=frozenset()).build()
-    read_tensors(written(tmp_path / "x.gz", {**document(), "listings": []})).attach(trace, "timing")
+    trace = attached(read_tensors(written(tmp_path / "x.gz", {**document(), "listings": []})), "timing")
     assert "tensors" not in trace.recorded
 
 
@@ -119,8 +121,7 @@ def test_what_cannot_be(tmp_path: Path, changed: dict[str, Any], reason: str) ->
 def test_an_unknown_category_is_unknown(tmp_path: Path) -> None:
     content = document()
     content["strings"][content["listings"][1]["category"][0]] = "cache"
-    trace = TraceBuilder().build()
-    read_tensors(written(tmp_path / "x.gz", content)).attach(trace, "detail")
+    trace = attached(read_tensors(written(tmp_path / "x.gz", content)), "detail")
     assert trace.rows["tensors"]["category"][0] == MemoryCategory.UNKNOWN
 
 

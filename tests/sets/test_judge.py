@@ -18,7 +18,7 @@ from perfscope.__main__ import run
 from perfscope.__main__ import run as command
 from perfscope.analyzers import judge as judging
 from perfscope.analyzers.engine import Examined, analyze
-from perfscope.analyzers.judge import judge_paths
+from perfscope.analyzers.judge import JudgeTask, judge_paths
 from perfscope.analyzers.readers.hlo import text as hlo_text
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import Task, TaskResult, is_remote, load_path, load_paths, read_task
@@ -53,10 +53,13 @@ def in_memory(path: Path) -> str:
     return render(replace(analyze(loaded.traces), run=loaded.run), "json")
 
 
-def killed_at_second_file(task: Task) -> TaskResult:
-    if isinstance(task, str) and "kineto_2" in task:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return read_task(task)
+class KilledAtRankTwo(JudgeTask):
+    """Is sent to other processes, so it is no function of a test."""
+
+    def __call__(self, task: Task) -> TaskResult:
+        if (task.name() == "rank00002") if isinstance(task, RunPart) else ("kineto_2" in task):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.judged(read_task(task))
 
 
 @pytest.mark.slow
@@ -97,7 +100,7 @@ def test_damaged_and_other_files_are_said(megatron_files: Path) -> None:
 
 @pytest.mark.corpus
 def test_a_rank_whose_reader_is_killed_is_said(megatron_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "read_task", killed_at_second_file)
+    monkeypatch.setattr(judging, "JudgeTask", KilledAtRankTwo)
     judged = judge_paths([megatron_files], jobs=2)
     (lost,) = judged.loaded.skipped
     assert (Path(lost.path).name, lost.broken) == ("astra-sim__megatron_kineto_2.json.gz", True)
@@ -275,12 +278,6 @@ def megatron_run(corpus: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def killed_at_rank_two_of_run(task: Task) -> TaskResult:
-    if isinstance(task, RunPart) and task.name() == "rank00002":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return read_task(task)
-
-
 @pytest.mark.corpus
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_is_judged_as_in_memory(megatron_run: Path, jobs: int) -> None:
@@ -323,7 +320,7 @@ def test_ranks_that_left_nothing_or_damaged_files(megatron_run: Path, jobs: int)
 def test_a_rank_of_a_run_whose_reader_is_killed_is_said(
     megatron_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(judging, "read_task", killed_at_rank_two_of_run)
+    monkeypatch.setattr(judging, "JudgeTask", KilledAtRankTwo)
     assert command(["analyze", str(megatron_run), "--jobs", "2", "--format", "json"]) == 0
     out, err = capsys.readouterr()
     assert f"{megatron_run}/rank00002: not read: what read it was killed by signal 9, twice (out of memory?)" in err

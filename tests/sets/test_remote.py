@@ -87,7 +87,7 @@ def test_with_a_run_beside_it(corpus: Path, memory: Any, tmp_path: Path) -> None
     (file, *_) = megatron(corpus)
     memory.pipe(f"/job/{file.name}", file.read_bytes())
     (tmp_path / "notes.txt").write_text("no trace")
-    with pytest.raises(UsageError, match="cannot be analyzed together with files that lie elsewhere"):
+    with pytest.raises(DataError, match=r"notes\.txt: text"):
         judge_paths(["memory://job", tmp_path / "notes.txt"], jobs=1)
 
 
