@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,13 @@ class MemoryBuilder(TraceBuilder):
         """As the base does, with each event in the innermost span of its thread that covers it."""
         trace = super().build()
         slices, memory = trace.rows["slices"], trace.rows["memory"]
+        op = memory["op"].copy()
         for row in range(len(memory)):
-            if memory["op"][row] == MISSING:
+            if op[row] == MISSING:
                 around = (slices["start_ns"] <= memory["time_ns"][row]) & (slices["end_ns"] > memory["time_ns"][row])
                 around &= slices["thread"] == memory["thread"][row]
-                memory["op"][row] = np.flatnonzero(around)[-1] if around.any() else MISSING
-        return trace
+                op[row] = np.flatnonzero(around)[-1] if around.any() else MISSING
+        return replace(trace, rows={**trace.rows, "memory": memory.with_columns({"op": op})})
 
 
 def conserved(trace: Trace, timeline: MemoryTimeline) -> None:

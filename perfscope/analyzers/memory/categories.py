@@ -239,9 +239,8 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
         "address": addresses[new],
         "category": category[new],
         "known_by": np.full(len(new), KnownBy.ADDRESS, np.uint8),
-        **{name: values[new] for name, values in texts.items()},
     }
-    filled = Rows(BLOCKS, further)
+    filled = Rows(BLOCKS, further | {name: values[new] for name, values in texts.items()})
     held = int(size.sum())
     notes = list(timeline.notes)
     if held > timeline.unseen_bytes:
