@@ -40,7 +40,6 @@ LONG_FUNCTIONS: dict[str, str] = {
     "perfscope/commands/serve.py:serve": _OPTIONS,
     "perfscope/dashboards/web/app.py:_route": _TABLE,
     "perfscope/dashboards/web/pages/_grid.py:grid": _TABLE,
-    "perfscope/model/trace/trace.py:__init__": _TABLE,
     "perfscope/profiler/ab/launch.py:launch_once": _OLD,
 }
 """``path:function`` -> the reason why it is one piece."""
