@@ -196,7 +196,7 @@ def test_modules_and_lines_of_a_real_run(profiled: Profiled):
     timeline = profiled.timeline()
     blocks = timeline.blocks
     saved = blocks["category"] == MemoryCategory.ACTIVATION
-    modules = {profiled.trace.text(int(code)) for code in blocks["module"][saved]}
+    modules = {timeline.text(int(code)) for code in blocks["module"][saved]}
     if profiled.name == "sgd":
         assert "Sequential_0.BatchNorm2d_0" in modules
     else:
