@@ -1,4 +1,4 @@
-"""Collectives of compiled XLA programs on the devices of one recording: the devices stand for ranks.
+"""Collectives of compiled XLA programs, the devices of one recording or of several processes side by side.
 
 What a profile calls a collective is an instruction; its program says the operation, the replica groups and the bytes.
 The k-th time it ran in one execution of the program is the same collective on all devices of a group. As with ranks,
@@ -6,8 +6,13 @@ the shortest duration of them is the collective itself, the rest of each other o
 
 On a GPU the time is that of the kernel, which the start launches; the done launches nothing. Where start and done are
 both recorded as work (TPU), the one is over at once and the other is what was left to wait: neither is the time of the
-collective, and such pairs are left out and counted. Collectives of XLA's CPU backend are meetings of threads, and
-``programs.rendezvous`` looks at them.
+collective, and such pairs are left out and counted. Of one recording, collectives of XLA's CPU backend are meetings of
+threads, and ``programs.rendezvous`` looks at them.
+
+Where a program runs on the devices of several processes, the processes are ranks and all devices are one set. The
+groups name places (replica x partitions + partition), each recording says at which places its own devices are, and
+processes give an execution of a program the same number: nothing is matched by order or by time. A process is as late
+to a collective as the last of its devices: the shortest of its devices' durations is its side.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ from perfscope.analyzers.hlo.collectives import Collective, collectives
 from perfscope.analyzers.hlo.cost.collectives import group_size
 from perfscope.analyzers.hlo.executions import executions_of, rows_of
 from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, Shape
-from perfscope.analyzers.ranks.job import Job, Local, Member, jobs_of, over
-from perfscope.analyzers.ranks.matching import Group, Matched, Matching, align, pair
+from perfscope.analyzers.ranks.job import Job, Local, jobs_of, over
+from perfscope.analyzers.ranks.matching import Group, Matched, Matching, align, matched_of
 from perfscope.analyzers.ranks.sets import CollectiveKind, Kind, RankSet, RankTotal, groups_of, kind_of, totals_of
 from perfscope.model.collectives import algorithm_of
 from perfscope.model.finding import AbstainError
@@ -40,22 +45,27 @@ OPERATIONS = {
 }
 """XLA's names -> those of the table. A permute is between two devices: nobody else is there to hold it against."""
 
+RANK_NOTE = "a rank is a process with all its devices: its side of a collective is that of its device which came last"
+
 Occurrence = tuple[int, int]
 """Execution of the program, and which time in it the instruction ran."""
+
+Key = tuple[str, str, int, int, Group]
+"""Program, instruction, execution, which time in it, group by devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSet:
-    """The collectives of one recording by kind, the longest first, and what each device spent in them."""
+    """The collectives of devices by kind, the longest first, and what each device spent in them."""
 
     devices: tuple[int, ...]
-    """By number; those that took part in a matched collective."""
+    """Those that took part in a matched collective: by number in one recording, by place over several processes."""
     world_size: int | None
     """Devices that the programs were compiled for; None where they differ."""
     kinds: tuple[CollectiveKind, ...]
     totals: tuple[RankTotal, ...]
     collectives: tuple[Matched, ...]
-    """The matched ones, by their first start; sides are by device number."""
+    """The matched ones, by their first start; sides are by device."""
     unmatched: int
     """Runs of collectives on single devices that were not put together."""
     notes: tuple[str, ...]
@@ -73,261 +83,6 @@ class DeviceSet:
         return f"devices {shown}" + ("" if self.world_size is None else f" of {self.world_size}")
 
 
-@dataclass(slots=True)
-class Left:
-    """What was not put together, in runs on single devices."""
-
-    pairs: int = 0
-    between_two: int = 0
-    groups: int = 0
-    alone: int = 0
-    unnumbered: int = 0
-
-    def total(self) -> int:
-        """All of them."""
-        return self.pairs + self.between_two + self.groups + self.alone + self.unnumbered
-
-
-def device_set(trace: Trace) -> DeviceSet | None:
-    """The collectives that several devices of a recording ran together; ``None`` where there are none."""
-    ops = trace.rows["hlo_ops"]
-    if not trace.hlo or len(np.unique(ops["ordinal"][ops["kernel"] != MISSING])) < 2:
-        return None
-    kinds: dict[Kind, list[Matched]] = defaultdict(list)
-    left, guessed, worlds = Left(), False, set()
-    for one in trace.fact(collectives):
-        rows = _kernel_rows(trace, one)
-        if not len(rows):
-            continue
-        worlds.add(world_of(one))
-        device_at = _device_at(trace, rows)
-        groups = _groups(trace, one, rows, device_at, left)
-        guessed |= len(groups) > 1 and device_at is None
-        for kind, matched in _matched(trace, one, rows, groups, left):
-            kinds[kind].append(matched)
-    if not kinds:
-        return None
-    matched_all = sorted((one for found in kinds.values() for one in found), key=first_start)
-    devices = tuple(sorted({device for one in matched_all for device in one.sides}))
-    traces = dict.fromkeys(devices, trace)
-    table = sorted(
-        (kind_of(kind, found, None, traces, known=True) for kind, found in kinds.items()),
-        key=lambda kind: -sum(kind.duration_ns.values()),
-    )
-    return DeviceSet(
-        devices=devices,
-        world_size=worlds.pop() if len(worlds) == 1 else None,
-        kinds=tuple(table),
-        totals=totals_of(matched_all, devices, table),
-        collectives=tuple(matched_all),
-        unmatched=left.total(),
-        notes=tuple(notes_of(left, guessed=guessed)),
-    )
-
-
-def first_start(one: Matched) -> int:
-    """When the first of its sides began, in ns."""
-    return min(side.start_ns for side in one.sides.values())
-
-
-def world_of(one: Collective) -> int:
-    """Devices that its program was compiled for."""
-    return one.module.num_partitions * one.module.num_replicas
-
-
-def _kernel_rows(trace: Trace, one: Collective) -> Int64:
-    """Rows of ``hlo_ops`` of a collective on devices, its done included."""
-    ops = trace.rows["hlo_ops"]
-    rows = rows_of(trace, one.module, dict.fromkeys((one.start.name, one.done.name)))
-    chosen = (ops["kernel"][rows] != MISSING) & ~ops["encloses"][rows] & (ops["ordinal"][rows] != MISSING)
-    return np.asarray(rows[chosen], np.int64)
-
-
-def _device_at(trace: Trace, rows: Int64) -> dict[int, int] | None:
-    """Place in the program's groups -> number of the device there; ``None`` where it is not recorded of all rows."""
-    ops = trace.rows["hlo_ops"]
-    pairs = np.unique(np.stack([ops["place"][rows], ops["ordinal"][rows]]), axis=1)
-    places, numbers = pairs.tolist()
-    if MISSING in places or len(set(places)) < len(places) or len(set(numbers)) < len(numbers):
-        return None
-    return dict(zip(places, numbers, strict=True))
-
-
-def _groups(
-    trace: Trace, one: Collective, rows: Int64, device_at: Mapping[int, int] | None, left: Left
-) -> tuple[Group, ...]:
-    """Devices of each group, by number; nothing where they are not known, which is counted.
-
-    Groups name places (partitions or replicas). Where ``device_at`` does not say which device is at which place, the
-    n-th is taken as the n-th device; where it does, groups with a place that is not in the recording are left out.
-    """
-    ops = trace.rows["hlo_ops"]
-    if one.kind not in OPERATIONS:
-        left.between_two += len(rows)
-        return ()
-    ran = {trace.text(code) for code in np.unique(ops["name"][rows]).tolist()}
-    if one.done.name != one.start.name and one.done.name in ran:
-        left.pairs += len(rows)
-        return ()
-    world, size = world_of(one), group_size(one.module, one.op)
-    if world > MAX_GROUP_IDS:  # a damaged file may claim any number
-        left.groups += len(rows)
-        return ()
-    here = np.unique(ops["ordinal"][rows]).tolist()
-    members = tuple(range(world)) if max(here) < world else tuple(here)
-    if len(members) == world == size:
-        return (members,)
-    listed = listed_groups(one)
-    if listed is None or (device_at is None and len(members) != world):
-        left.groups += len(rows)
-        return ()
-    at = dict(enumerate(members)) if device_at is None else device_at
-    known = [group for group in listed if len(group) > 1 and all(place in at for place in group)]
-    found = tuple(tuple(sorted(at[place] for place in group)) for group in known)
-    left.groups += int((~np.isin(ops["ordinal"][rows], [device for group in found for device in group])).sum())
-    return found
-
-
-def listed_groups(one: Collective) -> tuple[Group, ...] | None:
-    """The groups of the program by place (replica x partitions + partition); ``None`` where it names none or others."""
-    listed, world = one.op.replica_groups, world_of(one)
-    crossed = min(one.module.num_partitions, one.module.num_replicas) > 1
-    flat = not crossed or one.op.attributes.get("use_global_device_ids") == "true"
-    if listed is None or not flat or any(not 0 <= place < world for group in listed for place in group):
-        return None
-    return tuple(tuple(sorted(group)) for group in listed)
-
-
-def is_whole(one: Collective) -> bool:
-    """Whether all devices of the program are one group."""
-    return group_size(one.module, one.op) == world_of(one)
-
-
-def _matched(
-    trace: Trace, one: Collective, rows: Int64, groups: tuple[Group, ...], left: Left
-) -> Iterator[tuple[Kind, Matched]]:
-    """The runs of one collective, put together over the devices of each group."""
-    ran = by_device(trace, rows)
-    once = all(len(found) == expected_rows(trace, one, found) for found in ran.values())
-    size = one.bytes if one.kind != "ragged-all-to-all" and (once or not one.runs.exact) else None
-    dtype = dtype_of(one)
-    for group in groups:
-        held = {device: ran[device] for device in group if device in ran}
-        for at in sorted({at for found in held.values() for at in found}):
-            rows_at = {device: found[at] for device, found in held.items() if at in found}
-            # a device that is in the recording and lacks this run: the capture began or ended between them
-            if len(rows_at) < 2 or len(rows_at) < len(held):
-                left.alone += len(rows_at)
-                continue
-            sides = {device: side_of(trace, row, group, OPERATIONS[one.kind]) for device, row in rows_at.items()}
-            last = min(sorted(sides), key=lambda device: sides[device].duration_ns)
-            matched = Matched(
-                operation=OPERATIONS[one.kind],
-                group=group,
-                named=True,
-                index=at[0],
-                sides=sides,
-                core_ns=sides[last].duration_ns,
-                last=last,
-            )
-            yield (matched.operation, group, size, dtype, sides[last].algorithm, sides[last].protocol), matched
-
-
-def expected_rows(trace: Trace, one: Collective, found: Mapping[Occurrence, int]) -> float:
-    """Rows on a device of a collective whose every run is one; more of them are parts, whose bytes are not known."""
-    numbers = {run for run, _ in found}
-    if MISSING not in numbers:
-        return len(numbers) * one.runs.times
-    ran = executions_of(trace, one.module)
-    return 0 if ran is None else ran.rounds * one.runs.times
-
-
-def by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
-    """Device -> occurrence -> row of ``hlo_ops``. Without numbers of executions all count as one execution."""
-    ops = trace.rows["hlo_ops"]
-    found: dict[int, dict[Occurrence, int]] = defaultdict(dict)
-    turns: dict[tuple[int, int], int] = defaultdict(int)
-    for row in rows[np.argsort(ops["start_ns"][rows], kind="stable")].tolist():
-        device, run = int(ops["ordinal"][row]), int(ops["run_id"][row])
-        found[device][run, turns[device, run]] = row
-        turns[device, run] += 1
-    return found
-
-
-def side_of(trace: Trace, row: int, group: Group, operation: str) -> Local:
-    """The side of the device of a row of ``hlo_ops``: its kernel, or the op of the CPU backend."""
-    ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
-    kernel = int(ops["kernel"][row])
-    named = "" if kernel == MISSING else trace.text(int(kernels["name"][kernel]))
-    algorithm, protocol = algorithm_of(named)
-    return Local(
-        start_ns=int(ops["start_ns"][row]),
-        end_ns=int(ops["end_ns"][row]),
-        operation=operation,
-        group=None,
-        description=None,
-        ranks=group,
-        lane=-1,
-        size=len(group),
-        sequence=None,
-        elements=None,
-        received=None,
-        dtype=None,
-        dims=None,
-        algorithm=algorithm,
-        protocol=protocol,
-        launched=True,
-        kernel=kernel,
-        slice=int(ops["slice"][row]),
-    )
-
-
-def dtype_of(one: Collective) -> str | None:
-    """The type of all its tensors; ``None`` where they differ."""
-    found = {shape.dtype for name in one.start.operands for shape in _leaves(one.computation.by_name[name].shape)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _leaves(shape: Shape) -> Iterator[Shape]:
-    if shape.dtype != "tuple":
-        yield shape
-    for part in shape.parts:
-        yield from _leaves(part)
-
-
-def notes_of(left: Left, *, guessed: bool) -> Iterator[str]:
-    """What was left out, a sentence each. ``guessed``: which device is which was not recorded."""
-    counts: Mapping[str, int] = {
-        "of start and done: what is recorded of them is not the time of the collective": left.pairs,
-        "between two devices (permute): they are not matched": left.between_two,
-        "whose groups cannot be told by devices": left.groups,
-        "not on all recorded devices of their group": left.alone,
-        "of executions without a number": left.unnumbered,
-    }
-    for what, count in counts.items():
-        if count:
-            yield f"left out: {count:,} runs of collectives on a device, {what}"
-    if guessed:
-        yield "which device is which partition is not recorded: the n-th is taken as the n-th"
-
-
-# Compiled XLA programs that run on the devices of several processes: the processes are ranks, all devices one set.
-#
-# The groups of a collective name places (replica x partitions + partition), and each recording says at which places
-# its
-# own devices are; processes give an execution of a program the same number. So a run of a collective is one and the
-# same
-# where program, instruction, execution, turn in it and group are: nothing is matched by order or by time.
-#
-# A process is as late to a collective as the last of its devices: the shortest of its devices' durations is its side.
-
-
-RANK_NOTE = "a rank is a process with all its devices: its side of a collective is that of its device which came last"
-
-Key = tuple[str, str, int, int, Group]
-"""Program, instruction, number of the execution, turn in it, group by places."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSet:
     """A job of several processes, at least two of which were recorded."""
@@ -340,6 +95,64 @@ class ProcessSet:
     """Place -> the process that has the device there."""
 
 
+@dataclass(slots=True)
+class _Runs:
+    """The runs of collectives on devices that are held against each other, and what was left out, in runs."""
+
+    sides: dict[Key, dict[int, tuple[int, Local]]] = field(default_factory=lambda: defaultdict(dict))
+    """Key -> device -> (rank, side)."""
+    kinds: dict[tuple[str, str], tuple[str, int | None, str | None]] = field(default_factory=dict)
+    """(Program, instruction) -> (operation, bytes, type); None for what differs between devices."""
+    rank_at: dict[int, int] = field(default_factory=dict)
+    """Device -> rank, of all that were recorded."""
+    worlds: set[int] = field(default_factory=set)
+    pairs: int = 0
+    between_two: int = 0
+    groups: int = 0
+    alone: int = 0
+    unnumbered: int = 0
+
+    def notes(self) -> Iterator[str]:
+        """What was left out, a sentence each."""
+        counts: Mapping[str, int] = {
+            "of start and done: what is recorded of them is not the time of the collective": self.pairs,
+            "between two devices (permute): they are not matched": self.between_two,
+            "whose groups cannot be told by devices": self.groups,
+            "not on all recorded devices of their group": self.alone,
+            "of executions without a number": self.unnumbered,
+        }
+        for what, count in counts.items():
+            if count:
+                yield f"left out: {count:,} runs of collectives on a device, {what}"
+
+    def complete(self) -> Iterator[tuple[int, Key, Mapping[int, tuple[int, Local]]]]:
+        """(Number, key, sides) of the runs that all recorded devices of their group show, by start."""
+        by_start = sorted(self.sides.items(), key=lambda run: min(side.start_ns for _, side in run[1].values()))
+        for number, (key, sides) in enumerate(by_start):
+            if len(sides) > 1 and len(sides) == sum(device in self.rank_at for device in key[4]):
+                yield number, key, sides
+
+
+def device_set(trace: Trace) -> DeviceSet | None:
+    """The collectives that several devices of a recording ran together; ``None`` where there are none."""
+    ops = trace.rows["hlo_ops"]
+    if not trace.hlo or len(np.unique(ops["ordinal"][ops["kernel"] != MISSING])) < 2:
+        return None
+    runs, guessed = _Runs(), False
+    for number, collective in enumerate(trace.fact(collectives)):
+        rows = _rows(trace, collective)
+        rows = rows[ops["kernel"][rows] != MISSING]
+        if not _is_comparable(runs, trace, collective, rows):
+            continue
+        device_at = _device_at(trace, rows)
+        groups = _groups_of_devices(trace, collective, rows, device_at)
+        guessed |= len(groups) > 1 and device_at is None
+        _gather(runs, trace, collective, rows, groups, program=str(number))
+    found = _device_set(runs, dict.fromkeys(runs.rank_at, trace))
+    note = "which device is which partition is not recorded: the n-th is taken as the n-th"
+    return replace(found, notes=(*found.notes, note)) if found is not None and guessed else found
+
+
 def is_process(trace: Trace) -> bool:
     """Whether the trace is of a process whose programs have collectives with devices of other processes."""
     return bool(trace.fact(_reaches_out))
@@ -350,7 +163,7 @@ def _reaches_out(trace: Trace) -> bool:
     own = len(np.unique(ordinals[ordinals != MISSING]))
     ran = {int(number) for number in np.unique(trace.rows["hlo_ops"]["program_id"])} if own else set()
     return any(
-        world_of(one) > own
+        _world_of(one) > own
         for one in trace.fact(collectives)
         if one.module.program_id is None or one.module.program_id in ran
     )
@@ -389,141 +202,26 @@ def _nothing(_: Trace) -> tuple[Local, ...]:
     return ()
 
 
-@dataclass(slots=True)
-class _Gathered:
-    """All runs of collectives on the devices of a job."""
-
-    sides: dict[Key, dict[int, tuple[int, Local]]] = field(default_factory=lambda: defaultdict(dict))
-    """Key -> place -> (rank, side)."""
-    kinds: dict[tuple[str, str], tuple[str, int | None, str | None]] = field(default_factory=dict)
-    """(Program, instruction) -> (operation, bytes, type)."""
-    rank_at: dict[int, int] = field(default_factory=dict)
-    """Place -> rank, of all that were recorded."""
-    left: Left = field(default_factory=Left)
-    worlds: set[int] = field(default_factory=set)
-
-
 def _process_set(job: Job) -> ProcessSet | None:
-    gathered = _Gathered()
+    runs = _Runs()
     for member in job.members:
-        for one in member.trace.fact(collectives):
-            _gather(gathered, member, one)
-    matched = list(_devices_matched(gathered))
-    if not matched:
+        for collective in member.trace.fact(collectives):
+            rows = _rows(member.trace, collective)
+            if _is_comparable(runs, member.trace, collective, rows):
+                groups = _groups_of_places(collective)
+                _gather(runs, member.trace, collective, rows, groups, program=collective.module.name, rank=member.rank)
+    found = _device_set(runs, {place: job.traces[rank] for place, rank in runs.rank_at.items()})
+    if found is None:
         return None
-    traces = {place: job.members[job.ranks.index(rank)].trace for place, rank in gathered.rank_at.items()}
-    return ProcessSet(
-        ranks=_rank_set(job, gathered),
-        devices=_device_set(gathered, matched, traces),
-        rank_at=gathered.rank_at,
-    )
+    note = f"devices of {len(set(runs.rank_at.values())):,} processes, by their place in the program's groups"
+    devices = replace(found, notes=(note, *found.notes))
+    return ProcessSet(ranks=_rank_set(job, runs), devices=devices, rank_at=runs.rank_at)
 
 
-def _gather(gathered: _Gathered, member: Member, one: Collective) -> None:
-    """The runs of one collective of a process's program, with those of the others."""
-    trace, left = member.trace, gathered.left
-    rows = _rows(trace, one)
-    if not len(rows):
-        return
-    if one.kind not in OPERATIONS:
-        left.between_two += len(rows)
-        return
-    ops, world = trace.rows["hlo_ops"], world_of(one)
-    ran = {trace.text(code) for code in np.unique(ops["name"][rows]).tolist()}
-    if one.done.name != one.start.name and one.done.name in ran:
-        left.pairs += len(rows)
-        return
-    listed = listed_groups(one) if world <= MAX_GROUP_IDS else None
-    if listed is None and world <= MAX_GROUP_IDS and is_whole(one):
-        listed = (tuple(range(world)),)
-    group_at = {place: group for group in listed or () for place in group if len(group) > 1}
-    gathered.worlds.add(world)
-    for found in by_device(trace, rows).values():
-        exact = len(found) == expected_rows(trace, one, found)
-        name = (one.module.name, one.start.name)
-        size = one.bytes if one.kind != "ragged-all-to-all" and (exact or not one.runs.exact) else None
-        told = (OPERATIONS[one.kind], size, dtype_of(one))
-        if gathered.kinds.setdefault(name, told) != told:
-            gathered.kinds[name] = (told[0], None, None)
-        for (run, turn), row in found.items():
-            place = int(ops["place"][row])
-            group = group_at.get(place)
-            if group is None:
-                left.groups += 1
-            elif run == MISSING:
-                left.unnumbered += 1
-            else:
-                gathered.rank_at[place] = member.rank
-                side = side_of(trace, row, group, OPERATIONS[one.kind])
-                gathered.sides[*name, run, turn, group][place] = (member.rank, side)
-
-
-def _rows(trace: Trace, one: Collective) -> Int64:
-    """Rows of ``hlo_ops`` of a collective on the devices, its done included."""
-    ops = trace.rows["hlo_ops"]
-    rows = rows_of(trace, one.module, dict.fromkeys((one.start.name, one.done.name)))
-    return np.asarray(rows[~ops["encloses"][rows] & (ops["ordinal"][rows] != MISSING)], np.int64)
-
-
-def _complete(gathered: _Gathered) -> Iterator[tuple[int, Key, Mapping[int, tuple[int, Local]]]]:
-    """(Number, key, sides) of the runs that all recorded devices of their group show, by start."""
-    held = [(key, sides) for key, sides in gathered.sides.items()]
-    held.sort(key=lambda one: min(side.start_ns for _, side in one[1].values()))
-    for number, (key, sides) in enumerate(held):
-        if len(sides) > 1 and len(sides) == sum(place in gathered.rank_at for place in key[4]):
-            yield number, key, sides
-
-
-def _devices_matched(gathered: _Gathered) -> Iterator[tuple[Kind, Matched]]:
-    """The collectives by devices."""
-    whole = 0
-    for number, key, placed in _complete(gathered):
-        operation, size, dtype = gathered.kinds[key[:2]]
-        sides = {place: side for place, (_, side) in sorted(placed.items())}
-        one = _matched_processes(operation, key[4], number, sides)
-        whole += len(sides)
-        yield (operation, key[4], size, dtype, sides[one.last].algorithm, sides[one.last].protocol), one
-    gathered.left.alone += sum(map(len, gathered.sides.values())) - whole
-
-
-def _matched_processes(operation: str, group: Group, number: int, sides: dict[int, Local]) -> Matched:
-    last = min(sorted(sides), key=lambda who: sides[who].duration_ns)
-    return Matched(
-        operation=operation,
-        group=group,
-        named=True,
-        index=number,
-        sides=sides,
-        core_ns=sides[last].duration_ns,
-        last=last,
-    )
-
-
-def _device_set(gathered: _Gathered, matched: Sequence[tuple[Kind, Matched]], traces: Mapping[int, Trace]) -> DeviceSet:
-    by_kind: dict[Kind, list[Matched]] = defaultdict(list)
-    for kind, one in matched:
-        by_kind[kind].append(one)
-    kinds: list[CollectiveKind] = [kind_of(kind, found, None, traces, known=True) for kind, found in by_kind.items()]
-    kinds.sort(key=lambda kind: -sum(kind.duration_ns.values()))
-    places = tuple(sorted({place for _, one in matched for place in one.sides}))
-    return DeviceSet(
-        devices=places,
-        world_size=next(iter(gathered.worlds)) if len(gathered.worlds) == 1 else None,
-        kinds=tuple(kinds),
-        totals=totals_of([one for _, one in matched], places, kinds),
-        collectives=tuple(one for _, one in matched),
-        unmatched=gathered.left.total(),
-        notes=(
-            f"devices of {len(set(gathered.rank_at.values())):,} processes, by their place in the program's groups",
-            *notes_of(gathered.left, guessed=False),
-        ),
-    )
-
-
-def _rank_set(job: Job, gathered: _Gathered) -> RankSet:
+def _rank_set(job: Job, runs: _Runs) -> RankSet:
     """The collectives that cross processes, a side each process."""
     matched, within = [], 0
-    for number, key, placed in _complete(gathered):
+    for number, key, placed in runs.complete():
         last: dict[int, Local] = {}
         for rank, side in placed.values():
             if rank not in last or side.duration_ns < last[rank].duration_ns:
@@ -533,23 +231,213 @@ def _rank_set(job: Job, gathered: _Gathered) -> RankSet:
             continue
         group = tuple(sorted(last))
         sides = {rank: replace(last[rank], ranks=group, size=len(group), sequence=number) for rank in group}
-        matched.append(_matched_processes(gathered.kinds[key[:2]][0], group, number, sides))
+        matched.append(matched_of(runs.kinds[key[:2]][0], group, number, sides))
     members = tuple(
         replace(member, collectives=tuple(one.sides[member.rank] for one in matched if member.rank in one.sides))
         for member in job.members
     )
-    told = replace(job, members=members, notes=(*job.notes, RANK_NOTE))
-    clocks = align(matched, told.ranks)
+    of_processes = replace(job, members=members, notes=(*job.notes, RANK_NOTE))
+    notes = (f"{within:,} collectives are between devices of one process",) if within else ()
     return RankSet(
-        job=told,
-        matching=Matching(
-            matched=tuple(matched),
-            alone=within,
-            disagreeing=0,
-            point_to_point=0,
-            notes=(f"{within:,} collectives are between devices of one process",) if within else (),
-        ),
-        clocks=clocks,
-        groups=groups_of(told, matched),
-        pairing=pair(told, clocks),
+        job=of_processes,
+        matching=Matching(matched=tuple(matched), alone=within, disagreeing=0, point_to_point=0, notes=notes),
+        clocks=align(matched, job.ranks),
+        groups=groups_of(of_processes, matched),
     )
+
+
+def _world_of(one: Collective) -> int:
+    """Devices that its program was compiled for."""
+    return one.module.num_partitions * one.module.num_replicas
+
+
+def _rows(trace: Trace, one: Collective) -> Int64:
+    """Rows of ``hlo_ops`` of a collective on devices, its done included."""
+    ops = trace.rows["hlo_ops"]
+    rows = rows_of(trace, one.module, dict.fromkeys((one.start.name, one.done.name)))
+    return np.asarray(rows[~ops["encloses"][rows] & (ops["ordinal"][rows] != MISSING)], np.int64)
+
+
+def _is_comparable(runs: _Runs, trace: Trace, one: Collective, rows: Int64) -> bool:
+    """Whether its rows are the time of a collective that other devices take part in; those that are not are counted."""
+    if not len(rows):
+        return False
+    runs.worlds.add(_world_of(one))
+    if one.kind not in OPERATIONS:
+        runs.between_two += len(rows)
+        return False
+    ran = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["name"][rows]).tolist()}
+    if one.done.name != one.start.name and one.done.name in ran:
+        runs.pairs += len(rows)
+        return False
+    return True
+
+
+def _device_at(trace: Trace, rows: Int64) -> dict[int, int] | None:
+    """Place in the program's groups -> number of the device there; ``None`` where it is not recorded of all rows."""
+    ops = trace.rows["hlo_ops"]
+    pairs = np.unique(np.stack([ops["place"][rows], ops["ordinal"][rows]]), axis=1)
+    places, numbers = pairs.tolist()
+    if MISSING in places or len(set(places)) < len(places) or len(set(numbers)) < len(numbers):
+        return None
+    return dict(zip(places, numbers, strict=True))
+
+
+def _groups_of_devices(
+    trace: Trace, one: Collective, rows: Int64, device_at: Mapping[int, int] | None
+) -> tuple[Group, ...]:
+    """Devices of each group, by number; nothing where they are not known.
+
+    Groups name places (partitions or replicas). Where ``device_at`` does not say which device is at which place, the
+    n-th is taken as the n-th device; where it does, groups with a place that is not in the recording are left out.
+    """
+    world = _world_of(one)
+    if world > MAX_GROUP_IDS:  # a corrupt file may claim any number
+        return ()
+    here = np.unique(trace.rows["hlo_ops"]["ordinal"][rows]).tolist()
+    members = tuple(range(world)) if max(here) < world else tuple(here)
+    if len(members) == world == group_size(one.module, one.op):
+        return (members,)
+    listed = _listed_groups(one)
+    if listed is None or (device_at is None and len(members) != world):
+        return ()
+    at = dict(enumerate(members)) if device_at is None else device_at
+    known = [group for group in listed if all(place in at for place in group)]
+    return tuple(tuple(sorted(at[place] for place in group)) for group in known if len(group) > 1)
+
+
+def _groups_of_places(one: Collective) -> tuple[Group, ...]:
+    """Places of each group; nothing where they are not known."""
+    world = _world_of(one)
+    if world > MAX_GROUP_IDS:
+        return ()
+    listed = _listed_groups(one)
+    if listed is None and group_size(one.module, one.op) == world:
+        return (tuple(range(world)),)
+    return listed or ()
+
+
+def _listed_groups(one: Collective) -> tuple[Group, ...] | None:
+    """The groups of the program by place (replica x partitions + partition); ``None`` where it names none or others."""
+    listed, world = one.op.replica_groups, _world_of(one)
+    crossed = min(one.module.num_partitions, one.module.num_replicas) > 1
+    flat = not crossed or one.op.attributes.get("use_global_device_ids") == "true"
+    if listed is None or not flat or any(not 0 <= place < world for group in listed for place in group):
+        return None
+    return tuple(tuple(sorted(group)) for group in listed)
+
+
+def _gather(
+    runs: _Runs,
+    trace: Trace,
+    one: Collective,
+    rows: Int64,
+    groups: Sequence[Group],
+    *,
+    program: str,
+    rank: int | None = None,
+) -> None:
+    """Add the runs of a collective. ``rank``: of the process, whose devices are told by place; None: by number."""
+    ops = trace.rows["hlo_ops"]
+    group_at = {device: group for group in groups for device in group if len(group) > 1}
+    name = (program, one.start.name)
+    for ran in _by_device(trace, rows).values():
+        # rows of which each is a whole run; more of them are parts, whose bytes are not known
+        whole = len(ran) == _expected_rows(trace, one, ran)
+        size = one.bytes if one.kind != "ragged-all-to-all" and (whole or not one.runs.exact) else None
+        kind = (OPERATIONS[one.kind], size, _dtype_of(one))
+        before = runs.kinds.get(name, kind)
+        runs.kinds[name] = (
+            before[0], size if size == before[1] else None, kind[2] if kind[2] == before[2] else None,
+        )  # fmt: skip
+        for (run, turn), row in ran.items():
+            device = int(ops["ordinal" if rank is None else "place"][row])
+            group = group_at.get(device)
+            if group is None:
+                runs.groups += 1
+            elif run == MISSING and rank is not None:
+                runs.unnumbered += 1
+            else:
+                runs.rank_at[device] = rank or 0
+                side = _side_of(trace, row, group, OPERATIONS[one.kind])
+                runs.sides[*name, run, turn, group][device] = (rank or 0, side)
+
+
+def _device_set(runs: _Runs, traces: Mapping[int, Trace]) -> DeviceSet | None:
+    """The collectives by devices, whose traces are ``traces``; ``None`` where none was matched."""
+    by_kind: dict[Kind, list[Matched]] = defaultdict(list)
+    matched = []
+    for number, key, placed in runs.complete():
+        operation, size, dtype = runs.kinds[key[:2]]
+        one = matched_of(operation, key[4], number, {device: side for device, (_, side) in sorted(placed.items())})
+        matched.append(one)
+        last = one.sides[one.last]
+        by_kind[operation, key[4], size, dtype, last.algorithm, last.protocol].append(one)
+    if not matched:
+        return None
+    runs.alone += sum(map(len, runs.sides.values())) - sum(len(one.sides) for one in matched)
+    kinds = [kind_of(kind, found, None, traces, known=True) for kind, found in by_kind.items()]
+    kinds.sort(key=lambda kind: -sum(kind.duration_ns.values()))
+    devices = tuple(sorted({device for one in matched for device in one.sides}))
+    return DeviceSet(
+        devices=devices,
+        world_size=next(iter(runs.worlds)) if len(runs.worlds) == 1 else None,
+        kinds=tuple(kinds),
+        totals=totals_of(matched, devices, kinds),
+        collectives=tuple(matched),
+        unmatched=runs.pairs + runs.between_two + runs.groups + runs.alone + runs.unnumbered,
+        notes=tuple(runs.notes()),
+    )
+
+
+def _expected_rows(trace: Trace, one: Collective, ran: Mapping[Occurrence, int]) -> float:
+    """Rows on a device of a collective whose every run is one."""
+    numbers = {run for run, _ in ran}
+    if MISSING not in numbers:
+        return len(numbers) * one.runs.times
+    executions = executions_of(trace, one.module)
+    return 0 if executions is None else executions.rounds * one.runs.times
+
+
+def _by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
+    """Device -> occurrence -> row of ``hlo_ops``. Without numbers of executions all count as one execution."""
+    ops = trace.rows["hlo_ops"]
+    found: dict[int, dict[Occurrence, int]] = defaultdict(dict)
+    turns: dict[tuple[int, int], int] = defaultdict(int)
+    for row in rows[np.argsort(ops["start_ns"][rows], kind="stable")].tolist():
+        device, run = int(ops["ordinal"][row]), int(ops["run_id"][row])
+        found[device][run, turns[device, run]] = row
+        turns[device, run] += 1
+    return found
+
+
+def _side_of(trace: Trace, row: int, group: Group, operation: str) -> Local:
+    """The side of the device of a row of ``hlo_ops``: its kernel, or the op of the CPU backend."""
+    ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
+    kernel = int(ops["kernel"][row])
+    algorithm, protocol = algorithm_of("" if kernel == MISSING else trace.text(int(kernels["name"][kernel])))
+    return Local(
+        start_ns=int(ops["start_ns"][row]),
+        end_ns=int(ops["end_ns"][row]),
+        operation=operation,
+        ranks=group,
+        lane=-1,
+        size=len(group),
+        algorithm=algorithm,
+        protocol=protocol,
+        kernel=kernel,
+        slice=int(ops["slice"][row]),
+    )
+
+
+def _dtype_of(one: Collective) -> str | None:
+    """The type of all its tensors; ``None`` where they differ."""
+    found = {shape.dtype for name in one.start.operands for shape in _leaves(one.computation.by_name[name].shape)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _leaves(shape: Shape) -> Iterator[Shape]:
+    if shape.dtype != "tuple":
+        yield shape
+    for part in shape.parts:
+        yield from _leaves(part)

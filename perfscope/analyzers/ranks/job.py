@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +18,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from perfscope.analyzers.time.spans import lineage
+from perfscope.analyzers.time.steps import whole_ns
 from perfscope.model.collectives import algorithm_of, element_size, message_elements, operation_of
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.finding import AbstainError, Finding
+from perfscope.model.trace import MISSING, RECORDED, Trace
 
 # The collectives of one rank, in the order they began, as far as its trace tells of them.
 
@@ -31,33 +33,33 @@ class Local:
     start_ns: int
     end_ns: int
     operation: str
-    group: str | None
-    """Name of the process group, where recorded."""
-    description: str | None
-    """What the program calls its group, where recorded."""
     ranks: tuple[int, ...] | None
     """Members of the group, where recorded."""
     lane: int
     """Which of the rank's streams with collectives it ran on, by their first use; host collectives: -1."""
     size: int | None
     """Ranks in the group, where recorded."""
-    sequence: int | None
-    """Number in its group, where recorded."""
-    elements: int | None
-    """Elements of the input, where recorded."""
-    received: int | None
-    """Elements of the output, where recorded."""
-    dtype: str | None
-    dims: int | None
-    """Dimensions of the input tensor, where shapes are recorded."""
     algorithm: str | None
     protocol: str | None
-    launched: bool
-    """The call that launched it is in the trace (false: it was launched before the capture began)."""
     kernel: int
     """Row of ``kernels``; ``MISSING`` for a collective on the host."""
     slice: int
     """Row of ``slices`` of the host's side of it; ``MISSING`` where it is not known."""
+    group: str | None = None
+    """Name of the process group, where recorded."""
+    description: str | None = None
+    """What the program calls its group, where recorded."""
+    sequence: int | None = None
+    """Number in its group, where recorded."""
+    elements: int | None = None
+    """Elements of the input, where recorded."""
+    received: int | None = None
+    """Elements of the output, where recorded."""
+    dtype: str | None = None
+    dims: int | None = None
+    """Dimensions of the input tensor, where shapes are recorded."""
+    launched: bool = True
+    """The call that launched it is in the trace (false: it was launched before the capture began)."""
     peer: int | None = None
     """Rank on the other side of a send or receive, where recorded."""
 
@@ -94,9 +96,7 @@ def _read(trace: Trace) -> Iterator[Local]:
         recorded_dtype = trace.text(int(rows["dtype"][row])) or dtype
         if elements is None and shape is not None:
             elements = int(np.prod(shape, dtype=np.int64))
-        algorithm, protocol = (
-            (None, None) if kernel == MISSING else algorithm_of(trace.text(int(kernels["name"][kernel])))
-        )
+        algorithm, protocol = algorithm_of("" if kernel == MISSING else trace.text(int(kernels["name"][kernel])))
         yield Local(
             start_ns=int(rows["start_ns"][row]),
             end_ns=int(rows["end_ns"][row]),
@@ -210,6 +210,16 @@ class Job:
         """The recorded ranks."""
         return tuple(member.rank for member in self.members)
 
+    @property
+    def traces(self) -> dict[int, Trace]:
+        """The traces by rank."""
+        return {member.rank: member.trace for member in self.members}
+
+    @property
+    def whole_ns(self) -> int:
+        """What costs are a share of: the steps of the rank with the longest, or its span."""
+        return max(whole_ns(member.trace) for member in self.members)
+
     def label(self) -> str:
         """``ranks 0-3 of 8``, for a reader who sees several jobs."""
         ranks = self.ranks
@@ -220,6 +230,16 @@ class Job:
 def has_ranks(trace: Trace) -> bool:
     """Whether a trace holds one rank's collectives (XLA's CPU backend records those of all its devices at once)."""
     return bool(len(trace.rows["collectives"])) and not len(trace.rows["hlo_ops"])
+
+
+def only_compared(trace: Trace) -> Iterable[Finding]:
+    """``check`` of a rule that holds ranks against each other: one rank alone says nothing.
+
+    ``AbstainError`` where no collective was recorded.
+    """
+    if not has_ranks(trace):
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
+    return ()
 
 
 def jobs_of(
@@ -295,7 +315,7 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
     missing = tuple(rank for rank in range(world or max(chosen) + 1) if rank not in chosen)
     if missing:
         notes.append(
-            f"{len(missing):,} of {world or max(chosen) + 1:,} ranks are missing ({_named(missing)}): what they waited "
+            f"{len(missing):,} of {world or max(chosen) + 1:,} ranks are missing ({named_ranks(missing)}): what they waited "
             "and whom they kept waiting is not known"
         )
     agree = _groups_agree(members)
@@ -323,9 +343,17 @@ def _groups_agree(members: Sequence[Member]) -> bool:
     return True
 
 
-def _named(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - MOST_NAMED:,} more" if len(ranks) > MOST_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"
+def named_ranks(ranks: Sequence[int], most: int = MOST_NAMED) -> str:
+    """``rank 3``, ``ranks 0, 1, 2``, ``ranks 0, 1, 2, 3 and 60 more``: at most ``most`` one by one."""
+    more = f" and {len(ranks) - most:,} more" if len(ranks) > most else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
+
+
+def shown_group(group: Sequence[int], unit: str = "") -> str:
+    """``0-7``, ``0,2,4``, ``0,8,... (16)``; ``unit`` stands behind the number."""
+    if len(group) > 1 and list(group) == list(range(group[0], group[-1] + 1)):
+        return f"{group[0]}-{group[-1]}"
+    return ",".join(map(str, group)) if len(group) <= 8 else f"{group[0]},{group[1]},... ({len(group)}{unit})"
 
 
 # A fact over several traces, computed once and kept with the first of them.

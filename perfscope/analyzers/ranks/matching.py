@@ -85,6 +85,20 @@ class Matching:
     notes: tuple[str, ...]
 
 
+def matched_of(operation: str, group: Group, index: int, sides: Mapping[int, Local], *, named: bool = True) -> Matched:
+    """One collective of at least two sides; the one with the shortest duration came last."""
+    last = min(sorted(sides), key=lambda rank: sides[rank].duration_ns)
+    return Matched(
+        operation=operation,
+        group=group,
+        named=named,
+        index=index,
+        sides=sides,
+        core_ns=sides[last].duration_ns,
+        last=last,
+    )
+
+
 def match(job: Job) -> Matching:
     """The collectives of a job's ranks, put together."""
     lanes: dict[tuple[Group | str, int | str], dict[int, list[Local]]] = defaultdict(lambda: defaultdict(list))
@@ -114,13 +128,7 @@ def match(job: Job) -> Matching:
             operation = Counter(side.operation for side in kept.values()).most_common(1)[0][0]
             takes_part = tuple(sorted(by_rank)) if isinstance(group, str) else group
             named = not isinstance(group, str)
-            last = min(sorted(kept), key=lambda rank: kept[rank].duration_ns)
-            matched.append(
-                Matched(
-                    operation=operation, group=takes_part, named=named, index=index[0], sides=kept,
-                    core_ns=kept[last].duration_ns, last=last,
-                )
-            )  # fmt: skip
+            matched.append(matched_of(operation, takes_part, index[0], kept, named=named))
     matched.sort(key=lambda one: min(side.start_ns for side in one.sides.values()))
     notes = []
     if unnamed:
@@ -160,7 +168,7 @@ def _placed(by_rank: Mapping[int, list[Local]]) -> dict[int, dict[Place, Local]]
         return {rank: _by_sequence(found) for rank, found in by_rank.items()}
     placed = {}
     for rank, found in by_rank.items():
-        before = next((at for at, one in enumerate(found) if one.launched), 0)
+        before = _first_launched(found)
         placed[rank] = {(at - before, 0): one for at, one in enumerate(found)}
     reference = max(sorted(placed), key=lambda rank: len(placed[rank]))
     return {rank: _shifted(found, placed[reference]) for rank, found in placed.items()}
@@ -180,17 +188,26 @@ def _by_sequence(found: Sequence[Local]) -> dict[Place, Local]:
 def _shifted(found: dict[Place, Local], reference: Mapping[Place, Local]) -> dict[Place, Local]:
     """Moved along until most operations and sizes agree with the reference; not moved unless more agree then."""
 
-    def agreeing(shift: int) -> tuple[int, int]:
-        same = sum(
+    def agreeing(shift: int) -> int:
+        return sum(
             (other := reference.get((at + shift, 0))) is not None and _same(one, other)
             for (at, _), one in found.items()
         )
-        return same, -abs(shift)
 
-    if agreeing(0)[0] == len(found):
-        return found
-    best = max(range(-MOST_SHIFT, MOST_SHIFT + 1), key=agreeing)
+    best = _best_shift(agreeing, len(found))
     return {(at + best, 0): one for (at, _), one in found.items()}
+
+
+def _best_shift(agreeing: Callable[[int], int], enough: int) -> int:
+    """The shift up to ``MOST_SHIFT`` with which most agree, of several the smallest; 0 where ``enough`` agree then."""
+    if agreeing(0) == enough:
+        return 0
+    return max(range(-MOST_SHIFT, MOST_SHIFT + 1), key=lambda shift: (agreeing(shift), -abs(shift)))
+
+
+def _first_launched(found: Sequence[Local]) -> int:
+    """Place of the first one whose launch is in the trace: those before it were launched before the capture began."""
+    return next((at for at, one in enumerate(found) if one.launched), 0)
 
 
 def _agreeing(sides: Mapping[int, Local]) -> dict[int, Local]:
@@ -210,8 +227,7 @@ def _same(one: Local, other: Local) -> bool:
     """Whether two ranks may have seen the same collective. NCCL's all-to-all kernels are of sends and receives."""
     if one.operation != other.operation:
         return {one.operation, other.operation} == {"send_recv", "all_to_all"}
-    sizes = (one.message_bytes(2), other.message_bytes(2))
-    return one.operation not in SAME or None in sizes or sizes[0] == sizes[1]
+    return one.operation not in SAME or _same_size(one, other)
 
 
 # The clocks of a job's ranks put on one: by the ends of collectives, which all ranks leave together.
@@ -475,19 +491,10 @@ def kinds_of(pairing: Pairing) -> tuple[PairKind, ...]:
 
 def waits_by_kernel(pairing: Pairing) -> Mapping[tuple[int, int], tuple[int, int]]:
     """(rank, row of its ``kernels``) -> (what it waited there in ns, for which rank)."""
-    return _waits(pairing, lambda side: side.kernel)
-
-
-def waits_by_slice(pairing: Pairing) -> Mapping[tuple[int, int], tuple[int, int]]:
-    """The same for messages on the host: (rank, row of its ``slices``)."""
-    return _waits(pairing, lambda side: side.slice if side.kernel == MISSING else MISSING)
-
-
-def _waits(pairing: Pairing, row_of: Callable[[Local], int]) -> Mapping[tuple[int, int], tuple[int, int]]:
     found = {}
     for one in pairing.pairs:
-        found[one.source, row_of(one.send)] = (one.send_wait_ns, one.destination)
-        found[one.destination, row_of(one.receive)] = (one.receive_wait_ns, one.source)
+        found[one.source, one.send.kernel] = (one.send_wait_ns, one.destination)
+        found[one.destination, one.receive.kernel] = (one.receive_wait_ns, one.source)
     return {key: waited for key, waited in found.items() if key[1] != MISSING}
 
 
@@ -521,17 +528,10 @@ def _together(sent: Sequence[Local], received: Sequence[Local]) -> list[tuple[Lo
             if (other := place.get(at - first_sent + shift)) is not None
         ]  # fmt: skip
 
-    def agreeing(shift: int) -> tuple[int, int]:
-        return sum(_same_size(one, other) for one, other in at_shift(shift)), -abs(shift)
+    def agreeing(shift: int) -> int:
+        return sum(_same_size(one, other) for one, other in at_shift(shift))
 
-    unmoved = at_shift(0)
-    if all(_same_size(one, other) for one, other in unmoved):
-        return unmoved
-    return at_shift(max(range(-MOST_SHIFT, MOST_SHIFT + 1), key=agreeing))
-
-
-def _first_launched(found: Sequence[Local]) -> int:
-    return next((at for at, one in enumerate(found) if one.launched), 0)
+    return at_shift(_best_shift(agreeing, len(at_shift(0))))
 
 
 def _same_size(one: Local, other: Local) -> bool:

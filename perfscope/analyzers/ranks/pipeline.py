@@ -4,10 +4,6 @@ A receive (or a send whose other side is not there yet) is a kernel that waits o
 message are known (``matching.pair``), the shorter one is the transfer, the rest of the other is waiting for that rank.
 Otherwise the shortest kernel of its operation and size in the pipeline is the transfer. What a stage's kernels take
 beyond that, as far as the device computes nothing meanwhile, is waiting. No common clock is needed for it.
-
-Messages on the host (gloo) are spans that end when the program waits for them: what a stage waits is told only where
-all of them have their other side, as far as no op runs meanwhile. All other time of the steps counts as computing: the
-host is the device there, and what it does between two messages (an op, Python, a sleep) holds up the next stage.
 """
 
 from __future__ import annotations
@@ -16,17 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfscope.analyzers.ranks.job import Local, Member
-from perfscope.analyzers.ranks.matching import Group, waits_by_kernel, waits_by_slice
+from perfscope.analyzers.ranks.matching import Group, waits_by_kernel
 from perfscope.analyzers.ranks.sets import RankSet, named_axis
-from perfscope.analyzers.ranks.waits import OpsOf
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.collectives import POINT_TO_POINT
-from perfscope.model.intervals import EMPTY, Intervals, complement, difference_total, intersection_total, merge, union
 from perfscope.model.trace import MISSING
 
 Kind = tuple[str, int | None]
@@ -50,7 +42,7 @@ class Stage:
     mostly_for: int | None
     """The rank that most of ``wait_ns`` was for; None where no other side of its messages is known."""
     idle_ns: int
-    """The device did nothing at all: its host may be why, so it is not in ``wait_ns``. 0 for stages on the host."""
+    """The device did nothing at all: its host may be why, so it is not in ``wait_ns``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +55,7 @@ class Pipeline:
     stages: tuple[Stage, ...]
     """Those recorded, by rank."""
     on_host: bool
-    """Its sends and receives ran on the host (gloo)."""
-    untold: bool = False
-    """Some of those on the host have no other side."""
+    """Some of its sends and receives ran on the host (gloo): what was waited there is not known."""
 
     @property
     def complete(self) -> bool:
@@ -128,41 +118,24 @@ def between_two(one: Local) -> bool:
 
 
 def _pipeline(members: Group, ranks: RankSet, *, named: bool) -> Pipeline:
-    job, waits = ranks.job, waits_by_kernel(ranks.pairing)
-    kernels: dict[int, list[Local]] = {}
-    hosted: dict[int, list[Local]] = {}
-    for member in job.members:
-        if member.rank in members:
-            mine = [one for one in member.collectives if between_two(one) and set(one.ranks or ()) <= set(members)]
-            hosted[member.rank] = [one for one in mine if one.kernel == MISSING]
-            kernels[member.rank] = [one for one in mine if one.kernel != MISSING]
-    on_host = any(hosted.values())
-    host_waits = waits_by_slice(ranks.pairing) if on_host else {}
-    untold = any((rank, one.slice) not in host_waits for rank, found in hosted.items() for one in found)
-    if on_host and not untold and not any(kernels.values()):
-        return Pipeline(
-            ranks=members,
-            named=named,
-            on_host=True,
-            stages=tuple(
-                _host_stage(member, hosted[member.rank], host_waits) for member in job.members if member.rank in hosted
-            ),
-        )
-    largest = max((one.elements or 0 for found in kernels.values() for one in found), default=0)
-    shortest: dict[Kind, int] = defaultdict(lambda: 1 << 62)
-    for one in (one for found in kernels.values() for one in found):
+    waits = waits_by_kernel(ranks.pairing)
+    recorded = [member for member in ranks.job.members if member.rank in members]
+    messages = {
+        member.rank: [one for one in member.collectives if between_two(one) and set(one.ranks or ()) <= set(members)]
+        for member in recorded
+    }
+    kernels = {rank: [one for one in found if one.kernel != MISSING] for rank, found in messages.items()}
+    launched = [one for found in kernels.values() for one in found]
+    largest = max((one.elements or 0 for one in launched), default=0)
+    shortest: dict[Kind, int] = {}
+    for one in launched:
         kind = one.operation, one.elements
-        shortest[kind] = min(shortest[kind], one.duration_ns)
+        shortest[kind] = min(shortest.get(kind, one.duration_ns), one.duration_ns)
     return Pipeline(
         ranks=members,
         named=named,
-        on_host=on_host,
-        untold=on_host,
-        stages=tuple(
-            _stage(member, kernels[member.rank], shortest, largest, waits)
-            for member in job.members
-            if member.rank in kernels
-        ),
+        on_host=kernels != messages,
+        stages=tuple(_stage(member, kernels[member.rank], shortest, largest, waits) for member in recorded),
     )
 
 
@@ -193,47 +166,3 @@ def _stage(
         mostly_for=max(sorted(by_rank), key=lambda other: by_rank[other], default=None),
         idle_ns=sum(device.idle_ns for device in devices),
     )
-
-
-def _host_stage(member: Member, messages: Sequence[Local], waits: Mapping[tuple[int, int], tuple[int, int]]) -> Stage:
-    trace = member.trace
-    threads = tuple(np.unique(trace.rows["slices"]["thread"][[one.slice for one in messages]]).tolist())
-    steps = trace.fact(step_windows)
-    within = union(steps.starts, steps.ends) if steps.count else union(*([time] for time in trace.span_ns()))
-    ops = trace.fact(OpsOf(threads))
-
-    def idle(starts: Sequence[int], ends: Sequence[int]) -> int:
-        """ns of the spans inside of the steps in which no op ran, each moment once."""
-        spans = union(starts, ends)
-        outside = difference_total(spans, within)
-        return spans.total() - outside - intersection_total(spans, _both(ops, within))
-
-    waited: Counter[int] = Counter()
-    starts, ends = [], []
-    for one in messages:
-        wait_ns, other = waits[member.rank, one.slice]
-        waited[other] += wait_ns
-        starts.append(one.start_ns)
-        ends.append(one.start_ns + wait_ns)
-    wait_ns = idle(starts, ends)
-    by_rank = {other: ns for other, ns in waited.items() if ns > 0}
-    largest = max((one.elements or 0 for one in messages), default=0)
-    return Stage(
-        rank=member.rank,
-        sends=sum(one.operation == "send" and (one.elements or 0) == largest for one in messages),
-        kernels=len(messages),
-        steps=steps.count,
-        compute_ns=within.total() - wait_ns,
-        exposed_ns=idle([one.start_ns for one in messages], [one.end_ns for one in messages]),
-        wait_ns=wait_ns,
-        mostly_for=max(sorted(by_rank), key=lambda other: by_rank[other], default=None),
-        idle_ns=0,
-    )
-
-
-def _both(first: Intervals, second: Intervals) -> Intervals:
-    """What is in both."""
-    if not len(first.starts) or not len(second.starts):
-        return EMPTY
-    low, high = int(min(first.starts[0], second.starts[0])), int(max(first.ends[-1], second.ends[-1]))
-    return complement(merge(complement(first, low, high), complement(second, low, high)), low, high)

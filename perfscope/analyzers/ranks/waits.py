@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.ranks.devices import ProcessSet
 from perfscope.analyzers.ranks.job import Local
-from perfscope.analyzers.ranks.matching import Clocks, Group, Matched, align
+from perfscope.analyzers.ranks.matching import Clocks, Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.time.exposure import exposed_communication, exposed_until
 from perfscope.analyzers.time.spans import input_slices
-from perfscope.analyzers.time.steps import whole_ns
 from perfscope.model.frames import Frame, Owner, parse_frame
 from perfscope.model.intervals import EMPTY, Intervals, covered, difference_total, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -278,7 +276,7 @@ class Lateness:
 
 def lateness_of(ranks: RankSet) -> Lateness:
     """The late arrivals at the matched collectives of a job."""
-    traces = {member.rank: member.trace for member in ranks.job.members}
+    traces = ranks.job.traces
     by_rank: dict[int, list[Late]] = defaultdict(list)
     previous: dict[int, Local] = {}
     for one in ranks.matching.matched:
@@ -304,7 +302,7 @@ def lateness_of(ranks: RankSet) -> Lateness:
     return Lateness(
         stragglers=tuple(sorted(stragglers, key=lambda one: (-one.cost_ns, one.rank))),
         collectives=len(ranks.matching.matched),
-        whole_ns=max(whole_ns(trace) for trace in traces.values()),
+        whole_ns=ranks.job.whole_ns,
     )
 
 
@@ -324,7 +322,7 @@ def _exposed(found: list[Late], ranks: RankSet) -> Mapping[int, int]:
             if rank != late.rank:
                 on_device &= side.kernel != MISSING
                 waits[rank].append((side.start_ns, side.start_ns + late.collective.wait_ns(rank)))
-    traces = {member.rank: member.trace for member in ranks.job.members}
+    traces = ranks.job.traces
     exposed = {}
     for rank, spans in waits.items():
         waiting: Intervals = union([start for start, _ in spans], [end for _, end in spans])
@@ -405,23 +403,32 @@ class Share:
         self.unmatched_ns += other.unmatched_ns
 
 
-def waits_of(matched: Iterable[Matched], clocks: Clocks, *, all_here: bool) -> dict[int, dict[int, Wait]]:
-    """Member -> row of ``kernels`` -> what it did there. ``all_here``: no member of the job is missing."""
+def waits_of(
+    matched: Iterable[Matched], clocks: Clocks, *, all_here: bool, rank_at: Mapping[int, int] | None = None
+) -> dict[int, dict[int, Wait]]:
+    """Rank -> row of ``kernels`` of its trace -> what it did there. ``all_here``: no member of the job is missing.
+
+    ``rank_at``: the rank of each member, where members are devices of several processes: a device waits for the process
+    whose device came last. Where that is its own, no other process was late, and ``straggler`` does not count it.
+    """
     found: dict[int, dict[int, Wait]] = defaultdict(dict)
     for one in matched:
+        ranks = {member: member if rank_at is None else rank_at[member] for member in one.sides}
         doubt = {member: clocks.uncertainty_ns.get(member, 0) for member in one.sides}
-        (_, last), (lateness, other) = sorted((one.wait_ns(member), member) for member in one.sides)[:2]
-        late = last if lateness > doubt[last] + doubt[other] else None
+        last = min(sorted(one.sides), key=one.wait_ns)
+        others = [member for member in sorted(one.sides) if ranks[member] != ranks[last]]
+        nearest = min(others, key=one.wait_ns, default=None)
+        sure = nearest is None or one.wait_ns(nearest) > doubt[last] + doubt[nearest]
         whole = one.complete and (one.named or all_here)
         for member, side in one.sides.items():
             if side.kernel == MISSING:
                 continue
             waited = one.wait_ns(member)
-            found[member][side.kernel] = Wait(
+            found[ranks[member]][side.kernel] = Wait(
                 group=one.group,
                 until_ns=side.start_ns + waited,
                 told=waited > doubt[member] + doubt[last],
-                late=late,
+                late=ranks[last] if sure else None,
                 whole=whole,
             )
     return found
@@ -477,52 +484,3 @@ def _computing(trace: Trace, device: int) -> Intervals | None:
     kernels = trace.rows["kernels"]
     chosen = (kernels["device"] == device) & ~kernels["communication"]
     return union(kernels["start_ns"][chosen], kernels["end_ns"][chosen])
-
-
-# Exposed time of collectives on the devices of several processes: who waited for which process.
-#
-# Matched are the devices, by place; a device waits for the process whose device came last. Where that is its own
-# process,
-# it waited for another device of it: no other process was late, so `straggler` does not count it.
-
-
-Device = tuple[int, int]
-"""Rank, row of the table ``devices`` of its trace."""
-
-
-def device_clocks(found: ProcessSet) -> Clocks:
-    """How far the ends of collectives on the devices agree, by place."""
-    return align(found.devices.collectives, found.devices.devices)
-
-
-def waits_of_processes(found: ProcessSet, clocks: Clocks) -> Mapping[Device, Mapping[int, Wait]]:
-    """Device -> row of ``kernels`` of its trace -> what it did there; the late member is a rank."""
-    traces = {member.rank: member.trace for member in found.ranks.job.members}
-    waits: dict[Device, dict[int, Wait]] = {}
-    for one in found.devices.collectives:
-        last = min(sorted(one.sides), key=one.wait_ns)
-        late = _late(one, last, found.rank_at, clocks)
-        for place, side in one.sides.items():
-            if side.kernel == MISSING:
-                continue
-            rank, waited = found.rank_at[place], one.wait_ns(place)
-            device = int(traces[rank].rows["kernels"]["device"][side.kernel])
-            doubt = clocks.uncertainty_ns.get(place, 0) + clocks.uncertainty_ns.get(last, 0)
-            waits.setdefault((rank, device), {})[side.kernel] = Wait(
-                group=one.group,
-                until_ns=side.start_ns + waited,
-                told=waited > doubt,
-                late=late,
-                whole=one.complete,
-            )
-    return waits
-
-
-def _late(one: Matched, last: int, rank_at: Mapping[int, int], clocks: Clocks) -> int | None:
-    """The process of the device that came ``last``; None where one of another process may have come as late."""
-    others = [place for place in one.sides if rank_at[place] != rank_at[last]]
-    if not others:
-        return rank_at[last]
-    nearest = min(others, key=one.wait_ns)
-    doubt = clocks.uncertainty_ns.get(last, 0) + clocks.uncertainty_ns.get(nearest, 0)
-    return rank_at[last] if one.wait_ns(nearest) > doubt else None

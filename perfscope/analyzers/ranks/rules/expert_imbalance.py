@@ -27,14 +27,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.time.steps import per_step
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.model.trace import MISSING, RECORDED, Trace
+from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
@@ -71,11 +71,7 @@ class _Uneven:
         return int(min(self.collective.core_ns * (1 - 1 / self.load), self.exposed_ns)) if self.load > 1 else 0
 
 
-def check(trace: Trace) -> Iterable[Finding]:
-    """Nothing: what one rank receives says nothing without the others."""
-    if not has_ranks(trace):
-        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
-    return ()
+check = only_compared
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
@@ -93,7 +89,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
             if found is not None:
                 looked = True
                 uneven[one.group].append(found)
-        whole = max(whole_ns(member.trace) for member in ranks.job.members)
+        whole = ranks.job.whole_ns
         for exchanged in uneven.values():
             heavy = sorted((one for one in exchanged if one.load >= LOADED), key=lambda one: -one.cost_ns)
             cost = sum(one.cost_ns for one in heavy)
@@ -109,7 +105,7 @@ def _uneven(one: Matched, ranks: RankSet) -> _Uneven | None:
     if len(received) < len(one.group) or (not one.named and ranks.job.missing) or not sum(received.values()):
         return None
     fullest = max(sorted(received), key=lambda rank: received[rank])
-    trace = next(member.trace for member in ranks.job.members if member.rank == fullest)
+    trace = ranks.job.traces[fullest]
     kernel = one.sides[fullest].kernel
     if kernel == MISSING:
         return None
@@ -123,7 +119,7 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
     for one in heavy:
         fullest[one.fullest] += 1
     rank = max(sorted(fullest), key=lambda held: fullest[held])
-    trace = next(member.trace for member in ranks.job.members if member.rank == rank)
+    trace = ranks.job.traces[rank]
     steady = fullest[rank] > len(heavy) / 2
     who = f"rank {rank} is the fullest in {fullest[rank]:,} of them" if steady else "ranks are the fullest in turn"
     return Finding(

@@ -33,12 +33,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfscope.analyzers.ranks.contention import Compared, Shared, compared_kinds
-from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.time.steps import per_step
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
@@ -58,11 +58,7 @@ COST_SHARE = 0.02
 ROWS = 20
 
 
-def check(trace: Trace) -> Iterable[Finding]:
-    """Nothing: from one rank alone a slow collective and one that waits cannot be told apart."""
-    if not has_ranks(trace):
-        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
-    return ()
+check = only_compared
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
@@ -74,7 +70,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         usable = [kind for kind in kinds if len(kind.shared) >= MIN_CALLS and len(kind.alone_ns) >= MIN_CALLS]
         if not usable:
             reasons.append(_why_not(kinds))
-        whole = max(whole_ns(member.trace) for member in ranks.job.members)
+        whole = ranks.job.whole_ns
         for kind in usable:
             cost = sum(kind.saves_ns(one) for one in kind.shared)
             if kind.slower >= SLOWER and kind.chance * len(usable) < CHANCE and cost >= COST_SHARE * whole > 0:
@@ -96,7 +92,7 @@ def _why_not(kinds: Sequence[Compared]) -> str:
 def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
     slowed = sorted(kind.shared, key=lambda one: -kind.saves_ns(one))
     worst = slowed[0].collective
-    trace = next(member.trace for member in ranks.job.members if member.rank == worst.last)
+    trace = ranks.job.traces[worst.last]
     others = sorted({one.other for one in slowed})
     found = [one.collective for one in slowed]
     median = float(np.median([one.collective.core_ns for one in slowed]))

@@ -49,13 +49,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.job import has_ranks, only_compared
 from perfscope.analyzers.ranks.links import Call, Verdict, has_counters, of_job, of_rank, stalled
 from perfscope.analyzers.ranks.sets import comparable
 from perfscope.analyzers.time.spans import spans_of_ranks
 from perfscope.analyzers.time.steps import per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
@@ -92,11 +92,7 @@ ADVICE: dict[Verdict | None, str] = {
 """By what the counters of the links say."""
 
 
-def check(trace: Trace) -> Iterable[Finding]:
-    """Nothing: what one rank alone can tell is asked for by ``compare``, where no other rank can be asked."""
-    if not has_ranks(trace):
-        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
-    return ()
+check = only_compared
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
@@ -112,7 +108,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         if calls is None:
             reasons.append(why)
             continue
-        whole = max(whole_ns(member.trace) for member in ranks.job.members)
+        whole = ranks.job.whole_ns
         yield from _findings(list(stalled(calls, STALLED, STALLED_LL)), whole, alone=False)
     if sets and len(reasons) == len(sets):
         raise AbstainError(reasons[0])

@@ -16,13 +16,10 @@ How it is found:
     are recorded and the first and last stage send half as often as those between them; then the share that GPipe and
     1F1B without interleaving cannot avoid stands beside the measured one (Huang et al. 2019; Narayanan et al. 2021).
 
-    Where they ran on the host (gloo), waiting is what a send or receive takes beyond its other side while no op runs,
-    and the rest of the steps is called busy: an op, Python or a sleep holds up the next stage alike.
-
     The cost is measured and an upper bound: the mean wait of the stages, what a pipeline of even stages without
     a bubble would save. One rank alone does not show a pipeline: there the rule abstains, as it does where stages are
-    missing, where sends ran on the host (gloo) and their other sides are not all known, and where three or more ranks
-    all send alike and the program does not call it a pipeline: ring attention does the same.
+    missing, where sends ran on the host (gloo), and where three or more ranks all send alike and the program does not
+    call it a pipeline: ring attention does the same.
 
 Fix:
     More microbatches: (p - 1) / (m + p - 1) is 43% of a step with 4 stages and 4 microbatches, 9% with 32. Where memory
@@ -36,13 +33,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfscope.analyzers.ranks.job import MIXED, has_ranks, locals_of
+from perfscope.analyzers.ranks.job import MIXED, has_ranks, locals_of, only_compared
 from perfscope.analyzers.ranks.pipeline import Pipeline, Stage, between_two, bubble_share, pipelines_of
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.time.spans import spans_of_ranks
 from perfscope.analyzers.time.steps import per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
-from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
@@ -56,11 +53,7 @@ UNEVEN_SHARE = 0.5
 ROWS = 20
 
 
-def check(trace: Trace) -> Iterable[Finding]:
-    """Nothing: one rank alone does not show a pipeline."""
-    if not has_ranks(trace):
-        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
-    return ()
+check = only_compared
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
@@ -94,12 +87,7 @@ def _cannot_tell(pipeline: Pipeline, ranks: RankSet) -> str | None:
         return "one rank alone does not show a pipeline: record all its stages"
     if not pipeline.complete:
         return f"{len(pipeline.stages):,} of {len(pipeline.ranks):,} stages of a pipeline are here: record all of them"
-    if pipeline.on_host and pipeline.untold:
-        return (
-            "the sends and receives ran on the host (gloo), and with whom is not recorded of all: what stages waited "
-            "is not known (record with shapes: `perfscope run`, or torch.profiler's record_shapes=True)"
-        )
-    if pipeline.on_host and any(len(member.trace.rows["kernels"]) for member in ranks.job.members):
+    if pipeline.on_host:
         return "the sends and receives ran on the host (gloo): what they cost the devices is not recorded"
     if pipeline.ring and not pipeline.named:
         return (
@@ -110,7 +98,7 @@ def _cannot_tell(pipeline: Pipeline, ranks: RankSet) -> str | None:
 
 
 def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
-    traces = {member.rank: member.trace for member in ranks.job.members}
+    traces = ranks.job.traces
     whole = {stage.rank: whole_ns(traces[stage.rank]) for stage in pipeline.stages}
     size, longest = len(pipeline.stages), max(whole.values())
     cost = sum(stage.wait_ns for stage in pipeline.stages) // size
@@ -124,8 +112,7 @@ def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
     return Finding(
         subject="stages of uneven size" if is_uneven else "bubble of the schedule",
         title=f"{size} stages wait {format_ns(cost)} each ({format_share(cost, longest)}) for their neighbours; "
-        + (f"rank {slowest.rank} {'is busy' if pipeline.on_host else 'computes'} longest "
-           f"({format_ns(slowest.compute_ns)}), which explains " if is_uneven else "uneven stages explain ")
+        + (f"rank {slowest.rank} computes longest ({format_ns(slowest.compute_ns)}), which explains " if is_uneven else "uneven stages explain ")
         + f"{format_share(uneven, cost)} of it; "
         + ("microbatches cannot be counted" if count is None or expected is None
            else f"{count:,} microbatches cannot do with less than {expected:.0%} without interleaving"),
@@ -169,9 +156,9 @@ def _evidence(
             "expected_share": None if expected is None else round(expected, 4),
             "mostly_for": stage.mostly_for,
             "for_slowest_ns": _for_slowest(stage, slowest),
-            **({"busy_ns": stage.compute_ns} if pipeline.on_host else {"compute_ns": stage.compute_ns}),
+            "compute_ns": stage.compute_ns,
             "exposed_send_recv_ns": stage.exposed_ns,
-            "idle_ns": None if pipeline.on_host else stage.idle_ns,
+            "idle_ns": stage.idle_ns,
             "kernels": stage.kernels,
         }
         for place, stage in enumerate(pipeline.stages)
@@ -181,10 +168,9 @@ def _evidence(
 
 
 def _uneven_advice(slowest: Stage, pipeline: Pipeline) -> str:
-    spent = "busy" if pipeline.on_host else "of compute"
     least = min(pipeline.stages, key=lambda stage: stage.compute_ns)
     return (
-        f"Move layers from rank {slowest.rank} ({format_ns(slowest.compute_ns)} {spent}) to rank {least.rank} "
+        f"Move layers from rank {slowest.rank} ({format_ns(slowest.compute_ns)} of compute) to rank {least.rank} "
         f"({format_ns(least.compute_ns)}): another split point, or --decoder-first-pipeline-num-layers and "
         "--decoder-last-pipeline-num-layers of Megatron-LM."
     )

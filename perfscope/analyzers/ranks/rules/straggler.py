@@ -48,7 +48,7 @@ from collections.abc import Iterable, Sequence
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.programs.rendezvous import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.devices import comparable_processes, is_process
-from perfscope.analyzers.ranks.job import has_ranks
+from perfscope.analyzers.ranks.job import has_ranks, shown_group
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import (
     COMPUTE,
@@ -105,7 +105,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     reason = reasons.most_common(1)[0][0]
     # waits for several ranks at once may sum to more than there is
     cost = min(late.whole_ns, sum(each.cost_ns for each in named))
-    trace = {member.rank: member.trace for member in ranks.job.members}[worst.rank]
+    trace = ranks.job.traces[worst.rank]
     others = len(ranks.job.members) - 1
     first = next(one for one in worst.arrivals if one.before.what == reason)
     alone = len(named) == 1
@@ -172,7 +172,7 @@ def _where(late: Late, ranks: RankSet) -> Where:
     if late.before.frame is not None:
         return Where(op=late.collective.operation, file=late.before.frame.file, line=late.before.frame.line)
     side = late.collective.sides[late.rank]
-    trace = {member.rank: member.trace for member in ranks.job.members}[late.rank]
+    trace = ranks.job.traces[late.rank]
     kernel = None
     if side.kernel != MISSING:
         kernel = trace.text(int(trace.rows["kernels"]["name"][side.kernel])).split("(", 1)[0]
@@ -186,7 +186,7 @@ def _row(late: Late, ranks: RankSet) -> dict[str, Cell]:
         "straggler": late.rank,
         "operation": one.operation,
         "number": one.index,
-        "group": _group(one.group),
+        "group": shown_group(one.group, " ranks"),
         "late_ns": late.lateness_ns,
         "others_wait_ns": late.waited_ns,
         "core_ns": one.core_ns,
@@ -200,13 +200,6 @@ def _row(late: Late, ranks: RankSet) -> dict[str, Cell]:
         "code": None if frame is None else f"{frame.file}:{frame.line}",
         "clock_uncertainty_ns": ranks.clocks.uncertainty_ns.get(late.rank),
     }
-
-
-def _group(group: Sequence[int]) -> str:
-    """``0-7``, ``0,2,4``, ``0,8,... (16 ranks)``."""
-    if len(group) > 1 and list(group) == list(range(group[0], group[-1] + 1)):
-        return f"{group[0]}-{group[-1]}"
-    return ",".join(map(str, group)) if len(group) <= 8 else f"{group[0]},{group[1]},... ({len(group)} ranks)"
 
 
 NEEDS = ()

@@ -43,11 +43,12 @@ import numpy as np
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.programs.hot_instructions import communication_instructions, communication_names
 from perfscope.analyzers.ranks.devices import ProcessSet, device_set, is_process, process_sets
+from perfscope.analyzers.ranks.job import Job
 from perfscope.analyzers.ranks.matching import align
 from perfscope.analyzers.ranks.rules.exposed_communication.plan import planned_exposure
 from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by_kind, exposed_finding
 from perfscope.analyzers.ranks.sets import RankSet, comparable
-from perfscope.analyzers.ranks.waits import Wait, device_clocks, shares_of, waits_of, waits_of_processes
+from perfscope.analyzers.ranks.waits import Wait, shares_of, waits_of
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.spans import worst_spans
@@ -157,34 +158,29 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
             )
 
 
-def _of_ranks(ranks: RankSet) -> Iterator[Finding]:
-    waits = waits_of(ranks.matching.matched, ranks.clocks, all_here=not ranks.job.missing)
+def _of_job(job: Job, waits: Mapping[int, Mapping[int, Wait]], unclear: str, *, processes: bool) -> Iterator[Finding]:
+    """The device of each rank with most exposed communication stands for it."""
     sides: list[Side] = []
-    for member in ranks.job.members:
+    for member in job.members:
         device = _worst(member.trace)
         if device is not None:
             sides += _sides(member.trace, device, member.rank, waits.get(member.rank, {}))
-    unclear = f"clocks agree to {format_ns(ranks.clocks.worst_ns)}"
-    if ranks.job.missing:
-        unclear += ", and ranks are missing"
+    if job.missing:
+        unclear += f", and {'processes' if processes else 'ranks'} are missing"
     for found in by_kind(sides).values():
-        yield exposed_finding(found, member="rank", elsewhere=True, unclear=unclear)
+        yield exposed_finding(found, member="rank", elsewhere=True, unclear=unclear, processes=processes)
+
+
+def _of_ranks(ranks: RankSet) -> Iterator[Finding]:
+    waits = waits_of(ranks.matching.matched, ranks.clocks, all_here=not ranks.job.missing)
+    return _of_job(ranks.job, waits, f"clocks agree to {format_ns(ranks.clocks.worst_ns)}", processes=False)
 
 
 def _of_processes(found: ProcessSet) -> Iterator[Finding]:
-    """The device of each process with most exposed communication stands for it."""
-    clocks = device_clocks(found)
-    waits = waits_of_processes(found, clocks)
-    sides: list[Side] = []
-    for member in found.ranks.job.members:
-        device = _worst(member.trace)
-        if device is not None:
-            sides += _sides(member.trace, device, member.rank, waits.get((member.rank, device.device), {}))
+    clocks = align(found.devices.collectives, found.devices.devices)
+    waits = waits_of(found.devices.collectives, clocks, all_here=True, rank_at=found.rank_at)
     unclear = f"ends on the devices agree to {format_ns(clocks.worst_ns)}"
-    if found.ranks.job.missing:
-        unclear += ", and processes are missing"
-    for each in by_kind(sides).values():
-        yield exposed_finding(each, member="rank", elsewhere=True, unclear=unclear, processes=True)
+    return _of_job(found.ranks.job, waits, unclear, processes=True)
 
 
 def _sides(trace: Trace, device: DeviceTime, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from perfscope.analyzers.ranks.matching import Group
+from perfscope.analyzers.ranks.job import shown_group
 from perfscope.analyzers.ranks.waits import Share, summed
 from perfscope.analyzers.time.spans import spans_of_ranks
 from perfscope.model.finding import Cell, Finding, severity_of
@@ -140,7 +140,7 @@ def _row(side: Side, share: Share, member: str, *, processes: bool) -> dict[str,
     most = max(others, key=lambda late: others[late], default=None)
     return {
         member: share.member,
-        "group": UNMATCHED if share.group is None else _group(share.group),
+        "group": UNMATCHED if share.group is None else shown_group(share.group),
         "kernels": share.collectives,
         "exposed_ns": share.exposed_ns,
         "waiting_ns": share.late_ns,
@@ -153,13 +153,6 @@ def _row(side: Side, share: Share, member: str, *, processes: bool) -> dict[str,
         "unmatched_ns": share.unmatched_ns,
         "span_ns": side.span_ns,
     }
-
-
-def _group(group: Group) -> str:
-    """``0-7``, ``0,2,4``, ``0,8,... (16)``."""
-    if len(group) > 1 and list(group) == list(range(group[0], group[-1] + 1)):
-        return f"{group[0]}-{group[-1]}"
-    return ",".join(map(str, group)) if len(group) <= 8 else f"{group[0]},{group[1]},... ({len(group)})"
 
 
 def by_kind(sides: Sequence[Side]) -> Mapping[str, list[Side]]:
