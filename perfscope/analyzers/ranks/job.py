@@ -315,8 +315,8 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
     missing = tuple(rank for rank in range(world or max(chosen) + 1) if rank not in chosen)
     if missing:
         notes.append(
-            f"{len(missing):,} of {world or max(chosen) + 1:,} ranks are missing ({named_ranks(missing)}): what they waited "
-            "and whom they kept waiting is not known"
+            f"{len(missing):,} of {world or max(chosen) + 1:,} ranks are missing ({named_ranks(missing)}): what they "
+            "waited and whom they kept waiting is not known"
         )
     agree = _groups_agree(members)
     if not agree:

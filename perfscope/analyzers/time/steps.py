@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
+from perfscope.analyzers.time.device_time import device_times
+from perfscope.model.finding import Basis, Severity, severity_of
 from perfscope.model.intervals import union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
@@ -51,8 +54,6 @@ def whole_ns(trace: Trace) -> int:
 
     Steps that do not wait for their work count from the first one's dispatch to the last one's work end.
     """
-    from perfscope.analyzers.time.device_time import device_times
-
     late = late_span_ns(trace)
     if late is not None:
         return late
@@ -64,6 +65,25 @@ def whole_ns(trace: Trace) -> int:
         return max(device.span_ns for device in devices)
     start, end = trace.span_ns()
     return end - start
+
+
+class TimedCost(TypedDict):
+    """The fields of a ``Finding`` that say what it costs in time."""
+
+    severity: Severity
+    basis: Basis
+    cost_ns: int
+    cost_ns_per_step: int | None
+
+
+def timed_cost(trace: Trace, cost_ns: int, whole_ns: int, basis: Basis = "measured") -> TimedCost:
+    """The cost of a finding over the whole trace, in ns; ``whole_ns``: what its severity is a share of."""
+    return TimedCost(
+        severity=severity_of(cost_ns, whole_ns),
+        basis=basis,
+        cost_ns=cost_ns,
+        cost_ns_per_step=per_step(trace, cost_ns),
+    )
 
 
 def per_step(trace: Trace, cost_ns: int | float) -> int | None:

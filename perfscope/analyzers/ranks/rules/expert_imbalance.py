@@ -32,8 +32,8 @@ from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import per_step
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import timed_cost
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -127,10 +127,7 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
         title=f"{len(heavy):,} of {exchanges:,} all-to-alls over {worst.collective.size} ranks are uneven: the fullest "
         f"rank receives up to {max(one.load for one in heavy):.1f} times the mean; {who}; up to {format_ns(cost)} "
         f"({format_share(cost, whole)}) in the exchanges alone",
-        severity=severity_of(cost, whole),
-        basis="modelled",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op="all_to_all"),
         ranks=(rank,) if steady else tuple(sorted(fullest)),
         evidence=tuple(_row(one) for one in heavy[:ROWS]),

@@ -33,9 +33,10 @@ Fix:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfscope.analyzers.ranks.hang import GroupKey, Hang, Mismatch, Stuck, Waiting, hang_of
+from perfscope.analyzers.ranks.job import named_ranks
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.flight_recorder import FlightRecord, RecordedCall
 from perfscope.model.trace import Trace
@@ -85,21 +86,41 @@ def _findings(found: Hang, records: dict[int, FlightRecord]) -> Iterator[Finding
     yield from map(_mismatch, found.mismatches)
 
 
+def _hang(
+    *,
+    subject: str,
+    title: str,
+    call: RecordedCall,
+    ranks: Sequence[int],
+    evidence: Iterable[Mapping[str, Cell]],
+    advice: str,
+) -> Finding:
+    """A finding of one cause; ``call``: the collective in which it shows."""
+    return Finding(
+        subject=subject,
+        title=title,
+        severity="high",
+        basis="structural",
+        where=Where(op=call.operation, file=call.file, line=call.line),
+        ranks=tuple(ranks),
+        evidence=tuple(evidence)[:ROWS],
+        advice=advice,
+    )
+
+
 def _stuck(found: Hang) -> Finding:
     first = found.stuck[0]
     ranks = [one.rank for one in found.stuck]
-    return Finding(
+    return _hang(
         subject="ranks are stuck in a collective that others have ended",
-        title=f"{_ranks(ranks)} {_are(ranks)} stuck: rank {first.rank} has not ended {first.call.label()} "
-        f"(number {first.call.sequence} of {_group(first.group, first.call)}), which {_ranks(first.ended_by)} "
+        title=f"{named_ranks(ranks)} {_are(ranks)} stuck: rank {first.rank} has not ended {first.call.label()} "
+        f"(number {first.call.sequence} of {_group(first.group, first.call)}), which {named_ranks(first.ended_by)} "
         f"{'has' if len(first.ended_by) == 1 else 'have'} ended, and {first.behind - 1:,} more since; "
         f"{found.pending:,} ranks hang",
-        severity="high",
-        basis="structural",
-        where=_where(first.call),
-        ranks=tuple(ranks),
-        evidence=tuple(_stuck_row(one) for one in found.stuck[:ROWS]),
-        advice=f"Look at the device and the process of {_ranks(ranks)}: dmesg (Xid errors), nvidia-smi -q -d ECC, "
+        call=first.call,
+        ranks=ranks,
+        evidence=(_stuck_row(one) for one in found.stuck),
+        advice=f"Look at the device and the process of {named_ranks(ranks)}: dmesg (Xid errors), nvidia-smi -q -d ECC, "
         "py-spy dump --pid. All ranks had come to that collective, so the others are victims; take the machine out of "
         "the job if it happens there again.",
     )
@@ -109,19 +130,17 @@ def _absent(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Fi
     ranks = [rank for rank, _ in causes]
     missed = _largest(causes[0][1])
     alike = [rank for rank, waits in causes if any(_same_call(one, missed) for one in waits)]
-    return Finding(
+    return _hang(
         subject="ranks never came to a collective",
-        title=f"{_ranks(sorted(alike))} never came to {missed.call.label()} (number {missed.call.sequence} of "
+        title=f"{named_ranks(sorted(alike))} never came to {missed.call.label()} (number {missed.call.sequence} of "
         f"{_group(missed.group, missed.call)})"
-        + (f"; {_ranks(sorted(set(ranks) - set(alike)))} to others" if set(ranks) - set(alike) else "")
+        + (f"; {named_ranks(sorted(set(ranks) - set(alike)))} to others" if set(ranks) - set(alike) else "")
         + f"; {found.pending:,} ranks hang for it, and {'it waits' if len(ranks) == 1 else 'they wait'} for nobody",
-        severity="high",
-        basis="structural",
-        where=_where(missed.call),
-        ranks=tuple(sorted(ranks)),
-        evidence=tuple(_absent_row(rank, waits, records) for rank, waits in causes[:ROWS]),
-        advice=f"Look at what {_ranks(sorted(ranks))} did on the host: py-spy dump --pid, its log, the data loader, a "
-        "lock, a checkpoint, an exception that was swallowed, a branch that only this rank took. Its device waits "
+        call=missed.call,
+        ranks=sorted(ranks),
+        evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
+        advice=f"Look at what {named_ranks(sorted(ranks))} did on the host: py-spy dump --pid, its log, the data "
+        "loader, a lock, a checkpoint, an exception that was swallowed, a branch that only this rank took. Its device waits "
         "for nothing.",
     )
 
@@ -129,46 +148,40 @@ def _absent(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Fi
 def _undumped(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Finding:
     ranks = sorted(rank for rank, _ in causes)
     missed = _largest(causes[0][1])
-    return Finding(
+    return _hang(
         subject="ranks that others wait for left no dump",
-        title=f"{_ranks(ranks)} left no dump, and {found.pending:,} ranks hang: the first wait for it at "
+        title=f"{named_ranks(ranks)} left no dump, and {found.pending:,} ranks hang: the first wait for it at "
         f"{missed.call.label()} (number {missed.call.sequence} of {_group(missed.group, missed.call)})",
-        severity="high",
-        basis="structural",
-        where=_where(missed.call),
-        ranks=tuple(ranks),
-        evidence=tuple(_absent_row(rank, waits, records) for rank, waits in causes[:ROWS]),
-        advice=f"Collect the dumps of {_ranks(ranks)}; if there are none, these processes died: look at their logs, "
-        "dmesg (out of memory, Xid errors) and the scheduler's record of the machine.",
+        call=missed.call,
+        ranks=ranks,
+        evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
+        advice=f"Collect the dumps of {named_ranks(ranks)}; if there are none, these processes died: look at their "
+        "logs, dmesg (out of memory, Xid errors) and the scheduler's record of the machine.",
     )
 
 
 def _ring(ring: Sequence[Waiting]) -> Finding:
     ranks = sorted({one.rank for one in ring})
     first = ring[0]
-    return Finding(
+    return _hang(
         subject="ranks wait for each other",
-        title=f"{_ranks(ranks)} wait for each other: rank {first.rank} in {first.call.label()} of "
+        title=f"{named_ranks(ranks)} wait for each other: rank {first.rank} in {first.call.label()} of "
         f"{_group(first.group, first.call)} for rank {first.for_rank}, and so on in a ring",
-        severity="high",
-        basis="structural",
-        where=_where(first.call),
-        ranks=tuple(ranks),
-        evidence=tuple(_ring_row(one) for one in ring[:ROWS]),
+        call=first.call,
+        ranks=ranks,
+        evidence=(_ring_row(one) for one in ring),
         advice="Every rank has to enqueue the collectives of its groups in one order: two groups used from two "
         "threads, or sends before receives on both ends, close the ring. Use batch_isend_irecv for exchanges.",
     )
 
 
 def _unending(group: GroupKey, call: RecordedCall, count: int) -> Finding:
-    return Finding(
+    return _hang(
         subject="a collective that all have begun does not end",
         title=f"all {len(group[1]):,} ranks of {_group(group, call)} are in {call.label()} (number {call.sequence}) "
         f"and none has ended it; {count:,} groups have collectives that had not ended",
-        severity="high",
-        basis="structural",
-        where=_where(call),
-        ranks=tuple(sorted(group[1])),
+        call=call,
+        ranks=sorted(group[1]),
         evidence=({"group": group[0], "operation": call.operation, "number": call.sequence, "ranks": len(group[1])},),
         advice="Nobody is missing: look at the links (NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s), at kernels "
         "queued before it, and whether the dump was asked for while the job ran well.",
@@ -180,17 +193,15 @@ def _mismatch(one: Mismatch) -> Finding:
     usual = said.most_common(1)[0][0]
     others = sorted(rank for rank, call in one.sides.items() if call.label() != usual)
     odd = one.sides[others[0]]
-    return Finding(
+    return _hang(
         subject=f"members of a group call another {one.what}",
-        title=f"{_ranks(others)} {'call' if len(others) > 1 else 'calls'} {odd.label()} as number {one.sequence} of "
-        f"{_group(one.group, odd)}, where {said[usual]:,} {'calls' if said[usual] == 1 else 'call'} {usual}",
-        severity="high",
-        basis="structural",
-        where=_where(odd),
-        ranks=tuple(others),
-        evidence=tuple(
+        title=f"{named_ranks(others)} {'call' if len(others) > 1 else 'calls'} {odd.label()} as number "
+        f"{one.sequence} of {_group(one.group, odd)}, where {said[usual]:,} {'calls' if said[usual] == 1 else 'call'} {usual}",
+        call=odd,
+        ranks=others,
+        evidence=(
             {"rank": rank, "call": call.label(), "number": call.sequence, "state": call.state, "code": _code(call)}
-            for rank, call in sorted(one.sides.items(), key=lambda side: side[1].label() == usual)[:ROWS]
+            for rank, call in sorted(one.sides.items(), key=lambda side: side[1].label() == usual)
         ),
         advice="Ranks took different branches: an uneven last batch (drop_last=True), a condition on the rank around "
         "a collective, parameters that only some ranks use (find_unused_parameters=True), another order of layers.",
@@ -209,21 +220,12 @@ def _same_call(one: Waiting, other: Waiting) -> bool:
     return (one.group, one.call.sequence, one.call.peer) == (other.group, other.call.sequence, other.call.peer)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - MOST_NAMED:,} more" if len(ranks) > MOST_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"
-
-
 def _are(ranks: Sequence[int]) -> str:
     return "are" if len(ranks) > 1 else "is"
 
 
 def _group(group: GroupKey, call: RecordedCall) -> str:
     return f"{call.description or 'group'} {group[0]}, {len(group[1]):,} ranks"
-
-
-def _where(call: RecordedCall) -> Where:
-    return Where(op=call.operation, file=call.file, line=call.line)
 
 
 def _code(call: RecordedCall) -> str | None:

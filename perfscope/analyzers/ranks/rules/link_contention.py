@@ -36,8 +36,8 @@ from perfscope.analyzers.ranks.contention import Compared, Shared, compared_kind
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import per_step
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import timed_cost
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -102,10 +102,7 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
         f"{worst.size} run beside {' and '.join(others)} and take {format_ns(median)}, {kind.slower:.1f} times the "
         f"{format_ns(kind.median_alone_ns)} that {len(kind.alone_ns):,} alone take (medians); up to {format_ns(cost)} "
         f"({format_share(cost, whole)})",
-        severity=severity_of(cost, whole),
-        basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole),
         where=Where(op=worst.operation),
         ranks=worst.group,
         evidence=tuple(_row(one, kind) for one in slowed[:ROWS]),

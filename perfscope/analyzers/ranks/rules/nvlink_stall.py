@@ -53,8 +53,8 @@ from perfscope.analyzers.ranks.job import has_ranks, only_compared
 from perfscope.analyzers.ranks.links import Call, Verdict, has_counters, of_job, of_rank, stalled
 from perfscope.analyzers.ranks.sets import comparable
 from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import per_step, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -160,10 +160,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int, *, alone: bool) -> F
         f"{format_bytes(worst.message_bytes)} takes {format_ns(worst.took_ns)} {after}, where "
         f"{format_ns(worst.ideal_ns)} are ideal; up to {format_ns(cost)} ({format_share(cost, whole)})"
         + _links(stalls, verdict),
-        severity=severity_of(cost, whole),
-        basis="modelled",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op=worst.operation, kernel=name),
         ranks=tuple(sorted(ranks)),
         evidence=tuple(_row(one, counted=counted) for one in stalls[:ROWS]),

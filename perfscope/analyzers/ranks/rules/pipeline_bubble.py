@@ -37,8 +37,8 @@ from perfscope.analyzers.ranks.job import MIXED, has_ranks, locals_of, only_comp
 from perfscope.analyzers.ranks.pipeline import Pipeline, Stage, between_two, bubble_share, pipelines_of
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import per_step, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -109,23 +109,27 @@ def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
     is_uneven = uneven > UNEVEN_SHARE * cost
     count = pipeline.microbatches
     expected = None if count is None else bubble_share(size, count)
+    explains = (
+        f"rank {slowest.rank} computes longest ({format_ns(slowest.compute_ns)}), which explains"
+        if is_uneven
+        else "uneven stages explain"
+    )
+    least = (
+        "microbatches cannot be counted"
+        if count is None or expected is None
+        else f"{count:,} microbatches cannot do with less than {expected:.0%} without interleaving"
+    )
     return Finding(
         subject="stages of uneven size" if is_uneven else "bubble of the schedule",
         title=f"{size} stages wait {format_ns(cost)} each ({format_share(cost, longest)}) for their neighbours; "
-        + (f"rank {slowest.rank} computes longest ({format_ns(slowest.compute_ns)}), which explains " if is_uneven else "uneven stages explain ")
-        + f"{format_share(uneven, cost)} of it; "
-        + ("microbatches cannot be counted" if count is None or expected is None
-           else f"{count:,} microbatches cannot do with less than {expected:.0%} without interleaving"),
-        severity=severity_of(cost, longest),
-        basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(traces[slowest.rank], cost),
+        f"{explains} {format_share(uneven, cost)} of it; {least}",
+        **timed_cost(traces[slowest.rank], cost, longest),
         where=Where(op="send, recv"),
         ranks=pipeline.ranks,
         evidence=_evidence(pipeline, whole, slowest, expected),
         spans=spans_of_ranks(_exchanges(pipeline, traces)),
         advice=_uneven_advice(slowest, pipeline) if is_uneven else _schedule_advice(size, count),
-    )  # fmt: skip
+    )
 
 
 def _exchanges(pipeline: Pipeline, traces: Mapping[int, Trace]) -> list[tuple[int, int, int]]:

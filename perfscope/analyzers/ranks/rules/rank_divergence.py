@@ -38,6 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from perfscope.analyzers.ops.finding_spans import spans_within
+from perfscope.analyzers.ranks.job import named_ranks
 from perfscope.analyzers.torch_compile.divergence import Compiled, Divergence, Side, divergences, side_of
 from perfscope.analyzers.torch_compile.frames import compile_log_of, compile_spans, short_place, user_place, where_of
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Span
@@ -160,10 +161,7 @@ def _count(sides: Sequence[Side]) -> str:
 
 
 def _ranks(sides: Sequence[Side]) -> str:
-    """``rank 3``, ``ranks 0, 1, 2``, ``ranks 0, 1, 2, 3 and 60 more``."""
-    numbers = sorted(side.rank for side in sides)
-    more = f" and {len(numbers) - MOST_NAMED:,} more" if len(numbers) > MOST_NAMED else ""
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:MOST_NAMED]))}{more}"
+    return named_ranks(sorted(side.rank for side in sides), MOST_NAMED)
 
 
 def _named(one: Compiled | None) -> str:

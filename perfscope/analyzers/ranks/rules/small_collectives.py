@@ -35,8 +35,8 @@ from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import per_step, whole_ns
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -147,10 +147,7 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
         f"{sum(row.buckets for row in rows):,}: {len(worst.members):,} {operation} of "
         f"{format_bytes(worst.bytes / len(worst.members))} on average at {format_ns(worst.latency_ns)} each, whatever "
         f"their size; up to {format_ns(cost)} ({format_share(cost, whole)})",
-        severity=severity_of(cost, whole),
-        basis="modelled",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole, "modelled"),
         where=_where(trace, worst.members[0]),
         evidence=tuple(_evidence(row) for row in rows[:ROWS]),
         spans=worst_spans(

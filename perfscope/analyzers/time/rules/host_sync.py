@@ -46,9 +46,9 @@ from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.gaps import GapCause, gaps
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.documents.torch_plan import ALL_STEPS
-from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where, severity_of
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.intervals import union
 from perfscope.model.jax_log import HostRead
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -289,10 +289,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         subject="/".join(sorted(line.calls)) if line.op == NO_OP else line.op,
         title=f"{line.in_words()} waits for the device, which then idles {format_ns(line.idle_ns)} "
         f"({format_share(line.idle_ns, whole)}); {line.charged} of {line.waits} waits cost",
-        severity=severity_of(line.idle_ns, whole),
-        basis="measured",
-        cost_ns=line.idle_ns,
-        cost_ns_per_step=per_step(trace, line.idle_ns),
+        **timed_cost(trace, line.idle_ns, whole),
         advice=advice,
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: ROWS - 1])),

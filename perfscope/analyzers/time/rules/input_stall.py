@@ -25,8 +25,8 @@ from perfscope.analyzers.time.device_time import device_busy, device_times
 from perfscope.analyzers.time.gaps import GapCause, gaps
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, worst_spans
-from perfscope.analyzers.time.steps import per_step, step_windows, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns, format_share
@@ -155,10 +155,7 @@ def _finding(
         subject=name,
         title=f"{who[0].upper() + who[1:]} {format_ns(cost)} ({format_share(cost, whole)}) for the next batch, "
         f"in {len(rows):,} fetches",
-        severity=severity_of(cost, whole),
-        basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole),
         advice="Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, "
         "pin_memory=True)`; decode and augment once, or on the device; fetch the next batch before the step ends.",
         where=site.where(op=name),

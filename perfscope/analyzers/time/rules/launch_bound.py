@@ -30,8 +30,8 @@ from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import covering_slices, worst_spans
-from perfscope.analyzers.time.steps import per_step, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
@@ -104,10 +104,7 @@ def _overhead(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Fin
         subject="launch overhead",
         title=f"{device.name or 'The device'} waits {format_ns(cost)} ({format_share(cost, device.span_ns)} of its "
         f"span) for launches, in {count:,} gaps under 1 ms",
-        severity=severity_of(cost, whole_ns(trace)),
-        basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole_ns(trace)),
         advice=f'{queue}{lookups}Launch less often: `torch.compile(model, mode="reduce-overhead")` or a '
         "`torch.cuda.CUDAGraph` around the step, larger batches, fused optimizers (`fused=True`).",
         evidence=_by_op(trace, found, idle),
@@ -139,10 +136,7 @@ def _stall(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Findin
         subject="host stall",
         title=f"{device.name or 'The device'} waits {format_ns(cost)} ({format_share(cost, device.span_ns)} of its "
         f"span) while the host does something else, in {count:,} gaps of 1 ms or more",
-        severity=severity_of(cost, whole_ns(trace)),
-        basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole_ns(trace)),
         advice="See what the host does there (`host_was_in`; nothing recorded means plain Python, a lock or a sleep: "
         "record with Python stacks). Move it to another thread or process, or out of the step.",
         where=site.where(op=op_of(trace, int(doing[0]))),
@@ -157,10 +151,7 @@ def _allocator(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Fi
         subject="device memory calls",
         title=f"{device.name or 'The device'} waits {format_ns(cost)} ({format_share(cost, device.span_ns)} of its "
         "span) while the host allocates or frees device memory",
-        severity=severity_of(cost, whole_ns(trace)),
-        basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole_ns(trace)),
         advice="The caching allocator asked the driver for memory in the loop. Keep shapes stable, warm up with the "
         "largest batch, remove `torch.cuda.empty_cache()`, or set "
         "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",

@@ -29,8 +29,8 @@ from perfscope.analyzers.time.exposure import exposed_copies
 from perfscope.analyzers.time.gaps import GapCause, gaps
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import per_step, whole_ns
-from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -158,10 +158,7 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         title=f"{len(rows):,} pageable copies {line.direction}{amount} cost {format_ns(line.cost_ns)} "
         f"({format_share(line.cost_ns, whole)}): {format_ns(line.exposed_ns)} alone on the device, "
         f"{format_ns(line.idle_ns)} idle after waiting for them",
-        severity=severity_of(line.cost_ns, whole),
-        basis="measured",
-        cost_ns=line.cost_ns,
-        cost_ns_per_step=per_step(trace, line.cost_ns),
+        **timed_cost(trace, line.cost_ns, whole),
         cost_bytes=size if known.any() else None,
         advice=fix + also,
         where=line.site.where(op=line.op),

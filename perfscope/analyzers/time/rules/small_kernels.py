@@ -26,8 +26,8 @@ from perfscope.analyzers.time.calls import SHORT_NS, ShortPairs, short_pairs
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import per_step, whole_ns
-from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.model.finding import Cell, Finding
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
@@ -66,10 +66,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
         subject="short kernels",
         title=f"{short:,} of {compute:,} kernels run for less than {format_ns(SHORT_NS)}; merging those that follow "
         f"each other would save up to {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span)",
-        severity=severity_of(cost, whole_ns(trace)),
-        basis="modelled",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole_ns(trace), "modelled"),
         advice="`torch.compile` the model, `fused=True` for the optimizer, batch small matmuls (`torch.bmm`). The cost "
         "holds only pairs that were queued; idle time in which the host was late is in launch-bound.",
         evidence=_evidence(trace, pairs),

@@ -52,8 +52,8 @@ from perfscope.analyzers.ranks.waits import Wait, shares_of, waits_of
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.exposure import exposed_communication
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import per_step, step_windows, whole_ns
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -241,10 +241,7 @@ def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
             subject=kind,
             title=f"{kind}: {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span) run while "
             f"nothing computes, {format_share(cost, total)} of its {len(members):,} kernels' time",
-            severity=severity_of(cost, whole_ns(trace)),
-            basis="measured",
-            cost_ns=cost,
-            cost_ns_per_step=per_step(trace, cost),
+            **timed_cost(trace, cost, whole_ns(trace)),
             advice=(_advice(kind) if instruction is None else XLA_ADVICE) + (ALONE_ADVICE if alone else ""),
             where=Where(
                 file=line.file,
