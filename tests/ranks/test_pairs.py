@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +17,7 @@ from perfscope.analyzers.ranks.job import locals_of
 from perfscope.analyzers.ranks.matching import Clocks, kinds_of, pair
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.readers.kineto.messages import peer_in_group
-from perfscope.analyzers.readers.load import load, load_one
+from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.readers.run.peers import CARRIED, DIFFERS, carry_peers
 from perfscope.analyzers.sections.collectives import collectives_section
 from perfscope.dashboards.report import render
@@ -202,51 +199,6 @@ def test_kineto_names_the_peer_of_a_kernel(tmp_path: Path, told: dict[str, Any],
     assert one.peer == peer
 
 
-PROGRAM = """
-import sys, time, torch, torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-message = torch.ones(1 << 18)
-dist.barrier()
-with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
-    for _ in range(4):
-        if rank == 0:
-            dist.isend(message, dst=1).wait()
-        else:
-            time.sleep(0.25)
-            dist.irecv(message, src=0).wait()
-recorded.export_chrome_trace(f"{sys.argv[1]}/rank{rank}.json")
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_the_receiver_that_sleeps_keeps_the_sender_waiting(tmp_path: Path) -> None:
-    script = tmp_path / "send.py"
-    script.write_text(PROGRAM)
-    traces = tmp_path / "traces"
-    traces.mkdir()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, str(script), str(traces)], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    held = load(traces)
-    # gloo names no group; the head lists one that runs gloo. The ops tell the peer by its number in the group
-    assert {(one.operation, one.ranks, one.peer) for trace in held for one in trace.fact(locals_of)} == {
-        ("send", (0, 1), 1), ("recv", (0, 1), 0),
-    }  # fmt: skip
-    (job,) = collectives_section(held).jobs
-    (kind,) = job.pairs
-    assert (kind.source, kind.destination, kind.count, kind.message_bytes) == (0, 1, 4, 1 << 20)
-    assert kind.send_wait_ns > kind.receive_wait_ns
-    assert job.unmatched == 0
-
-
 SECRET = "do-not-read-4711"
 
 
@@ -256,24 +208,34 @@ def span(category: str, name: str, start: float, length: float, thread: int = 1,
     return {**found, "args": args}
 
 
-def message(operation: str, start: float, peer: int, thread: int = 1) -> list[dict[str, Any]]:
-    """The op and the span that begins in it and ends behind it."""
+def message(
+    operation: str, start: float, peer: int, thread: int = 1, lasts: float = 100, elements: int = 64
+) -> list[dict[str, Any]]:
+    """The op and the span that begins in it and ends after it; times in us."""
     op = "c10d::send" if operation == "send" else "c10d::recv_"
     return [
         span("cpu_op", op, start, 8, thread, ["", "", str(peer), "0"]),
-        span("user_annotation", f"gloo:{operation}", start + 5, 100, thread),
+        sized(span("user_annotation", f"gloo:{operation}", start + 5, lasts, thread), elements),
     ]
 
 
+def sized(event: dict[str, Any], elements: int) -> dict[str, Any]:
+    return {**event, "args": {**event["args"], "Input Dims": [[elements]], "Input type": ["float"]}}
+
+
 def kineto_trace(
-    folder: Path, events: Sequence[dict[str, Any]], ranks: Sequence[int] = (0, 1, 2, 3), groups: int = 1
+    folder: Path,
+    events: Sequence[dict[str, Any]],
+    ranks: Sequence[int] = (0, 1, 2, 3),
+    groups: int = 1,
+    rank: int = 0,
 ) -> Trace:
     config = [
         {"pg_name": str(number), "backend_config": "cpu:gloo", "pg_size": len(ranks), "ranks": list(ranks)}
         for number in range(groups)
     ]
-    head = {"backend": "gloo", "rank": 0, "world_size": 8, "pg_config": config}
-    file = folder / "trace.json"
+    head = {"backend": "gloo", "rank": rank, "world_size": 8, "pg_config": config}
+    file = folder / f"rank{rank}.json"
     file.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": head, "traceEvents": list(events)}))
     return load_one(file)
 
@@ -296,6 +258,23 @@ def test_messages_that_are_under_way_at_once_are_told_apart(tmp_path: Path) -> N
 def test_threads_are_told_apart(tmp_path: Path) -> None:
     events = message("send", 0, 1, thread=1) + message("send", 2, 3, thread=2)
     assert operations_with_peers(kineto_trace(tmp_path, events)) == [("send", 1), ("send", 3)]
+
+
+def test_the_receiver_that_comes_late_keeps_the_sender_waiting(tmp_path: Path) -> None:
+    """Gloo names no group; the head lists one that runs gloo, and the ops tell the peer by its number in it."""
+    sends = [event for at in range(4) for event in message("send", 300_000 * at, 1, lasts=250_100, elements=1 << 18)]
+    late = [
+        event for at in range(4) for event in message("recv", 300_000 * at + 250_000, 0, lasts=100, elements=1 << 18)
+    ]
+    traces = [kineto_trace(tmp_path, events, (0, 1), rank=rank) for rank, events in enumerate((sends, late))]
+    assert {(one.operation, one.ranks, one.peer) for trace in traces for one in trace.fact(locals_of)} == {
+        ("send", (0, 1), 1), ("recv", (0, 1), 0),
+    }  # fmt: skip
+    (job,) = collectives_section(traces).jobs
+    (kind,) = job.pairs
+    assert (kind.source, kind.destination, kind.count, kind.message_bytes) == (0, 1, 4, 1 << 20)
+    assert (kind.send_wait_ns, kind.receive_wait_ns) == (4 * 250_000_000, 0)
+    assert job.unmatched == 0
 
 
 @pytest.mark.parametrize("ranks", [(4, 5, 6, 7), (7, 4, 6, 5)])

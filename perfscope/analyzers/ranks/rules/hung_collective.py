@@ -140,8 +140,8 @@ def _absent(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Fi
         ranks=sorted(ranks),
         evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
         advice=f"Look at what {named_ranks(sorted(ranks))} did on the host: py-spy dump --pid, its log, the data "
-        "loader, a lock, a checkpoint, an exception that was swallowed, a branch that only this rank took. Its device waits "
-        "for nothing.",
+        "loader, a lock, a checkpoint, an exception that was swallowed, a branch that only this rank took. Its device "
+        "waits for nothing.",
     )
 
 
@@ -193,10 +193,11 @@ def _mismatch(one: Mismatch) -> Finding:
     usual = said.most_common(1)[0][0]
     others = sorted(rank for rank, call in one.sides.items() if call.label() != usual)
     odd = one.sides[others[0]]
+    call, calls = ("call" if len(others) > 1 else "calls"), ("calls" if said[usual] == 1 else "call")
     return _hang(
         subject=f"members of a group call another {one.what}",
-        title=f"{named_ranks(others)} {'call' if len(others) > 1 else 'calls'} {odd.label()} as number "
-        f"{one.sequence} of {_group(one.group, odd)}, where {said[usual]:,} {'calls' if said[usual] == 1 else 'call'} {usual}",
+        title=f"{named_ranks(others)} {call} {odd.label()} as number {one.sequence} of {_group(one.group, odd)}, where "
+        f"{said[usual]:,} {calls} {usual}",
         call=odd,
         ranks=others,
         evidence=(
