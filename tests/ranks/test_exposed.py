@@ -18,7 +18,7 @@ from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.analyzers.ranks.devices import device_set, process_sets
 from perfscope.analyzers.ranks.matching import align
 from perfscope.analyzers.ranks.sets import rank_sets
-from perfscope.analyzers.ranks.waits import Share, Wait, device_clocks, shares_of, summed, waits_of, waits_of_processes
+from perfscope.analyzers.ranks.waits import Share, Wait, shares_of, summed, waits_of
 from perfscope.analyzers.readers.load import load_one, load_path
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.finding import Finding
@@ -238,11 +238,11 @@ def test_processes_that_come_together_have_no_waiting() -> None:
 
 def test_a_device_of_another_process_that_came_as_late_is_not_told_apart() -> None:
     (found,) = process_sets([process(0, [(10_000, 40_500)] * 3), process(1, [(10_000, 41_000)] * 3)])
-    clocks = replace(device_clocks(found), uncertainty_ns=dict.fromkeys(range(4), 300_000))
-    waits = waits_of_processes(found, clocks)
-    assert {wait.late for held in waits.values() for wait in held.values()} == {None}
-    exact = waits_of_processes(found, device_clocks(found))
-    assert {wait.late for held in exact.values() for wait in held.values()} == {1}
+    ends = align(found.devices.collectives, found.devices.devices)
+    for uncertainty_ns, late in ((dict.fromkeys(range(4), 300_000), None), (ends.uncertainty_ns, 1)):
+        clocks = replace(ends, uncertainty_ns=uncertainty_ns)
+        waits = waits_of(found.devices.collectives, clocks, all_here=True, rank_at=found.rank_at)
+        assert {wait.late for by_kernel in waits.values() for wait in by_kernel.values()} == {late}
 
 
 def test_slim_traces_say_the_same() -> None:
