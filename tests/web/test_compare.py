@@ -13,9 +13,8 @@ from click.testing import CliRunner
 from perfscope.commands.compare import compare as compare_command
 from perfscope.dashboards.report.compare import document as compare_document
 from perfscope.dashboards.report.compare.document import Document, of
-from perfscope.dashboards.web.server.launches import launches_of
 from perfscope.dashboards.web.server.shelf import Shelf
-from perfscope.dashboards.web.server.works import Stored
+from perfscope.dashboards.web.server.works import Stored, launches_of
 from perfscope.dashboards.web.views.compare import view_of
 from tests.report.comparisons import hostile, interleaved_launches, single_captures, unchanged_captures
 from tests.store.kept_runs import ITEM, put_run

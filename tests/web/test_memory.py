@@ -10,7 +10,7 @@ import pytest
 
 from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.analyzers.readers.load import load
-from perfscope.dashboards.web.views import _memory_parts
+from perfscope.dashboards.web.views import memory as _memory_parts
 from perfscope.dashboards.web.views.memory import read_curve
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files

@@ -15,7 +15,7 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.web.views import Gathered, Job, Place, findings, timeline
 from perfscope.dashboards.web.views._not_recorded import RUN
-from perfscope.dashboards.web.views._utilization import median_interval, utilization_of
+from perfscope.dashboards.web.views.overview import median_interval, utilization_of
 from perfscope.model.finding import Finding, Outcome, Span, Where
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder

@@ -16,7 +16,7 @@ from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.web.views._graphs import MOST_NODES, NODE_H, NODE_W, laid_out
-from perfscope.dashboards.web.views._rooflines import Point, merged
+from perfscope.dashboards.web.views.roofline import Point, merged
 from perfscope.model.compile_log import CodeLine as Line
 from perfscope.model.compile_log import CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
 from perfscope.model.trace import Source, Trace

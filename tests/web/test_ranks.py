@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.ranks.sets import rank_sets, table_of
 from perfscope.analyzers.readers.load import load
-from perfscope.dashboards.web.views import _heat
+from perfscope.dashboards.web.views import ranks as _heat
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
 from tests.ranks.build import rank_set
@@ -71,7 +71,7 @@ def test_more_collectives_than_columns_keep_the_worst_and_the_sum(
 
 
 def test_more_ranks_than_rows_keep_those_that_wait_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_heat, "MOST_ROWS", 2)
+    monkeypatch.setattr(_heat, "MOST_HEAT_ROWS", 2)
     (job,) = view_of("ranks", rank_set(LATE, jitter_us=0), tmp_path)["jobs"]
     assert [row["member"] for row in job["heat"]["rows"]] == [0, 1]
     assert job["heat"]["rows_left"] == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.readers.load import load
-from perfscope.dashboards.web.server.tables import cell, csv_of
+from perfscope.dashboards.web.server.api import cell, csv_of
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder

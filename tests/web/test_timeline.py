@@ -19,13 +19,11 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.web.timeline import answer
-from perfscope.dashboards.web.timeline.counters import piece, series_of
-from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save
+from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save, tile
 from perfscope.dashboards.web.timeline.index import load as load_index
-from perfscope.dashboards.web.timeline.lanes import Events, Lane, events_of
+from perfscope.dashboards.web.timeline.lanes import Events, Lane, events_of, piece, series_of
 from perfscope.dashboards.web.timeline.marks import marks
 from perfscope.dashboards.web.timeline.palette import Category
-from perfscope.dashboards.web.timeline.tile import tile
 from perfscope.dashboards.web.views import Gathered, Job, Place, timeline
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Finding, Outcome, Where

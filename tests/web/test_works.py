@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.report.compare.json import as_text
-from perfscope.dashboards.web.server.kept import read_view
-from perfscope.dashboards.web.server.shelf import Item, Shelf
+from perfscope.dashboards.web.server.shelf import Item, Shelf, read_view
 from perfscope.dashboards.web.server.works import Kept, Pair, Stored, Work, find_work, stored, stores
 from perfscope.dashboards.web.server.workshop import State, Workshop
 from perfscope.dashboards.web.views import VIEWS

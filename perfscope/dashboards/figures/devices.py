@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.figures.drawing import MS, graph_objects, laid_out, plain
-from perfscope.dashboards.report.device_rows import fold_devices
+from perfscope.dashboards.report.hot_rows import fold_devices
 from perfscope.dashboards.report.svg import PARTS
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from perfscope.analyzers.engine import Analysis, Step
-    from perfscope.dashboards.report.device_rows import DeviceRow
+    from perfscope.dashboards.report.hot_rows import DeviceRow
 
 SUFFIXES = (".html", ".htm")
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.time.steps import HOST_AHEAD
 from perfscope.dashboards.report.abstained import could_not_look, dashed, logs_alone
 from perfscope.dashboards.report.alone import memory_alone, programs_alone
-from perfscope.dashboards.report.device_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
+from perfscope.dashboards.report.hot_rows import DeviceRow, fold_devices, span_text
 from perfscope.dashboards.report.remarks import REASON_LIMIT, remarks
 from perfscope.dashboards.report.sections.collectives import CollectivesView, collectives_view
 from perfscope.dashboards.report.sections.compile import CompileView, compile_view
@@ -24,7 +24,6 @@ from perfscope.dashboards.report.sections.estimate import EstimateView, estimate
 from perfscope.dashboards.report.sections.memory import MemoriesView, memory_view
 from perfscope.dashboards.report.sections.plan import PlanView, plan_views
 from perfscope.dashboards.report.sections.program import ProgramsView, programs_view, ran_on_cpu
-from perfscope.dashboards.report.wholes import Wholes
 from perfscope.model.finding import source_label
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
@@ -35,6 +34,37 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.model.finding import Cell, Finding, Severity
     from perfscope.model.trace import Source
+
+
+# What a saving is a share of.
+
+
+class Wholes:
+    """What costs are a share of: the mean step of the ranks that pay, else the longest span of their devices."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        """Of an analysis' own steps and devices."""
+        traced = any(step.traced for step in analysis.steps)
+        self._steps: dict[int | None, tuple[int, int]] = {}
+        """(summed ns, number) of steps by rank."""
+        for step in analysis.steps:
+            if step.traced == traced:
+                total, number = self._steps.get(step.rank, (0, 0))
+                self._steps[step.rank] = (total + step.duration_ns, number + 1)
+        self._spans: dict[int | None, int] = {}
+        for device in analysis.devices:
+            self._spans[device.rank] = max(device.span_ns, self._spans.get(device.rank, 0))
+
+    def of(self, finding: Finding) -> float | None:
+        """ns, ``None`` if neither steps nor devices tell."""
+        mine = {*finding.ranks, None}
+        if finding.cost_ns_per_step is not None:
+            sums = [pair for rank, pair in self._steps.items() if not finding.ranks or rank in mine]
+            count = sum(number for _, number in sums)
+            return sum(total for total, _ in sums) / count if count else None
+        spans = [span for rank, span in self._spans.items() if not finding.ranks or rank in mine]
+        return max(spans, default=None)
+
 
 FEW_STEPS = 10
 """Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.dashboards.report.device_rows import DeviceRow
+    from perfscope.dashboards.report.hot_rows import DeviceRow
 
 SUFFIXES = (".txt",)
 

@@ -13,12 +13,11 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.web.pages import PAGES, Asked, address, page_module
-from perfscope.dashboards.web.pages._progress import mark_of, progress, said
+from perfscope.dashboards.web.pages._parts import mark_of, progress, said
 from perfscope.dashboards.web.server.api import install_api
 from perfscope.dashboards.web.server.exports import FORMS
 from perfscope.dashboards.web.server.guard import Guard
-from perfscope.dashboards.web.server.kept import read_view
-from perfscope.dashboards.web.server.shelf import Shelf
+from perfscope.dashboards.web.server.shelf import Shelf, read_view
 from perfscope.dashboards.web.server.works import find_work
 from perfscope.dashboards.web.server.workshop import State as Readiness
 from perfscope.dashboards.web.server.workshop import Workshop

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.device_rows import span_text
+from perfscope.dashboards.report.hot_rows import span_text
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import dash_mantine_components as dmc
 from dash import dcc, html
 
 from perfscope.dashboards.web.pages import Asked
-from perfscope.dashboards.web.server.kept import read_view
+from perfscope.dashboards.web.server.shelf import read_view
+from perfscope.dashboards.web.server.workshop import State
+from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.untrusted_text import sanitize
 
 
 def tabs(asked: Asked, parameter: str, words: Mapping[str, str], here: str, *, label: str) -> Any:
@@ -120,3 +124,41 @@ def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title:
     return html.Section(
         [html.H2(title), *note, html.Div(legend, className="ps-legend"), *drawn], className="ps-card ps-bars"
     )
+
+
+# Pages that show the cards of the HTML report: one layout, so that they are alike.
+
+
+def cards(title: str, view: dict[str, Any], *, nothing: str) -> list[Any]:
+    """A heading and the cards of ``view["html"]``; ``nothing``: said where there are none, and how to get them."""
+    shown = Fragment(html=view["html"]) if view["html"] else html.P(nothing, className="ps-card")
+    return [html.H1(title, className="ps-title"), shown]
+
+
+# What stands in the place of a page whose data is not there: how far it is, or the one line that says why not.
+
+
+def said(line: str, *more: Any) -> Any:
+    """A line in place of a page."""
+    return html.Div([html.P(sanitize(line, 1_000)), *more], className="ps-card", role="alert")
+
+
+def progress(title: str, key: str, state: State) -> Any:
+    """How far a child is, with a button that ends it; of one that failed why, with one that begins again."""
+    if state.stage in ("working", "waiting"):
+        return html.Div(
+            [
+                html.H1(title),
+                dmc.Progress(value=100, animated=True, striped=True, **{"aria-label": "reading"}),
+                html.P(f"{state.told}, {state.seconds:.0f} s"),
+                html.Button("cancel", id={"act": "cancel", "key": key}, className="ps-button"),
+            ],
+            className="ps-card",
+        )
+    again = html.Button("read it again", id={"act": "again", "key": key}, className="ps-button")
+    return said(state.told, *([] if state.stage == "gone" else [again]))
+
+
+def mark_of(state: State) -> str:
+    """What `progress` depends on."""
+    return f"{state.stage} {state.told} {int(state.seconds)}"

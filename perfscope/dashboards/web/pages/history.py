@@ -7,8 +7,8 @@ from typing import Any
 from dash import dcc, html
 
 from perfscope.dashboards.web.pages import Asked, address
-from perfscope.dashboards.web.pages._progress import mark_of, progress, said
-from perfscope.dashboards.web.server.kept import read_view
+from perfscope.dashboards.web.pages._parts import mark_of, progress, said
+from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.server.works import Kept, stores
 from perfscope.dashboards.web.ui import Fragment
 from perfscope.model.untrusted_text import sanitize

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.web.server.downloads import downloads
-from perfscope.dashboards.web.server.shelf import Shelf
+from perfscope.dashboards.web.server.exports import Export, ask, export_of
+from perfscope.dashboards.web.server.shelf import Shelf, read_view
 from perfscope.dashboards.web.server.works import find_work
 from perfscope.dashboards.web.server.workshop import Workshop
 from perfscope.model.errors import DataError, UsageError
@@ -16,6 +18,64 @@ from perfscope.model.errors import DataError, UsageError
 if TYPE_CHECKING:
     from flask import Flask
     from flask.typing import ResponseReturnValue
+
+
+# ``api/export/<key>/<form>``: begins an export, says how far it is, and hands it out.
+
+
+RETRY_S = 1
+
+
+def downloads(shelf: Shelf, workshop: Workshop) -> tuple[Callable[..., ResponseReturnValue], ...]:
+    """Two views of Flask: ``GET`` and ``DELETE``.
+
+    ``GET`` answers 202 with ``{"told"}`` while it is made, 200 with the file (``?ask=1``: with what it is), 422 with
+    ``{"error"}`` where it cannot be made; ``?anew=1`` tries again what failed. ``DELETE`` ends what makes it.
+    """
+    from flask import jsonify, request, send_file
+
+    def found(key: str, form: str) -> Export | None:
+        item = shelf.find(key)
+        try:
+            return None if item is None else export_of(item, form)
+        except UsageError:
+            return None
+
+    def nothing() -> ResponseReturnValue:
+        return jsonify({"error": "there is nothing of that name here"}), HTTPStatus.NOT_FOUND
+
+    def get(key: str, form: str) -> ResponseReturnValue:
+        # A browser says where a request comes from; another page must not make this machine work.
+        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            return jsonify({"error": "the request comes from another page"}), HTTPStatus.FORBIDDEN
+        export = found(key, form)
+        if export is None:
+            return nothing()
+        answer = ask(workshop, export, anew=request.args.get("anew") == "1")
+        if answer.problem:
+            return jsonify({"error": answer.told}), HTTPStatus.UNPROCESSABLE_ENTITY
+        if answer.file is None:
+            told = jsonify({"told": answer.told})
+            told.headers["Retry-After"] = str(RETRY_S)
+            told.headers["Cache-Control"] = "no-store"
+            return told, HTTPStatus.ACCEPTED
+        if request.args.get("ask") == "1":
+            whole = jsonify({"name": export.name, "bytes": answer.file.stat().st_size, "remarks": answer.remarks})
+            whole.headers["Cache-Control"] = "no-store"
+            return whole
+        sent = send_file(
+            answer.file, mimetype="application/octet-stream", as_attachment=True, download_name=export.name, etag=False
+        )
+        sent.headers["Cache-Control"] = "no-store"
+        return sent
+
+    def delete(key: str, form: str) -> ResponseReturnValue:
+        export = found(key, form)
+        if export is None:
+            return nothing()
+        return jsonify({"cancelled": workshop.cancel(export)})
+
+    return get, delete
 
 
 def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
@@ -56,7 +116,6 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
         return jsonify({"error": "there is nothing of that name here"}), HTTPStatus.NOT_FOUND
 
     def csv(key: str, view: str, table: str) -> ResponseReturnValue:
-        from perfscope.dashboards.web.server.tables import csv_of
 
         return answered(key, lambda folder: (csv_of(folder, view, table), "text/csv"))
 
@@ -85,3 +144,30 @@ def report_style() -> str:
 
     root = f":root{{color-scheme:light;{LIGHT}}}:root[data-ps-scheme=dark]{{color-scheme:dark;{DARK}}}"
     return f"{root}\n.ps-report{{{RULES}{OWN_STYLE}}}\n.ps-report:has(.ps-history){{{STYLE}}}\n"
+
+
+# Tables of a page as CSV, safe to open with a spreadsheet.
+
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula."""
+
+
+def csv_of(folder: Path, view: str, table: str) -> bytes:
+    """A table of a view, all its rows, numbers as they are (ns, bytes). ``DataError`` where there is none."""
+    held = read_view(folder, view)
+    found = None if held is None else held.get("view", {}).get("tables", {}).get(table)
+    if found is None:
+        raise DataError(f"{view}/{table}: no such table")
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    writer.writerow([cell(column["key"]) for column in found["columns"]])
+    writer.writerows([cell(value) for value in row] for row in found["rows"])
+    return out.getvalue().encode("utf-8", "replace")
+
+
+def cell(value: Any) -> Any:
+    """A text that looks like a formula is marked as text, as spreadsheets do; numbers stay numbers."""
+    if isinstance(value, str) and value.startswith(FORMULA):
+        return f"'{value}"
+    return "" if value is None else value

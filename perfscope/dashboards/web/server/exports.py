@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.dashboards.web.server.child import Child, run_alone
-from perfscope.dashboards.web.server.kept import read_view
-from perfscope.dashboards.web.server.shelf import Item
+from perfscope.dashboards.web.server.shelf import Item, read_view
 from perfscope.dashboards.web.server.workshop import State, Workshop
 from perfscope.model.documents.run_folders import directory_label
 from perfscope.model.errors import DataError, UsageError

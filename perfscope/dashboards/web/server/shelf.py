@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import PROFILED_FOLDER
@@ -176,3 +178,18 @@ def _below(folder: Path) -> Iterable[Path]:
 def _entry(file: Path, name: str) -> tuple[str, int, int]:
     told = file.stat()
     return name, told.st_size, told.st_mtime_ns
+
+
+# Reads what a child of the server wrote of an item.
+
+
+def read_view(folder: Path, name: str) -> dict[str, Any] | None:
+    """``{"view": ...}`` or ``{"problem": ...}`` as the child wrote it; ``None`` where it is not there yet."""
+    if not KEY.fullmatch(name):
+        return None
+    try:
+        content = (folder / f"{name}.json").read_bytes()
+    except OSError:
+        return None
+    held: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
+    return held

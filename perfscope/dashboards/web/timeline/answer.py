@@ -10,12 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.dashboards.web.server.kept import read_view
-from perfscope.dashboards.web.timeline.counters import piece
-from perfscope.dashboards.web.timeline.index import Index, load
-from perfscope.dashboards.web.timeline.lanes import TABLES
+from perfscope.dashboards.web.server.shelf import read_view
+from perfscope.dashboards.web.timeline.index import MOST_COLUMNS, MOST_LANES, Index, edges_of, load, tile
+from perfscope.dashboards.web.timeline.lanes import TABLES, piece
 from perfscope.dashboards.web.timeline.palette import CATEGORY_WORDS
-from perfscope.dashboards.web.timeline.tile import MOST_COLUMNS, MOST_LANES, edges_of, tile
 from perfscope.model.errors import DataError, UsageError
 
 MOST_NAMES = 2_000

@@ -2,17 +2,242 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from perfscope.dashboards.report.sections.compile import compile_view
+from perfscope.analyzers.programs.programs import Program, programs
+from perfscope.analyzers.torch_compile.frames import plain_function
+from perfscope.analyzers.torch_compile.summary import CompileSummary, FrameSummary, compile_summary
+from perfscope.dashboards.report.sections.compile import compile_view, place_text
 from perfscope.dashboards.report.sections.compile_formats import compile_card
 from perfscope.dashboards.report.sections.program import programs_view
 from perfscope.dashboards.report.sections.program_formats import programs_cards
 from perfscope.dashboards.web.views import Job, Place
-from perfscope.dashboards.web.views._compile_rows import HEADS, rows_of, stages_of
 from perfscope.dashboards.web.views._planned import cards as modelled_cards
-from perfscope.dashboards.web.views._tables import MOST_ROWS, table
+from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
+from perfscope.model.compile_log import CompileLog
+from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
+
+# What one rank compiled as rows of plain values: of torch.compile's log, of JAX's events, of XLA's programs.
+
+
+TEXT_CHARS = 300
+FEW = 12
+"""Ops and lines of a kernel, values of a guard."""
+
+RANK = Head(key="rank", title="rank", unit="count", width=74)
+HEADS: dict[str, tuple[Head, ...]] = {
+    "frames": (
+        RANK,
+        Head(key="function", title="frame", unit="code", width=230),
+        Head(key="ns", title="compile time", unit="ns", width=130),
+        Head(key="line", title="line", unit="code", width=210),
+        Head(key="state", title="state", width=140),
+        Head(key="compiles", title="compiled", unit="count", width=106),
+        Head(key="recompiles", title="again", unit="count", width=90),
+        Head(key="breaks", title="breaks", unit="count", width=92),
+        Head(key="graphs", title="graphs", unit="count", width=92),
+        Head(key="ops", title="largest, ops", unit="count", width=124),
+        Head(key="restarts", title="begun anew", unit="count", width=118),
+        Head(key="caches", title="caches", width=260),
+        Head(key="stage", title="longest stage", width=260),
+    ),
+    "breaks": (
+        RANK,
+        Head(key="line", title="line", unit="code", width=230),
+        Head(key="count", title="records", unit="count", width=100),
+        Head(key="left", title="left to eager mode", width=160),
+        Head(key="reason", title="reason", width=None),
+        Head(key="hint", title="hint", width=360),
+        Head(key="doc", title="torch's number", width=130),
+    ),
+    "recompiles": (
+        RANK,
+        Head(key="function", title="frame", unit="code", width=190),
+        Head(key="line", title="line", unit="code", width=210),
+        Head(key="count", title="times", unit="count", width=84),
+        Head(key="guard", title="guard that failed", unit="code"),
+        Head(key="values", title="values", unit="code", width=220),
+        Head(key="needed", title="needed at", unit="code", width=210),
+    ),
+    "graphs": (
+        RANK,
+        Head(key="id", title="compilation", unit="code", width=120),
+        Head(key="function", title="frame", unit="code", width=230),
+        Head(key="direction", title="direction", width=110),
+        Head(key="ops", title="ops", unit="count", width=84),
+        Head(key="inputs", title="inputs", unit="count", width=90),
+        Head(key="outputs", title="outputs", unit="count", width=98),
+        Head(key="recomputed", title="recomputed", unit="count", width=118),
+        Head(key="most", title="most frequent ops"),
+    ),
+    "kernels": (
+        RANK,
+        Head(key="name", title="kernel", unit="code", width=300),
+        Head(key="ns", title="time in the recording", unit="ns", width=170),
+        Head(key="backend", title="made by", width=100),
+        Head(key="calls", title="calls in the code", unit="count", width=150),
+        Head(key="ops", title="ATen ops", unit="code"),
+        Head(key="lines", title="lines", unit="code", width=260),
+    ),
+    "programs": (
+        RANK,
+        Head(key="name", title="program", unit="code", width=240),
+        Head(key="runs", title="executions", unit="count", width=116),
+        Head(key="ns", title="instructions, all", unit="ns", width=142),
+        Head(key="run_ns", title="one run", unit="ns", width=100),
+        Head(key="least_ns", title="least possible", unit="ns", width=130),
+        Head(key="bound", title="bound by", width=110),
+        Head(key="mfu", title="MFU", unit="share", width=84),
+        Head(key="hfu", title="HFU", unit="share", width=84),
+        Head(key="flops", title="FLOPs a run", unit="number", width=120),
+        Head(key="bytes", title="bytes a run", unit="bytes", width=120),
+        Head(key="peak", title="peak memory", unit="bytes", width=124),
+        Head(key="peak_by", title="peak known by", width=126),
+        Head(key="exact", title="FLOPs are", width=110),
+        Head(key="device", title="roof of", width=170),
+    ),
+    "jax": (
+        RANK,
+        Head(key="what", title="what", width=140),
+        Head(key="ns", title="took", unit="ns", width=100),
+        Head(key="function", title="function", unit="code", width=220),
+        Head(key="step", title="step", unit="count", width=80),
+        Head(key="line", title="called at", unit="code", width=230),
+        Head(key="reason", title="why, in jax's words"),
+    ),
+}
+"""Tables of the page; the numbers of ``programs``: executions and times measured, FLOPs, bytes, roof modelled."""
+
+
+def rows_of(trace: Trace) -> dict[str, list[list[Any]]]:
+    """The rows of each table of `HEADS`; empty lists for what was not compiled or not logged."""
+    rank = trace.source.rank
+    summary = trace.fact(compile_summary)
+    found: dict[str, list[list[Any]]] = {name: [] for name in HEADS}
+    if summary is not None:
+        found |= _of_torch(summary)
+    if trace.compile_log is not None:
+        found["graphs"] = _graphs(trace.compile_log)
+    found["jax"] = [_event(one) for one in trace.compile_events]
+    if trace.hlo or len(trace.rows["hlo_ops"]):
+        found["programs"] = [_program(one) for one in trace.fact(programs)]
+    return {name: [[rank, *row] for row in rows] for name, rows in found.items()}
+
+
+def stages_of(trace: Trace) -> list[dict[str, Any]]:
+    """A frame each with its compile time by stage, which sum to it; empty where the log has no phases."""
+    summary = trace.fact(compile_summary)
+    return [
+        {
+            "function": _function(one),
+            "line": place_text(one.place) if one.place is not None else "",
+            "ns": one.time_ns,
+            "stages": {str(stage): spent for stage, spent in one.stages_ns.items()},
+        }
+        for one in (() if summary is None else summary.frames)
+        if one.stages_ns
+    ]
+
+
+def _of_torch(summary: CompileSummary) -> dict[str, list[list[Any]]]:
+    return {
+        "frames": [_frame(one) for one in summary.frames],
+        "breaks": [
+            [
+                place_text(one.place), one.count, "the whole frame" if one.whole_frame else "",
+                sanitize(one.reason, TEXT_CHARS), sanitize(one.hint or "", TEXT_CHARS), sanitize(one.doc_id or ""),
+            ]
+            for one in summary.break_rows
+        ],
+        "recompiles": [
+            [
+                sanitize(one.function), place_text(one.place), one.count, sanitize(one.guard, TEXT_CHARS),
+                sanitize(", ".join(one.values[:FEW]), TEXT_CHARS),
+                "" if one.guard_place is None else place_text(one.guard_place),
+            ]
+            for one in summary.recompile_rows
+        ],
+        "kernels": [
+            [
+                sanitize(one.name, TEXT_CHARS), one.time_ns, one.backend, one.calls,
+                _few([op.removeprefix("aten.") for op in one.ops]),
+                _few(list(dict.fromkeys(map(place_text, one.places)))),
+            ]
+            for one in summary.kernels
+        ],
+    }  # fmt: skip
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return sanitize(", ".join(names[:FEW]), TEXT_CHARS) + more
+
+
+def _function(one: FrameSummary) -> str:
+    return sanitize(one.function) + ("" if one.after_line is None else f", behind line {one.after_line}")
+
+
+def _frame(one: FrameSummary) -> list[Any]:
+    caches = "; ".join(f"{sanitize(name)}: {_counts(results)}" for name, results in one.caches.items())
+    stage = max(one.stages_ns, key=lambda name: one.stages_ns[name], default=None)
+    return [
+        _function(one), one.time_ns or None, place_text(one.place), one.state, one.compiles, one.recompiles, one.breaks,
+        sum(group.count for group in one.graphs) or one.dynamo_graphs,
+        max((group.ops_most for group in one.graphs), default=None), one.restarts, caches,
+        "" if stage is None else str(stage),
+    ]  # fmt: skip
+
+
+def _counts(results: Mapping[Any, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in results.items())
+
+
+def _graphs(log: CompileLog) -> list[list[Any]]:
+    """The graphs that inductor compiled, the largest first."""
+    functions = {one.compile_id: plain_function(one.function) for one in log.compiles if one.function}
+    rows = []
+    for one in sorted(log.graphs, key=lambda graph: -len(graph.nodes)):
+        ops = Counter(node.op.removeprefix("aten.").removesuffix(".default") for node in one.nodes)
+        most = ", ".join(f"{sanitize(op)} {count:,}x" for op, count in ops.most_common(6))
+        rows.append(
+            [
+                sanitize(one.compile_id), sanitize(functions.get(one.compile_id, "")), one.direction, len(one.nodes),
+                len(one.inputs), len(one.outputs), len(one.recomputed), most,
+            ]
+        )  # fmt: skip
+    return rows
+
+
+_WORDS = {
+    "trace": "tracing", "lower": "lowering", "compile": "compiling", "cache_hit": "found in the cache",
+    "cache_miss": "not in the cache", "cache_read": "read from the cache", "cache_saved": "saved by the cache",
+    "first_trace": "traced first", "retrace": "traced again", "donation_unusable": "donation not used",
+}  # fmt: skip
+
+
+def _event(one: CompileEvent) -> list[Any]:
+    line = "" if one.file is None else sanitize(f"{one.file}:{one.line}" if one.line else one.file, TEXT_CHARS)
+    return [
+        _WORDS[one.kind], one.duration_ns, sanitize(one.function or one.module or ""), one.step, line,
+        sanitize(one.reason or "", TEXT_CHARS),
+    ]  # fmt: skip
+
+
+def _program(one: Program) -> list[Any]:
+    ran, least, used = one.execution, one.least, one.utilization
+    return [
+        sanitize(one.name, TEXT_CHARS), None if ran is None else ran.count,
+        None if ran is None else ran.instructions_ns, None if ran is None else round(ran.run_ns),
+        None if least is None else round(least.total_ns), "" if least is None else least.bound,
+        None if used is None else used.mfu, None if used is None else used.hfu, one.flops, one.bytes, one.peak_bytes,
+        one.peak_known_by or "", "" if one.flops is None else "exact" if one.exact else "at least",
+        "" if least is None else sanitize(least.device),
+    ]  # fmt: skip
+
 
 MOST_BARS = 12
 """Frames that are drawn, those that took longest to compile: the table has all."""

@@ -5,20 +5,176 @@ Curves go to a file each (`curve_file`), since a job of many ranks has hundreds;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from perfscope.analyzers.memory.holders import memory_holders
+from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
+from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.memory.picture import Band, MemoryPicture, memory_picture
 from perfscope.analyzers.memory.trace_memories import MOST_PROGRAMS
 from perfscope.dashboards.report.sections.memory import memory_view
 from perfscope.dashboards.report.sections.memory_formats import memory_cards
+from perfscope.dashboards.report.sections.memory_picture import COLORS, NOT_KNOWN, ORDER, PHASE_COLORS, UNSEEN_COLOR
 from perfscope.dashboards.web.views import Gathered, Job, Place
-from perfscope.dashboards.web.views._memory_parts import curve_of, peak_tables
 from perfscope.dashboards.web.views._planned import memory_cards as planned_memory
-from perfscope.model.trace import Trace
+from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.untrusted_text import sanitize
+
+# One memory over time for a page: its curve by category, the blocks alive at chosen moments, and who holds its peak.
+#
+# All of it bounded: the curve as of `memory_picture`, of each moment the largest blocks and the sum of the others.
+
+
+MOST_MOMENTS = 200
+"""Moments whose blocks are told, besides the peak: every other point of the curve."""
+MOST_BLOCKS = 40
+"""Blocks of a moment, the largest; the others are summed up."""
+MOST_HOLDERS = 1_000
+"""Modules, lines, ops and blocks of a peak."""
+TEXT_CHARS = 160
+
+HOLDER_HEADS = (
+    Head(key="name", title="holder", unit="code", width=520),
+    Head(key="bytes", title="at the peak", unit="bytes", width=120),
+    Head(key="share", title="share", unit="share", width=90),
+    Head(key="blocks", title="blocks", unit="count", width=90),
+    Head(key="members", title="modules", unit="count", width=100),
+)
+BLOCK_HEADS = (
+    Head(key="bytes", title="bytes", unit="bytes", width=110),
+    Head(key="category", title="what", width=130),
+    Head(key="name", title="tensor", unit="code", width=190),
+    Head(key="module", title="module", unit="code", width=300),
+    Head(key="line", title="line", unit="code", width=230),
+    Head(key="op", title="op", unit="code", width=190),
+    Head(key="phase", title="made in", width=100),
+    Head(key="step", title="step", unit="count", width=80),
+    Head(key="blocks", title="blocks", unit="count", width=84),
+)
+KINDS = ("blocks", "modules", "lines", "ops", "categories")
+"""Tables of a peak."""
+
+
+def curve_of(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[str, Any]:
+    """The curve and the moments; positions are counted from ``first``, a decimal number (it may be beyond a float)."""
+    picture = memory_picture(trace, timeline)
+    positions = (picture.positions - timeline.first).tolist()
+    at_peak = int(np.flatnonzero(picture.positions == peak.position)[0])
+    held = dict(zip(picture.categories, picture.bytes.tolist(), strict=True))
+    areas = [
+        {"name": _category(one), "color": COLORS[one], "bytes": held[one]} for one in ORDER if any(held.get(one, ()))
+    ]
+    if picture.unseen_bytes:
+        before = [picture.unseen_bytes] * len(positions)
+        areas.insert(0, {"name": "held before the recording", "color": UNSEEN_COLOR, "bytes": before})
+    moments = _moments(len(positions), at_peak)
+    blocks, alive = _alive(trace, timeline, picture, moments)
+    return {
+        "axis": timeline.axis,
+        "first": str(timeline.first),
+        "span": timeline.last - timeline.first + 1,
+        "positions": positions,
+        "areas": areas,
+        "reserved": None if picture.reserved is None else picture.reserved.tolist(),
+        "capacity": timeline.capacity_bytes,
+        "peak": {"place": at_peak, "bytes": peak.bytes},
+        "steps": _bands(picture.steps, timeline.first),
+        "phases": [{**band, "color": PHASE_COLORS[band["name"]]} for band in _bands(picture.phases, timeline.first)],
+        "failed": [at - timeline.first for at in timeline.out_of_memory[:MOST_MOMENTS]],
+        "moments": moments,
+        "alive": alive,
+        "blocks": blocks,
+        "unseen": picture.unseen_bytes,
+    }
+
+
+def _moments(many: int, peak: int) -> list[int]:
+    """Places on the curve whose blocks are told; the peak is one of them."""
+    chosen = np.linspace(0, many - 1, min(many, MOST_MOMENTS)).astype(np.int64).tolist()
+    return sorted({*chosen, peak})
+
+
+def _alive(
+    trace: Trace, timeline: MemoryTimeline, picture: MemoryPicture, moments: Sequence[int]
+) -> tuple[list[list[Any]], list[list[Any]]]:
+    """(blocks, by moment ``[places in blocks, how many more, their bytes]``): each block is told once."""
+    place_of: dict[int, int] = {}
+    alive = []
+    size, count = timeline.blocks["bytes"], timeline.blocks["count"]
+    for moment in moments:
+        rows = timeline.alive_at(int(picture.positions[moment]))
+        kept = rows[:MOST_BLOCKS].tolist()
+        places = [place_of.setdefault(row, len(place_of)) for row in kept]
+        rest = rows[MOST_BLOCKS:]
+        alive.append([places, int(count[rest].sum()), int(size[rest].sum())])
+    return [_block(trace, timeline, row) for row in place_of], alive
+
+
+def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
+    """As `BLOCK_HEADS`, then when it was made and let go (``None``: never), counted from the timeline's first."""
+    blocks, recorded = timeline.blocks, timeline.of(trace)
+    line, step = int(blocks["line"][row]), int(blocks["step"][row])
+    return [
+        int(blocks["bytes"][row]),
+        _category(MemoryCategory(int(blocks["category"][row]))),
+        sanitize(timeline.text(int(blocks["name"][row])), TEXT_CHARS),
+        sanitize(timeline.text(int(blocks["module"][row])), TEXT_CHARS),
+        "" if line == MISSING else line_text(timeline.lines[line]),
+        sanitize(asking_op(recorded, int(blocks["op"][row])) or "", TEXT_CHARS),
+        "" if not blocks["phase"][row] else MemoryPhase(int(blocks["phase"][row])).name.lower(),
+        None if step == MISSING else step,
+        int(blocks["count"][row]),
+        None if blocks["before"][row] else int(blocks["start"][row]) - timeline.first,
+        None if blocks["after"][row] else int(blocks["end"][row]) - timeline.first,
+    ]
+
+
+def line_text(line: SourceLine) -> str:
+    """``train.py:12 step``."""
+    place = line.file if line.line is None else f"{line.file}:{line.line}"
+    return sanitize(place if line.function is None else f"{place} {line.function}", TEXT_CHARS)
+
+
+def _category(one: MemoryCategory) -> str:
+    return NOT_KNOWN if one == MemoryCategory.UNKNOWN else one.name.lower().replace("_", " ")
+
+
+def _bands(bands: Sequence[Band], first: int) -> list[dict[str, Any]]:
+    return [{"name": one.name, "start": one.start - first, "end": one.end - first} for one in bands]
+
+
+def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[str, Any]:
+    """Who holds the peak: a table by each of `KINDS`. Every table but that of blocks sums to the peak if whole."""
+    rows = timeline.alive_at(peak.position).tolist()
+    blocks = [_block(trace, timeline, row)[: len(BLOCK_HEADS)] for row in rows[:MOST_HOLDERS]]
+    made = {
+        "blocks": {**table(BLOCK_HEADS, blocks), "left": max(0, len(rows) - MOST_HOLDERS)},
+        "modules": _holders(peak.by_module),
+        "lines": _holders(peak.by_line),
+        "ops": _holders(peak.by_op),
+        "categories": _holders(peak.by_category),
+    }
+    return {name: held for name, held in made.items() if held["rows"]}
+
+
+def _holders(found: Sequence[Holder]) -> dict[str, Any]:
+    rows = [
+        [
+            sanitize(one.name or "", TEXT_CHARS) if one.line is None or one.name is None else line_text(one.line),
+            one.bytes, one.share, one.blocks, one.members,
+        ]
+        for one in found
+    ]  # fmt: skip
+    known = [[row[0] or NOT_KNOWN, *row[1:]] for row in rows]
+    return table(HOLDER_HEADS, known, most=MOST_HOLDERS)
+
 
 MOST_SHOWN = 24
 """Memories that can be chosen: of each kind the highest, then the others by their peak."""

@@ -2,19 +2,122 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
 from statistics import median
 from typing import Any
 
+from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.programs.programs import programs
+from perfscope.analyzers.time.steps import step_windows
 from perfscope.dashboards.report.html_findings import nothing_found
 from perfscope.dashboards.report.html_report import overview_parts
 from perfscope.dashboards.report.summary import summarize
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import facts_of, missing
 from perfscope.dashboards.web.views._planned import tiles, told_of
-from perfscope.dashboards.web.views._utilization import CONFIDENCE, median_interval, utilization_of
+from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
+
+# How much of the device's peak a step uses, where that can be said, and between what the median step lies.
+#
+# FLOPs are modelled (of the programs, or of the op graph of one step), times are measured.
+
+
+CONFIDENCE = 0.95
+"""Of the interval of a median, the usual one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """A share of the peak: MFU as PaLM defines it (Chowdhery et al. 2022, appendix B)."""
+
+    mfu: float
+    exact: bool
+    """False: at least this; some arithmetic has no formula, or a type no peak."""
+    over: str
+    """What it is a share over: a program's run, or the step."""
+    device: str
+
+
+def utilization_of(trace: Trace) -> Used | None:
+    """The MFU of one rank: of its program with most time, else of the op graph; ``None`` where neither can say."""
+    if trace.hlo:
+        ran = [one for one in trace.fact(programs) if one.execution is not None and one.utilization is not None]
+        if ran:
+            first = max(ran, key=lambda one: 0 if one.execution is None else one.execution.instructions_ns)
+            used, least = first.utilization, first.least
+            if used is not None:
+                device = "" if least is None else least.device
+                return Used(mfu=used.mfu, exact=used.exact, over=f"a run of {first.name}", device=device)
+    return _of_graph(trace)
+
+
+def _of_graph(trace: Trace) -> Used | None:
+    graph, device = trace.op_graph, _device(trace)
+    timed = _step_ns(trace)
+    if graph is None or device is None or timed is None:
+        return None
+    wanted = [op for op in graph.ops if op.flops and not op.recompute]
+    least = [_least_ns(graph, op, device) for op in wanted]
+    known = [one for one in least if one is not None]
+    step_ns, how = timed
+    if not known or step_ns <= 0:
+        return None
+    return Used(mfu=sum(known) / step_ns, exact=len(known) == len(least), over=how, device=device.name)
+
+
+def _device(trace: Trace) -> Device | None:
+    """The recorded device, if there is one product and its peaks are known."""
+    if trace.op_graph is None or trace.op_graph.device == "cpu":
+        return None
+    names = {trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""}
+    return find_device(names.pop()) if len(names) == 1 else None
+
+
+def _step_ns(trace: Trace) -> tuple[float, str] | None:
+    """(a step in ns, how it was timed): the devices waited for, else without a profiler, else while traced."""
+    if trace.window_ns is not None and trace.window_steps:
+        return trace.window_ns / trace.window_steps, "the mean step without a profiler"
+    if trace.step_times_ns:
+        return median(trace.step_times_ns), "the median step without a profiler"
+    steps = trace.fact(step_windows)
+    if not steps.count:
+        return None
+    return float(median((steps.ends - steps.starts).tolist())), "the median step while traced"
+
+
+def _least_ns(graph: OpGraph, op: GraphOp, device: Device) -> float | None:
+    """An op's arithmetic at the peak of its operands' type; products of float32 may run in TF32."""
+    first = next((graph.tensors[at] for at in (*op.inputs, *op.outputs)), None)
+    dtype = "" if first is None else first.dtype.removeprefix("torch.")
+    peaks = device.peak_flops
+    peak = peaks.get("tf32", peaks.get("float32")) if dtype == "float32" else peaks.get(dtype)
+    return None if not peak or op.flops is None else op.flops * 1e9 / peak
+
+
+def median_interval(values: Sequence[int], confidence: float = CONFIDENCE) -> tuple[int, int] | None:
+    """Between what the median of what the values are drawn from lies, by their order alone (the sign test).
+
+    ``None`` where they are too few for that confidence (below six for 95%). It takes them to be independent.
+    Source: Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2 (interval of a quantile).
+    """
+    many = len(values)
+    outside, below = (1 - confidence) / 2, 0.0
+    rank = 0
+    for at in range(many // 2):
+        below += comb(many, at) / 2**many
+        if below > outside:
+            break
+        rank = at + 1
+    if rank == 0:
+        return None
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[many - rank]
+
 
 MOST_FIRST = 5
 """Findings on the first page; all of them have a page of their own."""

@@ -6,21 +6,211 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set, process_sets
 from perfscope.analyzers.ranks.job import has_ranks
-from perfscope.analyzers.ranks.matching import Matched
+from perfscope.analyzers.ranks.links import Samples, link_counters
+from perfscope.analyzers.ranks.matching import SAME, Matched
 from perfscope.analyzers.ranks.sets import CollectiveKind, RankTotal, rank_sets, table_of
 from perfscope.analyzers.sections.collectives import MOST_JOBS
+from perfscope.analyzers.time.device_time import device_busy
+from perfscope.analyzers.time.steps import step_windows
 from perfscope.dashboards.report.sections.collectives import collectives_view, ranks_text
 from perfscope.dashboards.report.sections.collectives_formats import collectives_cards
 from perfscope.dashboards.web.views import Job, Place
-from perfscope.dashboards.web.views._heat import busy_map, wait_map
 from perfscope.dashboards.web.views._not_recorded import is_jax
-from perfscope.dashboards.web.views._rank_parts import busy_of, links_of
 from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
 from perfscope.model.collectives import bus_factor
+from perfscope.model.intervals import covered
 from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize
+
+# Heat maps of ranks as bounded arrays: who waited how long at each collective, and how busy devices were.
+#
+# Rows are ranks, columns collectives in order. Of more collectives than columns, neighbours share one: it keeps the
+# worst
+# wait of each rank, and their sum, so that a row still sums to what the rank waited in all.
+
+
+MOST_HEAT_ROWS = 512
+"""Ranks that are drawn: more are thinner than a pixel. Those that waited longest are kept."""
+MOST_CELLS = 60_000
+"""Of a heat map: with times and names a megabyte of JSON, and narrower cells cannot be pointed at."""
+LEAST_COLUMNS, MOST_COLUMNS = 100, 600
+
+
+def wait_map(
+    matched: Sequence[Matched], members: Sequence[int], waits: Mapping[int, int], member: str
+) -> dict[str, Any] | None:
+    """The waits of ``members`` at ``matched`` (by start); ``None`` where there are none.
+
+    ``value``: the worst wait in ns, row by row, ``None`` where the rank took no part; ``sum``: all waits of the cell;
+    ``of``: which of ``collectives`` the worst is; ``at``: its start on the clock of that rank, ns behind ``base``.
+    """
+    if not matched or not members:
+        return None
+    kept = sorted(sorted(members, key=lambda one: -waits.get(one, 0))[:MOST_HEAT_ROWS])
+    columns = min(len(matched), max(LEAST_COLUMNS, min(MOST_COLUMNS, MOST_CELLS // len(kept))))
+    row_of = {one: place * columns for place, one in enumerate(kept)}
+    size = len(kept) * columns
+    value: list[int | None] = [None] * size
+    total: list[int | None] = [None] * size
+    which: list[int] = [-1] * size
+    for number, one in enumerate(matched):
+        column = number * columns // len(matched)
+        core = one.core_ns
+        for rank, side in one.sides.items():
+            row = row_of.get(rank)
+            if row is None:
+                continue
+            cell, wait = row + column, side.end_ns - side.start_ns - core
+            before = value[cell]
+            if before is None or wait > before:
+                value[cell], which[cell] = wait, number
+            total[cell] = wait + (total[cell] or 0)
+    base = min(side.start_ns for one in matched for side in one.sides.values())
+    starts = [
+        None if number < 0 else matched[number].sides[kept[cell // columns]].start_ns - base
+        for cell, number in enumerate(which)
+    ]
+    told = sorted({number for number in which if number >= 0})
+    place_of = {number: place for place, number in enumerate(told)}
+    return {
+        "rows": [{"member": one, "label": f"{member} {one}"} for one in kept],
+        "rows_left": len(members) - len(kept),
+        "columns": columns,
+        "first": [-(-column * len(matched) // columns) for column in range(columns)],
+        "count": len(matched),
+        "value": value,
+        "sum": total if columns < len(matched) else None,
+        "of": [None if number < 0 else place_of[number] for number in which],
+        "at": starts,
+        "base": str(base),
+        "collectives": [_told(number, matched[number]) for number in told],
+    }
+
+
+def _told(number: int, one: Matched) -> list[Any]:
+    """``[number, words, core in ns, who came last]``."""
+    # all sides of these have one size: asking each of 512 would take longer than all else here
+    first = next(iter(one.sides.values()))
+    size = first.message_bytes(one.size) if one.operation in SAME else one.message_bytes
+    words = (
+        f"{sanitize(one.operation)}{'' if size is None else ' ' + format_bytes(size)}, group {ranks_text(one.group)}"
+    )
+    return [number, words, one.core_ns, one.last]
+
+
+def busy_map(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """How busy each device was in each step: ``devices`` as of `ranks_parts.busy_of`; ``None`` where there are none.
+
+    ``value``: share of the window in which the device worked, row by row, ``None`` behind a rank's last one.
+    """
+    if not devices:
+        return None
+    kept = sorted(devices, key=lambda one: sum(one["busy_ns"]) / max(1, sum(one["span_ns"])))[:MOST_HEAT_ROWS]
+    kept.sort(key=lambda one: (one["rank"] is None, one["rank"] or 0, one["trace"], one["ordinal"]))
+    columns = max(len(one["busy_ns"]) for one in kept)
+    value: list[float | None] = []
+    starts: list[str | None] = []
+    spans: list[int | None] = []
+    for one in kept:
+        gap: list[None] = [None] * (columns - len(one["busy_ns"]))
+        pairs = zip(one["busy_ns"], one["span_ns"], strict=True)
+        value += [*(busy / span if span else None for busy, span in pairs), *gap]
+        starts += [*one["starts"], *gap]
+        spans += [*one["span_ns"], *gap]
+    longest = max(kept, key=lambda one: len(one["labels"]))
+    return {
+        "rows": [{"member": one["rank"], "label": one["label"], "trace": one["trace"]} for one in kept],
+        "rows_left": len(devices) - len(kept),
+        "columns": columns,
+        "labels": longest["labels"],
+        "value": value,
+        "starts": starts,
+        "spans": spans,
+        "of_steps": all(one["of_steps"] for one in kept),
+    }
+
+
+# What the page of ranks takes of one rank's tables while they are in memory: busy shares by step, link counters.
+
+
+MOST_WINDOWS = 240
+"""Steps of a row: four pixels each on a wide screen. Of more, neighbours are one window together."""
+PARTS = 100
+"""Equal parts of a recording without steps."""
+
+
+def busy_of(trace: Trace, number: int) -> list[dict[str, Any]]:
+    """One entry a device that worked: windows, their length and how long the device worked in each, in ns."""
+    starts, ends, labels, of_steps = _windows(trace)
+    if not len(starts):
+        return []
+    rows = trace.rows["devices"]
+    rank = trace.source.rank
+    found = []
+    worked = {device: busy for device, busy in trace.fact(device_busy).items() if len(busy.starts)}
+    for device, busy in worked.items():
+        ordinal = int(rows["ordinal"][device])
+        whose = "" if rank is None else f"rank {rank}"
+        name = f"device {ordinal}"
+        found.append(
+            {
+                "rank": rank,
+                "trace": number,
+                "ordinal": ordinal,
+                "label": whose if whose and len(worked) == 1 else " ".join(filter(None, (whose, name))),
+                "busy_ns": covered(busy, starts, ends).tolist(),
+                "span_ns": (ends - starts).tolist(),
+                "starts": [str(start) for start in starts.tolist()],
+                "labels": labels,
+                "of_steps": of_steps,
+            }
+        )
+    return found
+
+
+def _windows(trace: Trace) -> tuple[np.ndarray, np.ndarray, list[str], bool]:
+    steps = trace.fact(step_windows)
+    if steps.count:
+        edges = np.unique(np.linspace(0, steps.count, min(steps.count, MOST_WINDOWS) + 1).astype(np.int64))
+        first, last = edges[:-1], edges[1:] - 1
+        numbers = steps.numbers
+        labels = [
+            f"step {numbers[a]}" if a == b else f"steps {numbers[a]} to {numbers[b]}"
+            for a, b in zip(first.tolist(), last.tolist(), strict=True)
+        ]
+        return steps.starts[first], np.maximum(steps.ends[last], steps.starts[first]), labels, True
+    held = [busy for busy in trace.fact(device_busy).values() if len(busy.starts)]
+    if not held:
+        return np.empty(0, np.int64), np.empty(0, np.int64), [], False
+    low, high = min(int(one.starts[0]) for one in held), max(int(one.ends[-1]) for one in held)
+    parts = max(1, min(PARTS, high - low))
+    edges = np.array([low + (high - low) * part // parts for part in range(parts + 1)], np.int64)
+    return edges[:-1], edges[1:], [f"part {part + 1} of {parts}" for part in range(parts)], False
+
+
+def links_of(trace: Trace) -> list[list[Any]]:
+    """Rows (rank, link, samples, mean, most, unit) of the counters beside communication; empty: none recorded."""
+    counters = trace.fact(link_counters)
+    rank = trace.source.rank
+    rows = [
+        _link(rank, f"NVLink of GPU {gpu}", samples, "share of its peak") for gpu, samples in counters.nvlink.items()
+    ]
+    rows += [_link(rank, f"network card {at}", samples, "bytes/s sent") for at, samples in enumerate(counters.cards)]
+    return [row for row in rows if row[2]]
+
+
+def _link(rank: int | None, name: str, samples: Samples, unit: str) -> list[Any]:
+    lasting = samples.ends_ns - samples.starts_ns
+    whole = int(lasting.sum())
+    mean = float((samples.values * lasting).sum() / whole) if whole else 0.0
+    most = float(samples.values.max()) if len(samples.values) else 0.0
+    return [rank, sanitize(name), len(samples.values), mean, most, unit]
+
 
 FEW_MEMBERS = 16
 """Ranks that have a column of their own in the tables."""

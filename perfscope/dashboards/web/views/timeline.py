@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.time.sites import call_site
-from perfscope.dashboards.web.timeline.counters import MOST_SERIES, series_of
-from perfscope.dashboards.web.timeline.counters import save as save_series
 from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save
-from perfscope.dashboards.web.timeline.lanes import TABLES, events_of
+from perfscope.dashboards.web.timeline.lanes import MOST_SERIES, TABLES, events_of, series_of
+from perfscope.dashboards.web.timeline.lanes import save as save_series
 from perfscope.dashboards.web.timeline.marks import marks
 from perfscope.dashboards.web.timeline.palette import CATEGORY_WORDS, COLORS, MAIN
 from perfscope.dashboards.web.views import Gathered, Job, Place
