@@ -247,7 +247,7 @@ def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Fr
 
 
 def _bytes(text: str) -> int:
-    from perfscope.analyzers.devices.sizes import read_bytes_text
+    from perfscope.analyzers.devices.target_text import read_bytes_text
 
     return read_bytes_text(text, "--host-memory")
 

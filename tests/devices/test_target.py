@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.devices.sizes import read_bytes_text
 from perfscope.analyzers.devices.target import described_target
-from perfscope.analyzers.devices.target_text import CHIPS, NAMES, parse_target
+from perfscope.analyzers.devices.target_text import CHIPS, NAMES, parse_target, read_bytes_text
 from perfscope.model.errors import DataError, UsageError
 
 

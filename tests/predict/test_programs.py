@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH
 from perfscope.analyzers.predict import Estimate, estimate
-from perfscope.analyzers.predict.simulate import PRIORITY, Played, Task, play
+from perfscope.analyzers.predict.spans import PRIORITY, Played, Task, play
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.sections import programs as section_module
 from perfscope.analyzers.sections.programs import NO_ESTIMATE, estimate_section

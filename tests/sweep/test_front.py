@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from itertools import product
 
-from perfscope.analyzers.sweep.conclusions import sentences
 from perfscope.analyzers.sweep.front import (
     SizeLimit,
     Swept,
@@ -13,6 +12,7 @@ from perfscope.analyzers.sweep.front import (
     dominates,
     kind_of,
     pareto_front,
+    sentences,
     size_limits,
 )
 from tests.sweep.points import MEMORY, point

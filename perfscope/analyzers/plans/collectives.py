@@ -15,8 +15,7 @@ from typing import Literal
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.predict.assumptions import Factors
 from perfscope.analyzers.predict.collective_time import CollectiveRange, Exchange, exchange_range
-from perfscope.analyzers.predict.simulate import Played, Task, play
-from perfscope.analyzers.predict.spans import NO_TIME, Range
+from perfscope.analyzers.predict.spans import NO_TIME, Played, Range, Task, play
 from perfscope.model.documents.torch_plan import PlannedCollective, PlannedProcesses, StepPosition
 
 ENDS: tuple[Literal["low", "high"], ...] = ("low", "high")

@@ -20,11 +20,9 @@ from perfscope.analyzers.hlo.module import Computation, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Thunks
 from perfscope.analyzers.hlo.structure import callees_first
 from perfscope.analyzers.predict.assumptions import Factors, is_contended
-from perfscope.analyzers.predict.cached import cached_bytes
 from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range, ended_by, held_collective
-from perfscope.analyzers.predict.kernel_time import kernel_time
-from perfscope.analyzers.predict.simulate import Kind, Played, Task, play
-from perfscope.analyzers.predict.spans import NO_TIME, Parts, Range
+from perfscope.analyzers.predict.kernel_time import cached_bytes, kernel_time
+from perfscope.analyzers.predict.spans import NO_TIME, Kind, Parts, Played, Range, Task, play
 
 Class = Literal["product", "memory", "collective", "copy", "library call", "call"]
 

@@ -9,8 +9,7 @@ from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.predict.assumptions import Assumption
 from perfscope.analyzers.predict.levels import Class
-from perfscope.analyzers.predict.simulate import Kind
-from perfscope.analyzers.predict.spans import Parts, Range
+from perfscope.analyzers.predict.spans import Kind, Parts, Range
 from perfscope.model.finding import Where
 
 

@@ -17,13 +17,64 @@ from perfscope.analyzers.hlo.roofline import utilization
 from perfscope.analyzers.predict import levels as streams
 from perfscope.analyzers.predict.assumptions import BLIND_SPOTS, Factors, factors_for, listed
 from perfscope.analyzers.predict.levels import Level, Levels, Piece
-from perfscope.analyzers.predict.model import Estimate, Row
-from perfscope.analyzers.predict.pictures import pictures
+from perfscope.analyzers.predict.model import Estimate, Row, StreamPicture, StreamSpan
 from perfscope.analyzers.predict.spans import Parts, Range
 from perfscope.model.documents.compile_manifest import FILE, load
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Where
 from perfscope.model.trace import Trace
+
+# What runs beside what at the high end of the range, for a picture: the program, and turns of its longest loops.
+
+
+MOST_SPANS = 200
+"""Stretches of a picture, the longest; what is beyond is counted."""
+
+MOST_LOOPS = 2
+"""Loops whose turn is drawn: the forward and the backward of the layers."""
+
+
+def pictures(top: Level, names: Mapping[int, str]) -> tuple[StreamPicture, ...]:
+    """The program, then the loops that take longest, of those in which more than one stream is at work."""
+    found: dict[str, tuple[int, StreamPicture]] = {}
+    waiting = [(top, 1)]
+    seen = {top.computation.name}
+    while waiting:
+        level, runs = waiting.pop()
+        for piece in level.pieces:
+            for inner, turns in piece.inside:
+                name = inner.computation.name
+                if name in seen:
+                    continue
+                seen.add(name)
+                waiting.append((inner, runs * turns))
+                if len({one.stream for one in inner.pieces}) > 1:
+                    drawn = _picture(inner, names, piece.instruction.name, turns)
+                    found[name] = (inner.time.high * runs * turns, drawn)
+    longest = sorted(found.values(), key=lambda pair: -pair[0])[:MOST_LOOPS]
+    return (_picture(top, names, "", 1), *(drawn for _, drawn in longest))
+
+
+def _picture(level: Level, names: Mapping[int, str], of: str, turns: int) -> StreamPicture:
+    found = []
+    for index, piece in enumerate(level.pieces):
+        start, end = level.high.starts[index], level.high.ends[index]
+        if end > start:
+            found.append(
+                StreamSpan(
+                    stream=names.get(piece.stream, "other"),
+                    kind=piece.kind,
+                    start=start,
+                    end=end,
+                    label=piece.instruction.name,
+                    repeats=max((count for _, count in piece.inside), default=1),
+                )
+            )
+    kept = sorted(sorted(found, key=lambda one: one.start - one.end)[:MOST_SPANS], key=lambda one: one.start)
+    return StreamPicture(
+        of=of, turns=turns, length_ns=level.high.makespan, spans=tuple(kept), left=len(found) - len(kept)
+    )
+
 
 _STREAMS = {
     streams.COMPUTE: "compute",

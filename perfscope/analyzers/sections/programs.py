@@ -11,7 +11,6 @@ from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import program_labels
 from perfscope.analyzers.ops.rules.unfused_ops.plan import pairs_apart
-from perfscope.analyzers.plans.breaks import planned_breaks
 from perfscope.analyzers.plans.exchanges import ExchangeSummary, exchange_summary
 from perfscope.analyzers.plans.time import GraphWork, PlanWork, Work, plan_works
 from perfscope.analyzers.predict import Estimate, estimate
@@ -21,6 +20,7 @@ from perfscope.analyzers.predict.program import StepOfSeveral, calls_seen, step_
 from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.programs.hot_instructions import HotSpots, hot_instructions
 from perfscope.analyzers.programs.programs import Program, programs
+from perfscope.analyzers.torch_compile.frames import planned_breaks
 from perfscope.model.errors import DataError
 from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals, Registers, fits, memory_as_run, totals
 from perfscope.model.trace import Trace

@@ -13,6 +13,7 @@ from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBrea
 from perfscope.model.finding import AbstainError, Where
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import EMPTY, Intervals, union
+from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.trace import RECORDED, Trace
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
@@ -238,3 +239,34 @@ def _holder(frames: list[list[Compile]], compile_id: str, time_ns: int | None) -
         return holding[0] if holding else None
     begun = [held for held in holding if (held[0].start_ns or 0) <= time_ns]
     return begun[-1] if begun else holding[0]
+
+
+# Graph breaks of a plan, by the user's line.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedBreak:
+    """A line that ends graphs, and all that torch says of it."""
+
+    place: CodeLine | None
+    functions: tuple[str, ...]
+    breaks: tuple[GraphBreak, ...]
+
+
+def planned_breaks(held: LoadedPlan) -> tuple[PlannedBreak, ...]:
+    """Lines that end graphs, in the order they were found."""
+    lines: dict[tuple[str, int] | None, list[tuple[str | None, GraphBreak]]] = defaultdict(list)
+    places: dict[tuple[str, int] | None, CodeLine | None] = {}
+    for function, found in held.breaks:
+        at = user_place(found.place, found.stack)
+        key = None if at is None else (at.file, at.line)
+        lines[key].append((function, found))
+        places.setdefault(key, at)
+    return tuple(
+        PlannedBreak(
+            place=places[key],
+            functions=tuple(dict.fromkeys(plain_function(function) for function, _ in rows)),
+            breaks=tuple(found for _, found in rows),
+        )
+        for key, rows in lines.items()
+    )

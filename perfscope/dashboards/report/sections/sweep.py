@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from perfscope.analyzers.predict.spans import Range
-from perfscope.analyzers.sweep.conclusions import sentences
-from perfscope.analyzers.sweep.front import Swept, VariantPoint, VariantState, pareto_front, size_limits
+from perfscope.analyzers.sweep.front import Swept, VariantPoint, VariantState, pareto_front, sentences, size_limits
 from perfscope.dashboards.report.compare.types import Count, Ns, Texts, Value
 from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError

@@ -1,0 +1,374 @@
+"""A line of the program ends a compiled graph.
+
+Why it costs:
+    torch.compile cannot put the line into a graph (a branch on a tensor's value, `.item()`, `print`, a library
+    it cannot trace). It ends the graph, runs the line in Python and begins another graph: the lookup of compiled code
+    and the way into it are paid again, nothing is fused across the line, tensors that cross it go through memory,
+    the backward is cut as well, and where the line needs a value the host waits for the device.
+
+How it is found:
+    Every record of torch.compile's log that a graph ends and the function goes on is counted to the user's line;
+    one line is one finding, however many frames, attempts and recompilations tell of it. Functions left to eager
+    mode as a whole are `eager_fallback`.
+
+    Time is measured in a trace whose compiled regions carry their compile ids (old versions of torch write none):
+    inside the region of a broken frame what lies outside of compiled graphs, that is the line itself, lookups,
+    and the way into the next graph; compiling is left out of it and of the step it is a share of. On a CPU that
+    host time is the cost. With an accelerator it is the time that idles from there to the next work (no more
+    than the host time, unless the host waited for the device there, which `host_sync` names as well), plus the
+    work launched there while nothing else ran: a break that a full queue hides costs nothing. It is an upper
+    bound, of which the lost fusion and the cut backward are no part; bytes of tensors that cross the line are
+    modelled from the graphs' shapes (matched by dtype and shape, at most) and are in the evidence. Less than a
+    thousandth of the step is no finding, and neither is a line whose frames do not run in the recorded steps.
+    Without such a trace the finding is structural.
+
+    In a planned PyTorch program (`perfscope compile`) the lines at which its graphs end, or would end if its model were
+    compiled (low, as the program is not): structural, without a time.
+
+Fix:
+    Keep the decision on the device, print outside the compiled function or every N steps, and ask for an error
+    in place of a break::
+
+        x = x * torch.where(x.abs().amax() > limit, 0.5, 1.0)     # not: if x.abs().amax() > limit
+        program = torch.compile(model, fullgraph=True)
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.ops.finding_spans import spans_of_windows
+from perfscope.analyzers.ops.kernels import ITEM_SIZES
+from perfscope.analyzers.time.compiled_regions import Region, Window, regions
+from perfscope.analyzers.time.steps import per_step, step_windows
+from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
+from perfscope.analyzers.torch_compile.frames import (
+    CompiledFrame,
+    compile_log_of,
+    compile_spans,
+    compiled_frames,
+    doc_link,
+    first_hint,
+    one_line,
+    plain_function,
+    planned_breaks,
+    resumed_at,
+    user_place,
+    where_of,
+)
+from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode
+from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ("compile_log",)
+
+LEAST_SHARE = 0.001
+"""Of the step: a line with less gets no finding of its own (as in `host_sync`)."""
+
+
+FIXES = {
+    "gb0170": "Decide on the device: torch.where(condition, a, b), a mask, or torch.cond.",
+    "gb0124": "Keep the value on the device, or read it outside the compiled function; "
+    "torch._dynamo.config.capture_scalar_outputs = True takes .item() into the graph.",
+    "gb0059": "Call the builtin (print, input ...) outside the compiled function, or log with "
+    "torch._dynamo.config.reorderable_logging_functions.",
+    "gb0036": "Avoid sizes that depend on data: a mask in place of an index, torch.nonzero_static, or "
+    "torch._dynamo.config.capture_dynamic_output_shape_ops = True.",
+}
+"""What to write instead, by torch's id of the break."""
+
+OTHER_FIX = (
+    "Move the line out of the compiled function, or write it with ops torch.compile can trace; "
+    "torch.compile(..., fullgraph=True) makes a break an error."
+)
+
+MAX_ROWS = 20
+"""Evidence rows of one finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenLine:
+    """A line that ends graphs."""
+
+    place: CodeLine | None
+    breaks: tuple[GraphBreak, ...]
+    frames: tuple[CompiledFrame, ...]
+    """Whose graphs it ends."""
+    windows: tuple[Window, ...] | None
+    """Host time it costs; ``None``: the trace does not tell it from compiled code."""
+    seen: bool | None
+    """Whether its frames run in the recorded steps; ``None``: the trace does not tell."""
+    crossing_bytes: int | None
+    """Of tensors that leave one graph and enter the next at this line, at most; ``None``: sizes are not known."""
+
+
+def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
+    """Lines that end a graph and leave the rest of their frame compiled, in the order of the log."""
+    log = trace.compile_log
+    if log is None:
+        return ()
+    eager = {one.compile_id for one in log.compiles if one.has_code is False}
+    groups: dict[tuple[str, int] | None, list[GraphBreak]] = defaultdict(list)
+    places: dict[tuple[str, int] | None, CodeLine | None] = {}
+    for found in log.breaks:
+        if found.skipped_frame or found.compile_id in eager:
+            continue
+        place = user_place(found.place, found.stack)
+        key = None if place is None else (place.file, place.line)
+        groups[key].append(found)
+        places.setdefault(key, place)
+    windows = _windows(trace, groups)
+    return tuple(
+        BrokenLine(
+            place=places[key],
+            breaks=tuple(breaks),
+            frames=_frames(trace, breaks),
+            windows=windows.get(key),
+            seen=_seen(trace, breaks),
+            crossing_bytes=_crossing(trace, breaks),
+        )
+        for key, breaks in groups.items()
+    )
+
+
+def _frames(trace: Trace, breaks: Iterable[GraphBreak]) -> tuple[CompiledFrame, ...]:
+    found = [frame for one in breaks for frame in trace.fact(_frames_by_id).get(one.compile_id, ())]
+    return tuple({id(frame): frame for frame in found}.values())
+
+
+def _frames_by_id(trace: Trace) -> dict[str, list[CompiledFrame]]:
+    found: dict[str, list[CompiledFrame]] = defaultdict(list)
+    for frame in trace.fact(compiled_frames):
+        for compile_id in frame.ids:
+            found[compile_id].append(frame)
+    return found
+
+
+def _in_steps(trace: Trace) -> tuple[Region, ...]:
+    """Regions of recorded steps; all of them where there are no steps."""
+    steps = trace.fact(step_windows)
+    if not steps.count:
+        return trace.fact(regions)
+    kept = []
+    for one in trace.fact(regions):
+        begun = one.own[0].start_ns if one.own else None
+        if begun is None or bool(((steps.starts <= begun) & (begun < steps.ends)).any()):
+            kept.append(one)
+    return tuple(kept)
+
+
+def _seen(trace: Trace, breaks: Iterable[GraphBreak]) -> bool | None:
+    """Frames are asked for, not compilations: after a recompilation another id runs the same line."""
+    runs = trace.fact(_in_steps)
+    if not runs or any(one.compile_id is None for one in runs):
+        return None
+    ids = frozenset().union(*(frame.ids for frame in _frames(trace, breaks)))
+    return any(one.compile_id in ids for one in runs)
+
+
+def _windows(
+    trace: Trace, groups: dict[tuple[str, int] | None, list[GraphBreak]]
+) -> dict[tuple[str, int] | None, tuple[Window, ...]]:
+    """By line: own time of the regions it breaks, and of regions inside them that have no break of their own."""
+    every = trace.fact(regions)
+    if not every or any(one.compile_id is None for one in every):
+        return {}
+    line_of = {found.compile_id: key for key, breaks in groups.items() for found in breaks}
+    holds_ops = {one.compile_id for one in _log(trace).compiles if one.graph_ops}
+    found: dict[tuple[str, int] | None, list[Window]] = defaultdict(list)
+    blurred: set[tuple[str, int] | None] = set()
+    runs = set(map(id, trace.fact(_in_steps)))
+    owners: list[tuple[str, int] | None] = []
+    owned: list[bool] = []
+    for one in every:  # a region stands behind the one around it
+        mine = one.compile_id in line_of
+        inherited = not mine and one.outer is not None and owned[one.outer]
+        owner = (
+            line_of[one.compile_id]
+            if mine and one.compile_id
+            else owners[one.outer]
+            if inherited and one.outer is not None
+            else None
+        )
+        owners.append(owner)
+        owned.append(mine or inherited)
+        if not owned[-1] or id(one) not in runs:
+            continue
+        if not one.graphs and one.compile_id in holds_ops:
+            blurred.add(owner)  # a backend whose graphs leave no mark in the trace
+        found[owner].extend(one.own)
+    return {key: tuple(windows) for key, windows in found.items() if key not in blurred}
+
+
+def _log(trace: Trace) -> CompileLog:
+    assert trace.compile_log is not None
+    return trace.compile_log
+
+
+def _crossing(trace: Trace, breaks: Sequence[GraphBreak]) -> int | None:
+    """Bytes of results of a broken graph that have dtype and shape of what a later graph of the line takes.
+
+    Results are matched by dtype and shape, for names do not survive the break; of each kind as many as one later
+    graph takes at most. An upper bound: two tensors of one shape may be different ones. ``None`` without graphs of
+    the line, or where a size is dynamic.
+    """
+    graphs, resumes = trace.fact(_graphs_by_id), trace.fact(_resumes)
+    broken = list(dict.fromkeys(found.compile_id for found in breaks))
+    places = {(place.function or "", place.line) for found in breaks for place in _all_places(found)}
+    behind = [compile_id for place in places for compile_id in resumes.get(place, ())]
+    takers = [graph for compile_id in dict.fromkeys((*broken, *behind)) for graph in graphs.get(compile_id, ())]
+    taken = [(graph.compile_id, _counted(graph.inputs)) for graph in takers]
+    total, known = 0, False
+    for graph in takers:
+        if graph.compile_id not in broken:
+            continue
+        for kind, count in _counted(_results(graph)).items():
+            most = max((inputs[kind] for compile_id, inputs in taken if compile_id != graph.compile_id), default=0)
+            size = _bytes(*kind)
+            if most and size is not None:
+                total += min(count, most) * size
+                known = True
+    return total if known else None
+
+
+def _graphs_by_id(trace: Trace) -> dict[str, list[Graph]]:
+    """Graphs of forward passes."""
+    found: dict[str, list[Graph]] = defaultdict(list)
+    for graph in _log(trace).graphs:
+        if graph.direction != "backward":
+            found[graph.compile_id].append(graph)
+    return found
+
+
+def _resumes(trace: Trace) -> dict[tuple[str, int], list[str]]:
+    """Compile ids of what goes on behind a line, by function and line."""
+    found: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for one in _log(trace).compiles:
+        resumed = resumed_at(one.function)
+        if resumed is not None:
+            found[resumed].append(one.compile_id)
+    return found
+
+
+def _all_places(found: GraphBreak) -> Iterable[CodeLine]:
+    yield from found.stack
+    if found.place is not None:
+        yield found.place
+
+
+def _results(graph: Graph) -> list[GraphNode]:
+    nodes = {node.name: node for node in graph.nodes}
+    return [nodes[name] for name in dict.fromkeys(graph.outputs) if name in nodes]
+
+
+_Kind = tuple[str, tuple[int | str, ...]]
+
+
+def _counted(nodes: Iterable[GraphNode]) -> Counter[_Kind]:
+    return Counter((node.dtype, node.shape) for node in nodes if node.dtype is not None)
+
+
+def _bytes(dtype: str, shape: tuple[int | str, ...]) -> int | None:
+    size = ITEM_SIZES.get(dtype.removeprefix("torch.").lower())
+    numbers = [length for length in shape if isinstance(length, int)]
+    if size is None or len(numbers) != len(shape):
+        return None
+    return size * int(np.prod(numbers, dtype=np.int64))
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding a line that ends a graph in the recorded steps, or in a log without a trace."""
+    compile_log_of(trace)
+    for line in trace.fact(broken_lines):
+        finding = None if line.seen is False else _finding(trace, line)
+        if finding is not None:
+            yield finding
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """One finding for each line that ends a planned graph, or would if the program's model were compiled."""
+    for held in trace.torch_plans:
+        hypothetical = held.plan.compiled_by == "perfscope"
+        for line in planned_breaks(held):
+            first = line.breaks[0]
+            skipped = all(one.skipped_frame for one in line.breaks)
+            function = line.functions[-1]
+            verb = "would end a graph" if hypothetical else "ends a graph"
+            what = f"{first.reason} {verb} in {function}"
+            if skipped:
+                what += ", and all of it runs in eager mode" if not hypothetical else ", which would stay eager whole"
+            yield Finding(
+                subject=f"graph break in {function}",
+                title=what + ("; the program is not compiled: planned as if its model were" if hypothetical else ""),
+                severity="low" if hypothetical else "medium",
+                basis="structural",
+                where=where_of(line.place),
+                evidence=tuple(
+                    {
+                        "compile_id": one.compile_id,
+                        "reason": one.reason,
+                        "explanation": one_line(one.explanation),
+                        "frame_stays_eager": "yes" if one.skipped_frame else "no",
+                        "doc": doc_link(one.doc_id),
+                    }
+                    for one in line.breaks[:MAX_ROWS]
+                ),
+                advice=_advice(first),
+            )
+
+
+def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
+    cost = eager_cost(trace, line.windows) if line.windows else None
+    whole = trace.fact(steady_ns)
+    if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
+        return None
+    first = line.breaks[0]
+    function = line.place.function if line.place is not None and line.place.function else line.frames[0].function
+    crossing = f"; {format_bytes(line.crossing_bytes)} cross it" if line.crossing_bytes else ""
+    return Finding(
+        subject=f"graph break in {plain_function(function)}",
+        title=f"{first.reason} ends a graph in {plain_function(function)}{_in_words(cost, whole)}{crossing}",
+        severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
+        basis="structural" if cost is None else "measured",
+        cost_ns=None if cost is None else cost.cost_ns,
+        cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
+        cost_bytes=line.crossing_bytes if cost is None else None,
+        where=where_of(line.place),
+        evidence=tuple(_row(trace, line, one, cost) for one in line.breaks[:MAX_ROWS]),
+        spans=spans_of_windows(line.windows or ()),
+        advice=_advice(first),
+    )
+
+
+def _in_words(cost: EagerCost | None, whole: int) -> str:
+    if cost is None:
+        return ""
+    waits = f", {cost.syncs:,} wait{'s' if cost.syncs > 1 else ''} for a value in it" if cost.syncs else ""
+    what = "the device loses" if cost.on_device else "the host spends"
+    return f"; {what} {format_ns(cost.cost_ns)} ({format_share(cost.cost_ns, whole)}) between graphs{waits}"
+
+
+def _row(trace: Trace, line: BrokenLine, found: GraphBreak, cost: EagerCost | None) -> Mapping[str, Cell]:
+    broken = [one for frame in line.frames for one in frame.compiles if one.compile_id == found.compile_id]
+    return {
+        "compile_id": found.compile_id,
+        "function": next((one.function for one in broken if one.function), None),
+        "reason": found.reason,
+        "explanation": one_line(found.explanation),
+        "doc": doc_link(found.doc_id),
+        "compile_ns": compile_spans(trace, broken).total(),
+        "line_host_ns": None if cost is None else cost.host_ns,
+        "line_sync_wait_ns": None if cost is None else cost.sync_wait_ns,
+        "line_crossing_bytes": line.crossing_bytes,
+    }
+
+
+def _advice(found: GraphBreak) -> str:
+    hint = first_hint(found)
+    fix = FIXES.get(found.doc_id or "", OTHER_FIX)
+    return fix if hint is None else f"{fix} torch says: {hint}"
