@@ -28,7 +28,7 @@ from perfscope.analyzers.readers.load import load_one  # noqa: E402
 from perfscope.commands.compile import request_of  # noqa: E402
 from perfscope.model.documents.torch_plan import PlanMemory  # noqa: E402
 from perfscope.model.units import format_bytes  # noqa: E402
-from perfscope.profiler.ahead.common import child_process  # noqa: E402
+from perfscope.profiler.ahead.common import compile as compiling  # noqa: E402
 from perfscope.profiler.ahead.common.compile import compile_program  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "compile-torch.md"
@@ -38,16 +38,16 @@ STEPS = 6
 """The plan is of the second step (eager) and the fourth (compiled); inputs of all steps are made before the first."""
 EAGER, COMPILED = 1, 3
 
-CHILD = child_process.CHILD
+CHILD = compiling.CHILD
 OWN_KERNELS = """
 from perfscope.profiler.ahead.common import child
-from perfscope.profiler.ahead.torch import inductor
+from perfscope.profiler.ahead.torch import compat
 
 def as_it_is(_):
     import torch._inductor.config
     torch._inductor.config.cpu_backend = "cpp"
 
-inductor.treat_cpu_as_device = as_it_is
+compat.treat_cpu_as_device = as_it_is
 child.main()
 """
 """A child that plans with inductor's C++ backend."""
@@ -80,7 +80,7 @@ def planned(folder: Path, size: str, policy: str, *, own: bool) -> PlanMemory:
     if not done:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "child.py").write_text(OWN_KERNELS)
-        child_process.CHILD = folder / "child.py" if own else CHILD
+        compiling.CHILD = folder / "child.py" if own else CHILD
         target = parse_target("h100", None)
         os.environ["PYTHONPATH"] = str(REPOSITORY)
         request = request_of(_words(size, policy), module=False, framework="torch", target=target)

@@ -61,8 +61,7 @@ def compile_for(
     from perfscope.analyzers.judge import judge_paths
     from perfscope.model.documents import compile_manifest
     from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint
-    from perfscope.profiler.ahead.common.child_process import default_memory_limit
-    from perfscope.profiler.ahead.common.compile import compile_program
+    from perfscope.profiler.ahead.common.compile import compile_program, default_memory_limit
     from perfscope.profiler.ahead.jax import export
 
     asked = None if checkpoint is None else parse_checkpoint(checkpoint, option="checkpoint")

@@ -177,7 +177,7 @@ def request_of(
     """What `compile_program` is asked, with the target as plain data. ``AskedWronglyError``: no such policy."""
     from perfscope.analyzers.devices.target_request import target_request
     from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint
-    from perfscope.profiler.ahead.common.child_process import default_memory_limit
+    from perfscope.profiler.ahead.common.compile import default_memory_limit
 
     if checkpoint is not None and framework != "jax":
         raise UsageError("--checkpoint is for JAX; for PyTorch perfscope advise memory has the code")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perfscope.dashboards.report.sections.sweep import Sweep
     from perfscope.model.documents.compile_request import Request
     from perfscope.profiler.ahead.sweep.axes import Axis, Variant
-    from perfscope.profiler.ahead.sweep.worker import Outcome
+    from perfscope.profiler.ahead.sweep.pool import Outcome
 
     RequestFor = Callable[[tuple[str, ...], Target, str | None], Request]
 
@@ -147,8 +147,7 @@ class _Sweep:
     def _compile(self, numbers: Sequence[int]) -> None:
         """Take what an earlier sweep has, and compile the rest."""
         from perfscope.profiler.ahead.common.build_key import variant_key
-        from perfscope.profiler.ahead.sweep.pool import run_jobs
-        from perfscope.profiler.ahead.sweep.worker import Job
+        from perfscope.profiler.ahead.sweep.pool import Job, run_jobs
 
         self._wanted += numbers
         root = self.folder / VARIANTS

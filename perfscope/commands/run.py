@@ -13,7 +13,7 @@ import click
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, CaptureOptions, parse_steps
 from perfscope.model.errors import PerfscopeError, UsageError
-from perfscope.profiler.launch.shared_run import WAIT_S
+from perfscope.profiler.launch.record import WAIT_S
 
 if TYPE_CHECKING:
     from perfscope.profiler.launch.program import Target

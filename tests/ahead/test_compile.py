@@ -12,7 +12,8 @@ from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_manifest import Compiled
 from perfscope.model.documents.compile_request import Limits, Request, TargetRequest, parse_checkpoint
 from perfscope.model.errors import NotStartedError, UsageError
-from perfscope.profiler.ahead.common import child_process, scrub
+from perfscope.profiler.ahead.common import compile as compiling
+from perfscope.profiler.ahead.common import scrub
 from perfscope.profiler.ahead.common.compile import NothingCompiledError, compile_program
 from perfscope.profiler.ahead.common.program import frameworks_of
 
@@ -42,7 +43,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
     def be(body: str) -> None:
         file = tmp_path / "child.py"
         file.write_text(HEAD + textwrap.dedent(body))
-        monkeypatch.setattr(child_process, "CHILD", file)
+        monkeypatch.setattr(compiling, "CHILD", file)
 
     return be
 

@@ -26,8 +26,7 @@ from perfscope.profiler.ahead.sweep.axes import (
     parse_axis,
     variants,
 )
-from perfscope.profiler.ahead.sweep.pool import run_jobs, tree_bytes
-from perfscope.profiler.ahead.sweep.worker import Job, Outcome
+from perfscope.profiler.ahead.sweep.pool import Job, Outcome, run_jobs, tree_bytes
 
 
 @pytest.mark.parametrize(

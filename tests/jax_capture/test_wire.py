@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.profiler.jax import wire
+from perfscope.profiler.jax import hlo
 
 
 def varint(value: int) -> bytes:
@@ -40,7 +40,7 @@ def module(*computations: bytes, name: bytes = b"jit_step", entry: int = 1) -> b
 
 def test_instructions_that_run_are_counted() -> None:
     plain = computation(1, *(instruction(op) for op in (b"parameter", b"dot", b"tanh", b"tuple")))
-    assert wire.event_count(module(plain)) == 2
+    assert hlo.event_count(module(plain)) == 2
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -49,26 +49,26 @@ def test_a_loop_counts_as_often_as_it_turns_and_so_does_a_loop_in_it(packed: boo
     inner = computation(3, instruction(b"add"), instruction(b"multiply"))
     outer = computation(2, instruction(b"while", (3,), trips % 5, packed=packed))
     entry = computation(1, instruction(b"while", (2,), trips % 7, packed=packed), instruction(b"copy"))
-    assert wire.event_count(module(inner, outer, entry)) == 2 + 7 * (1 + 5 * 2)
+    assert hlo.event_count(module(inner, outer, entry)) == 2 + 7 * (1 + 5 * 2)
 
 
 def test_what_is_inside_a_fusion_is_one_kernel_and_an_unknown_loop_turns_once() -> None:
     fused = computation(2, instruction(b"add"), instruction(b"exponential"))
     entry = computation(1, instruction(b"fusion", (2,)), instruction(b"while", (2,)))
-    assert wire.event_count(module(fused, entry)) == 2 + 2
+    assert hlo.event_count(module(fused, entry)) == 2 + 2
 
 
 def test_a_computation_that_calls_itself_ends() -> None:
-    assert wire.event_count(module(computation(1, instruction(b"call", (1,)), instruction(b"add")))) == 2
+    assert hlo.event_count(module(computation(1, instruction(b"call", (1,)), instruction(b"add")))) == 2
 
 
 def test_name_and_number() -> None:
-    assert wire.name_and_id(module(computation(1))) == ("jit_step", 300)
+    assert hlo.name_and_id(module(computation(1))) == ("jit_step", 300)
 
 
 @given(st.binary(max_size=40_000))
 def test_a_module_that_is_wrapped_comes_out_again(proto: bytes) -> None:
-    assert wire.module_of(wire.as_proto(proto)) == proto
+    assert hlo.module_of(hlo.as_proto(proto)) == proto
 
 
 def space(*planes: bytes) -> bytes:
@@ -84,8 +84,8 @@ def metadata_plane(name: bytes, proto: bytes) -> bytes:
 
 
 def test_programs_are_found_in_their_plane_alone() -> None:
-    found = wire.modules(space(text(2, b"/host:CPU"), metadata_plane(b"jit_step(3)", b"PROTO")))
-    assert found == [wire.Module("jit_step(3)", b"PROTO")]
+    found = hlo.modules(space(text(2, b"/host:CPU"), metadata_plane(b"jit_step(3)", b"PROTO")))
+    assert found == [hlo.Module("jit_step(3)", b"PROTO")]
 
 
 @given(st.integers(min_value=1))
@@ -93,7 +93,7 @@ def test_a_trace_that_is_cut_off_is_refused_or_shorter(cut: int) -> None:
     whole = space(metadata_plane(b"jit_step(3)", bytes(500)))
     part = whole[: cut % len(whole)]
     try:
-        found = wire.modules(part)
+        found = hlo.modules(part)
     except ValueError:
         return
     assert len(found) <= 1
@@ -101,7 +101,7 @@ def test_a_trace_that_is_cut_off_is_refused_or_shorter(cut: int) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_or_refused(content: bytes) -> None:
-    for read in (wire.modules, wire.event_count, wire.name_and_id):
+    for read in (hlo.modules, hlo.event_count, hlo.name_and_id):
         try:
             read(content)
         except ValueError:
@@ -111,8 +111,8 @@ def test_any_bytes_are_read_or_refused(content: bytes) -> None:
 def test_names_of_hosts_are_cut_out_and_nothing_else() -> None:
     plane, error = b"\x0a\x03abc", b"\x12\x02no"
     host = b"\x22\x06node17"
-    assert wire.without_hosts(plane + host + error + host) == plane + error
-    assert wire.without_hosts(b"") == b""
+    assert hlo.without_hosts(plane + host + error + host) == plane + error
+    assert hlo.without_hosts(b"") == b""
     for malformed in (plane[:-1], b"\x08\x01", b"\x22"):
         with pytest.raises(ValueError):
-            wire.without_hosts(malformed)
+            hlo.without_hosts(malformed)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import DataError
 from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, live_bytes, saved_for_backward
-from perfscope.profiler.torch.op_graph.table import OP_COLUMNS, OpTable
+from perfscope.profiler.torch.op_graph.capture import OP_COLUMNS, OpTable
 from tests.graphs import GraphBuilder
 
 

@@ -17,7 +17,7 @@ from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run, dump
 from perfscope.model.documents.run_folders import read
 from perfscope.model.errors import NotStartedError
-from perfscope.profiler.launch import shared_run
+from perfscope.profiler.launch import record
 from perfscope.profiler.session.ranks import RankInfo, Task, rank_from_environment, task_from_environment
 from tests.conftest import REPOSITORY
 
@@ -181,7 +181,7 @@ def ended(directory: Path, number: int = 0, seconds_ago: float = 0, **more: obje
 
 def _join_job(arguments: tuple[str, int, int, bool]) -> tuple[str, int]:
     root, job, number, told = arguments
-    joined = shared_run.join(Path(root), task(number if told else 0, key=f"job{job}", told=told))
+    joined = record.join(Path(root), task(number if told else 0, key=f"job{job}", told=told))
     # What a task does next: by its manifest the others know that it lives.
     run_folders.write(joined.directory, manifest(joined.number))
     return joined.directory.name, joined.number
@@ -201,40 +201,40 @@ def test_tasks_that_start_at_once_share_a_directory_and_no_number(tmp_path: Path
 
 def _join_only(arguments: tuple[str, int, int, bool]) -> tuple[str, int]:
     root, job, _, told = arguments
-    joined = shared_run.join(Path(root), task(key=f"job{job}", told=told))
+    joined = record.join(Path(root), task(key=f"job{job}", told=told))
     return joined.directory.name, joined.number
 
 
 def test_a_second_job_of_that_name_gets_another_directory_for_all_its_tasks(tmp_path: Path) -> None:
-    first = [shared_run.join(tmp_path, task(number)).directory for number in (0, 1)]  # its task 2 never came
+    first = [record.join(tmp_path, task(number)).directory for number in (0, 1)]  # its task 2 never came
     for number, directory in enumerate(first):
-        ended(directory, number, shared_run.LATE_S + 1)
-    again = [shared_run.join(tmp_path, task(number)) for number in (2, 0, 1)]
+        ended(directory, number, record.LATE_S + 1)
+    again = [record.join(tmp_path, task(number)) for number in (2, 0, 1)]
     assert [(one.directory.name, one.earlier) for one in again] == [("job-2", True)] * 3
     assert run_folders.manifests(tmp_path / "job")[0].read_bytes() == dump(manifest())
     assert (tmp_path / "latest").resolve().name == "job-2"
 
 
 def test_a_task_whose_number_is_taken_is_another_jobs(tmp_path: Path) -> None:
-    first, second = shared_run.join(tmp_path, task(1)), shared_run.join(tmp_path, task(1))
+    first, second = record.join(tmp_path, task(1)), record.join(tmp_path, task(1))
     assert [one.directory.name for one in (first, second)] == ["job", "job-2"]
 
 
 def test_a_late_task_joins_while_others_run_and_shortly_after(tmp_path: Path) -> None:
-    directory = shared_run.join(tmp_path, task(0)).directory
-    ended(directory, 0, shared_run.LATE_S + 1, state="running")
+    directory = record.join(tmp_path, task(0)).directory
+    ended(directory, 0, record.LATE_S + 1, state="running")
     with run_folders.alive(directory, 0):
-        assert shared_run.join(tmp_path, task(1)).directory == directory
-    ended(directory, 0, shared_run.LATE_S - 20)
-    assert shared_run.join(tmp_path, task(2)).directory == directory
-    ended(directory, 0, shared_run.LATE_S + 1)
-    assert shared_run.join(tmp_path, task(3)).directory.name == "job-2"
+        assert record.join(tmp_path, task(1)).directory == directory
+    ended(directory, 0, record.LATE_S - 20)
+    assert record.join(tmp_path, task(2)).directory == directory
+    ended(directory, 0, record.LATE_S + 1)
+    assert record.join(tmp_path, task(3)).directory.name == "job-2"
 
 
 def test_a_run_of_that_name_again_without_a_number_is_a_run_of_its_own(tmp_path: Path) -> None:
-    first = shared_run.join(tmp_path, task(told=False))
+    first = record.join(tmp_path, task(told=False))
     ended(first.directory, 0)
-    second = shared_run.join(tmp_path, task(told=False))
+    second = record.join(tmp_path, task(told=False))
     assert (second.directory.name, second.number, second.earlier) == ("job-2", 0, True)
 
 
@@ -242,27 +242,27 @@ def test_what_is_in_the_way_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("mine")
     (tmp_path / "job-2").mkdir()
     os.utime(tmp_path / "job-2", (1, 1))  # somebody's folder
-    assert shared_run.join(tmp_path, task(0)).directory.name == "job-3"
+    assert record.join(tmp_path, task(0)).directory.name == "job-3"
     assert (tmp_path / "job").read_text() == "mine"
     with pytest.raises(NotStartedError, match="no run directory can be made"):
-        shared_run.join(tmp_path / "job" / "below", task(0))
+        record.join(tmp_path / "job" / "below", task(0))
 
 
 @pytest.mark.parametrize("key", ["../../etc", "/", "..", ".", "a b/c", "x" * 300])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, key: str) -> None:
     root = tmp_path / "runs"
-    joined = shared_run.join(root, task(0, key=key))
+    joined = record.join(root, task(0, key=key))
     assert joined.directory.parent == root
     assert not joined.directory.name.startswith(".")
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_the_first_task_waits_for_those_that_run_and_for_those_to_come(tmp_path: Path) -> None:
-    directory = shared_run.join(tmp_path, task(0, 3)).directory
+    directory = record.join(tmp_path, task(0, 3)).directory
     ended(directory, 0)
     ended(directory, 1, state="running")
     done = threading.Event()
-    waiter = threading.Thread(target=lambda: (shared_run.await_others(directory, task(0, 3), 60), done.set()))
+    waiter = threading.Thread(target=lambda: (record.await_others(directory, task(0, 3), 60), done.set()))
     holder = (
         "import sys; from pathlib import Path; from perfscope.model.documents import run_folders\n"
         "with run_folders.alive(Path(sys.argv[1]), 1):\n    print('held', flush=True); sys.stdin.read()"
@@ -285,9 +285,9 @@ def test_the_first_task_waits_for_those_that_run_and_for_those_to_come(tmp_path:
 
 
 def test_it_does_not_wait_longer_than_asked(tmp_path: Path) -> None:
-    directory = shared_run.join(tmp_path, task(0, 3)).directory
+    directory = record.join(tmp_path, task(0, 3)).directory
     ended(directory, 0)
-    shared_run.await_others(directory, task(0, 3), 0.3)
+    record.await_others(directory, task(0, 3), 0.3)
     assert [path.name for path in run_folders.manifests(directory)] == ["run.json"]
 
 
@@ -334,8 +334,8 @@ def test_tasks_without_the_first_are_a_run_too_and_are_pruned_whole(tmp_path: Pa
         run_folders.write(directory, replace(manifest(number), name=str(number)))
     assert run_folders.is_run(directory)
     assert (read(directory).task, read(directory).name) == (4, "4")
-    assert shared_run.is_lead_task(directory, 4)
-    assert not shared_run.is_lead_task(directory, 5)
+    assert record.is_lead_task(directory, 4)
+    assert not record.is_lead_task(directory, 5)
     assert [one.directory for one in run_folders.list_runs(tmp_path)] == [directory]
     assert run_folders.prune(tmp_path, 0) == [directory]
     assert not directory.exists()

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.readers.torch_log.fusion import read_fusion
-from perfscope.profiler.torch import compat, fusion_log
-from perfscope.profiler.torch.compile_log import InductorSettings
-from perfscope.profiler.torch.fusion_log import FusionLog
+from perfscope.profiler.torch import compat, compile_log
+from perfscope.profiler.torch.compile_log import FusionLog, InductorSettings
 
 
 class WeakDep:
@@ -123,8 +122,8 @@ def test_a_graph_is_not_told_of_the_one_before(log: FusionLog, tmp_path: Path) -
 
 
 def test_what_is_beyond_the_limits_is_counted(log: FusionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion_log, "MOST_PAIRS", 5)
-    monkeypatch.setattr(fusion_log, "MOST_KEPT", 3)
+    monkeypatch.setattr(compile_log, "MOST_PAIRS", 5)
+    monkeypatch.setattr(compile_log, "MOST_KEPT", 3)
     nodes = [Node(f"op{at}", writes=[f"buf{at}"], reads=[Dep("arg0", at)]) for at in range(8)]
     for node in nodes[1:]:
         log._refused(nodes[0], node, "no", ())

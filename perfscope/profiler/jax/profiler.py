@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from perfscope.profiler.jax import compat, hlo, wire
+from perfscope.profiler.jax import compat, hlo
+from perfscope.profiler.jax import hlo as wire
 from perfscope.profiler.session.annotate import JAX_STEP, under_nsys
 from perfscope.profiler.session.passes import Pass
 

@@ -17,8 +17,8 @@ from perfscope.profiler.ahead.targets import plugins
 if TYPE_CHECKING:
     from perfscope.model.documents.torch_plan import TorchPlan
     from perfscope.profiler.ahead.common.child import EventWriter
+    from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
     from perfscope.profiler.ahead.torch.cuda import FakeCuda
-    from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
 
 
 def plan_all(request: Request, said: EventWriter) -> None:
@@ -64,8 +64,8 @@ class _Planning:
     """One program, from its first line to the file."""
 
     def __init__(self, request: Request, said: EventWriter) -> None:
+        from perfscope.profiler.ahead.torch.compiler import DynamoLog
         from perfscope.profiler.ahead.torch.cuda import AttentionRule
-        from perfscope.profiler.ahead.torch.dynamo_log import DynamoLog
         from perfscope.profiler.ahead.torch.fake_tensors import FakeWorld
         from perfscope.profiler.ahead.torch.kernels import KernelReader
         from perfscope.profiler.ahead.torch.memory import StepPeaks
@@ -112,7 +112,7 @@ class _Planning:
         )
 
     def _listen(self) -> None:
-        from perfscope.profiler.ahead.torch.inductor import InductorPlanner
+        from perfscope.profiler.ahead.torch.compiler import InductorPlanner
         from perfscope.profiler.ahead.torch.ops import WatcherPause
         from perfscope.profiler.ahead.torch.steps import PlanSteps
 

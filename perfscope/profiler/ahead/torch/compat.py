@@ -260,13 +260,12 @@ def compile_outside_modes(ddp: Any) -> None:
 # Inductor ---------------------------------------------------------------------------------------------------------
 
 
-def configure_inductor(properties: object) -> None:
-    """Have inductor write Triton for tensors of the CPU, for a device with these properties, and keep no cache."""
+def configure_inductor() -> None:
+    """Have the compiler keep no cache and use nothing that it knows of other runs, in this process."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
     import torch._inductor.config as config
     import torch.utils._triton as triton
-    from torch._dynamo.device_interface import CpuInterface
     from torch._inductor import scheduler
 
     config.fx_graph_cache = config.fx_graph_remote_cache = False
@@ -276,6 +275,14 @@ def configure_inductor(properties: object) -> None:
     functorch.force_non_lazy_backward_lowering = True
     triton.triton_hash_with_backend = lambda: "0" * 64
     scheduler.has_triton = lambda: True
+
+
+def treat_cpu_as_device(properties: object) -> None:
+    """Have inductor write Triton for tensors of the CPU, by the rules of a device with these properties."""
+    import torch._inductor.config as config
+    from torch._dynamo.device_interface import CpuInterface
+    from torch._inductor import scheduler
+
     config.cpu_backend = "triton"
     CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
     CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)

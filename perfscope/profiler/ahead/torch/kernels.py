@@ -21,9 +21,9 @@ from perfscope.model.documents.torch_plan import (
     Registers,
 )
 from perfscope.profiler.ahead.torch import compat
-from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
+from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
 from perfscope.profiler.ahead.torch.registers import registers_of
-from perfscope.profiler.torch.fusion_log import kernels_apart
+from perfscope.profiler.torch.compile_log import kernels_apart
 from perfscope.profiler.torch.op_graph.flops import flops_of
 from perfscope.profiler.torch.op_graph.frames import Frames
 

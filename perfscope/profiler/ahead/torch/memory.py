@@ -19,7 +19,7 @@ import torch
 
 from perfscope.model.documents.torch_plan import PlanLine, PlanMemory, StepMemory, StepPhase
 from perfscope.profiler.ahead.torch import compat
-from perfscope.profiler.ahead.torch.inductor import ScheduledGraph
+from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
 from perfscope.profiler.ahead.torch.ops import OpWatchMode, dense_parts, storage_of
 from perfscope.profiler.ahead.torch.peak import (
     NO_LINE,

@@ -17,16 +17,17 @@ from jax import stages, tree_util
 
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.abstract import array as jax_abstract_array
-from perfscope.profiler.ahead.jax.abstract import values as jax_abstract_values
+from perfscope.profiler.ahead.jax.abstract import array as jax_abstract_values
 from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
-from perfscope.profiler.ahead.jax.abstract.devices import single_process_job, target_devices
-from perfscope.profiler.ahead.jax.abstract.results import (
+from perfscope.profiler.ahead.jax.abstract.placement import (
     ResultPlacement,
     abstract_device_put,
     abstract_result,
     argument_type,
     operation_sharding,
     result_placement,
+    single_process_job,
+    target_devices,
     without_copies,
 )
 

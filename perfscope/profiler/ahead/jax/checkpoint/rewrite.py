@@ -18,6 +18,7 @@ from perfscope.model.documents.compile_request import CheckpointRequest
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
+    CallContext,
     Policy,
     Substitution,
     custom_rule,
@@ -25,6 +26,7 @@ from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
     inner_jaxpr,
     is_checkpoint,
     open_jaxprs,
+    through_jaxpr,
     with_equations,
     with_open_jaxprs,
     with_policy,
@@ -32,7 +34,6 @@ from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
     wrapped_loop,
 )
 from perfscope.profiler.ahead.jax.checkpoint.sites import Site, SiteKind, is_repeating_scan, sites_of
-from perfscope.profiler.ahead.jax.checkpoint.staging import CallContext, through_jaxpr
 from perfscope.profiler.ahead.jax.lines import SourceLine
 
 # The changes of one function that is differentiated, from its outermost jaxpr to those of its loops and calls.

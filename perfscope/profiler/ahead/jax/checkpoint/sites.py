@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
+    CallContext,
     called_function,
     is_checkpoint,
     is_loop,
@@ -22,7 +23,6 @@ from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
     opaque_jaxprs,
     open_jaxprs,
 )
-from perfscope.profiler.ahead.jax.checkpoint.staging import CallContext
 from perfscope.profiler.ahead.jax.lines import SourceLine, display_path, is_user_file
 
 SiteKind = Literal["scan", "checkpoint", "calls"]
