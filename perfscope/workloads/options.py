@@ -83,21 +83,32 @@ class Options:
     twins: frozenset[str] = frozenset()
     """Defects of memory whose computation is to be done without the defect."""
     policy: str = "none"
-    """One of ``POLICIES``."""
+    """One of the framework's ``POLICIES``."""
     reentrant: bool = False
     """The older form of checkpointing, with policy ``full``."""
 
 
 def parser_of(
-    description: str, variants: Sequence[str], sizes: Mapping[str, Size], defects: Mapping[str, str] = DEFECTS
+    description: str,
+    variants: Sequence[str],
+    sizes: Mapping[str, Size],
+    defects: Mapping[str, str] = DEFECTS,
+    *,
+    accelerator: str = "cuda",
 ) -> argparse.ArgumentParser:
-    """The flags of every workload. ``sizes`` maps ``--size`` (``tiny``, ``cpu``, ``gpu``) to its numbers."""
+    """The flags of every workload. ``sizes`` maps ``--size`` (``tiny``, ``cpu``, ``gpu``) to its numbers.
+
+    ``accelerator``: the framework's name for the device of size ``gpu``.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", choices=variants, default=variants[0])
-    parser.add_argument("--defect", choices=defects, action="append", default=[], help=_help(defects))
-    parser.add_argument("--size", choices=sizes, default="cpu", help="gpu: on cuda in bfloat16, unless said otherwise")
+    parser.add_argument("--defect", choices=defects, action="append", default=[], help=help_of(defects))
+    parser.add_argument(
+        "--size", choices=sizes, default="cpu", help=f"gpu: on {accelerator} in bfloat16, unless said otherwise"
+    )
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...")
+    others = ", tpu" if accelerator == "gpu" else ""
+    parser.add_argument("--device", help=f"cpu, {accelerator}, {accelerator}:1{others} ...")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
     parser.add_argument("--seed", type=int, default=0)
     for name in Size.__slots__:
@@ -105,7 +116,14 @@ def parser_of(
     return parser
 
 
-def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
+def add_kernel_flags(parser: argparse.ArgumentParser, defects: Mapping[str, str]) -> None:
+    """The flags of slower kernels."""
+    slower = parser.add_mutually_exclusive_group()
+    slower.add_argument("--kernel-defect", choices=defects, help=help_of(defects))
+    slower.add_argument("--kernel-twin", choices=defects, help="the same computation without the defect")
+
+
+def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size], *, accelerator: str = "cuda") -> Options:
     """Options from the flags of ``parser_of``, as parsed."""
     preset = sizes[asked.size]
     numbers = {name: getattr(preset, name) if (own := getattr(asked, name)) is None else own for name in Size.__slots__}
@@ -114,7 +132,7 @@ def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
         variant=asked.variant,
         size=Size(**numbers),
         steps=asked.steps,
-        device=asked.device or ("cuda" if large else "cpu"),
+        device=asked.device or (accelerator if large else "cpu"),
         dtype="float32" if "fp32" in asked.defect else asked.dtype or ("bfloat16" if large else "float32"),
         defects=frozenset(asked.defect),
         seed=asked.seed,
@@ -128,14 +146,12 @@ def parse(
     parser = parser_of(description, variants, sizes)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--compile-defect", choices=COMPILE_DEFECTS, help=f"compile, and {_help(COMPILE_DEFECTS)}")
+    either.add_argument("--compile-defect", choices=COMPILE_DEFECTS, help=f"compile, and {help_of(COMPILE_DEFECTS)}")
     either.add_argument(
         "--compile-twin", choices=COMPILE_DEFECTS, help="compile the same computation without the defect"
     )
     parser.add_argument("--compile-backend", choices=BACKENDS, default=BACKENDS[0], help="of torch.compile")
-    slower = parser.add_mutually_exclusive_group()
-    slower.add_argument("--kernel-defect", choices=KERNEL_DEFECTS, help=_help(KERNEL_DEFECTS))
-    slower.add_argument("--kernel-twin", choices=KERNEL_DEFECTS, help="the same computation without the defect")
+    add_kernel_flags(parser, KERNEL_DEFECTS)
     asked = parser.parse_args(argv)
     return replace(
         options_of(asked, sizes),
@@ -148,5 +164,6 @@ def parse(
     )
 
 
-def _help(effects: Mapping[str, str]) -> str:
+def help_of(effects: Mapping[str, str]) -> str:
+    """``name: what it does; ...`` for the help of a flag."""
     return "; ".join(f"{name}: {what}" for name, what in effects.items())

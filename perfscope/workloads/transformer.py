@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from perfscope.workloads.attention import Block
 from perfscope.workloads.data import batches
 from perfscope.workloads.memory_defects import habits_of
-from perfscope.workloads.options import MEMORY_DEFECTS, POLICIES, Options, Size, options_of, parser_of
+from perfscope.workloads.options import MEMORY_DEFECTS, POLICIES, Options, Size, help_of, options_of, parser_of
 from perfscope.workloads.training import LanguageModel, report
 
 VARIANTS = ("sdpa", "naive")
@@ -119,8 +119,9 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     """Options from the command line."""
     parser = parser_of(__doc__ or "", VARIANTS, SIZES, MEMORY_DEFECTS)
     parser.add_argument("--twin", choices=MEMORY_DEFECTS, action="append", default=[], help="without the defect")
-    kept = "; ".join(f"{name}: {what}" for name, what in POLICIES.items())
-    parser.add_argument("--policy", choices=POLICIES, default="none", help=f"activation checkpointing. {kept}")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default="none", help=f"activation checkpointing. {help_of(POLICIES)}"
+    )
     parser.add_argument("--reentrant", action="store_true", help="with policy full: the older, reentrant form")
     asked = parser.parse_args(argv)
     if asked.reentrant and asked.policy != "full":

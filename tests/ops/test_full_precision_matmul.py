@@ -458,7 +458,7 @@ def test_what_jax_makes_of_a_precision_on_a_cpu(dtype: str, precision: str | Non
 def test_the_workload_is_flagged_at_its_defect_and_not_without_it():
     jax = pytest.importorskip("jax")
     from perfscope.workloads.jax import attention, training
-    from perfscope.workloads.jax.options import Options
+    from perfscope.workloads.options import Options
 
     source = Path(training.__file__).read_text().splitlines()
     (line,) = [number for number, text in enumerate(source, 1) if 'precision="highest"' in text and "# defect:" in text]

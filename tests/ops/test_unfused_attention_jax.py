@@ -180,8 +180,8 @@ def test_the_backward_in_its_own_loop_belongs_to_the_same_finding() -> None:
 @pytest.mark.slow
 def test_the_workload_and_its_twins() -> None:
     """One step of training at the size for the CPU, as `perfscope run` sees it."""
-    from perfscope.workloads.jax.options import Options
     from perfscope.workloads.jax.training import LanguageModel, start, step_of
+    from perfscope.workloads.options import Options
 
     attention = workload("attention")
     size = attention.SIZES["cpu"]

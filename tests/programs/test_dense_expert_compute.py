@@ -535,8 +535,8 @@ def test_jax_causal_attention_is_clean():
 def test_the_workload_is_flagged_at_its_defects_and_its_twin_is_clean(dtype: str):
     jax = pytest.importorskip("jax")
     from perfscope.workloads.jax import moe
-    from perfscope.workloads.jax.options import Options
     from perfscope.workloads.jax.training import LanguageModel, start, step_of
+    from perfscope.workloads.options import Options
 
     source = Path(moe.__file__).read_text().splitlines()
     lines = {number for number, text in enumerate(source, 1) if "einsum" in text and "# defect:" in text}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from perfscope.workloads.jax.options import Options
+from perfscope.workloads.options import Options
 
 WINDOWS = 64
 """Sequences a document holds; sequence ``index`` is window ``index % WINDOWS`` of document ``index``."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from perfscope.workloads.options import Size
+from perfscope.workloads import options as shared
+from perfscope.workloads.options import Options, Size, add_kernel_flags, help_of
 
 DEFECTS = {
     "float": "read the loss with float() in every step",
@@ -32,63 +33,24 @@ POLICIES = {
 """What of a block ``jax.checkpoint`` keeps for the backward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """One run of a workload, as asked on its command line."""
-
-    variant: str
-    size: Size
-    steps: int = 12
-    device: str = "cpu"
-    dtype: str = "float32"
-    defects: frozenset[str] = frozenset()
-    seed: int = 0
-    policy: str = "none"
-    """One of ``POLICIES``."""
-    kernel_defect: str | None = None
-    kernel_twin: str | None = None
-
-
 def parser_of(
     description: str,
     variants: Sequence[str],
     sizes: Mapping[str, Size],
     defects: Mapping[str, str] = DEFECTS,
 ) -> argparse.ArgumentParser:
-    """The shared flags. ``sizes`` maps ``--size`` (``tiny``, ``cpu``, ``gpu``) to its numbers."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", choices=variants, default=variants[0])
-    effects = "; ".join(f"{name}: {what}" for name, what in defects.items())
-    parser.add_argument("--defect", choices=defects, action="append", default=[], help=effects)
-    kept = "; ".join(f"{name}: {what}" for name, what in POLICIES.items())
-    parser.add_argument("--policy", choices=POLICIES, help=f"what jax.checkpoint keeps of a block. {kept}")
-    slower = parser.add_mutually_exclusive_group()
-    said = "; ".join(f"{name}: {what}" for name, what in KERNEL_DEFECTS.items())
-    slower.add_argument("--kernel-defect", choices=KERNEL_DEFECTS, help=said)
-    slower.add_argument("--kernel-twin", choices=KERNEL_DEFECTS, help="the same computation without the defect")
-    parser.add_argument("--size", choices=sizes, default="cpu", help="gpu: on gpu in bfloat16, unless said otherwise")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--device", help="cpu, gpu, gpu:1, tpu ...")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
-    parser.add_argument("--seed", type=int, default=0)
-    for name in Size.__slots__:
-        parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS if name == "vocab" else None)
+    """The flags of every JAX workload. ``sizes`` maps ``--size`` (``tiny``, ``cpu``, ``gpu``) to its numbers."""
+    parser = shared.parser_of(description, variants, sizes, defects, accelerator="gpu")
+    kept = f"what jax.checkpoint keeps of a block. {help_of(POLICIES)}"
+    parser.add_argument("--policy", choices=POLICIES, help=kept)
+    add_kernel_flags(parser, KERNEL_DEFECTS)
     return parser
 
 
 def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
     """Options from the flags of ``parser_of``, as parsed."""
-    preset = sizes[asked.size]
-    numbers = {name: getattr(preset, name) if (own := getattr(asked, name)) is None else own for name in Size.__slots__}
-    large = asked.size == "gpu"
-    return Options(
-        variant=asked.variant,
-        size=Size(**numbers),
-        steps=asked.steps,
-        device=asked.device or ("gpu" if large else "cpu"),
-        dtype="float32" if "fp32" in asked.defect else asked.dtype or ("bfloat16" if large else "float32"),
-        defects=frozenset(asked.defect),
-        seed=asked.seed,
+    return replace(
+        shared.options_of(asked, sizes, accelerator="gpu"),
         kernel_defect=asked.kernel_defect,
         kernel_twin=asked.kernel_twin,
         policy=asked.policy or ("full" if "checkpoint" in asked.defect else "none"),

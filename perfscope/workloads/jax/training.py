@@ -16,8 +16,7 @@ import numpy as np
 
 from perfscope.workloads.jax.data import batches, device_of
 from perfscope.workloads.jax.layers import Weights, adapted, adapter_weights, layer_norm, norm_weights, stacked, uniform
-from perfscope.workloads.jax.options import Options
-from perfscope.workloads.options import Size
+from perfscope.workloads.options import Options, Size
 
 RATE, BETA1, BETA2, EPSILON, DECAY = 3e-3, 0.9, 0.999, 1e-8, 0.01
 """AdamW (Loshchilov and Hutter 2019), with the numbers of the PyTorch workloads."""

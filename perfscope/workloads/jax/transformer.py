@@ -22,9 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from perfscope.workloads.jax import attention
 from perfscope.workloads.jax.layers import Weights
-from perfscope.workloads.jax.options import DEFECTS, Options, options_of, parser_of
+from perfscope.workloads.jax.options import DEFECTS, options_of, parser_of
 from perfscope.workloads.jax.training import LanguageModel, State, loop, start, step_of
-from perfscope.workloads.options import Size
+from perfscope.workloads.options import Options, Size
 
 VARIANTS = ("naive", "blocked")
 SIZES = {

@@ -14,8 +14,8 @@ import jax
 
 from perfscope.workloads.jax import transformer
 from perfscope.workloads.jax.data import batches
-from perfscope.workloads.jax.options import Options
 from perfscope.workloads.jax.training import loop
+from perfscope.workloads.options import Options
 
 MESHES = {
     "one": ((1, 1, 1), "naive", ""),

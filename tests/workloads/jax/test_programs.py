@@ -91,7 +91,8 @@ def test_the_folder_is_never_taken_for_the_library() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_and_presets(name: str) -> None:
-    from perfscope.workloads.jax.options import Options, parse
+    from perfscope.workloads.jax.options import parse
+    from perfscope.workloads.options import Options
 
     module = workload(name)
 

@@ -13,7 +13,8 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load_all
-from perfscope.workloads.jax.options import POLICIES, Options, parse
+from perfscope.workloads.jax.options import POLICIES, parse
+from perfscope.workloads.options import Options
 from tests.workloads.jax.twins import assert_same, jax_numbers, options, tokens, variants, workload
 
 jax = pytest.importorskip("jax")

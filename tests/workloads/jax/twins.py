@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.workloads.jax.options import Options
+from perfscope.workloads.options import Options
 
 Numbers = dict[str, np.ndarray]
 """``loss``, ``logits`` and the gradient of every parameter by its name in PyTorch, float32."""
