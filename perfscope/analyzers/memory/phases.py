@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.memory.sites import stack_phases
-from perfscope.analyzers.ops.optimizer_steps import STEP
-from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
+from perfscope.analyzers.ops.recompute import EVALUATE, OPTIMIZER_STEP, autograd_nodes
 from perfscope.analyzers.time.spans import input_slices, lineage, nearest_ancestor
 from perfscope.model.memory import Int64, MemoryPhase
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
@@ -114,7 +113,7 @@ def span_phases(trace: Trace) -> Phases:
         for phase, pattern in _MARKS.items()
     }
     nodes = trace.fact(autograd_nodes)
-    steps = [code for code, text in enumerate(trace.strings) if text.startswith(STEP)]
+    steps = [code for code, text in enumerate(trace.strings) if text.startswith(OPTIMIZER_STEP)]
     optimizer = (np.isin(slices["name"], steps) & (slices["kind"] != SliceKind.PYTHON)) | said[MemoryPhase.OPTIMIZER]
     backward = nodes | said[MemoryPhase.BACKWARD]
     called = np.isin(slices["name"], _codes(trace, re.compile(r"nn\.Module: .*", re.DOTALL)))

@@ -17,7 +17,7 @@ from perfscope.analyzers.ops.fusion import is_elementwise, region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.kernels import TensorSpec, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
-from perfscope.analyzers.time.spans import lineage, nearest_ancestor
+from perfscope.analyzers.time.spans import lineage, named_slices, nearest_ancestor, slice_name
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -203,21 +203,21 @@ def trace_attentions(trace: Trace) -> tuple[TraceAttention, ...]:
     slices = trace.rows["slices"]
     nodes = trace.fact(autograd_nodes)
     in_backward = nearest_ancestor(trace, slices["parent"].astype(np.int64), nodes) != MISSING
-    used = {code for code, text in enumerate(trace.strings) if text in SOFTMAX_KERNELS | MATMUL_KERNELS | SCORE_OPS}
-    chosen = (slices["kind"] == SliceKind.OP) & np.isin(slices["name"], list(used)) & ~in_backward
+    used = named_slices(trace, (SOFTMAX_KERNELS | MATMUL_KERNELS | SCORE_OPS).__contains__)
+    chosen = (slices["kind"] == SliceKind.OP) & used & ~in_backward
     rows = np.flatnonzero(chosen)
     rows = rows[nearest_ancestor(trace, slices["parent"][rows].astype(np.int64), chosen) == MISSING]
     backward = _backward_nodes(trace)
     found = []
     for position, row in enumerate(rows.tolist()):
-        if _name(trace, row) in SOFTMAX_KERNELS:
-            attention = _attention_attention_sequence(trace, rows, position, backward)
+        if slice_name(trace, row) in SOFTMAX_KERNELS:
+            attention = _trace_attention(trace, rows, position, backward)
             if attention is not None:
                 found.append(attention)
     return tuple(found)
 
 
-def _attention_attention_sequence(
+def _trace_attention(
     trace: Trace, rows: np.ndarray, position: int, backward: dict[tuple[int, int], list[int]]
 ) -> TraceAttention | None:
     row = int(rows[position])
@@ -234,7 +234,7 @@ def _attention_attention_sequence(
     thread = int(slices["thread"][row])
     sequences = {int(slices["sequence"][op]) for op in forward if slices["forward_thread"][op] == 0} - {MISSING}
     behind = [node for sequence in sorted(sequences) for node in backward.get((sequence, thread), ())]
-    by_sdpa = any(_name(trace, around) == SDPA_MATH for around in lineage(trace, row))
+    by_sdpa = any(slice_name(trace, around) == SDPA_MATH for around in lineage(trace, row))
     return TraceAttention(softmax=row, ops=(*forward, *behind), score=score, by_sdpa=by_sdpa)
 
 
@@ -242,7 +242,7 @@ def _until_matmul(trace: Trace, rows: np.ndarray, score: TensorSpec, *, makes: b
     """Score ops on the way to the matmul that makes (or reads) the scores; None if another softmax comes first."""
     passed: list[int] = []
     for row in rows.tolist():
-        name = _name(trace, row)
+        name = slice_name(trace, row)
         if name in SOFTMAX_KERNELS:
             return None
         tensors = input_tensors(trace, row)
@@ -282,12 +282,8 @@ def _backward_nodes(trace: Trace) -> dict[tuple[int, int], list[int]]:
     threads = np.unique(slices["thread"][forward]).tolist()
     found: dict[tuple[int, int], list[int]] = {}
     for node in nodes.tolist():
-        name = _name(trace, node).removeprefix(EVALUATE).lstrip(": ")
+        name = slice_name(trace, node).removeprefix(EVALUATE).lstrip(": ")
         if not name.startswith(("Bmm", "Mm", "Baddbmm")):
             for thread in threads:
                 found.setdefault((int(slices["sequence"][node]), thread), []).append(node)
     return found
-
-
-def _name(trace: Trace, row: int) -> str:
-    return trace.text(int(trace.rows["slices"]["name"][row]))

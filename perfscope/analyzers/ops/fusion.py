@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.kernels import TensorSpec, broadcast, input_tensors, promoted
+from perfscope.analyzers.ops.recompute import EVALUATE
 from perfscope.analyzers.time.compiled_regions import GRAPH_CALL
+from perfscope.analyzers.time.spans import named_slices, nearest_ancestor, slice_name
 from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -319,9 +321,6 @@ def _elements(tensor: GraphTensor) -> int:
 FORWARD_PRECISION = 0.93
 FORWARD_RECALL = 0.97
 
-EVALUATE = "autograd::engine::evaluate_function"
-OPTIMIZER = "Optimizer."
-
 _ELEMENTWISE_KERNEL = re.compile(r"\b(?:vectorized_|unrolled_|legacy_)?elementwise_kernel\b|_elementwise_kernel_")
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan"})
 
@@ -348,34 +347,19 @@ class KernelChain:
         return round(self.duration_ns * share)
 
 
-def backward_or_optimizer(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: it runs inside an autograd node or an optimizer step."""
-    slices = trace.rows["slices"]
-    codes = [code for code, text in enumerate(trace.strings) if text.startswith((EVALUATE, OPTIMIZER))]
-    return inside(trace, np.isin(slices["name"], codes))
+def _outside_forward(trace: Trace) -> npt.NDArray[np.bool_]:
+    """By row of ``slices``: inside an autograd node, an optimizer's step, or a graph that inductor compiled.
 
-
-def compiled(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: it runs inside a graph that inductor compiled, which fused what it could."""
-    codes = [code for code, text in enumerate(trace.strings) if text.startswith(GRAPH_CALL)]
-    return inside(trace, np.isin(trace.rows["slices"]["name"], codes))
-
-
-def inside(trace: Trace, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: it is marked, or a span around it is."""
-    parents = trace.rows["slices"]["parent"]
-    found = marked.copy()
-    above = parents.astype(np.int64)
-    while (above != MISSING).any():
-        found |= np.where(above != MISSING, marked[above], False)
-        above = np.where(above != MISSING, parents[above], MISSING)
-    return found
+    Inductor fused what it could.
+    """
+    marked = named_slices(trace, lambda name: name.startswith((EVALUATE, "Optimizer.", GRAPH_CALL)))
+    return np.asarray(nearest_ancestor(trace, np.arange(len(marked)), marked) != MISSING)
 
 
 def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
     """The chains of the forward pass, in order of time. Needs kernels linked to ops, and shapes."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
-    forward = ~trace.fact(backward_or_optimizer) & ~trace.fact(compiled) & (slices["kind"] == SliceKind.OP)
+    forward = ~_outside_forward(trace) & (slices["kind"] == SliceKind.OP)
     elementwise = _elementwise_codes(trace)
     finished: list[list[int]] = []
     chain: list[int] = []
@@ -398,9 +382,9 @@ def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
 
 
 def _chain(trace: Trace, chain: list[int]) -> KernelChain:
-    kernels, slices = trace.rows["kernels"], trace.rows["slices"]
+    kernels = trace.rows["kernels"]
     ops = [int(kernels["op"][kernel]) for kernel in chain]
-    names = tuple(trace.text(int(slices["name"][op])).rpartition("::")[2] for op in ops)
+    names = tuple(slice_name(trace, op).rpartition("::")[2] for op in ops)
     eager = linked = 0
     copied, before = False, 0
     for position, op in enumerate(ops):
@@ -424,7 +408,7 @@ def _chain(trace: Trace, chain: list[int]) -> KernelChain:
 def _signature(trace: Trace, op: int) -> tuple[tuple[TensorSpec, ...], TensorSpec | None]:
     """(tensors read, tensor made) by an elementwise op; nothing made if its shapes are unknown."""
     tensors = input_tensors(trace, op)
-    name = trace.text(int(trace.rows["slices"]["name"][op])).rpartition("::")[2]
+    name = slice_name(trace, op).rpartition("::")[2]
     if not tensors:
         return (), None
     if name == "copy_":

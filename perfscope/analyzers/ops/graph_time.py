@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time.spans import NO_WORK, WorkTime, nearest_ancestor, work_time
+from perfscope.analyzers.time.spans import NO_WORK, WorkTime, named_slices, nearest_ancestor, work_time
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.intervals import union
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -259,8 +259,7 @@ def _resume(names: list[str], seen: list[str], i: int, j: int) -> tuple[int, int
 def _outermost(trace: Trace, names: set[str]) -> npt.NDArray[np.int64]:
     """Rows of the ops named so that no other such op encloses, by start: what was dispatched, not what it calls."""
     slices = trace.rows["slices"]
-    codes = [code for code, text in enumerate(trace.strings) if _plain(text) in names]
-    wanted = (slices["kind"] == SliceKind.OP) & np.isin(slices["name"], codes)
+    wanted = (slices["kind"] == SliceKind.OP) & named_slices(trace, lambda name: _plain(name) in names)
     rows = np.flatnonzero(wanted)
     rows = rows[nearest_ancestor(trace, slices["parent"][rows], wanted) == MISSING]
     return np.asarray(rows[np.argsort(slices["start_ns"][rows], kind="stable")], np.int64)

@@ -18,10 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.ops.graph_time import spans_time
-from perfscope.analyzers.time.spans import WorkTime, nearest_ancestor
+from perfscope.analyzers.time.spans import WorkTime, named_slices, nearest_ancestor
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 EVALUATE = "autograd::engine::evaluate_function"
+"""How the names of autograd nodes begin."""
+
+OPTIMIZER_STEP = "Optimizer.step#"
+"""How the spans of torch.optim's steps begin: ``Optimizer.step#AdamW.step``."""
 
 MOST_SEEN_BEFORE = 0.5
 """Share of a node's graph-building ops that the forward must have run. Checkpointing repeats all but its
@@ -69,9 +73,9 @@ def _below_dispatched(trace: Trace, rows: npt.NDArray[np.int64], nodes: npt.NDAr
     """
     if not len(rows):
         return rows
-    dispatched = [code for code, text in enumerate(trace.strings) if "::" in text]
+    dispatched = named_slices(trace, lambda name: "::" in name)
     owner = nearest_ancestor(trace, rows, nodes)
-    real = np.unique(owner[np.isin(trace.rows["slices"]["name"][rows], dispatched)])
+    real = np.unique(owner[dispatched[rows]])
     return np.asarray(rows[np.isin(owner, real)], np.int64)
 
 
@@ -88,5 +92,4 @@ def recompute_regions(trace: Trace) -> tuple[RecomputeRegion, ...]:
 
 def autograd_nodes(trace: Trace) -> npt.NDArray[np.bool_]:
     """By row of ``slices``: it is the engine evaluating one autograd node."""
-    codes = [code for code, text in enumerate(trace.strings) if text.startswith(EVALUATE)]
-    return np.isin(trace.rows["slices"]["name"], codes)
+    return named_slices(trace, lambda name: name.startswith(EVALUATE))

@@ -19,6 +19,17 @@ _LOADER_PREFIXES = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 _LOOKUP_NAMES = ("TorchDynamo Cache Lookup",)
 
 
+def named_slices(trace: Trace, matches: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+    """By row of ``slices``: ``matches(name)`` holds. Asked once for each text of the trace."""
+    codes = [code for code, text in enumerate(trace.strings) if matches(text)]
+    return np.isin(trace.rows["slices"]["name"], codes)
+
+
+def slice_name(trace: Trace, row: int) -> str:
+    """Name of a row of ``slices``."""
+    return trace.text(int(trace.rows["slices"]["name"][row]))
+
+
 def input_slices(trace: Trace) -> npt.NDArray[np.int64]:
     """Rows of ``slices`` in which the program fetches its next batch.
 

@@ -54,22 +54,30 @@ Fix:
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from perfscope.analyzers.ops.attention import GraphAttention, TraceAttention, graph_attentions, trace_attentions
+from perfscope.analyzers.ops.attention import (
+    GraphAttention,
+    TraceAttention,
+    find_attentions,
+    graph_attentions,
+    trace_attentions,
+)
 from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
 from perfscope.analyzers.ops.graph_time import short_name, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
-from perfscope.analyzers.ops.rules.unfused_attention.plan import compiled_attention_findings
 from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
+from perfscope.analyzers.plans.time import PlanWork, bytes_ns, plan_works
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import WorkTime
 from perfscope.analyzers.time.steps import per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph
+from perfscope.model.torch_plan import PlannedKernel
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -78,6 +86,8 @@ NEEDS = ()
 MIN_SHARE = 0.01
 """Of the step's time, or of its bytes where no time is known. Below it short sequences make attention
 cheap either way, and rewriting it would not show."""
+
+SOFTMAX_OPS = frozenset({"aten._softmax", "aten._softmax_backward_data", "aten._safe_softmax"})
 
 WIDEST_FLASH_HEAD = 256
 """Largest head dimension that torch's flash kernels take."""
@@ -111,7 +121,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """Eager programs: as from an op graph, with modelled time. Compiled ones: what the planned kernels still move."""
-    yield from compiled_attention_findings(trace, advice=ADVICE, least=MIN_SHARE)
+    yield from _from_planned_kernels(trace)
     if trace.op_graph is not None:
         yield from _from_graph(trace, trace.op_graph)
 
@@ -230,6 +240,63 @@ def _trace_finding(
         spans=spans_of_slices(trace, (row for attention in members for row in attention.ops)),
         advice=f"{SDPA_ADVICE}." if by_sdpa else ADVICE,
     )
+
+
+def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
+    """Of programs that compile themselves: one finding for each line that computes attention by its formula.
+
+    Bytes are those of the planned kernels, shared out over the lines by the scores they make.
+    """
+    target = trace.target
+    for work in trace.fact(plan_works):
+        eager = work.held.eager
+        if work.held.plan.compiled_by != "program" or eager is None or target is None:
+            continue
+        attentions = [one for one in find_attentions(eager) if not one.by_sdpa]
+        kernels = _score_kernels(work)
+        kernel_bytes = sum(size for _, _, size in kernels)
+        whole = (work.compiled or work.inside).device.low
+        score_bytes = sum(one.bytes for one in attentions)
+        places: dict[tuple[str | None, int | None], list[GraphAttention]] = defaultdict(list)
+        for one in attentions:
+            op = eager.ops[one.matmuls[0]]
+            places[op.file, op.line].append(one)
+        for (file, line), members in places.items():
+            moved = round(kernel_bytes * sum(one.bytes for one in members) / score_bytes) if score_bytes else 0
+            saved = bytes_ns(target, moved)
+            if not moved or saved < MIN_SHARE * whole:
+                continue
+            yield Finding(
+                subject=_subject(False),
+                title=f"attention is written out {len(members):,} times: compiled, {format_bytes(moved)} of "
+                f"{_shape(members[0].score_shape)} scores still go through memory, {format_ns(saved)} a step "
+                f"({format_share(saved, whole)})",
+                severity=severity_of(saved, whole),
+                basis="modelled",
+                cost_ns=saved,
+                cost_ns_per_step=saved,
+                cost_bytes=moved,
+                where=Where(file=file, line=line),
+                evidence=tuple(
+                    {"kernel": name, "direction": direction, "moved_bytes": size}
+                    for name, direction, size in kernels[:MAX_ROWS]
+                ),
+                advice=ADVICE,
+            )
+
+
+def _score_kernels(work: PlanWork) -> list[tuple[str, str, int]]:
+    """(kernel, direction, bytes a step) of kernels that hold a softmax or its backward, not of the products."""
+    return [
+        (kernel.name, one.graph.direction, one.graph.calls * kernel.bytes)
+        for one in work.graphs
+        for kernel in one.graph.kernels
+        if _holds_softmax(kernel)
+    ]
+
+
+def _holds_softmax(kernel: PlannedKernel) -> bool:
+    return kernel.kind in ("reduction", "pointwise") and bool(SOFTMAX_OPS & set(kernel.ops))
 
 
 def _subject(by_sdpa: bool) -> str:

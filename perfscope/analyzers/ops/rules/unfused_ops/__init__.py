@@ -72,28 +72,19 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from perfscope.analyzers.ops.chain_sites import Pattern, Site, chain_sites, chain_text
-from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, KernelChain, forward_chains
-from perfscope.analyzers.ops.rules.unfused_ops.compiled import inductor_findings
-from perfscope.analyzers.ops.rules.unfused_ops.plan import fusion_findings
+from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, MIN_SHARE, chain_text, graph_findings
+from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
-from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import time_of, worst_spans
 from perfscope.analyzers.time.steps import per_step, whole_ns
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
-
-MIN_SHARE = 0.02
-"""Of the step's time, or of its bytes where no time is known. The saving is a model: should only half of it
-come true, that still shows above the 1% by which a step varies anyway."""
-
-MAX_ROWS = 20
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -102,9 +93,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     if compiled:
         yield from inductor_findings(trace)
     if trace.op_graph is not None:
-        for site in trace.fact(chain_sites):
-            if sum(pattern.saved_bytes for pattern in site.patterns) > 0:
-                yield from _from_site(trace, site)
+        yield from graph_findings(trace)
     elif {"device_work", "op_links", "shapes"} <= trace.recorded:
         yield from _from_chains(trace)
     elif "hlo" in trace.recorded:
@@ -118,83 +107,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """Chains that run op by op, and kernels that inductor would keep apart."""
-    yield from fusion_findings(trace, least=MIN_SHARE)
-    for site in trace.fact(chain_sites):
-        if sum(pattern.saved_bytes for pattern in site.patterns) > 0:
-            yield from _from_site(trace, site)
-
-
-def _from_site(trace: Trace, site: Site) -> Iterator[Finding]:
-    priced = [(pattern, _saving(trace, pattern)) for pattern in site.patterns]
-    timed = all(saved.ns is not None for _, saved in priced)
-    total_bytes = sum(saved.bytes for _, saved in priced)
-    total_ns = sum(saved.ns or 0 for _, saved in priced)
-    whole = step_ns(trace)
-    share = (total_ns / whole if whole else 0.0) if timed else total_bytes / (trace.fact(step_bytes) or 1)
-    if share < MIN_SHARE:
-        return
-    groups = sum(len(pattern.groups) for pattern in site.patterns)
-    fewer = sum(pattern.kernels_saved for pattern in site.patterns)
-    chain = chain_text(site.patterns[0].names)
-    title = (
-        f"{chain} runs op by op ({groups:,} {'chain' if groups == 1 else 'chains'} a step, {fewer + groups:,} ops "
-        f"where {groups:,} would do): {format_bytes(total_bytes)} a step moved for nothing"
-    )
-    title += (
-        f", {format_ns(total_ns)} ({100 * share:.1f}%)" if timed else f" ({100 * share:.1f}% of the bytes; no time)"
-    )
-    severity = severity_of(share, 1)
-    yield Finding(
-        subject=chain,
-        title=title,
-        severity=severity if timed or severity != "high" else "medium",
-        basis="modelled" if timed else "structural",
-        cost_ns=total_ns * steps_in(trace) if timed else None,
-        cost_ns_per_step=total_ns if timed else None,
-        cost_bytes=total_bytes,
-        where=Where(file=site.file, line=site.line, module=site.module or None),
-        evidence=tuple(_row(trace, pattern, saved) for pattern, saved in sorted(priced, key=_by_gain)[:MAX_ROWS]),
-        spans=spans_of_ops(trace, (op for pattern in site.patterns for group in pattern.groups for op in group.ops)),
-        advice=_advice(site),
-    )
-
-
-def _saving(trace: Trace, pattern: Pattern) -> Saving:
-    return saving(
-        trace,
-        pattern.ops,
-        saved_bytes=pattern.saved_bytes,
-        saved_part=pattern.groups[0].saved_share,
-        fewer=pattern.kernels_saved,
-    )
-
-
-def _by_gain(pair: tuple[Pattern, Saving]) -> tuple[int, int]:
-    return (-(pair[1].ns or 0), -pair[1].bytes)
-
-
-def _row(trace: Trace, pattern: Pattern, saved: Saving) -> dict[str, Cell]:
-    eager = sum(group.eager_bytes for group in pattern.groups)
-    return {
-        "chain": chain_text(pattern.names),
-        "phase": pattern.phase,
-        "times": len(pattern.groups),
-        "ops": len(pattern.names),
-        "lines": ", ".join(map(str, sorted(pattern.lines[:6]))),
-        "eager_bytes": eager,
-        "fused_bytes": eager - pattern.saved_bytes,
-        "time_ns": None if saved.time is None else saved.time.sum_ns,
-        "saved_ns": saved.ns,
-        "time_known_by": how_joined(trace),
-    }
-
-
-def _advice(site: Site) -> str:
-    what = f"{site.function}()" if site.function and not site.function.startswith("<") else "the function around it"
-    return (
-        f"Compile it: put @torch.compile on {what.rpartition('.')[2]}, or model = torch.compile(model); where the "
-        "chain is a norm, call torch.nn.functional.rms_norm or layer_norm instead of writing it out."
-    )
+    yield from plan_findings(trace)
+    yield from graph_findings(trace)
 
 
 def _from_chains(trace: Trace) -> Iterator[Finding]:

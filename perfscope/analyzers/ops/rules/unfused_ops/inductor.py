@@ -1,4 +1,4 @@
-"""What ``unfused_ops`` says of neighbours that inductor did not fuse."""
+"""What ``unfused_ops`` says of kernels that inductor did not fuse: recorded ones, and those of a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
-from perfscope.analyzers.ops.fusion import fusion_reason
+from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
+from perfscope.analyzers.plans.time import PlanWork, bytes_ns, plan_works
 from perfscope.analyzers.time.compiled_regions import compiled_rows
 from perfscope.analyzers.time.spans import work_time
 from perfscope.analyzers.time.steps import per_step, whole_ns
@@ -20,6 +21,7 @@ from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refus
 from perfscope.model.compile_log import CodeLine, CompiledKernel
 from perfscope.model.finding import Cell, Finding, Severity, Span, Where, severity_of
 from perfscope.model.frames import Owner, owner_of
+from perfscope.model.torch_plan import PlanLine, PlannedGraph, PlannedKernel, PlannedRefusal
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -133,7 +135,7 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
     means = fusion_reason(reason)
     count = len({(one.pair.refusal.first, one.pair.refusal.second) for one in pairs})
     title = (
-        f"inductor kept {count:,} {'pair' if count == 1 else 'pairs'} of neighbouring kernels apart: {means.meaning}; "
+        f"inductor kept {_pairs(count)} of neighbouring kernels apart: {means.meaning}; "
         f"{format_bytes(moved)} a run go through memory between them"
     )
     if saved is not None:
@@ -141,7 +143,7 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
     elif graph_bytes:
         title += f" ({format_share(moved, graph_bytes)} of what the graph's kernels move)"
     return Finding(
-        subject=f"not fused by inductor: {reason.split(' (')[0][:60]}",
+        subject=_subject(reason),
         title=title,
         severity=_severity(saved, whole_ns(trace), moved, graph_bytes, pairs),
         basis="structural" if saved is None else "modelled",
@@ -151,8 +153,7 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
         where=where,
         evidence=tuple(_row(one) for one in pairs[:MAX_ROWS]),
         spans=_spans(trace, pairs),
-        advice=means.fix
-        or "See both kernels with TORCH_LOGS=fusion,output_code; bring what they compute into one order of elements.",
+        advice=_advice(means),
     )
 
 
@@ -214,3 +215,90 @@ def _row(one: _Priced) -> dict[str, Cell]:
         "kernels_ns": one.kernels_ns,
         "saved_ns": one.saved_ns,
     }
+
+
+def _subject(reason: str) -> str:
+    return f"not fused by inductor: {reason.split(' (')[0][:60]}"
+
+
+def _pairs(count: int) -> str:
+    return f"{count:,} {'pair' if count == 1 else 'pairs'}"
+
+
+def _advice(means: FusionReason) -> str:
+    return means.fix or (
+        "See both kernels with TORCH_LOGS=fusion,output_code; bring what they compute into one order of elements."
+    )
+
+
+# Neighbouring kernels of a plan that inductor would leave apart.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """A pair of kernels, in one graph."""
+
+    graph: PlannedGraph
+    refusal: PlannedRefusal
+    first: PlannedKernel
+    second: PlannedKernel
+    saved_bytes: int
+    """In one run: the read, and the write where nothing else needs the value."""
+
+
+def pairs_apart(work: PlanWork) -> tuple[Apart, ...]:
+    """Pairs with a value between them whose reason is not one that is right. A pair with two reasons counts once."""
+    found: dict[tuple[int, int, int], Apart] = {}
+    for number, one in enumerate(work.graphs):
+        for refusal in one.graph.refusals:
+            if not refusal.shared_bytes or NOTHING_LOST.search(refusal.reason):
+                continue
+            first, second = one.graph.kernels[refusal.first], one.graph.kernels[refusal.second]
+            saved = refusal.shared_bytes * (1 if refusal.needed_elsewhere else 2)
+            apart = Apart(graph=one.graph, refusal=refusal, first=first, second=second, saved_bytes=saved)
+            found.setdefault((number, refusal.first, refusal.second), apart)
+    return tuple(found.values())
+
+
+def plan_findings(trace: Trace) -> Iterator[Finding]:
+    """One finding for each line and reason that costs at least ``MIN_SHARE`` of the planned step."""
+    target = trace.target
+    for work in trace.fact(plan_works):
+        if target is None:
+            continue
+        whole = (work.compiled or work.inside).device.low
+        places: dict[tuple[PlanLine | None, str], list[Apart]] = defaultdict(list)
+        for apart in pairs_apart(work):
+            place = next(iter((*apart.second.places, *apart.first.places)), None)
+            places[place, apart.refusal.reason].append(apart)
+        for (place, reason), pairs in places.items():
+            moved = sum(one.graph.calls * one.saved_bytes for one in pairs)
+            saved = bytes_ns(target, moved)
+            if not saved or saved < MIN_SHARE * whole:
+                continue
+            means = fusion_reason(reason)
+            yield Finding(
+                subject=_subject(reason),
+                title=f"inductor would keep {_pairs(len(pairs))} of neighbouring kernels apart: "
+                f"{means.meaning}; {format_bytes(moved)} a step go through memory between them, up to "
+                f"{format_ns(saved)} ({format_share(saved, whole)})",
+                severity=severity_of(saved, whole),
+                basis="modelled",
+                cost_ns=saved,
+                cost_ns_per_step=saved,
+                cost_bytes=moved,
+                where=Where() if place is None else Where(file=place.file, line=place.line),
+                evidence=tuple(
+                    {
+                        "writes": one.first.name,
+                        "reads": one.second.name,
+                        "direction": one.graph.direction,
+                        "inductor_says": one.refusal.reason,
+                        "value_bytes": one.refusal.shared_bytes,
+                        "saved_bytes": one.saved_bytes,
+                        "runs_a_step": one.graph.calls,
+                    }
+                    for one in sorted(pairs, key=lambda one: -one.saved_bytes)[:MAX_ROWS]
+                ),
+                advice=_advice(means),
+            )

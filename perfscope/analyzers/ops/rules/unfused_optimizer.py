@@ -1,0 +1,370 @@
+"""The optimizer updates parameters one by one, or op by op, where a fused step would do.
+
+Why it costs:
+    An Adam step is about eight elementwise ops. Run for each parameter by itself, a model with 200
+    parameters launches 1,600 small kernels a step: the device waits for the host between them, and each
+    of them moves the parameter, its gradient or its states through memory again, 20 times in all where
+    7 would do. The list form (`foreach=True`) launches eight large kernels, the fused form one.
+
+How it is found:
+    PyTorch marks every step as `Optimizer.step#AdamW.step`. Update ops of single tensors inside it that
+    outnumber the list ops (`aten::_foreach_*`) are a loop; a step with `aten::_fused_*` is fused. Step
+    counters (0-dim tensors on the host) do not count. The cost is modelled, an upper bound: the step's
+    exposed device time times the part of its bytes that a fused step need not move (reads and writes of
+    each op as torch's optimizers call it, against gradient, parameter and states once), plus the time
+    the device idles between the step's kernels. A program without an accelerator is judged by the time
+    of the ops, and the host time between them. The list form is only ever a low finding, by its bytes
+    alone. A step that mostly does other things than elementwise updates (Shampoo, Muon) is left alone.
+
+    In a planned PyTorch program (`perfscope compile`): from the ops of the optimizer's step; the cost is the bytes a
+    fused step would not move at the target's bandwidth, and a shortest kernel for each launch it would not need.
+
+Fix:
+    Ask for the fused form where the optimizer is made::
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
+    or `foreach=True` where a parameter or device has no fused kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.ops.graph_time import flow_of, short_name, spans_time
+from perfscope.analyzers.ops.kernels import input_tensors
+from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
+from perfscope.analyzers.plans.time import PlanWork, bytes_ns, launches, op_bytes, plan_works, shortest_ns
+from perfscope.analyzers.time.device_time import device_busy
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import (
+    WorkTime,
+    named_slices,
+    nearest_ancestor,
+    slice_name,
+    subtree_ends,
+    work_inside,
+    worst_spans,
+)
+from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.intervals import covered
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ("host_ops",)
+
+MIN_SHARE = 0.01
+"""Of the steps' time: what a step's usual spread would hide."""
+
+FEWEST_UPDATES = 8
+"""Update ops in a step: below it there is one parameter, and nothing to batch."""
+
+HAVE_FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
+"""torch.optim classes with ``fused=True`` (torch 2.13)."""
+
+MAX_ROWS = 20
+
+MOST_OF_THE_STEP = 0.5
+"""Share of the time of the step's ops that is in update ops. An optimizer that mostly multiplies matrices
+(Shampoo, Muon) is no elementwise loop, and fused=True is no answer to it."""
+
+PASSES: dict[str, int] = {
+    "add": 3, "add_": 2, "sub_": 3, "mul": 2, "mul_": 2, "div": 2, "div_": 2, "sqrt": 2, "sqrt_": 2, "square": 2,
+    "lerp_": 3, "addcmul": 4, "addcmul_": 3, "addcdiv": 4, "addcdiv_": 4, "maximum": 3, "copy_": 2, "neg": 2,
+    "sign": 2, "sign_": 2, "abs": 2, "rsqrt": 2, "reciprocal_": 2, "pow": 2, "exp_": 2, "clone": 2, "clamp_": 2,
+}  # fmt: skip
+"""Times an update op moves a parameter's worth of bytes, read and written, as torch's optimizers call it:
+``mul_`` by a number reads and writes (2), ``addcmul_(v, g, g)`` reads two and writes one (3)."""
+
+FUSED_PASSES: dict[str, int] = {
+    "Adam": 7, "AdamW": 7, "NAdam": 7, "RAdam": 7, "Adamax": 7, "Adagrad": 5, "RMSprop": 5, "SGD": 3,
+}  # fmt: skip
+"""The least a step can move: gradient, parameter and states read; parameter and states written.
+Adam: 4 read, 3 written. SGD: without momentum."""
+
+LEAST_PASSES = 3
+"""Of an optimizer that is not listed: parameter and gradient read, parameter written."""
+
+Style = Literal["loop", "foreach", "fused", "other"]
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each optimizer class and form whose steps cost at least ``MIN_SHARE``."""
+    steps = trace.fact(optimizer_steps)
+    if not steps:
+        raise AbstainError("no optimizer step in the trace (inference, or steps that torch.optim does not mark)")
+    groups: dict[tuple[str, Style], list[OptimizerStep]] = {}
+    for step in steps:
+        many = step.ops.total() >= FEWEST_UPDATES
+        if (step.style == "loop" and many) or (step.style == "foreach" and step.optimizer in HAVE_FUSED):
+            groups.setdefault((step.optimizer, step.style), []).append(step)
+    whole = whole_ns(trace)
+    for (optimizer, style), members in groups.items():
+        cost = sum(step.saved_ns for step in members)
+        if cost >= MIN_SHARE * whole and cost > 0:
+            yield _finding(trace, optimizer, style, members, cost)
+
+
+def check_plan(trace: Trace) -> Iterable[Finding]:
+    """The optimizer of a planned program, with modelled time."""
+    if not any(held.plan.optimizers for held in trace.torch_plans):
+        raise AbstainError("no optimizer step in the plan (inference, or an optimizer that is not torch.optim's)")
+    return (finding for work in trace.fact(plan_works) for finding in _of_plan(trace, work))
+
+
+def _finding(trace: Trace, optimizer: str, style: Style, members: list[OptimizerStep], cost: int) -> Finding:
+    whole = whole_ns(trace)
+    busiest = max(members, key=lambda step: step.ops.total())
+    slices, rows = trace.rows["slices"], [step.row for step in members]
+    idle = sum(step.idle_ns for step in members)
+    loop = style == "loop"
+    between = "between its kernels" if len(trace.rows["kernels"]) else "on the host between its ops"
+    site = call_site(trace, busiest.first_op)
+    title = f"{optimizer} updates {_form(loop)}: {busiest.ops.total():,} update ops in a step; fused saves up to "
+    title += f"{format_ns(cost / len(members))} of each optimizer step ({format_share(cost, whole)})"
+    if idle:
+        title += f", {format_ns(idle / len(members))} of it {between}"
+    return Finding(
+        subject=_subject(optimizer, loop),
+        title=title,
+        severity=severity_of(cost, whole) if loop else "low",
+        basis="modelled",
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
+        where=Where(op=f"{optimizer}.step", file=site.file, line=site.line),
+        evidence=tuple(
+            {
+                "update_ops": step.ops.total(),
+                "ops": _most_common(step.ops),
+                "kernels": step.time.kernels,
+                "work_ns": step.time.sum_ns,
+                "between_ns": step.idle_ns,
+                "bytes_kept_percent": round(100 * step.fused_share, 1),
+                "saved_ns": step.saved_ns,
+            }
+            for step in sorted(members, key=lambda step: -step.saved_ns)[:MAX_ROWS]
+        ),
+        spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], [step.saved_ns for step in members]),
+        advice=_advice(optimizer, loop),
+    )
+
+
+def _subject(optimizer: str, loop: bool) -> str:
+    return f"{optimizer} in a loop" if loop else f"{optimizer} with foreach"
+
+
+def _form(loop: bool) -> str:
+    return "one parameter at a time" if loop else "op by op over lists (foreach)"
+
+
+def _most_common(ops: Counter[str]) -> str:
+    return ", ".join(f"{name} x{count}" for name, count in ops.most_common(8))
+
+
+def _advice(optimizer: str, loop: bool) -> str:
+    if optimizer in HAVE_FUSED:
+        also = " (or foreach=True where a parameter or device has no fused kernel)" if loop else ""
+        return f"Make it torch.optim.{optimizer}(params, ..., fused=True){also}, where the optimizer is constructed."
+    return (
+        f"Make it {optimizer}(params, ..., foreach=True) if it is a torch.optim class; in an optimizer of your own, "
+        "call torch._foreach_mul_ and its sisters over lists, or torch.compile the step."
+    )
+
+
+# How a recorded step walks over the parameters.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep:
+    """One call of ``Optimizer.step``."""
+
+    row: int
+    """Row of ``slices``."""
+    optimizer: str
+    """Class name, such as ``AdamW``."""
+    style: Style
+    ops: Counter[str]
+    """Update ops by name (``mul_``; ``mul_`` also for ``_foreach_mul_``)."""
+    time: WorkTime
+    """Device work of the update ops; the ops themselves without an accelerator."""
+    idle_ns: int
+    """Between the step's first and last device work, nothing ran; without an accelerator: the host
+    was in the step but in no update op. 0 unless the step is a loop: lists and fused steps launch few."""
+    first_op: int
+    """Row of ``slices``: an update op, or the step itself where there is none."""
+
+    @property
+    def fused_share(self) -> float:
+        """Part of the bytes moved now that a fused step would still move; 1 where nothing is known."""
+        return fused_share(self.optimizer, self.ops)
+
+    @property
+    def saved_ns(self) -> int:
+        """At most, if the step were fused: the bytes it need not move, and the idle between its kernels."""
+        return round(self.time.exposed_ns * (1 - self.fused_share)) + self.idle_ns
+
+
+def fused_share(optimizer: str, ops: Counter[str]) -> float:
+    """Part of the bytes its update ops move that a fused step would still move; 1 where nothing is known."""
+    if not ops:
+        return 1.0
+    parameters = min(ops.values())
+    now = sum(PASSES[name] * count for name, count in ops.items())
+    adds = "add_" in ops and not ({"sqrt", "rsqrt"} & set(ops))  # SGD: adds a tensor, not eps
+    now += ops["add_"] if adds else 0
+    return min(1.0, FUSED_PASSES.get(optimizer, LEAST_PASSES) * parameters / now)
+
+
+def optimizer_steps(trace: Trace) -> tuple[OptimizerStep, ...]:
+    """All outermost optimizer steps, in order of the table."""
+    slices = trace.rows["slices"]
+    marked = named_slices(trace, lambda name: name.startswith(OPTIMIZER_STEP)) & (slices["kind"] != SliceKind.PYTHON)
+    rows = np.flatnonzero(marked)
+    rows = rows[nearest_ancestor(trace, slices["parent"][rows].astype(np.int64), marked) == MISSING]
+    return tuple(_step(trace, int(row)) for row in rows)
+
+
+def _step(trace: Trace, row: int) -> OptimizerStep:
+    slices = trace.rows["slices"]
+    inner = np.arange(row + 1, int(trace.fact(subtree_ends)[row]))
+    inner = inner[(slices["kind"][inner] == SliceKind.OP) & ~trace.fact(_within_batched)[inner]]
+    names = [trace.text(int(code)).rpartition("::")[2] for code in slices["name"][inner]]
+    optimizer = slice_name(trace, row).removeprefix(OPTIMIZER_STEP).partition(".")[0]
+    batched = [op for op, name in zip(inner.tolist(), names, strict=True) if name.startswith("_foreach_")]
+    listed = Counter(name.removeprefix("_foreach_") for name in names if name.startswith("_foreach_"))
+    single = [
+        (int(op), name)
+        for op, name in zip(inner, names, strict=True)
+        if name in PASSES and _updates(trace, int(op), name, optimizer)
+    ]
+    loop = Counter(name for _, name in single)
+    # FusedAdam (apex, DeepSpeed) counts its steps with add_ and calls a kernel of its own
+    fused = any(name.startswith("_fused_") for name in names) or optimizer.startswith("Fused")
+    style: Style = "fused" if fused else _style(loop, listed)
+    updates = [op for op, _ in single] if style == "loop" else batched
+    time = spans_time(trace, np.array(updates, np.int64))
+    if style == "loop" and time.sum_ns < MOST_OF_THE_STEP * spans_time(trace, inner).sum_ns:
+        style = "other"
+    return OptimizerStep(
+        row=row,
+        optimizer=optimizer,
+        style=style,
+        ops=loop if style == "loop" else Counter({name: n for name, n in listed.items() if name in PASSES}),
+        time=time,
+        idle_ns=_idle(trace, row, time) if style == "loop" else 0,
+        first_op=updates[0] if updates else row,
+    )
+
+
+def _within_batched(trace: Trace) -> npt.NDArray[np.bool_]:
+    """By row of ``slices``: it lies inside a list op, a fused one or an update op, which may call others."""
+    batched = named_slices(
+        trace,
+        lambda name: name.startswith(("aten::_foreach_", "aten::_fused_")) or name.removeprefix("aten::") in PASSES,
+    )
+    around = nearest_ancestor(trace, trace.rows["slices"]["parent"].astype(np.int64), batched)
+    return np.asarray(around != MISSING)
+
+
+def _style(loop: Counter[str], listed: Counter[str]) -> Style:
+    if loop.total() > listed.total():
+        return "loop"
+    return "foreach" if listed else "other"
+
+
+def _updates(trace: Trace, op: int, name: str, optimizer: str) -> bool:
+    """False for the step counter, a 0-dim tensor on the host."""
+    if len(trace.rows["kernels"]):
+        return bool(len(work_inside(trace, "kernels", np.array([op]))))
+    tensors = input_tensors(trace, op)
+    if tensors:
+        return bool(tensors[0].shape)
+    return name != "add_" or optimizer == "SGD"  # without shapes, SGD alone is known to have no counter
+
+
+def _idle(trace: Trace, row: int, updates: WorkTime) -> int:
+    slices = trace.rows["slices"]
+    if not len(trace.rows["kernels"]):
+        return max(0, int(slices["end_ns"][row] - slices["start_ns"][row]) - updates.sum_ns)
+    work = trace.rows["kernels"]
+    chosen = work_inside(trace, "kernels", np.array([row]))
+    idle = 0
+    for device in np.unique(work["device"][chosen]).tolist():
+        on_device = chosen[work["device"][chosen] == device]
+        start, end = int(work["start_ns"][on_device].min()), int(work["end_ns"][on_device].max())
+        idle += end - start - int(covered(trace.fact(device_busy)[device], [start], [end])[0])
+    return idle
+
+
+# The optimizer of a planned program.
+
+
+def _of_plan(trace: Trace, work: PlanWork) -> Iterator[Finding]:
+    """A finding where the optimizer of one plan updates in a loop, or over lists where it could be fused."""
+    graph, target = _graph(work), trace.target
+    if graph is None or target is None:
+        return
+    updates = [op for op in graph.ops if op.phase == "optimizer" and launches(op)]
+    names = Counter(short_name(op) for op in updates)
+    optimizers = work.held.plan.optimizers
+    optimizer = optimizers[0] if len(optimizers) == 1 else "the optimizer"
+    listed = any(name.startswith("_foreach_") for name in names)
+    ops = Counter(
+        {name.removeprefix("_foreach_"): n for name, n in names.items() if name.startswith("_foreach_") == listed}
+    )
+    ops = Counter({name: count for name, count in ops.items() if name in PASSES})
+    fused = any(name.startswith("_fused_") for name in names)
+    if fused or not ops or (listed and optimizer not in HAVE_FUSED) or (not listed and ops.total() < FEWEST_UPDATES):
+        return
+    flow = flow_of(graph)
+    moved = sum(op_bytes(graph, flow, op.index) for op in updates)
+    saved_bytes = round(moved * (1 - fused_share(optimizer, ops)))
+    saved = bytes_ns(target, saved_bytes) + shortest_ns(target) * (len(updates) - 1)
+    whole = _step_ns(work)
+    if saved >= MIN_SHARE * whole:
+        yield _plan_finding(updates, optimizer, ops, saved=saved, saved_bytes=saved_bytes, whole=whole, loop=not listed)
+
+
+def _plan_finding(
+    updates: list[GraphOp], optimizer: str, ops: Counter[str], *, saved: int, saved_bytes: int, whole: int, loop: bool
+) -> Finding:
+    first = next((op for op in updates if op.file is not None), updates[0])
+    return Finding(
+        subject=_subject(optimizer, loop),
+        title=f"{optimizer} updates {_form(loop)}: {len(updates):,} launches a step; fused saves up to "
+        f"{format_ns(saved)} and {format_bytes(saved_bytes)} of each step ({format_share(saved, whole)})",
+        severity=severity_of(saved, whole) if loop else "low",
+        basis="modelled",
+        cost_ns=saved,
+        cost_ns_per_step=saved,
+        cost_bytes=saved_bytes,
+        where=Where(op=f"{optimizer}.step", file=first.file, line=first.line),
+        evidence=(
+            {
+                "launches": len(updates),
+                "update_ops": ops.total(),
+                "ops": _most_common(ops),
+                "saved_bytes": saved_bytes,
+                "saved_ns": saved,
+            },
+        ),
+        advice=_advice(optimizer, loop),
+    )
+
+
+def _graph(work: PlanWork) -> OpGraph | None:
+    """The ops the optimizer is among: compiled or not, it runs outside of graphs unless the program compiles it."""
+    return work.held.outside if work.held.plan.compiled_by == "program" else work.held.eager
+
+
+def _step_ns(work: PlanWork) -> int:
+    found = (work.compiled or work.inside) if work.held.plan.compiled_by == "program" else (work.eager or work.inside)
+    return found.device.low
