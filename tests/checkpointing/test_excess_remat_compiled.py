@@ -12,7 +12,7 @@ import pytest
 
 from perfscope.analyzers.checkpointing.inductor_remat import CompiledBargain, compiled_bargain, graph_recompute
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, Graph, GraphNode

@@ -18,7 +18,7 @@ from perfscope.analyzers.checkpointing.step_model import Policy
 from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model, workspaces
 from perfscope.analyzers.checkpointing.torch_regions import Held, held_of, inside, module_calls
 from perfscope.analyzers.checkpointing.wording import code_for
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_graph import GraphStorage, OpGraph
 from perfscope.model.trace import MISSING, Trace

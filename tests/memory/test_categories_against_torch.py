@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.model.memory import MemoryPhase, MemoryTimeline
 from perfscope.model.trace import Trace

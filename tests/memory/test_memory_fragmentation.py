@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.fragmentation import memory_fragmentation, unneeded_reserves
-from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader

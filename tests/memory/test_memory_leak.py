@@ -9,89 +9,17 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.memory.growth import MemoryGrowth, memory_growth, trend
+from perfscope.analyzers.memory.categories import memory_timelines
+from perfscope.analyzers.memory.growth import memory_growth, trend
 from perfscope.analyzers.memory.rules.memory_leak import LEAST_BYTES
-from perfscope.analyzers.memory.timelines import memory_timelines
-from perfscope.analyzers.readers.kineto import reader as kineto_reader
+from perfscope.analyzers.memory.trace_memories import trace_memories
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
-from perfscope.model.memory import AllocatorCounters
+from perfscope.model.memory import AllocatorCounters, SourceLine
 from perfscope.model.trace import Trace
-from perfscope.model.trace.tables import MemoryCategory
 from tests.build import EVERYTHING
 from tests.memory.build import MemoryBuilder
-
-
-def _steps(kept: list[int], *, capacity: int = -1, recorded: bool = True) -> MemoryGrowth:
-    """Steps of 100 us: each makes and frees 500 B, and keeps ``kept[step]`` B for good (0: nothing)."""
-    b = MemoryBuilder()
-    b.row("devices", ordinal=0, name=b.code("GPU"), cores=1, memory_bytes=capacity)
-    b._devices[0] = 0
-    b.starts_with(10_000)
-    address = 1
-    for number, size in enumerate(kept):
-        at = 100 * number
-        if recorded:
-            b.step(number, at, at + 100)
-        else:
-            b.annotation("Optimizer.step#SGD.step", at + 80, at + 90)
-        b.python("train.py(3): main", at, at + 99)
-        b.python("train.py(9): remember", at + 10, at + 20)
-        b.op("aten::clone", at + 11, at + 19)
-        if size:
-            b.make(address, size, at + 12)
-        b.make(address + 1, 500, at + 30)
-        b.free(address + 1, at + 60)
-        address += 2
-    (growth,) = memory_growth(b.build())
-    return growth
-
-
-def test_a_leak_has_its_slope_line_and_end():
-    growth = _steps([64] * 8, capacity=20_000)
-    assert growth.growing
-    assert growth.judged
-    assert (growth.how, growth.warm_up, growth.slope_bytes, growth.sure) == ("recorded", 1, 64.0, 1.0)
-    assert growth.live_bytes.tolist() == [10_000 + 64 * step for step in range(1, 9)]
-    (leak,) = growth.leaks
-    assert (leak.bytes_per_step, leak.steps, leak.blocks, leak.op) == (64, 6, 6, "aten::clone")
-    assert leak.line is not None
-    assert (leak.line.file, leak.line.line, leak.line.function) == ("train.py", 9, "remember")
-    assert leak.category is MemoryCategory.UNKNOWN
-    assert growth.steps_left == (20_000 - 10_512) // 64
-
-
-def test_a_step_that_lets_all_go_does_not_grow():
-    growth = _steps([0] * 8)
-    assert not growth.growing
-    assert (growth.slope_bytes, growth.leaks, growth.steps_left) == (0.0, (), None)
-
-
-def test_a_cache_that_levels_off_is_no_leak():
-    growth = _steps([64] * 6 + [0] * 6)
-    assert not growth.growing
-    assert growth.leaks == ()
-
-
-def test_state_made_in_the_first_step_is_no_growth():
-    growth = _steps([5000] + [0] * 7)
-    assert not growth.growing
-    assert growth.slope_bytes == 0.0
-
-
-def test_a_few_steps_are_not_judged():
-    growth = _steps([64] * 4)
-    assert not growth.judged
-    assert not growth.growing
-    assert [leak.steps for leak in growth.leaks] == [2]  # but what they leave behind is there to see
-
-
-def test_growth_by_optimizer_steps():
-    growth = _steps([64] * 8, recorded=False)
-    assert growth.how == "optimizer"
-    assert growth.growing
 
 
 def test_noise_does_not_hide_a_leak_and_is_none():
@@ -110,94 +38,24 @@ def test_trend_of_little():
     assert trend(np.array([], np.int64)) == (0.0, 0.0)
 
 
-def _loop(modules: bool) -> tuple[MemoryGrowth, ...]:
-    """A loop without steps, known by its stacks: a batch, three equal layers in a module, a result that stays."""
-    b = MemoryBuilder(recorded=frozenset({"memory", "memory_state"}))
-
-    def frame(file: str, name: str, parent: int = -1, line: int = 1) -> int:
-        rows = b.tables.setdefault("frames", [])
-        rows.append({"file": b.code(file), "line": line, "name": b.code(name), "parent": parent})
-        return len(rows) - 1
-
-    main = frame("/home/me/serve.py", "<module>")
-    batch = frame("/home/me/serve.py", "batch", main, line=4)
-    called = frame("/x/site-packages/torch/nn/modules/module.py" if modules else "/home/me/m.py", "_call_impl", main)
-    keep = frame("/home/me/serve.py", "keep", main, line=9)
-    address = 1
-    for number in range(8):
-        at = 100 * number
-        b.make(address, 32, at + 1, frame=batch)
-        for layer in range(3):
-            b.make(address + 1 + layer, 16, at + 10 + layer, frame=called)
-        for offset in range(4):
-            b.free(address + offset, at + 50 + offset)
-        b.make(address + 4, 8, at + 60, frame=keep)
-        address += 5
-    return memory_growth(b.build())
-
-
-def test_a_loop_without_steps_is_known_by_its_period():
-    (growth,) = _loop(modules=True)
-    assert (growth.how, len(growth.ends), growth.slope_bytes, growth.growing) == ("periodic", 8, 8.0, True)
-    (leak,) = growth.leaks
-    assert leak.line is not None
-    assert (leak.line.function, leak.bytes_per_step) == ("keep", 8)
-
-
-def test_layers_are_not_taken_for_steps():
-    assert _loop(modules=False) == ()
-
-
-@pytest.mark.corpus
-@pytest.mark.parametrize("name", ["medium512_train", "medium512_infer", "fragmented", "fwd_bf16_128", "fwd_fp32_128"])
-def test_recordings_of_one_step_have_no_growth(corpus: Path, name: str):
-    """Models of 12 and 24 equal layers: activations rise layer by layer, which is no growth step by step."""
-    trace = torch_memory_reader.read(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
-    assert memory_growth(trace) == ()
-
-
-@pytest.mark.parametrize("leaks", [True, False])
-def test_a_real_loop(tmp_path: Path, leaks: bool):
-    torch = pytest.importorskip("torch")
-    from torch.profiler import ProfilerActivity, profile
-
-    model = torch.nn.Linear(32, 32)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    history = []
-
-    def train_step() -> None:
-        optimizer.zero_grad()
-        loss = model(torch.randn(64, 32)).square().mean()
-        loss.backward()
-        optimizer.step()
-        history.append(loss if leaks else loss.item())
-
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True) as made:
-        for _ in range(9):
-            train_step()
-            made.step()
-    path = tmp_path / "loop.pt.trace.json"
-    made.export_chrome_trace(str(path))
-    (growth,) = memory_growth(kineto_reader.read(path))
-    assert growth.growing is leaks
-    if leaks:
-        assert growth.slope_bytes == 4.0  # the loss is one float; backward let the rest go
-        assert [leak.bytes_per_step for leak in growth.leaks] == [4]
-    else:
-        assert growth.leaks == ()
-
-
 RULE = load_rule("memory_leak")
 MIB = 1 << 20
 ACTIVATIONS = 64 * MIB
 
 
 def steps(
-    kept: list[int], *, first: int = 5, capacity: int = -1, cleared: int | None = None, replaced: bool = False
+    kept: list[int],
+    *,
+    first: int = 5,
+    capacity: int = -1,
+    cleared: int | None = None,
+    replaced: bool = False,
+    recorded: bool = True,
 ) -> MemoryBuilder:
     """Steps of 100 us: each makes and frees activations, and keeps ``kept[step]`` bytes at ``train.py:9``.
 
     ``cleared``: the step in which all that was kept is let go. ``replaced``: each step lets go what the last one kept.
+    ``recorded``: else steps are known by those of the optimizer.
     """
     b = MemoryBuilder()
     b.row("devices", ordinal=0, name=b.code("GPU"), cores=1, memory_bytes=capacity)
@@ -206,7 +64,10 @@ def steps(
     held: list[int] = []
     for number, size in enumerate(kept):
         at = 100 * number
-        b.step(first + number, at, at + 100)
+        if recorded:
+            b.step(first + number, at, at + 100)
+        else:
+            b.annotation("Optimizer.step#SGD.step", at + 80, at + 90)
         b.python("train.py(3): main", at, at + 99)
         b.python("train.py(9): remember", at + 10, at + 20)
         b.op("aten::clone", at + 11, at + 13)
@@ -274,6 +135,23 @@ def test_what_is_replaced_by_something_larger_grows() -> None:
 
 def test_a_cache_that_fills_up_is_no_leak() -> None:
     assert outcome_of(steps([MIB, MIB, MIB, 0, 0, 0, 0, 0])).status == "clean"
+
+
+@pytest.mark.parametrize("kept", [[0] * 8, [64 * MIB, *[0] * 7]])
+def test_state_that_is_made_in_the_first_step_is_no_leak(kept: list[int]) -> None:
+    assert outcome_of(steps(kept)).status == "clean"
+
+
+def test_steps_are_known_by_those_of_the_optimizer() -> None:
+    trace = steps([MIB] * 8, capacity=1 << 30, recorded=False).build()
+    (growth,) = trace.fact(memory_growth)
+    assert (growth.how, growth.steps, growth.judged, growth.slope_bytes) == ("optimizer", 8, 7, MIB)
+    (place,) = growth.places
+    assert (place.op, place.bytes_per_step, place.blocks) == ("aten::clone", MIB, 8)
+    assert place.line == SourceLine(file="train.py", line=9, function="remember")
+    (memory,) = trace.fact(trace_memories).memories
+    assert memory.growth is not None
+    assert (memory.growth.growing, memory.growth.steps, memory.growth.steps_left) == (True, 8, 1024 - 64 - 8)
 
 
 def test_a_list_that_is_cleared_is_no_leak() -> None:
@@ -353,7 +231,7 @@ def test_arrays_that_are_replaced_or_few_are_no_leak() -> None:
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("name", ["medium512_train", "fragmented", "tiny"])
+@pytest.mark.parametrize("name", ["medium512_train", "medium512_infer", "fragmented", "tiny", "fwd_bf16_128"])
 def test_single_steps_of_the_corpus_are_not_judged(corpus: Path, name: str) -> None:
     (trace,) = load(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
     assert judge(RULE, trace).status == "abstained"
@@ -394,13 +272,3 @@ def _trained(path: Path, detached: bool) -> Path:
             kept.append(metric.detach() if detached else metric)
             profiler.step()
     return path
-
-
-@pytest.mark.corpus
-def test_a_history_of_one_step_says_so(corpus: Path) -> None:
-    """The report places its peak in step 0, so nobody is told that no step is known."""
-    (trace,) = load(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
-    outcome = judge(RULE, trace)
-    assert outcome.status == "abstained"
-    assert outcome.reason is not None
-    assert outcome.reason.startswith("1 step was recorded with memory")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.memory.blocks import event_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.picture import MOST_BANDS, Band, memory_picture
-from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader

@@ -14,7 +14,7 @@ import pytest
 
 from perfscope.__main__ import run as perfscope
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.run import reader as reader

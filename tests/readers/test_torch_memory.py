@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.flight_recorder import sniff as sniff_flight_recorder
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import timeline as torch_memory_timeline

@@ -8,8 +8,9 @@ import numpy as np
 
 from perfscope.analyzers.engine import Analysis, Step
 from perfscope.analyzers.hlo.roofline import Utilization
+from perfscope.analyzers.memory.holders import Holder
 from perfscope.analyzers.memory.picture import Band, MemoryPicture
-from perfscope.analyzers.memory.trace_memories import Growing, Held, HeldCategory, Holders, Memory, Reserved
+from perfscope.analyzers.memory.trace_memories import Growing, HeldCategory, Holders, Memory, Reserved
 from perfscope.analyzers.programs.hot_instructions import HotInstruction, HotPlace, HotSpots
 from perfscope.analyzers.programs.programs import Execution, LeastTime, Program
 from perfscope.analyzers.sections.compile import CompileSection, RankCompile
@@ -257,7 +258,7 @@ def hostile(name: str) -> Analysis:
 def memory(name: str) -> MemorySection:
     """Two ranks' device memory in which everything is called ``name``: 30 B at the peak, half of them an activation."""
     line = SourceLine(file=name, line=1, function=name)
-    held = Holders(rows=(Held(name=name, bytes=30, blocks=2, members=2, line=line),))
+    held = Holders(rows=(Holder(name=name, bytes=30, blocks=2, members=2, line=line),))
     category = HeldCategory(
         category=MemoryCategory.ACTIVATION, bytes=15, blocks=1, known_by=KnownBy.OP, place=line, name=name,
         place_bytes=15,

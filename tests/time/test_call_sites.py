@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_instructions,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.web.views import memory as _memory_parts
 from perfscope.dashboards.web.views.memory import read_curve

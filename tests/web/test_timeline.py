@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.web.timeline import answer
 from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save, tile

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices, taken_over
 from perfscope.model.trace import MISSING, Trace

@@ -14,14 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.memory.categories import memory_phases
-from perfscope.analyzers.memory.phases import NEVER, asking_op
-from perfscope.analyzers.memory.sites import nearest_frame, user_frames
+from perfscope.analyzers.memory.categories import memory_phases, with_graph
+from perfscope.analyzers.memory.holders import line_of
+from perfscope.analyzers.memory.phases import NEVER, AskingOps, asking_op, asking_ops
+from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
 from perfscope.analyzers.ops.attention import trace_attentions
-from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.analyzers.time.alignment import graph_op
+from perfscope.analyzers.time.spans import named_slices, nearest_ancestor
+from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.finding import Cell
-from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryPhase, MemoryTimeline, SourceLine
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryPhase, MemoryTimeline
+from perfscope.model.op_graph import OpGraph
+from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
 MAX_ROWS = 20
@@ -92,36 +96,6 @@ def same_size(sizes: Int64, of: int) -> npt.NDArray[np.bool_]:
     return alike
 
 
-def line_of(timeline: MemoryTimeline, row: int) -> SourceLine | None:
-    """The user's line that a block was asked for at."""
-    index = int(timeline.blocks["line"][row])
-    return None if index == MISSING else timeline.lines[index]
-
-
-@dataclass(frozen=True, slots=True)
-class AskingOps:
-    """The op that asked for each block. ``codes``: shape (blocks,), into ``names``; ``''`` where none is known."""
-
-    codes: Int64
-    names: tuple[str, ...]
-
-    def matching(self, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-        """By block: whether the whole name of its op matches."""
-        alike = [code for code, name in enumerate(self.names) if pattern.fullmatch(name)]
-        return np.asarray(np.isin(self.codes, alike))
-
-    def unknown(self) -> npt.NDArray[np.bool_]:
-        """By block: whether its op is not known."""
-        return np.asarray(np.isin(self.codes, [code for code, name in enumerate(self.names) if not name]))
-
-
-def asking_ops(trace: Trace, timeline: MemoryTimeline) -> AskingOps:
-    """The ops behind all blocks. ``trace``: the one that the timeline's rows are of."""
-    distinct, inverse = np.unique(timeline.blocks["op"], return_inverse=True)
-    names = tuple(asking_op(trace, int(row)) or "" for row in distinct.tolist())
-    return AskingOps(inverse.astype(np.int64), names)
-
-
 def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Mapping[str, Cell], ...]:
     """Evidence: one row a line, op and name, most bytes first."""
     groups: dict[tuple[str | None, int | None, str | None, str | None], list[int]] = {}
@@ -146,10 +120,9 @@ def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Map
 
 # Attention scores that are written out, and kept for the backward pass: they grow with the square of the sequence.
 #
-# Known from ops with shapes (`facts/attention_sequence.py`); in a memory snapshot from stacks, where a function named
-# like softmax runs inside one named like attention: what is made there, and what the attention function itself makes
-# in
-# the same size, are scores.
+# Known from ops with shapes (`ops/attention.py`); in a memory snapshot from stacks, where a function named like softmax
+# runs inside one named like attention: what is made there, and what the attention function itself makes in the same
+# size, are scores.
 
 
 _SOFTMAX = re.compile(r"(?<!log_)(?<!log)softmax", re.IGNORECASE)
@@ -193,28 +166,24 @@ def _by_ops(trace: Trace, timeline: MemoryTimeline, candidates: Int64) -> Int64:
     ops = timeline.blocks["op"][candidates].astype(np.int64)
     chosen = nearest_ancestor(trace, ops, inside) != MISSING
     size = timeline.blocks["bytes"][candidates].astype(np.int64)
-    products = asking_ops(trace, timeline).matching(_PRODUCT)[candidates]
+    products = asking_ops(trace, ops).matching(_PRODUCT)
     return candidates[_with_sizes(chosen, size, products)]
 
 
 def _by_stacks(trace: Trace, timeline: MemoryTimeline, candidates: Int64) -> Int64:
     blocks = timeline.blocks
-    framed = blocks["frame"][candidates] != MISSING
-    frames = np.maximum(blocks["frame"][candidates].astype(np.int64), 0)
-    if not framed.any():
+    frames = blocks["frame"][candidates].astype(np.int64)
+    if not (frames != MISSING).any():
         return candidates[:0]
     elsewhere = np.isin(blocks["phase"][candidates], _ELSEWHERE)
-    softmax, attention = _named(trace, _SOFTMAX), _named(trace, _ATTENTION)
-    inner = np.where(framed, nearest_frame(trace, frames, softmax)[0], MISSING)
-    outer = np.full(len(candidates), MISSING, np.int64)
-    known = inner != MISSING
-    outer[known] = nearest_frame(trace, inner[known], attention)[0]
+    softmax, attention = frames_named(trace, _SOFTMAX), frames_named(trace, _ATTENTION)
+    outer = nearest_frame(trace, nearest_frame(trace, frames, softmax)[0], attention)[0]
     scores = (outer != MISSING) & ~elsewhere
     if not scores.any():
         return candidates[:0]
     size = blocks["bytes"][candidates].astype(np.int64)
     # made by the functions themselves, and not by a module that they call
-    user = np.where(framed, trace.fact(user_frames)[frames], MISSING)
+    user = np.where(frames == MISSING, MISSING, trace.fact(user_frames)[frames])
     own = (user != MISSING) & (attention[user] | softmax[user]) & ~elsewhere
     chosen = _with_sizes(scores, size, own)
     # the backward pass has no frames of theirs: what has a size there that nothing else has in the forward pass
@@ -233,34 +202,25 @@ def _with_sizes(scores: npt.NDArray[np.bool_], size: Int64, others: npt.NDArray[
     return chosen
 
 
-def _named(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Mask over ``frames``: functions of such a name."""
-    frames = trace.rows["frames"]
-    codes = [code for code in np.unique(frames["name"]).tolist() if pattern.search(trace.text(code))]
-    return np.asarray(np.isin(frames["name"], codes))
-
-
 # Logits and their copies: a number for each token and each word of the vocabulary, several times over.
 #
 # A cross-entropy over a large vocabulary holds the logits, their copy in float32, the log-softmax that is kept for
-# the
-# backward pass, and the gradients of these. Computed over a part of the tokens at a time, one part is alive.
+# the backward pass, and the gradients of these. Computed over a part of the tokens at a time, one part is alive.
 #
-# The log-softmax is known by its op, or by the stack; the copies are what was made right before and behind it in the
-# same
-# size (or that of half or twice as many bytes an element).
+# The log-softmax is known by its op, or by the stack; the copies are what was made right before and after it in the
+# same size (or that of half or twice as many bytes an element).
 
 
 _FORWARD_OP = re.compile(r"aten::(_?log_softmax|cross_entropy_loss)")
 _BACKWARD_OP = re.compile(r"aten::_log_softmax_backward_data")
 _COPY = re.compile(r"aten::(_?to(_copy)?|copy_|clone|contiguous|float|exp|sub|div)")
-_AVOIDABLE_LOSS_PRODUCT = re.compile(r"aten::(mm|addmm|bmm|linear|matmul|_scaled_mm)")
+_HEAD_PRODUCT = re.compile(r"aten::(mm|addmm|bmm|linear|matmul|_scaled_mm)")
 _FUNCTION = re.compile(r"cross_entropy|log_softmax", re.IGNORECASE)
 
 MOST_APART = 1000
 """Blocks that are looked at before and behind a log-softmax: as many as some layers make."""
 
-AVOIDABLE_LOSS_SMALL_PART = 4
+SMALL_BLOCK = 4
 """Blocks of less than the logits' size divided by this lie between the copies and are no end of their row."""
 
 ADVICE = (
@@ -274,11 +234,12 @@ ADVICE = (
 def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     """Blocks that hold logits, their copies, and the gradients of these."""
     recorded, blocks = timeline.of(trace), timeline.blocks
-    ops = asking_ops(recorded, timeline)
+    ops = asking_ops(recorded, blocks["op"])
     backward = np.isin(blocks["phase"], (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER))
     forward = ops.matching(_FORWARD_OP) & ~backward
     if not forward.any():
-        forward = _by_stacks_avoidable_loss(recorded, timeline) & ~backward
+        named = frames_named(recorded, _FUNCTION)
+        forward = (nearest_frame(recorded, blocks["frame"], named)[0] != MISSING) & ~backward
     size = blocks["bytes"].astype(np.int64)
     softmax = np.flatnonzero(forward & ~blocks["before"])
     if not len(softmax):
@@ -299,17 +260,6 @@ def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     )
 
 
-def _by_stacks_avoidable_loss(trace: Trace, timeline: MemoryTimeline) -> npt.NDArray[np.bool_]:
-    blocks, frames = timeline.blocks, trace.rows["frames"]
-    codes = [code for code in np.unique(frames["name"]).tolist() if _FUNCTION.search(trace.text(code))]
-    inside = np.zeros(len(blocks), bool)
-    known = np.flatnonzero(blocks["frame"] != MISSING)
-    if len(known) and codes:
-        named = np.asarray(np.isin(frames["name"], codes))
-        inside[known] = nearest_frame(trace, blocks["frame"][known].astype(np.int64), named)[0] != MISSING
-    return inside
-
-
 class _Around:
     """The blocks before and behind a log-softmax, by start."""
 
@@ -317,8 +267,8 @@ class _Around:
         self.size = size
         self.before = timeline.blocks["before"]
         self.backward = timeline.blocks["phase"] == MemoryPhase.BACKWARD
-        self.product = ops.matching(_AVOIDABLE_LOSS_PRODUCT)
-        copies = ops.unknown() | ops.matching(_COPY)
+        self.product = ops.matching(_HEAD_PRODUCT)
+        copies = (ops.codes == MISSING) | ops.matching(_COPY)
         self.of_forward = copies | self.product | ops.matching(_FORWARD_OP)
         self.copies = copies
         self.of_backward = copies | ops.matching(_BACKWARD_OP)
@@ -329,7 +279,7 @@ class _Around:
         for one in range(row - 1, max(-1, row - 1 - MOST_APART), -1):
             if self.before[one]:
                 break
-            if self.size[one] < self.size[row] // AVOIDABLE_LOSS_SMALL_PART:
+            if self.size[one] < self.size[row] // SMALL_BLOCK:
                 continue
             if not self._alike(one, row) or not self.of_forward[one]:
                 break
@@ -342,7 +292,7 @@ class _Around:
         """The gradients: same-sized blocks with which the backward pass behind it begins."""
         found: list[int] = []
         for one in range(row + 1, min(len(self.size), row + 1 + MOST_APART)):
-            if self.size[one] < self.size[row] // AVOIDABLE_LOSS_SMALL_PART:
+            if self.size[one] < self.size[row] // SMALL_BLOCK:
                 continue
             if not self._alike(one, row):
                 break
@@ -359,15 +309,13 @@ class _Around:
 # for.
 #
 # A ``foreach`` optimizer makes each intermediate value for all parameters at once: one or two copies of the
-# parameters
-# are alive within the step. The ``fused`` one keeps none. Gradients that are cleared with zeros, or never, are alive
-# through the next forward pass beside its activations; set to None they are made again when the backward pass gets
-# there.
+# parameters are alive within the step. The ``fused`` one keeps none. Gradients that are cleared with zeros, or never,
+# are alive through the next forward pass beside its activations; set to None they are made again when the backward
+# pass gets there.
 
 
 _FOREACH_OP = re.compile(r"aten::_foreach_\w+")
 _FOREACH_FUNCTION = re.compile(r"_multi_tensor_\w+")
-_OPTIMIZER_FILE = re.compile(r"(^|/)torch/optim/")
 
 
 def optimizer_temporaries(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
@@ -377,16 +325,9 @@ def optimizer_temporaries(trace: Trace, timeline: MemoryTimeline) -> Avoidable |
     if not within.any():
         return None
     # the op that asks may be another one: on the CPU the lists are worked through tensor by tensor
-    lists = [code for code, text in enumerate(recorded.strings) if _FOREACH_OP.fullmatch(text)]
-    inside_op = np.isin(recorded.rows["slices"]["name"], lists)
-    foreach = nearest_ancestor(recorded, blocks["op"].astype(np.int64), inside_op) != MISSING
-    framed = blocks["frame"] != MISSING
-    if framed.any():
-        masks = recorded.fact(_multi_tensor_frames)
-        inside = np.zeros(len(blocks), bool)
-        inside[framed] = nearest_frame(recorded, blocks["frame"][framed].astype(np.int64), masks)[0] != MISSING
-        foreach |= inside
-    rows = np.flatnonzero(within & foreach)
+    inside_op = nearest_ancestor(recorded, blocks["op"], named_slices(recorded, _FOREACH_OP.fullmatch)) != MISSING
+    inside_function = nearest_frame(recorded, blocks["frame"], _multi_tensor_frames(recorded))[0] != MISSING
+    rows = np.flatnonzero(within & (inside_op | inside_function))
     if not len(rows):
         return None
     return Avoidable(
@@ -436,9 +377,148 @@ def lasting_gradients(trace: Trace, timeline: MemoryTimeline) -> Avoidable | Non
 
 
 def _multi_tensor_frames(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over ``frames``: functions of torch's optimizers that work on lists of tensors."""
-    frames = trace.rows["frames"]
-    files = {code for code in np.unique(frames["file"]).tolist()
-             if _OPTIMIZER_FILE.search(trace.text(code).replace("\\", "/"))}  # fmt: skip
-    names = {code for code in np.unique(frames["name"]).tolist() if _FOREACH_FUNCTION.search(trace.text(code))}
-    return np.asarray(np.isin(frames["file"], list(files)) & np.isin(frames["name"], list(names)))
+    """By row of ``frames``: a function of torch's optimizers that works on lists of tensors."""
+    files = trace.rows["frames"]["file"]
+    own = [code for code in np.unique(files).tolist() if is_optimizer_file(trace.text(code))]
+    return frames_named(trace, _FOREACH_FUNCTION) & np.isin(files, own)
+
+
+# Memory that is held and that nobody reads any more.
+#
+# Two witnesses. The op graph of a step says which op read a storage last: what lives longer is held by a variable, a
+# list or a closure of the program. And where several steps were recorded, a block that was made in the forward pass of
+# one step and let go in the next was kept over the boundary, which the next step has no use for once it makes its own.
+
+
+_NEEDED = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCategory.WORKSPACE,
+           MemoryCategory.COMMUNICATION)  # fmt: skip
+"""Categories that outlive what is seen of them."""
+
+
+def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
+    """Blocks that live on behind the op that read them last, by the op graph of a step."""
+    if trace.op_graph is None or trace.op_graph.storages is None or timeline.axis != "ns":
+        return None
+    joined = with_graph(trace, timeline.of(trace))
+    ends = _ends(joined)
+    blocks = timeline.blocks
+    last_use = _last_uses(trace.op_graph)
+    rows, until = [], []
+    free = ~np.isin(blocks["category"], (*_NEEDED, MemoryCategory.GRADIENT))  # a gradient goes when all are used
+    candidates = np.flatnonzero(~blocks["before"] & free & (blocks["op"] != MISSING))
+    for row in candidates.tolist():
+        op = graph_op(joined, int(blocks["op"][row]))
+        if op is None:
+            continue
+        storages = {trace.op_graph.tensors[tensor].storage for tensor in op.outputs}
+        made = [
+            one
+            for one in storages
+            if trace.op_graph.storages[one].born == op.index
+            and abs(trace.op_graph.storages[one].bytes - int(blocks["bytes"][row])) < ALLOCATION_ROUNDING
+        ]
+        step = _step_of(joined, int(blocks["op"][row]))
+        if not made or step is None:
+            continue
+        last = max(last_use[one] for one in made)
+        at = ends.get((step, last))
+        if at is not None and at < int(blocks["end"][row]):
+            rows.append(row)
+            until.append(max(at, int(blocks["start"][row])))
+    if not rows:
+        return None
+    return Avoidable(
+        kind="values that nobody reads any more",
+        said="values that no op reads again before they are let go",
+        advice="Let go of them before the backward pass: return the loss alone from the function that computes it, or "
+        "del the variable (logits, hidden states, outputs of a module with hooks) behind its last use",
+        rows=np.array(rows, np.int64),
+        until=np.array(until, np.int64),
+    )
+
+
+def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
+    """Blocks of one step's forward pass that are let go within the next step, once that has made its own."""
+    blocks = timeline.blocks
+    phases = memory_phases(trace, timeline)
+    forward = np.sort(phases.starts[phases.phase == MemoryPhase.FORWARD])
+    optimizer = np.sort(phases.ends[phases.phase == MemoryPhase.OPTIMIZER])
+    if not len(forward) or not len(optimizer):
+        return None
+    made = np.flatnonzero(
+        ~blocks["before"] & ~blocks["after"] & ~np.isin(blocks["category"], (*_NEEDED, MemoryCategory.GRADIENT))
+        & np.isin(blocks["phase"], (MemoryPhase.FORWARD, MemoryPhase.UNKNOWN))
+    )  # fmt: skip
+    start, end = blocks["start"][made], blocks["end"][made]
+    done = _next(optimizer, start)
+    again = _next(forward, np.minimum(done, NEVER - 1))
+    kept = (done != NEVER) & (again != NEVER) & (end > again)
+    # what lives on into a third step is a buffer of the program's and no leftover
+    third = _next(optimizer, np.minimum(again, NEVER - 1))
+    kept &= end <= third
+    carried = _carried_on(trace)
+    if carried:
+        places = {index for index, line in enumerate(timeline.lines) if (line.file, line.line) in carried}
+        kept &= ~np.isin(blocks["line"][made], list(places))
+    if not kept.any():
+        return None
+    return Avoidable(
+        kind="values of the step before",
+        said="values of the step before that are kept into the next forward pass",
+        advice="Unless the next step reads them (state that is carried on), a variable of the loop names them until it "
+        "is assigned again: del loss, logits, batch behind optimizer.step(), or put the body of the loop into a "
+        "function that returns loss.detach() alone",
+        rows=made[kept],
+        until=done[kept],
+    )
+
+
+def _carried_on(trace: Trace) -> set[tuple[str, int | None]]:
+    """Lines that read what an earlier step left, by the op graph: ``h = f(h)`` carries its value on."""
+    graph = trace.op_graph
+    if graph is None or graph.storages is None:
+        return set()
+    found = set()
+    for op in graph.ops:
+        read = {graph.tensors[tensor].storage for tensor in op.inputs}
+        if op.file is not None and any(graph.storages[one].born is None for one in read - graph.parameters):
+            found.add((op.file, op.line))
+    return found
+
+
+def _next(sorted_places: Int64, positions: Int64) -> Int64:
+    """The first of ``sorted_places`` at or behind each position, ``NEVER`` if there is none."""
+    places = np.concatenate((sorted_places, [NEVER]))
+    found: Int64 = places[np.searchsorted(sorted_places, positions, side="left")]
+    return found
+
+
+def _last_uses(graph: OpGraph) -> dict[int, int]:
+    """Storage -> index of the last op that reads, writes or makes it."""
+    found: dict[int, int] = {}
+    for op in graph.ops:
+        for tensor in (*op.inputs, *op.outputs, *op.mutated):
+            found[graph.tensors[tensor].storage] = op.index
+    return found
+
+
+def _ends(trace: Trace) -> dict[tuple[int, int], int]:
+    """(step, index of the graph's op) -> when that op ended in the recording."""
+    slices = trace.rows["slices"]
+    found: dict[tuple[int, int], int] = {}
+    for row in np.flatnonzero(slices["kind"] == SliceKind.OP).tolist():
+        op, step = graph_op(trace, row), _step_of(trace, row)
+        if op is not None and step is not None:
+            key = step, op.index
+            found[key] = max(found.get(key, 0), int(slices["end_ns"][row]))
+    return found
+
+
+def _step_of(trace: Trace, row: int) -> int | None:
+    """Place of the step that a span starts in; 0 in a recording without steps."""
+    windows = trace.fact(step_windows)
+    if not windows.count:
+        return 0
+    at = int(trace.rows["slices"]["start_ns"][row])
+    inside = np.flatnonzero((windows.starts <= at) & (at < windows.ends))
+    return int(inside[0]) if len(inside) else None

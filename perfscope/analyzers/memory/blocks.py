@@ -12,10 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.memory.totals import mapped_blocks, unseen_bytes
-from perfscope.model.memory import BLOCKS, Axis, Curve, Int64, KnownBy, MemoryTimeline, pair_events, strictly_increasing
+from perfscope.model.memory import (
+    BLOCKS,
+    Axis,
+    Curve,
+    Int64,
+    KnownBy,
+    MemoryTimeline,
+    Pairs,
+    pair_events,
+    strictly_increasing,
+)
 from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
+from perfscope.model.units import format_bytes
 
 _ALLOCATOR = (MemoryAction.ALLOCATE, MemoryAction.FREE, MemoryAction.HELD_BEFORE)
 _DRIVER = (MemoryAction.RESERVE, MemoryAction.RELEASE)
@@ -151,8 +161,8 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
             f"{missed} blocks of the snapshot are older than its history; what was freed before it is not known"
         )
     timeline = _timeline(trace, memory, columns, axis="event" if trace.source.events_only else "ns", span=(first, last))
-    mapped = np.zeros(len(made), bool) if memory.on_device else mapped_blocks(rows, picked, pairs)
-    unseen, said = unseen_bytes(rows, picked, timeline, at_picked, pairs, mapped)
+    mapped = np.zeros(len(made), bool) if memory.on_device else _mapped_blocks(rows, picked, pairs)
+    unseen, said = _unseen_bytes(rows, picked, timeline, at_picked, pairs, mapped)
     failed = at[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
     return replace(
         timeline,
@@ -296,3 +306,78 @@ def _capacity(trace: Trace, memory: Memory) -> int | None:
         return None
     known = devices["memory_bytes"][(devices["ordinal"] == memory.ordinal) & (devices["memory_bytes"] > 0)]
     return int(known[0]) if len(known) else None
+
+
+# An allocator's own totals beside the blocks: what no block tells of, and where the two differ.
+#
+# On the host two allocators report to torch.profiler. That of the CPU counts what it hands out, and reserves nothing.
+# Tensors in shared memory (batches of a ``DataLoader``'s workers) and mapped files are another's, which counts nothing:
+# its events say no bytes in use, and its block as *reserved* (``MapAllocator`` in ``aten/src/ATen/MapAllocator.cpp``).
+# Such blocks are in use like others, but no part of the totals, and there is no reserve of which that is a size.
+
+
+def _mapped_blocks(rows: Rows, picked: Int64, pairs: Pairs) -> npt.NDArray[np.bool_]:
+    """Which blocks of the host's memory are mapped ones, (blocks,). ``picked``: the rows that were paired.
+
+    One that was made before the recording is known by its free, which says that nothing is in use: a free of the
+    CPU's allocator, which may say so too, has its allocation recorded or is not reported.
+    """
+    reserved, total = rows["reserved_bytes"][picked], rows["allocated_bytes"][picked]
+    size = np.abs(rows["bytes"][picked])
+    event_is_mapped = (reserved > 0) & (reserved == size) & (total == 0)
+    if not event_is_mapped.any():
+        return np.zeros(len(pairs.made), bool)
+    made = pairs.made != MISSING
+    found: npt.NDArray[np.bool_] = np.where(made, event_is_mapped[pairs.made], total[pairs.freed] == 0)
+    return found
+
+
+def _unseen_bytes(
+    rows: Rows,
+    picked: Int64,
+    timeline: MemoryTimeline,
+    at: Int64,
+    pairs: Pairs,
+    mapped: npt.NDArray[np.bool_],
+) -> tuple[int, list[str]]:
+    """What the allocator counts at the first event and no block tells of; and how its totals differ from the blocks.
+
+    ``at``: positions of ``picked``; ``mapped``: blocks of ``pairs`` that the totals leave out.
+    """
+    totals = rows["allocated_bytes"][picked]
+    counted = (totals != MISSING) & (rows["action"][picked] != MemoryAction.HELD_BEFORE)
+    beside = _mapped_bytes(np.abs(rows["bytes"][picked]), pairs, mapped, counted)
+    recorded = np.flatnonzero(counted)
+    if not len(recorded):
+        return 0, []
+    curve = timeline.live()
+    ours = curve.bytes[np.searchsorted(curve.positions, at[recorded], side="right") - 1] - beside[recorded]
+    unseen = int(totals[recorded[0]] - ours[0])
+    notes = []
+    if unseen < 0:
+        notes.append(
+            f"the allocator's own total leaves out {format_bytes(-unseen)} that the program held before the recording"
+        )
+    differs = totals[recorded] - ours - unseen
+    wrong = int((differs != 0).sum())
+    if wrong:
+        notes.append(
+            f"at {wrong} of {len(recorded)} events the allocator's own total differs from its events, by up to "
+            f"{format_bytes(int(np.abs(differs).max()))}"
+        )
+    return max(unseen, 0), notes
+
+
+def _mapped_bytes(size: Int64, pairs: Pairs, mapped: npt.NDArray[np.bool_], counted: npt.NDArray[np.bool_]) -> Int64:
+    """Bytes of mapped blocks in use behind each event, (events,). Their own events are taken out of ``counted``."""
+    change = np.zeros(len(size), np.int64)
+    made, freed = pairs.made[mapped], pairs.freed[mapped]
+    ended = np.where(freed == MISSING, pairs.replaced[mapped], freed)
+    held = size[np.where(made == MISSING, freed, made)]
+    seen, over = made != MISSING, ended != MISSING
+    np.add.at(change, made[seen], held[seen])
+    np.subtract.at(change, ended[over], held[over])
+    counted[made[seen]] = False
+    counted[freed[freed != MISSING]] = False
+    behind: Int64 = np.cumsum(change) + int(held[~seen].sum())
+    return behind

@@ -12,17 +12,17 @@ The surest source first; a block that none of them knows stays unknown:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.memory.blocks import Memory, memory_of, memory_rows
+from perfscope.analyzers.memory.blocks import Memory, event_timelines, memory_of, memory_rows
 from perfscope.analyzers.memory.phases import NEVER, NO_PHASES, Phases, event_phases, op_categories, span_phases
 from perfscope.analyzers.memory.sites import block_sites, stack_categories, stack_phases
 from perfscope.analyzers.ops.recompute import recompute_regions
+from perfscope.analyzers.programs.blocks import program_timelines
 from perfscope.analyzers.time.spans import nearest_ancestor
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.memory import (
@@ -52,6 +52,15 @@ Codes = npt.NDArray[np.uint8]
 Columns = dict[str, npt.NDArray[Any]]
 
 
+def memory_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
+    """All memories of a trace over time: what allocators did, and what compiled programs need.
+
+    Devices by number, the host, compiled programs; no timeline for what nobody recorded.
+    """
+    recorded = (categorized(trace, timeline) for timeline in trace.fact(event_timelines))
+    return (*recorded, *trace.fact(program_timelines))
+
+
 def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     """The timeline of events or of a snapshot with owners; ``trace`` is the one it was derived from.
 
@@ -73,13 +82,12 @@ def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     _set(blocks, _from_stacks(recorded, blocks, phases), KnownBy.STACK)
     _set(blocks, _from_phases(blocks, phases, again_until), KnownBy.PHASE)
 
-    sites = block_sites(recorded, blocks["op"], blocks["frame"], graph=_with_graph(trace, recorded))
-    texts = _Texts(timeline.texts)
-    codes = np.array([texts.code(name) for name in sites.names] or [MISSING], np.int64)
+    sites = block_sites(recorded, blocks["op"], blocks["frame"], graph=with_graph(trace, recorded))
+    codes = np.array([_code(recorded, name) for name in sites.names] or [MISSING], np.int64)
     known = (blocks["module"] == MISSING) & (sites.modules != MISSING)
     blocks["module"][known] = codes[sites.modules[known]]
     blocks["line"] = sites.lines
-    return replace(timeline, blocks=Rows(BLOCKS, blocks), texts=texts.all(), lines=sites.places)
+    return replace(timeline, blocks=Rows(BLOCKS, blocks), lines=sites.places)
 
 
 def memory_phases(trace: Trace, timeline: MemoryTimeline) -> Phases:
@@ -204,9 +212,8 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     rows = _once(tensors, rows)
     addresses = tensors["address"][rows]
     blocks = {name: timeline.blocks[name].copy() for name in timeline.blocks}
-    pool = _Texts(timeline.texts)
     texts = {
-        name: np.array([pool.code(source.text(int(code))) for code in tensors[name][rows]], np.int32)
+        name: np.array([_code(recorded, source.text(int(code))) for code in tensors[name][rows]], np.int32)
         for name in ("name", "module")
     }
     category = tensors["category"][rows]
@@ -239,8 +246,9 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
         "address": addresses[new],
         "category": category[new],
         "known_by": np.full(len(new), KnownBy.ADDRESS, np.uint8),
+        **{name: values[new] for name, values in texts.items()},
     }
-    filled = Rows(BLOCKS, further | {name: values[new] for name, values in texts.items()})
+    filled = Rows(BLOCKS, further)
     held = int(size.sum())
     notes = list(timeline.notes)
     if held > timeline.unseen_bytes:
@@ -250,7 +258,6 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     return replace(
         timeline,
         blocks=Rows(BLOCKS, {name: np.concatenate((filled[name], blocks[name])) for name in blocks}),
-        texts=pool.all(),
         unseen_bytes=max(0, timeline.unseen_bytes - held),
         notes=tuple(notes),
     )
@@ -271,10 +278,14 @@ def _tensor_rows(trace: Trace, recorded: Trace, memory: Memory) -> tuple[Trace, 
     return recorded, np.empty(0, np.int64)
 
 
-def _with_graph(trace: Trace, recorded: Trace) -> Trace | None:
-    """The recording with the run's op graph beside it: its ops are matched by their order in a step."""
-    if trace.op_graph is None or recorded is trace:
-        return trace if trace.op_graph is not None else None
+def with_graph(trace: Trace, recorded: Trace) -> Trace:
+    """The recording that blocks are of (`MemoryTimeline.of`) with the run's op graph beside it."""
+    return trace if recorded is trace else trace.fact(_detail_with_graph)
+
+
+def _detail_with_graph(trace: Trace) -> Trace:
+    recorded = trace.detail
+    assert recorded is not None
     return Trace(
         source=recorded.source,
         strings=recorded.strings,
@@ -284,23 +295,16 @@ def _with_graph(trace: Trace, recorded: Trace) -> Trace | None:
     )
 
 
-class _Texts:
-    """Codes of texts in a pool that may grow; the pool it began with stays as it is."""
+def _code(trace: Trace, text: str) -> int:
+    """The code of ``text`` in the trace's strings, which grow by it if it is new; ``MISSING`` for none."""
+    if not text:
+        return MISSING
+    codes = trace.fact(_string_codes)
+    if text not in codes:
+        codes[text] = len(trace.strings)
+        trace.strings.append(text)
+    return codes[text]
 
-    def __init__(self, known: Sequence[str]) -> None:
-        self._known = known
-        self._codes = {text: code for code, text in enumerate(known)}
-        self._added: list[str] = []
 
-    def code(self, text: str) -> int:
-        """The code of ``text``, a new one if need be; ``MISSING`` for none."""
-        if not text:
-            return MISSING
-        code = self._codes.setdefault(text, len(self._known) + len(self._added))
-        if code == len(self._known) + len(self._added):
-            self._added.append(text)
-        return code
-
-    def all(self) -> Sequence[str]:
-        """The pool with the texts that were added."""
-        return (*self._known, *self._added) if self._added else self._known
+def _string_codes(trace: Trace) -> dict[str, int]:
+    return {text: code for code, text in enumerate(trace.strings)}

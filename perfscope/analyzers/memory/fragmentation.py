@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from perfscope.analyzers.memory.blocks import memory_of, memory_rows
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.model.memory import ALLOCATION_ROUNDING, Curve, Int64, MemoryTimeline, pair_events, strictly_increasing
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction

@@ -1,24 +1,28 @@
-"""Does memory grow step by step, and which lines hold what was made in each step and never let go.
+"""Does memory grow step by step, and which places hold more and more of it.
 
 Live bytes are read at the end of every step. Their slope is the median of all pairwise slopes (Theil and Sen), and
 ``sure`` the share of pairs of steps in which the later one holds more (Kendall's measure of a trend, 1 for growth in
-every step). The first steps are left out: optimizer state, caches and autotuning are made there. What levels off is a
-cache and no leak, so the second half of the steps must grow too.
+every step). The first step is left out: optimizer state, caches and autotuning are made there. What levels off is a
+cache and no leak, so the second half of the steps must grow too. Three or four steps are too few for a trend: there
+a place must hold the same amount more at the end of each single step, and the program must have run before, so that
+nothing is made for the first time.
+
+Places are the lines, or ops without a line, whose own bytes grow: blocks that were never freed, and blocks that were
+replaced by larger ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.analyzers.hlo.scope import is_library
-from perfscope.analyzers.memory.categories import memory_phases
-from perfscope.analyzers.memory.phases import asking_op
-from perfscope.analyzers.memory.sites import stack_phases
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
+from perfscope.analyzers.memory.holders import peak_held
+from perfscope.analyzers.memory.phases import asking_op, asking_ops
+from perfscope.analyzers.memory.sites import frame_line
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, Trace
@@ -27,115 +31,118 @@ from perfscope.model.trace.tables import MemoryCategory
 WARM_UP = 1
 """Steps left out at the front: lazily made state appears in the first one."""
 LEAST_STEPS = 4
-"""Steps behind the warm-up that a trend takes: of three, one in six orders rises by chance; of four, one in 24."""
+"""Steps after the warm-up that a trend takes: of three, one in six orders rises by chance; of four, one in 24."""
+FEWEST_STEPS = 3
+"""Steps that must agree where a trend cannot be taken: a variable that is replaced in the next step holds one block at
+the end of each, and one that swaps two buffers holds two."""
+SETTLED_STEP = 2
+"""Number of the first step that a short recording may begin with: optimizer state, caches and autotuning are made in
+the steps before it."""
 SURE = 0.9
 """Share of pairs of steps that must grow: noise of a few allocations may hide one of ten."""
 STILL = 0.5
 """Of the whole slope that the second half must still show; a cache that fills up levels off."""
-OFTEN = 0.9
-"""Share of the steps that must have left a block behind for its line to be a leak."""
 MOST_STEPS = 2000
 """Steps that slopes are taken of, evenly chosen: pairs grow with the square."""
 
-How = Literal["recorded", "optimizer", "periodic"]
+How = Literal["recorded", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leak:
-    """Blocks of one place that steps made and nothing freed."""
+class GrowingPlace:
+    """One line, or one op where no line is known, that holds more at the end of every step."""
 
+    line: SourceLine | None
     op: str | None
     module: str | None
-    line: SourceLine | None
     category: MemoryCategory
     """Of its largest block."""
-    frame: int | None
-    """Innermost frame of the stack (row of ``frames``), where stacks of allocations were recorded."""
     bytes_per_step: int
-    """Median over the steps behind the warm-up."""
-    bytes: int
+    held_bytes: Int64
+    """At the end of each judged step."""
     blocks: int
-    steps: int
-    """Steps that left some behind, of the ones looked at."""
-    example: int
-    """Row of the timeline's ``blocks``: the largest of them."""
+    """Held at the end of the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryGrowth:
-    """What a memory holds at the end of every step."""
+    """What a memory holds at the end of every step, and who makes it grow."""
 
     timeline: MemoryTimeline
     how: How
-    """How steps are known: recorded, by optimizer steps, or by the period of the allocations."""
-    ends: Int64
-    """Positions of the ends of the steps. Shape (steps,)."""
+    """How steps are known: recorded, or by optimizer steps."""
+    steps: int
+    """Known ones, those of the warm-up included."""
+    by_trend: bool
+    """Else by amounts that are the same in each of a few steps."""
     live_bytes: Int64
-    """In use at each of them, ``unseen_bytes`` included."""
-    warm_up: int
-    """Steps at the front that are not judged."""
+    """In use at the end of each judged step, ``unseen_bytes`` included."""
     slope_bytes: float
-    """Growth a step behind the warm-up; 0 with fewer than two such steps."""
-    sure: float
-    """Share of pairs of steps behind the warm-up whose later one holds more."""
+    """Growth a step."""
     growing: bool
-    """Grows surely, in the second half too, over at least `LEAST_STEPS` steps."""
-    leaks: tuple[Leak, ...]
-    """Places that left blocks behind in nearly every step, most bytes first; also where ``growing`` is False."""
-    steps_left: int | None
-    """Steps until the device is full at this slope; None where it does not grow or its size is not recorded."""
+    places: tuple[GrowingPlace, ...]
+    """Those that grow, most bytes a step first."""
 
     @property
-    def judged(self) -> bool:
-        """Whether there are enough steps to tell growth from chance."""
-        return len(self.ends) - self.warm_up >= LEAST_STEPS
+    def judged(self) -> int:
+        """Steps that were judged."""
+        return len(self.live_bytes)
 
 
 def memory_growth(trace: Trace) -> tuple[MemoryGrowth, ...]:
-    """Growth of each memory that has at least two steps on its axis; programs and single moments have none."""
-    found = []
-    for timeline in trace.fact(memory_timelines):
-        known = step_ends(trace, timeline)
-        if known is not None:
-            found.append(_growth(timeline, *known, trace=timeline.of(trace)))
-    return tuple(found)
+    """Growth of each memory of which enough steps are known to judge it; programs and single moments have none."""
+    grown = (_growth(trace, timeline) for timeline in trace.fact(memory_timelines))
+    return tuple(one for one in grown if one is not None)
+
+
+def growth_of(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
+    """Growth of ``timeline``, one of the trace's; None where too few steps are known to judge it."""
+    return next((one for one in trace.fact(memory_growth) if one.timeline is timeline), None)
+
+
+def steps_until_full(timeline: MemoryTimeline, per_step: float) -> int | None:
+    """Steps until the device is full at that growth (bytes a step); None where its size is not recorded."""
+    if timeline.capacity_bytes is None:
+        return None
+    return int(max(0, timeline.capacity_bytes - peak_held(timeline)) / per_step)
 
 
 def step_ends(trace: Trace, timeline: MemoryTimeline) -> tuple[How, Int64] | None:
     """Ends of the steps on a timeline's axis, sorted; None where fewer than two are known."""
     if timeline.space == "program" or timeline.first == timeline.last:
         return None
-    recorded = timeline.of(trace)
-    windows = recorded.fact(step_windows)
+    windows = timeline.of(trace).fact(step_windows)
     if timeline.axis == "ns" and windows.count >= 2:
         return ("recorded" if windows.how == "recorded" else "optimizer"), np.sort(windows.ends)
     phases = memory_phases(trace, timeline)
     ends = phases.ends[phases.phase == MemoryPhase.OPTIMIZER]
-    if len(ends) >= 2:
-        return "optimizer", ends
-    ends = _periodic(recorded, timeline)
-    return None if len(ends) < 2 else ("periodic", ends)
+    return None if len(ends) < 2 else ("optimizer", ends)
 
 
-def _growth(timeline: MemoryTimeline, how: How, ends: Int64, *, trace: Trace) -> MemoryGrowth:
+def _growth(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
+    known = step_ends(trace, timeline)
+    if known is None:
+        return None
+    how, ends = known
+    by_trend = len(ends) - WARM_UP >= LEAST_STEPS
+    if not by_trend and (len(ends) < FEWEST_STEPS or not _settled(timeline.of(trace), how)):
+        return None
+    judged = ends[WARM_UP:] if by_trend else ends
     curve = timeline.live()
-    live = curve.bytes[np.maximum(np.searchsorted(curve.positions, ends, side="left") - 1, 0)]
-    judged = live[WARM_UP:]
-    slope, sure = trend(judged)
-    late, _ = trend(judged[len(judged) // 2 :])
-    growing = len(judged) >= LEAST_STEPS and slope > 0 and sure >= SURE and late >= STILL * slope
-    room = None if timeline.capacity_bytes is None else timeline.capacity_bytes - int(live[-1])
+    live = curve.bytes[np.maximum(np.searchsorted(curve.positions, judged, side="left") - 1, 0)]
+    slope, _ = trend(live)
+    places = _places(timeline.of(trace), timeline, judged, by_trend=by_trend)
+    # of few steps the whole need not grow evenly: the places must
+    growing = _grows_by_trend(live) if by_trend else bool(places) and bool((np.diff(live) > 0).all())
     return MemoryGrowth(
         timeline=timeline,
         how=how,
-        ends=ends,
+        steps=len(ends),
+        by_trend=by_trend,
         live_bytes=live,
-        warm_up=min(WARM_UP, len(ends)),
         slope_bytes=slope,
-        sure=sure,
         growing=growing,
-        leaks=_leaks(trace, timeline, ends),
-        steps_left=int(max(room, 0) / slope) if growing and room is not None else None,
+        places=places,
     )
 
 
@@ -151,125 +158,109 @@ def trend(values: Int64) -> tuple[float, float]:
     return float(np.median(rise / (places[later] - places[earlier]))), float((rise > 0).mean())
 
 
-def _leaks(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[Leak, ...]:
-    blocks = timeline.blocks
-    step = np.searchsorted(ends, blocks["start"], side="right")
-    # what the last step made may be on its way still, and what comes behind it belongs to no step
-    looked_at = np.arange(WARM_UP, len(ends) - 1)
-    if not len(looked_at):
-        return ()
-    left = np.flatnonzero(blocks["after"] & ~blocks["before"] & (step >= WARM_UP) & (step < len(ends) - 1))
-    op_codes, op_names = _asking_ops(trace, blocks["op"][left].astype(np.int64))
-    group = _grouped(op_codes, *(blocks[name][left] for name in ("module", "line", "frame")))
-    # how many steps left blocks of a group behind: only few groups do so in nearly all of them
-    at = step[left] - WARM_UP
-    pairs = np.unique(group * len(looked_at) + at)
-    steps_of = np.bincount(pairs // len(looked_at), minlength=1)
-    order = np.argsort(group, kind="stable")
-    begins = np.searchsorted(group[order], np.arange(len(steps_of) + 1))
+def left_behind(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[GrowingPlace, ...]:
+    """Places that hold, at the last of ``ends``, what was made before it within the recording; most bytes first."""
+    groups, rows = _grouped(timeline.of(trace), timeline)
+    held = _held(timeline, rows, groups, ends[-1:])
+    found = [
+        _place(timeline.of(trace), timeline, rows[groups == number], held[number], int(held[number][-1]), ends[-1])
+        for number in np.flatnonzero(held[:, -1] > 0).tolist()
+    ]
+    return tuple(sorted(found, key=lambda place: -place.bytes_per_step))
+
+
+def _settled(trace: Trace, how: How) -> bool:
+    """Whether the recording says that the program had run some steps before."""
+    windows = trace.fact(step_windows)
+    return how == "recorded" and bool(windows.count) and int(windows.numbers.min()) >= SETTLED_STEP
+
+
+def _grows_by_trend(held: Int64) -> bool:
+    slope, sure = trend(held)
+    late, _ = trend(held[len(held) // 2 :])
+    return slope > 0 and sure >= SURE and late >= STILL * slope
+
+
+def _each_step(held: Int64) -> bool:
+    change = np.diff(held)
+    return bool(change[0] > 0) and bool((change == change[0]).all())
+
+
+def _places(trace: Trace, timeline: MemoryTimeline, ends: Int64, *, by_trend: bool) -> tuple[GrowingPlace, ...]:
+    groups, rows = _grouped(trace, timeline)
+    held = _held(timeline, rows, groups, ends)
+    grows = _grows_by_trend if by_trend else _each_step
     found = []
-    for number in np.flatnonzero(steps_of >= max(2, OFTEN * len(looked_at))).tolist():
-        of_group = order[begins[number] : begins[number + 1]]
-        rows = left[of_group]
-        per_step = np.bincount(at[of_group], weights=blocks["bytes"][rows], minlength=len(looked_at))
-        steps = int(steps_of[number])
-        largest = int(rows[np.argmax(blocks["bytes"][rows])])
-        line, module, frame = (int(blocks[name][largest]) for name in ("line", "module", "frame"))
-        found.append(
-            Leak(
-                op=op_names[int(op_codes[of_group[0]])],
-                module=timeline.text(module) or None,
-                line=None if line == MISSING else timeline.lines[line],
-                category=MemoryCategory(int(blocks["category"][largest])),
-                frame=None if frame == MISSING else frame,
-                bytes_per_step=int(np.median(per_step)),
-                bytes=int(blocks["bytes"][rows].sum()),
-                blocks=len(rows),
-                steps=steps,
-                example=largest,
-            )
-        )
-    return tuple(sorted(found, key=lambda leak: -leak.bytes))
+    for number in np.flatnonzero(held[:, -1] > held[:, 0] if held.size else np.empty(0, bool)).tolist():
+        if grows(held[number]):
+            slope, _ = trend(held[number])
+            found.append(_place(trace, timeline, rows[groups == number], held[number], round(slope), ends[-1]))
+    return tuple(sorted(found, key=lambda place: -place.bytes_per_step))
 
 
-def _grouped(*columns: npt.NDArray[Any]) -> Int64:
-    """A number from 0 for each distinct row of the columns."""
-    number = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, codes = np.unique(column, return_inverse=True)
-        _, number = np.unique(number * len(values) + codes, return_inverse=True)
-    return number.astype(np.int64)
+def _place(trace: Trace, timeline: MemoryTimeline, rows: Int64, held: Int64, per_step: int, end: int) -> GrowingPlace:
+    blocks = timeline.blocks
+    alive = rows[(blocks["start"][rows] < end) & (blocks["end"][rows] >= end)]
+    largest = int(alive[np.argmax(blocks["bytes"][alive])])
+    line, module = (int(blocks[name][largest]) for name in ("line", "module"))
+    return GrowingPlace(
+        line=None if line == MISSING else timeline.lines[line],
+        op=asking_op(trace, int(blocks["op"][largest])),
+        module=trace.text(module) or None,
+        category=MemoryCategory(int(blocks["category"][largest])),
+        bytes_per_step=per_step,
+        held_bytes=held,
+        blocks=len(alive),
+    )
 
 
-def _asking_ops(trace: Trace, ops: Int64) -> tuple[Int64, list[str | None]]:
-    """The name of the op that asked for each block, as a number, and the names."""
-    distinct, inverse = np.unique(ops, return_inverse=True)
-    numbers: dict[str | None, int] = {}
-    codes = [numbers.setdefault(asking_op(trace, int(row)), len(numbers)) for row in distinct.tolist()]
-    return np.array(codes, np.int64)[inverse], list(numbers)
-
-
-def _periodic(trace: Trace, timeline: MemoryTimeline) -> Int64:
-    """Where equal allocations come round again at equal numbers of events: once a step, in a loop that repeats itself.
-
-    The rarest allocation (by size and stack) that comes at least ``WARM_UP + LEAST_STEPS`` times, with the same number
-    of allocations between most of its neighbours, and in no module's call: the layers of a model repeat as well.
-    Without stacks, or where they show no module, nothing tells a layer from a step.
-    """
-    blocks, phases = timeline.blocks, trace.fact(stack_phases)
-    if not (phases == MemoryPhase.FORWARD).any():
-        return np.empty(0, np.int64)
+def _grouped(trace: Trace, timeline: MemoryTimeline) -> tuple[Int64, Int64]:
+    """``(number of the place, row)`` of all blocks made within the recording whose place is known."""
+    blocks = timeline.blocks
     made = np.flatnonzero(~blocks["before"])
-    frames = blocks["frame"][made].astype(np.int64)
-    kind = _grouped(blocks["bytes"][made], frames)
-    _, first, counts = np.unique(kind, return_index=True, return_counts=True)
-    order = np.argsort(kind, kind="stable")
-    ends = np.cumsum(counts)
-    outside = (frames[first] != MISSING) & (phases[frames[first]] == MemoryPhase.UNKNOWN)
-    for one in np.argsort(counts, kind="stable").tolist():
-        if counts[one] < WARM_UP + LEAST_STEPS or not outside[one]:
-            continue
-        places = order[ends[one] - counts[one] : ends[one]]
-        gaps = np.diff(places)
-        if (gaps == np.median(gaps)).mean() >= OFTEN and gaps.min() > 1:
-            return np.asarray(blocks["start"][made[places]], np.int64)
-    return np.empty(0, np.int64)
+    op = np.full(len(made), MISSING, np.int64)
+    frame = np.full(len(made), MISSING, np.int64)
+    unplaced = blocks["line"][made] == MISSING
+    op[unplaced] = asking_ops(trace, blocks["op"][made[unplaced]]).codes
+    frame[unplaced] = blocks["frame"][made[unplaced]]
+    key = np.stack((blocks["line"][made].astype(np.int64), op, frame), axis=1)
+    known = (key != MISSING).any(axis=1)
+    made, key = made[known], key[known]
+    if not len(made):
+        return np.empty(0, np.int64), made
+    _, groups = np.unique(key, axis=0, return_inverse=True)
+    return groups.ravel().astype(np.int64), made
 
 
-# What arrays hold more of behind the traced steps of a JAX program than before them, by the stack that made them.
+def _held(timeline: MemoryTimeline, rows: Int64, groups: Int64, ends: Int64) -> Int64:
+    """Bytes that each place holds right before each of ``ends``. Shape (places, ends)."""
+    blocks = timeline.blocks
+    first = np.searchsorted(ends, blocks["start"][rows], side="right")
+    last = np.searchsorted(ends, blocks["end"][rows], side="right")
+    change = np.zeros((int(groups.max(initial=-1)) + 1, len(ends) + 1), np.int64)
+    np.add.at(change, (groups, first), blocks["bytes"][rows])
+    np.add.at(change, (groups, last), -blocks["bytes"][rows])
+    held: Int64 = np.cumsum(change, axis=1)[:, :-1]
+    return held
+
+
+# What arrays hold more of after the traced steps of a JAX program than before them, by the stack that made them.
 #
 # Measured: two device memory profiles, with nothing queued at either. A step that gives back what it takes has the
-# same
-# count of each stack at both; one that keeps something has as many more as there were steps between.
+# same count of each stack at both; one that keeps something has as many more as there were steps between.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """Buffers of one stack on one device (or several: a profile names each)."""
+class GrownStack:
+    """Buffers that one stack made on one device: what is held after the steps, and how much more than before."""
 
-    on_device: bool
-    ordinal: int | None
-    stack: tuple[SourceLine, ...]
-    """Innermost first, from the user's innermost frame outwards."""
-    count_before: int
-    count_after: int
-    bytes_before: int
-    bytes_after: int
-
-    @property
-    def grown(self) -> int:
-        """Buffers more than before; negative: fewer."""
-        return self.count_after - self.count_before
-
-    @property
-    def grown_bytes(self) -> int:
-        """Bytes more than before."""
-        return self.bytes_after - self.bytes_before
-
-    @property
-    def place(self) -> SourceLine | None:
-        """The user's innermost frame; ``None`` where nothing but libraries is on the stack."""
-        return next((one for one in self.stack if not is_library(one.file)), None)
+    place: SourceLine | None
+    """The user's innermost frame; ``None`` where nothing but libraries is on the stack."""
+    count: int
+    bytes: int
+    grown: int
+    """Buffers more than before; negative: fewer."""
+    grown_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +271,7 @@ class JaxGrowth:
     """Steps between the two profiles."""
     bytes_before: int
     bytes_after: int
-    stacks: tuple[Growth, ...]
+    stacks: tuple[GrownStack, ...]
 
     @property
     def grown_bytes(self) -> int:
@@ -288,7 +279,10 @@ class JaxGrowth:
         return self.bytes_after - self.bytes_before
 
 
-_Key = tuple[bool, int, tuple[tuple[str, int, str], ...]]
+_Stack = tuple[SourceLine, ...]
+"""Innermost frame first."""
+_Buffers = dict[tuple[bool, int, _Stack], tuple[int, int]]
+"""(on a device, its number, stack) -> count and bytes."""
 
 
 def jax_growth(trace: Trace) -> JaxGrowth | None:
@@ -297,50 +291,41 @@ def jax_growth(trace: Trace) -> JaxGrowth | None:
     if trace.held_before is None or not steps or not len(trace.rows["held"]):
         return None
     before, after = _buffers(trace.held_before), _buffers(trace)
-    none = (0, 0)
-    found = [
-        Growth(
-            on_device=key[0],
-            ordinal=None if key[1] == MISSING else key[1],
-            stack=tuple(SourceLine(file=file, line=None if line == MISSING else line, function=name)
-                        for file, line, name in key[2]),
-            count_before=before.get(key, none)[0],
-            count_after=after.get(key, none)[0],
-            bytes_before=before.get(key, none)[1],
-            bytes_after=after.get(key, none)[1],
-        )
-        for key in dict.fromkeys((*before, *after))
-        if before.get(key) != after.get(key)
-    ]  # fmt: skip
+    stacks = []
+    for key in dict.fromkeys((*before, *after)):
+        (old_count, old_bytes), (count, size) = before.get(key, (0, 0)), after.get(key, (0, 0))
+        if (old_count, old_bytes) != (count, size):
+            place = next((line for line in key[2] if not is_library(line.file)), None)
+            stacks.append(
+                GrownStack(place=place, count=count, bytes=size, grown=count - old_count, grown_bytes=size - old_bytes)
+            )
     return JaxGrowth(
         steps=steps,
         bytes_before=sum(size for _, size in before.values()),
         bytes_after=sum(size for _, size in after.values()),
-        stacks=tuple(sorted(found, key=lambda one: (-one.grown_bytes, -one.grown))),
+        stacks=tuple(sorted(stacks, key=lambda one: (-one.grown_bytes, -one.grown))),
     )
 
 
-def _buffers(trace: Trace) -> dict[_Key, tuple[int, int]]:
-    """Count and bytes of the buffers, not the programs, by device and stack."""
+def _buffers(trace: Trace) -> _Buffers:
+    """The buffers, not the programs, by device and stack."""
     held, frames = trace.rows["held"], trace.rows["frames"]
-    stacks: dict[int, tuple[tuple[str, int, str], ...]] = {MISSING: ()}
+    stacks: dict[int, _Stack] = {}
 
-    def stack(row: int) -> tuple[tuple[str, int, str], ...]:
+    def stack(row: int) -> _Stack:
         if row not in stacks:
-            walked, at = [], row
-            while at != MISSING:
-                walked.append((trace.text(int(frames["file"][at])), int(frames["line"][at]),
-                               trace.text(int(frames["name"][at]))))  # fmt: skip
-                at = int(frames["parent"][at])
-            stacks[row] = tuple(walked)
+            lines, frame = [], row
+            while frame != MISSING:
+                lines.append(frame_line(trace, frame))
+                frame = int(frames["parent"][frame])
+            stacks[row] = tuple(lines)
         return stacks[row]
 
-    found: dict[_Key, tuple[int, int]] = {}
+    buffers: _Buffers = {}
     columns = (held[name].tolist() for name in ("on_device", "ordinal", "kind", "frame", "count", "bytes"))
     for on_device, ordinal, kind, frame, count, size in zip(*columns, strict=True):
-        if trace.text(kind) != "buffer":
-            continue
-        key = (on_device, ordinal, stack(frame))
-        known = found.get(key, (0, 0))
-        found[key] = (known[0] + count, known[1] + size)
-    return found
+        if trace.text(kind) == "buffer":
+            key = (on_device, ordinal, stack(frame))
+            known = buffers.get(key, (0, 0))
+            buffers[key] = (known[0] + count, known[1] + size)
+    return buffers

@@ -8,16 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfscope.analyzers.memory.categories import memory_phases
+from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.phases import asking_op
-from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Severity, Where
-from perfscope.model.memory import Int64, KnownBy, MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.trace.tables import MemoryCategory
-
-LARGEST = 20
-"""Single blocks that are named: as many as a finding has rows of evidence."""
 
 _NUMBER = re.compile(r"(?<![^._/\[])\d+(?![^._/\]])")
 """A number that is a part of a module's name: ``blocks.3.mlp``, ``Linear_7``, ``layers[2]``."""
@@ -29,32 +25,11 @@ class Holder:
 
     name: str | None
     bytes: int
-    share: float
-    """Of all bytes at the peak."""
     blocks: int
     """0 for what is known as a sum only."""
     members: int = 1
     """Modules that ``name`` stands for: ``blocks.*.mlp`` of 12 layers is 12."""
     line: SourceLine | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargeBlock:
-    """One block that is held at the peak, with all that is known of it."""
-
-    row: int
-    """Of the timeline's ``blocks``."""
-    bytes: int
-    category: MemoryCategory
-    known_by: KnownBy
-    phase: MemoryPhase
-    name: str | None
-    module: str | None
-    op: str | None
-    line: SourceLine | None
-    made: int
-    """Position at which it was handed out."""
-    step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +50,11 @@ class PeakHolders:
     """``name``: the category's, in small letters; None for blocks of no known category. Largest first, as in all."""
     by_module: tuple[Holder, ...]
     """Numbered layers are one row: ``blocks.*.mlp``, with ``members`` of them."""
-    by_prefix: tuple[Holder, ...]
-    """By every prefix of a module's name, with all that is below it: rows hold each other and do not sum up."""
     by_line: tuple[Holder, ...]
     by_op: tuple[Holder, ...]
-    largest: tuple[LargeBlock, ...]
 
+
+_Owner = str | SourceLine | None
 
 UNSEEN = "held before the recording began"
 """Name of the holder that stands for ``unseen_bytes``."""
@@ -102,12 +76,13 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
     rows = timeline.alive_at(position)
     blocks, recorded = timeline.blocks, timeline.of(trace)
     size, counts = blocks["bytes"][rows], blocks["count"][rows]
-    unseen = timeline.unseen_bytes
-    modules = [timeline.text(int(code)) or None for code in blocks["module"][rows]]
-    grouped = [None if name is None else _NUMBER.sub("*", name) for name in modules]
-    categories = [_category_name(int(code)) for code in blocks["category"][rows]]
-    ops = [asking_op(recorded, int(row)) for row in blocks["op"][rows]]
-    lines = [_line(timeline, int(row)) for row in blocks["line"][rows]]
+    modules = [recorded.text(int(code)) or None for code in blocks["module"][rows]]
+
+    def by(
+        owners: Sequence[str | SourceLine | None], members: Sequence[str | None] | None = None
+    ) -> tuple[Holder, ...]:
+        return _holders(owners, size, counts, timeline.unseen_bytes, members)
+
     making = np.flatnonzero((blocks["start"] == position) & ~blocks["before"])
     made = int(making[-1]) if len(making) else MISSING
     step = int(blocks["step"][made]) if made != MISSING else MISSING
@@ -115,33 +90,22 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
         timeline=timeline,
         position=position,
         bytes=total,
-        unseen_bytes=unseen,
+        unseen_bytes=timeline.unseen_bytes,
         phase=_phase_at(trace, timeline, position, made),
         step=None if step == MISSING else step,
         op=None if made == MISSING else asking_op(recorded, int(blocks["op"][made])),
-        line=None if made == MISSING else _line(timeline, int(blocks["line"][made])),
-        by_category=_holders(categories, size, counts, total, unseen),
-        by_module=_holders(grouped, size, counts, total, unseen, members=modules),
-        by_prefix=_prefixes(modules, size, counts, total),
-        by_line=_line_holders(lines, size, counts, total, unseen),
-        by_op=_holders(ops, size, counts, total, unseen),
-        largest=tuple(
-            LargeBlock(
-                row=int(row),
-                bytes=int(blocks["bytes"][row]),
-                category=MemoryCategory(int(blocks["category"][row])),
-                known_by=KnownBy(int(blocks["known_by"][row])),
-                phase=MemoryPhase(int(blocks["phase"][row])),
-                name=timeline.text(int(blocks["name"][row])) or None,
-                module=modules[index],
-                op=ops[index],
-                line=lines[index],
-                made=int(blocks["start"][row]),
-                step=None if blocks["step"][row] == MISSING else int(blocks["step"][row]),
-            )
-            for index, row in enumerate(rows[:LARGEST].tolist())
-        ),
+        line=None if made == MISSING else line_of(timeline, made),
+        by_category=by([_category_name(int(code)) for code in blocks["category"][rows]]),
+        by_module=by([None if name is None else _NUMBER.sub("*", name) for name in modules], modules),
+        by_line=by([line_of(timeline, row) for row in rows.tolist()]),
+        by_op=by([asking_op(recorded, int(row)) for row in blocks["op"][rows]]),
     )
+
+
+def line_of(timeline: MemoryTimeline, row: int) -> SourceLine | None:
+    """The user's line that a block (a row of ``timeline.blocks``) was asked for at."""
+    index = int(timeline.blocks["line"][row])
+    return None if index == MISSING else timeline.lines[index]
 
 
 def _phase_at(trace: Trace, timeline: MemoryTimeline, position: int, made: int) -> MemoryPhase:
@@ -154,80 +118,41 @@ def _phase_at(trace: Trace, timeline: MemoryTimeline, position: int, made: int) 
 
 
 def _holders(
-    names: Sequence[str | None],
+    owners: Sequence[_Owner],
     size: Int64,
     counts: Int64,
-    total: int,
     unseen: int,
-    *,
     members: Sequence[str | None] | None = None,
 ) -> tuple[Holder, ...]:
-    """One holder a name, largest first, and ``unseen`` among them."""
-    held: dict[str | None, tuple[int, int]] = {}
-    within: dict[str | None, set[str | None]] = {}
-    for index, (name, bytes_, many) in enumerate(zip(names, size.tolist(), counts.tolist(), strict=True)):
-        before, count = held.get(name, (0, 0))
-        held[name] = (before + bytes_, count + many)
+    """One holder an owner, largest first, and ``unseen`` among them. ``members``: what owners stand for, by block."""
+    held: dict[_Owner, list[int]] = {}
+    within: dict[_Owner, set[str | None]] = {}
+    for index, (owner, bytes_, many) in enumerate(zip(owners, size.tolist(), counts.tolist(), strict=True)):
+        sums = held.setdefault(owner, [0, 0])
+        sums[0] += bytes_
+        sums[1] += many
         if members is not None:
-            within.setdefault(name, set()).add(members[index])
-    found = [
-        Holder(name=name, bytes=sum_, share=_share(sum_, total), blocks=count, members=len(within.get(name, "1")))
-        for name, (sum_, count) in held.items()
+            within.setdefault(owner, set()).add(members[index])
+    holders = [
+        Holder(
+            name=_line_name(owner) if isinstance(owner, SourceLine) else owner,
+            bytes=bytes_,
+            blocks=blocks,
+            members=len(within.get(owner, "1")),
+            line=owner if isinstance(owner, SourceLine) else None,
+        )
+        for owner, (bytes_, blocks) in held.items()
     ]
-    return _ordered(found, total, unseen)
-
-
-def _line_holders(
-    lines: Sequence[SourceLine | None], size: Int64, counts: Int64, total: int, unseen: int
-) -> tuple[Holder, ...]:
-    held: dict[SourceLine | None, tuple[int, int]] = {}
-    for line, bytes_, many in zip(lines, size.tolist(), counts.tolist(), strict=True):
-        before, count = held.get(line, (0, 0))
-        held[line] = (before + bytes_, count + many)
-    found = [
-        Holder(name=_line_name(line), bytes=sum_, share=_share(sum_, total), blocks=count, line=line)
-        for line, (sum_, count) in held.items()
-    ]
-    return _ordered(found, total, unseen)
-
-
-def _ordered(found: list[Holder], total: int, unseen: int) -> tuple[Holder, ...]:
     if unseen:
-        found = [*found, Holder(name=UNSEEN, bytes=unseen, share=_share(unseen, total), blocks=0)]
-    return tuple(sorted(found, key=lambda holder: -holder.bytes))
-
-
-def _prefixes(modules: Sequence[str | None], size: Int64, counts: Int64, total: int) -> tuple[Holder, ...]:
-    held: dict[str, tuple[int, int, set[str]]] = {}
-    for module, bytes_, many in zip(modules, size.tolist(), counts.tolist(), strict=True):
-        ends = [] if module is None else [found.start() for found in re.finditer(r"[./]", module)] + [len(module)]
-        for end in ends:
-            prefix = str(module)[:end]
-            name = _NUMBER.sub("*", prefix)
-            before, count, members = held.get(name, (0, 0, set()))
-            held[name] = (before + bytes_, count + many, members | {prefix})
-    found = [
-        Holder(name=name, bytes=sum_, share=_share(sum_, total), blocks=count, members=len(members))
-        for name, (sum_, count, members) in held.items()
-    ]
-    return tuple(sorted(found, key=lambda holder: (-holder.bytes, holder.name)))
-
-
-def _share(bytes_: int, total: int) -> float:
-    return bytes_ / total if total else 0.0
+        holders.append(Holder(name=UNSEEN, bytes=unseen, blocks=0))
+    return tuple(sorted(holders, key=lambda holder: -holder.bytes))
 
 
 def _category_name(code: int) -> str | None:
     return None if code == MemoryCategory.UNKNOWN else MemoryCategory(code).name.lower()
 
 
-def _line(timeline: MemoryTimeline, index: int) -> SourceLine | None:
-    return None if index == MISSING else timeline.lines[index]
-
-
-def _line_name(line: SourceLine | None) -> str | None:
-    if line is None:
-        return None
+def _line_name(line: SourceLine) -> str:
     return line.file if line.line is None else f"{line.file}:{line.line}"
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.memory.sites import stack_phases
 from perfscope.analyzers.ops.recompute import EVALUATE, OPTIMIZER_STEP, autograd_nodes
-from perfscope.analyzers.time.spans import input_slices, lineage, nearest_ancestor
+from perfscope.analyzers.time.spans import input_slices, lineage, named_slices, nearest_ancestor
 from perfscope.model.memory import Int64, MemoryPhase
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
@@ -109,15 +109,14 @@ def span_phases(trace: Trace) -> Phases:
     parents = slices["parent"].astype(np.int64)
     is_op = slices["kind"] == SliceKind.OP
     said = {
-        phase: np.isin(slices["name"], _codes(trace, pattern)) & (slices["kind"] == SliceKind.ANNOTATION)
+        phase: named_slices(trace, pattern.fullmatch) & (slices["kind"] == SliceKind.ANNOTATION)
         for phase, pattern in _MARKS.items()
     }
     nodes = trace.fact(autograd_nodes)
-    steps = [code for code, text in enumerate(trace.strings) if text.startswith(OPTIMIZER_STEP)]
-    optimizer = (np.isin(slices["name"], steps) & (slices["kind"] != SliceKind.PYTHON)) | said[MemoryPhase.OPTIMIZER]
+    stepped = named_slices(trace, lambda name: name.startswith(OPTIMIZER_STEP))
+    optimizer = (stepped & (slices["kind"] != SliceKind.PYTHON)) | said[MemoryPhase.OPTIMIZER]
     backward = nodes | said[MemoryPhase.BACKWARD]
-    called = np.isin(slices["name"], _codes(trace, re.compile(r"nn\.Module: .*", re.DOTALL)))
-    modules = called & (slices["kind"] == SliceKind.PYTHON)
+    modules = trace.fact(module_calls)
     graphed = is_op & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0) & ~nodes
     forward = modules | graphed | said[MemoryPhase.FORWARD]
 
@@ -139,6 +138,12 @@ def span_phases(trace: Trace) -> Phases:
         np.ones(len(rows), bool),
         np.sort(slices["start_ns"][found]),
     )
+
+
+def module_calls(trace: Trace) -> npt.NDArray[np.bool_]:
+    """By row of ``slices``: a call of an ``nn.Module``, as Python's spans have it."""
+    called = named_slices(trace, lambda name: name.startswith("nn.Module: "))
+    return np.asarray(called & (trace.rows["slices"]["kind"] == SliceKind.PYTHON))
 
 
 def event_phases(trace: Trace, events: Int64, positions: Int64, *, spans: Phases | None = None) -> Phases:
@@ -194,10 +199,6 @@ def _merged(
     )
 
 
-def _codes(trace: Trace, pattern: re.Pattern[str]) -> list[int]:
-    return [code for code, text in enumerate(trace.strings) if pattern.fullmatch(text)]
-
-
 # What the op that asked for a block says it is for: collectives, data loaders, copies to the device, scratch.
 
 
@@ -240,6 +241,30 @@ def asking_op(trace: Trace, row: int) -> str | None:
     return found or (None if row == MISSING else trace.text(int(slices["name"][row])))
 
 
+@dataclass(frozen=True, slots=True)
+class AskingOps:
+    """The op that asked for each block. ``codes``: shape (blocks,), into ``names``; ``MISSING`` where none is known."""
+
+    codes: Int64
+    names: tuple[str, ...]
+
+    def matching(self, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+        """By block: whether the whole name of its op matches."""
+        alike = [code for code, name in enumerate(self.names) if pattern.fullmatch(name)]
+        return np.asarray(np.isin(self.codes, alike))
+
+
+def asking_ops(trace: Trace, ops: Int64) -> AskingOps:
+    """`asking_op` of many blocks, by their rows of ``slices``; each name is one code."""
+    distinct, inverse = np.unique(ops, return_inverse=True)
+    numbers: dict[str, int] = {}
+    codes = []
+    for row in distinct.tolist():
+        name = asking_op(trace, row)
+        codes.append(numbers.setdefault(name, len(numbers)) if name else MISSING)
+    return AskingOps(np.array(codes, np.int64)[inverse], tuple(numbers))
+
+
 def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
     """By block: the `MemoryCategory` that its op says, unknown for most. ``blocks``: columns of ``BLOCKS``."""
     ops = blocks["op"].astype(np.int64)
@@ -248,7 +273,7 @@ def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDAr
     if not len(slices) or not (ops != MISSING).any():
         return found
     named = slices["kind"] != SliceKind.PYTHON
-    around = named & np.isin(slices["name"], _codes_memory_ops(trace, _COLLECTIVE, but=_FSDP_COMPUTE))
+    around = named & named_slices(trace, lambda name: _COLLECTIVE.fullmatch(name) and not _FSDP_COMPUTE.fullmatch(name))
     found[nearest_ancestor(trace, ops, around) != MISSING] = MemoryCategory.COMMUNICATION
 
     loader = np.zeros(len(slices), bool)
@@ -256,7 +281,7 @@ def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDAr
     found[(nearest_ancestor(trace, ops, loader) != MISSING) & (found == 0)] = MemoryCategory.INPUT
     found[_uploaded(trace, ops) & (found == 0)] = MemoryCategory.INPUT
 
-    direct = (ops != MISSING) & np.isin(slices["name"][ops], _codes_memory_ops(trace, _PRODUCT)) & ~blocks["before"]
+    direct = (ops != MISSING) & named_slices(trace, _PRODUCT.fullmatch)[ops] & ~blocks["before"]
     brief = direct & ~blocks["after"] & (blocks["end"] <= slices["end_ns"][ops])
     kept = direct & blocks["after"] & np.isin(blocks["bytes"], _BLAS_SCRATCH)
     found[(brief | kept) & (found == 0)] = MemoryCategory.WORKSPACE
@@ -266,17 +291,13 @@ def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDAr
 def _uploaded(trace: Trace, ops: Int64) -> npt.NDArray[np.bool_]:
     """Blocks made by a copy to the device that no module called: the batch on its way there."""
     slices, copies = trace.rows["slices"], trace.rows["copies"]
-    moves = (slices["kind"] == SliceKind.OP) & np.isin(
-        slices["name"], [code for code, text in enumerate(trace.strings) if text in _MOVES]
-    )
+    moves = (slices["kind"] == SliceKind.OP) & named_slices(trace, _MOVES.__contains__)
     outer = _outermost(trace, ops, moves)
     up = copies["op"][(copies["kind"] == CopyKind.HOST_TO_DEVICE) & (copies["op"] != MISSING)]
     top = _outermost(trace, up.astype(np.int64), moves)
     uploads = np.zeros(len(slices), bool)
     uploads[top[top != MISSING]] = True
-    modules = np.isin(
-        slices["name"], [code for code, text in enumerate(trace.strings) if text.startswith("nn.Module: ")]
-    )
+    modules = trace.fact(module_calls)
     inside = nearest_ancestor(trace, outer, modules) != MISSING
     return np.asarray((outer != MISSING) & uploads[outer] & ~inside & bool(modules.any()))
 
@@ -292,11 +313,3 @@ def _outermost(trace: Trace, rows: Int64, wanted: npt.NDArray[np.bool_]) -> Int6
         if not (further != MISSING).any():
             return found
         found = np.where(further != MISSING, further, found)
-
-
-def _codes_memory_ops(trace: Trace, pattern: re.Pattern[str], *, but: re.Pattern[str] | None = None) -> list[int]:
-    return [
-        code
-        for code, text in enumerate(trace.strings)
-        if pattern.fullmatch(text) and not (but is not None and but.fullmatch(text))
-    ]

@@ -65,6 +65,11 @@ def _normal(file: str) -> str:
     return file.replace("\\", "/")
 
 
+def is_optimizer_file(file: str) -> bool:
+    """Whether a file is one of torch's optimizers."""
+    return bool(_OPTIMIZER.search(_normal(file)))
+
+
 @lru_cache(maxsize=65536)
 def _is_python(file: str) -> bool:
     return file.endswith(".py") or file.startswith("<ipython")
@@ -88,6 +93,12 @@ def nearest_frame(trace: Trace, frames: Int64, wanted: npt.NDArray[np.bool_]) ->
             break
     found[active] = MISSING
     return found, np.where(found == MISSING, 0, distance)
+
+
+def frames_named(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """By row of ``frames``: the function's name holds the pattern."""
+    names = trace.rows["frames"]["name"]
+    return np.asarray(np.isin(names, [code for code in np.unique(names).tolist() if pattern.search(trace.text(code))]))
 
 
 def stack_phases(trace: Trace) -> npt.NDArray[np.uint8]:
@@ -254,7 +265,7 @@ def _of_graph(trace: Trace, ops: Int64, module: Int64, line: Int64, known: _Know
 
 
 def _of_frames(trace: Trace, frames: Int64, known: _Known) -> Int64:
-    return _each(trace.fact(user_frames)[frames], lambda row: known.line(_frame_line(trace, row)))
+    return _each(trace.fact(user_frames)[frames], lambda row: known.line(frame_line(trace, row)))
 
 
 def _each(rows: Int64, found: Callable[[int], int]) -> Int64:
@@ -264,7 +275,8 @@ def _each(rows: Int64, found: Callable[[int], int]) -> Int64:
     return np.array(values, np.int64)[inverse]
 
 
-def _frame_line(trace: Trace, row: int) -> SourceLine:
+def frame_line(trace: Trace, row: int) -> SourceLine:
+    """The line of a row of ``frames``."""
     frames = trace.rows["frames"]
     number = int(frames["line"][row])
     return SourceLine(

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.memory.fragmentation import Fragmentation, memory_fragmentation
-from perfscope.analyzers.memory.growth import MemoryGrowth, memory_growth
+from perfscope.analyzers.memory.growth import MemoryGrowth, memory_growth, steps_until_full
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
+from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.memory.picture import MemoryPicture, memory_picture
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.finding import Basis
@@ -28,23 +29,10 @@ MOST_HOLDERS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Some owner's part of a peak. ``name`` is None for blocks whose owner is not known."""
-
-    name: str | None
-    bytes: int
-    blocks: int
-    """0 for what is known as a sum only."""
-    members: int = 1
-    """Modules that ``name`` stands for: ``blocks.*.mlp`` of 12 layers is 12."""
-    line: SourceLine | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Holders:
     """A peak by owner, most bytes first. ``rows`` and ``left_bytes`` sum to the peak, exactly."""
 
-    rows: tuple[Held, ...]
+    rows: tuple[Holder, ...]
     left: int = 0
     """Owners that are not in ``rows``."""
     left_bytes: int = 0
@@ -206,7 +194,7 @@ def _memory(
         out_of_memory=len(timeline.out_of_memory),
         failed_bytes=max(failed, default=None),
         unmatched=timeline.unmatched,
-        growth=None if growth is None or not growth.judged else _growing(growth),
+        growth=None if growth is None or not growth.by_trend else _growing(growth),
         notes=timeline.notes,
         picture=memory_picture(trace, timeline) if timeline.first != timeline.last else None,
     )
@@ -225,7 +213,7 @@ def _maker(trace: Trace, peak: PeakHolders) -> str | None:
     """Name of the block that made the peak: the instruction of a program."""
     blocks = peak.timeline.blocks
     making = np.flatnonzero((blocks["start"] == peak.position) & ~blocks["before"])
-    return peak.timeline.text(int(blocks["name"][making[-1]])) or None if len(making) else None
+    return peak.timeline.of(trace).text(int(blocks["name"][making[-1]])) or None if len(making) else None
 
 
 def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
@@ -262,20 +250,15 @@ def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:
 
 
 def _largest_name(trace: Trace, peak: PeakHolders, row: int) -> str | None:
-    known = next((one for one in peak.largest if one.row == row), None)
-    if known is not None:
-        return known.name or known.module or known.op
-    timeline, blocks = peak.timeline, peak.timeline.blocks
-    return timeline.text(int(blocks["name"][row])) or timeline.text(int(blocks["module"][row])) or None
+    """Of a block: its tensor or instruction, else its module, else the op that asked for it."""
+    blocks, recorded = peak.timeline.blocks, peak.timeline.of(trace)
+    texts = (recorded.text(int(blocks[name][row])) for name in ("name", "module"))
+    return next(filter(None, texts), None) or asking_op(recorded, int(blocks["op"][row]))
 
 
 def _holders(found: Sequence[Holder]) -> Holders:
-    rows = [
-        Held(name=one.name, bytes=one.bytes, blocks=one.blocks, members=one.members, line=one.line)
-        for one in found[:MOST_HOLDERS]
-    ]
     return Holders(
-        rows=tuple(rows),
+        rows=tuple(found[:MOST_HOLDERS]),
         left=max(0, len(found) - MOST_HOLDERS),
         left_bytes=sum(one.bytes for one in found[MOST_HOLDERS:]),
     )
@@ -305,8 +288,8 @@ def _reserved(peak: PeakHolders, found: Fragmentation | None) -> Reserved | None
 
 def _growing(found: MemoryGrowth) -> Growing:
     return Growing(
-        steps=len(found.ends),
+        steps=found.steps,
         growing=found.growing,
         bytes_per_step=found.slope_bytes,
-        steps_left=found.steps_left,
+        steps_left=steps_until_full(found.timeline, found.slope_bytes) if found.growing else None,
     )

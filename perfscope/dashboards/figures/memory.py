@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.picture import memory_picture
-from perfscope.analyzers.memory.timelines import memory_timelines
 from perfscope.dashboards.figures.drawing import LABEL_LIMIT, MS, graph_objects, laid_out, plain
 from perfscope.dashboards.report.sections.memory_picture import (
     COLORS,

@@ -32,12 +32,19 @@ from perfscope.analyzers.memory.fragmentation import (
     memory_fragmentation,
     unneeded_reserves,
 )
-from perfscope.analyzers.memory.holders import OF_XLA, judged_timelines, said_line, severity_of_bytes, worst_of_devices
+from perfscope.analyzers.memory.holders import (
+    OF_XLA,
+    judged_timelines,
+    line_of,
+    said_line,
+    severity_of_bytes,
+    worst_of_devices,
+)
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.ops.finding_spans import spans_at
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.model.memory import MemoryTimeline, SourceLine
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
 NEEDS = ()
@@ -161,7 +168,7 @@ def _finding(
     timeline = one.timeline
     segments = "a segment was" if len(unneeded) == 1 else f"{len(unneeded)} segments were"
     times = f": {segments} taken while free pieces would have done" if unneeded else ""
-    worst = _line(timeline, unneeded[0].block) if unneeded else None
+    worst = line_of(timeline, unneeded[0].block) if unneeded else None
     return Finding(
         subject="fragmented device memory",
         title=f"{timeline.label} reserves {format_bytes(most)} for at most {format_bytes(used)} in use, "
@@ -179,10 +186,10 @@ def _finding(
 def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> list[str]:
     """What the recording shows of why the pieces lie apart."""
     said = []
-    lines = Counter(line for reserve in unneeded if (line := _line(timeline, reserve.block)) is not None)
+    lines = Counter(line for reserve in unneeded if (line := line_of(timeline, reserve.block)) is not None)
     if lines:
         line, _ = lines.most_common(1)[0]
-        sizes = {reserve.asked_bytes for reserve in unneeded if _line(timeline, reserve.block) == line}
+        sizes = {reserve.asked_bytes for reserve in unneeded if line_of(timeline, reserve.block) == line}
         if len(sizes) >= MANY_SIZES:
             said.append(
                 f"{said_line(line)} asked for {len(sizes)} different sizes: allocate the largest once, or pad to a few"
@@ -197,9 +204,9 @@ def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> li
         )
     between = Counter[SourceLine]()
     for row in pieces.between.tolist():
-        line_of = _line(timeline, row)
-        if line_of is not None:
-            between[line_of] += 1
+        holder = line_of(timeline, row)
+        if holder is not None:
+            between[holder] += 1
     if between:
         line, blocks = between.most_common(1)[0]
         lie = f"lies a block of {said_line(line)}: where it lives" if blocks == 1 else (
@@ -223,7 +230,7 @@ def _by_pools(one: Fragmentation) -> str:
 def _row(trace: Trace, timeline: MemoryTimeline, reserve: UnneededReserve) -> dict[str, Cell]:
     pieces = reserve.pieces
     return {
-        "asked_by": said_line(_line(timeline, reserve.block)) or "unknown",
+        "asked_by": said_line(line_of(timeline, reserve.block)) or "unknown",
         "asked_bytes": reserve.asked_bytes,
         "reserved_bytes": reserve.reserved_bytes,
         "free_bytes": reserve.cached_bytes,
@@ -243,11 +250,6 @@ def _pool_rows(one: Fragmentation) -> Iterable[dict[str, Cell]]:
             "active_bytes": pool.active_bytes,
             "largest_free_bytes": pool.largest_free_bytes,
         }
-
-
-def _line(timeline: MemoryTimeline, block: int) -> SourceLine | None:
-    index = int(timeline.blocks["line"][block])
-    return None if index == MISSING else timeline.lines[index]
 
 
 def _where(trace: Trace, timeline: MemoryTimeline, block: int, line: SourceLine | None) -> Where:

@@ -27,9 +27,19 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.memory.categories import memory_phases
-from perfscope.analyzers.memory.growth import Growth, JaxGrowth, jax_growth, step_ends
+from perfscope.analyzers.memory.growth import (
+    FEWEST_STEPS,
+    GrowingPlace,
+    GrownStack,
+    JaxGrowth,
+    MemoryGrowth,
+    growth_of,
+    jax_growth,
+    left_behind,
+    step_ends,
+    steps_until_full,
+)
 from perfscope.analyzers.memory.holders import judged_timelines, peak_held, said_line, worst_of_devices
-from perfscope.analyzers.memory.leaks import FEWEST_STEPS, LeakingPlace, MemoryLeaks, leaks_of, left_behind
 from perfscope.analyzers.ops.finding_spans import spans_of_blocks
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
@@ -86,10 +96,10 @@ def check(trace: Trace) -> Iterable[Finding]:
     blind: list[str] = []
     looked = False
     for timeline in judged_timelines(trace):
-        leaks = leaks_of(trace, timeline)
-        if leaks is not None:
+        growth = growth_of(trace, timeline)
+        if growth is not None:
             looked = True
-            found += _of_steps(leaks)
+            found += _of_steps(growth)
             continue
         counted = _counted(trace, timeline)
         if counted is None:
@@ -107,31 +117,31 @@ def _matters(per_step: float, timeline: MemoryTimeline) -> bool:
     return per_step >= LEAST_BYTES and per_step * HORIZON_STEPS >= HORIZON_SHARE * peak
 
 
-def _of_steps(leaks: MemoryLeaks) -> Iterator[Finding]:
-    timeline = leaks.timeline
-    if not leaks.growing or not _matters(leaks.slope_bytes, timeline):
+def _of_steps(growth: MemoryGrowth) -> Iterator[Finding]:
+    timeline = growth.timeline
+    if not growth.growing or not _matters(growth.slope_bytes, timeline):
         return
-    place = leaks.places[0] if leaks.places else None
-    per_step = round(leaks.slope_bytes)
-    left = _steps_left(timeline, leaks.slope_bytes)
+    place = growth.places[0] if growth.places else None
+    per_step = round(growth.slope_bytes)
+    left = steps_until_full(timeline, growth.slope_bytes)
     who = ""
     if place is not None:
         who = f"; {_named(place)} holds {format_bytes(place.bytes_per_step)} more after each"
-    over = f"over {leaks.steps} steps" + (", found by the period of the allocations" if leaks.how == "periodic" else "")
     yield Finding(
         subject=f"growth of {timeline.space} memory",
-        title=f"{timeline.label} memory grows by {format_bytes(per_step)} a step, {over}{who}{_full(left)}",
-        severity=_severity(left, leaks.by_trend),
+        title=f"{timeline.label} memory grows by {format_bytes(per_step)} a step, "
+        f"over {growth.judged} steps{who}{_full(left)}",
+        severity=_severity(left, growth.by_trend),
         basis="measured",
-        cost_bytes=per_step * leaks.steps,
+        cost_bytes=per_step * growth.judged,
         where=_where(place),
-        evidence=tuple(_row(one) for one in leaks.places[:MAX_ROWS] if one.bytes_per_step >= ROW_SHARE * per_step),
-        spans=spans_of_blocks(timeline, _left(timeline, leaks.places)),
+        evidence=tuple(_row(one) for one in growth.places[:MAX_ROWS] if one.bytes_per_step >= ROW_SHARE * per_step),
+        spans=spans_of_blocks(timeline, _left(timeline, growth.places)),
         advice=_advice(place),
     )
 
 
-def _left(timeline: MemoryTimeline, places: Iterable[LeakingPlace]) -> npt.NDArray[np.intp]:
+def _left(timeline: MemoryTimeline, places: Iterable[GrowingPlace]) -> npt.NDArray[np.intp]:
     """Blocks of the places that nobody lets go."""
     lines = {place.line for place in places if place.line is not None}
     leaking = [index for index, line in enumerate(timeline.lines) if line in lines]
@@ -150,7 +160,7 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
     if not _matters(per_step, timeline):
         return []
     windows = timeline.of(trace).fact(step_windows)
-    places: tuple[LeakingPlace, ...] = ()
+    places: tuple[GrowingPlace, ...] = ()
     if windows.count and timeline.axis == "ns":
         places = left_behind(trace, timeline, windows.ends[-1:])
         # a step also leaves what the next one replaces: no single place can hold more than all of them grow by
@@ -158,7 +168,7 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
         places = tuple(sorted(alike, key=lambda one: abs(one.bytes_per_step - per_step)))
     place = places[0] if places else None
     who = "" if place is None else f"; the recorded step left {format_bytes(place.bytes_per_step)} at {_named(place)}"
-    left = _steps_left(timeline, per_step)
+    left = steps_until_full(timeline, per_step)
     return [
         Finding(
             subject=f"growth of {timeline.space} memory",
@@ -198,17 +208,17 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
     )
 
 
-def _grows(one: Growth, growth: JaxGrowth) -> bool:
+def _grows(one: GrownStack, growth: JaxGrowth) -> bool:
     per_step = one.grown_bytes / growth.steps
     return per_step >= LEAST_BYTES and per_step * HORIZON_STEPS >= HORIZON_SHARE * growth.bytes_after
 
 
-def _profile_row(one: Growth, steps: int) -> dict[str, Cell]:
+def _profile_row(one: GrownStack, steps: int) -> dict[str, Cell]:
     return {
         "place": said_line(one.place) or "unknown",
         "per_step_bytes": round(one.grown_bytes / steps),
-        "held_bytes": one.bytes_after,
-        "blocks": one.count_after,
+        "held_bytes": one.bytes,
+        "blocks": one.count,
     }
 
 
@@ -228,12 +238,6 @@ def _why_blind(trace: Trace, timeline: MemoryTimeline) -> str:
     return f"{steps} {'step was' if steps == 1 else 'steps were'} recorded with memory: {more}"
 
 
-def _steps_left(timeline: MemoryTimeline, per_step: float) -> int | None:
-    if timeline.capacity_bytes is None:
-        return None
-    return int(max(0, timeline.capacity_bytes - peak_held(timeline)) / per_step)
-
-
 def _full(left: int | None) -> str:
     return "" if left is None else f"; at that rate the device is full in about {left:,} steps"
 
@@ -244,11 +248,11 @@ def _severity(left: int | None, sure: bool) -> Severity:
     return "medium" if sure or left is None or left < HORIZON_STEPS else "low"
 
 
-def _named(place: LeakingPlace) -> str:
+def _named(place: GrowingPlace) -> str:
     return said_line(place.line) or place.op or "an op without a line"
 
 
-def _where(place: LeakingPlace | None) -> Where:
+def _where(place: GrowingPlace | None) -> Where:
     if place is None:
         return NOWHERE
     line = place.line
@@ -260,7 +264,7 @@ def _where(place: LeakingPlace | None) -> Where:
     )
 
 
-def _row(place: LeakingPlace) -> dict[str, Cell]:
+def _row(place: GrowingPlace) -> dict[str, Cell]:
     return {
         "place": _named(place),
         "per_step_bytes": place.bytes_per_step,
@@ -271,5 +275,5 @@ def _row(place: LeakingPlace) -> dict[str, Cell]:
     }
 
 
-def _advice(place: LeakingPlace | None) -> str:
+def _advice(place: GrowingPlace | None) -> str:
     return OTHERWISE if place is None else KEPT.get(place.category, OTHERWISE)

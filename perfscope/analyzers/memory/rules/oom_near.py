@@ -34,6 +34,7 @@ from perfscope.analyzers.memory.holders import (
     PeakHolders,
     holders_at,
     judged_timelines,
+    line_of,
     peak_held,
     said_line,
     worst_of_devices,
@@ -277,7 +278,8 @@ def _holders(trace: Trace, timeline: MemoryTimeline, position: int) -> PeakHolde
     rows = timeline.alive_at(position)
     total = int(timeline.blocks["bytes"][rows].sum()) + timeline.unseen_bytes
     found = holders_at(trace, timeline, position, total)
-    return replace(found, line=found.line or next((one.line for one in found.largest if one.line is not None), None))
+    largest = (line_of(timeline, row) for row in rows[:MAX_ROWS].tolist())
+    return replace(found, line=found.line or next((line for line in largest if line is not None), None))
 
 
 def _moment(trace: Trace, timeline: MemoryTimeline, position: int) -> ReservedMoment | None:

@@ -28,16 +28,23 @@ from perfscope.analyzers.memory.avoidable import (
     Replayed,
     attention_scores,
     block_rows,
+    held_unread,
+    kept_into_next_step,
     lasting_gradients,
-    line_of,
     loss_copies,
     optimizer_temporaries,
     replayed,
 )
-from perfscope.analyzers.memory.holders import OF_XLA, judged_timelines, said_line, severity_of_bytes, worst_of_devices
-from perfscope.analyzers.memory.leaks import leaks_of
+from perfscope.analyzers.memory.growth import growth_of
+from perfscope.analyzers.memory.holders import (
+    OF_XLA,
+    judged_timelines,
+    line_of,
+    said_line,
+    severity_of_bytes,
+    worst_of_devices,
+)
 from perfscope.analyzers.memory.phases import asking_op
-from perfscope.analyzers.memory.unread import held_unread, kept_into_next_step
 from perfscope.analyzers.ops.finding_spans import spans_of_peak
 from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.memory import MemoryTimeline
@@ -99,10 +106,10 @@ def _of(trace: Trace, timeline: MemoryTimeline) -> Iterator[Finding]:
 
 def _without_leaks(trace: Trace, timeline: MemoryTimeline, found: Avoidable) -> Avoidable:
     """Without the blocks of lines that `memory_leak` tells of: they are not let go later, but never."""
-    leaks = leaks_of(trace, timeline)
-    if leaks is None or not leaks.growing:
+    growth = growth_of(trace, timeline)
+    if growth is None or not growth.growing:
         return found
-    lines = {place.line for place in leaks.places}
+    lines = {place.line for place in growth.places}
     leaking = [index for index, line in enumerate(timeline.lines) if line in lines]
     stays = ~(np.isin(timeline.blocks["line"][found.rows], leaking) & timeline.blocks["after"][found.rows])
     return replace(

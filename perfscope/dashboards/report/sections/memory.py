@@ -20,8 +20,9 @@ from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.memory.holders import Holder
     from perfscope.analyzers.memory.picture import MemoryPicture
-    from perfscope.analyzers.memory.trace_memories import Held, HeldCategory, Holders, Memory, Reserved
+    from perfscope.analyzers.memory.trace_memories import HeldCategory, Holders, Memory, Reserved
     from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection, RankMemory
     from perfscope.model.memory import SourceLine
 
@@ -368,7 +369,7 @@ def _holders(title: str, column: str, holders: Holders, peak: int) -> HolderTabl
     )
 
 
-def _holder(column: str, one: Held, peak: int) -> Cells:
+def _holder(column: str, one: Holder, peak: int) -> Cells:
     name = NOT_KNOWN if one.name is None else sanitize(one.name)
     name = place_end(name if one.line is None else path_text(one.line))
     many = f" ({one.members:,} of them)" if one.members > 1 else ""

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from perfscope.analyzers.memory.holders import Holder
     from perfscope.analyzers.memory.picture import MemoryPicture
-    from perfscope.analyzers.memory.trace_memories import Held, HeldCategory, Holders, Memory, Reserved
+    from perfscope.analyzers.memory.trace_memories import HeldCategory, Holders, Memory, Reserved
     from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection, RankMemory
     from perfscope.dashboards.report.sections.memory import HolderTable, MemoriesView, MemoryView
     from perfscope.model.memory import SourceLine
@@ -102,7 +103,7 @@ def _holders(holders: Holders) -> dict[str, Any]:
     }
 
 
-def _held(one: Held) -> dict[str, Any]:
+def _held(one: Holder) -> dict[str, Any]:
     return {
         "name": one.name,
         "bytes": one.bytes,
