@@ -10,7 +10,6 @@ before it gives up). ``fragmentation`` is the share of reserved memory that is n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -20,14 +19,11 @@ from perfscope.model.memory import ALLOCATION_ROUNDING, Curve, Int64, MemoryTime
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction
 
-When = Literal["peak of reserved memory", "end", "out of memory", "snapshot"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedMoment:
     """Reserved against allocated memory at one moment. Bytes."""
 
-    when: When
     position: int
     reserved_bytes: int
     allocated_bytes: int
@@ -42,16 +38,6 @@ class ReservedMoment:
         """Reserved and not handed out."""
         return self.reserved_bytes - self.allocated_bytes
 
-    @property
-    def rounding_bytes(self) -> int | None:
-        """Handed out beyond what was asked for."""
-        return None if self.requested_bytes is None else self.allocated_bytes - self.requested_bytes
-
-    @property
-    def fragmentation(self) -> float:
-        """Share of reserved memory that is not handed out; 0 if none is reserved."""
-        return self.unused_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
@@ -62,20 +48,15 @@ class PoolState:
     stream: int | None
     kind: str | None
     """``small`` or ``large``: which sizes its segments serve."""
-    segments: int
     reserved_bytes: int
-    allocated_bytes: int
     active_bytes: int
     inactive_split_bytes: int
-    releasable_bytes: int
-    """In segments that are free as a whole."""
     largest_free_bytes: int
-    free_blocks: int
 
     @property
     def free_bytes(self) -> int:
         """Not active."""
-        return self.inactive_split_bytes + self.releasable_bytes
+        return self.reserved_bytes - self.active_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +64,21 @@ class Fragmentation:
     """Reserved memory of one device."""
 
     timeline: MemoryTimeline
-    moments: tuple[ReservedMoment, ...]
+    peak: ReservedMoment
+    """When most is reserved; of all such moments the first at which most is handed out."""
+    failures: tuple[ReservedMoment, ...]
+    """In the order of ``timeline.out_of_memory``."""
     peak_allocated_bytes: int
     """Most that was in use at any moment: an allocator that packs perfectly reserves no less."""
-    peak_reserved_bytes: int
     as_requested: bool
-    """``allocated_bytes`` of the moments on the history are as asked for: the source records no rounding there."""
+    """``allocated_bytes`` of the moments are as asked for: the source records no rounding there."""
     pools: tuple[PoolState, ...]
     """At the moment of the snapshot, most reserved bytes first; empty without one."""
-    rounding_bytes: int | None
-    """At the snapshot: handed out beyond what was asked for. None where that is not recorded."""
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most that was reserved."""
+        return self.peak.reserved_bytes
 
     @property
     def excess_bytes(self) -> int:
@@ -119,66 +105,40 @@ def memory_fragmentation(trace: Trace) -> tuple[Fragmentation, ...]:
     )
 
 
+def fragmentation_of(trace: Trace, timeline: MemoryTimeline) -> Fragmentation | None:
+    """Fragmentation of ``timeline``, one of the trace's; None where what is reserved is not known."""
+    return next((one for one in trace.fact(memory_fragmentation) if one.timeline is timeline), None)
+
+
 def _fragmentation(trace: Trace, timeline: MemoryTimeline, reserved: Curve) -> Fragmentation:
     live = timeline.live()
-    moments = [_moment(timeline, live, reserved, "peak of reserved memory", _fullest(live, reserved))]
-    if timeline.first != timeline.last:
-        moments.append(_moment(timeline, live, reserved, "end", timeline.last))
-    failed = _failed(trace, timeline)
-    moments += [
-        _moment(timeline, live, reserved, "out of memory", position, size)
-        for position, size in zip(timeline.out_of_memory, failed, strict=True)
-    ]
     made = timeline.blocks["bytes"][~timeline.blocks["before"]]
     asked = timeline.blocks["requested_bytes"][~timeline.blocks["before"]]
-    as_requested = bool(len(made)) and bool((made == asked).all())
-    pools = _pools(trace, timeline)
-    rounding = None
-    if pools:
-        snapshot, rounding = _snapshot_moment(trace, timeline)
-        moments.append(snapshot)
     return Fragmentation(
         timeline=timeline,
-        moments=tuple(moments),
+        peak=_moment(timeline, live, reserved, _fullest(live, reserved)),
+        failures=tuple(
+            _moment(timeline, live, reserved, position, size)
+            for position, size in zip(timeline.out_of_memory, _failed(trace, timeline), strict=True)
+        ),
         peak_allocated_bytes=int(live.bytes.max()),
-        peak_reserved_bytes=int(reserved.bytes.max()),
-        as_requested=as_requested,
-        pools=pools,
-        rounding_bytes=rounding,
+        as_requested=bool(len(made)) and bool((made == asked).all()),
+        pools=_pools(trace, timeline),
     )
 
 
 def _moment(
-    timeline: MemoryTimeline, live: Curve, reserved: Curve, when: When, position: int, failed: int | None = None
+    timeline: MemoryTimeline, live: Curve, reserved: Curve, position: int, failed: int | None = None
 ) -> ReservedMoment:
-    rows = timeline.alive_at(position)
-    asked = timeline.blocks["requested_bytes"][rows]
+    asked = timeline.blocks["requested_bytes"][timeline.alive_at(position)]
     known = timeline.unseen_bytes == 0 and bool((asked != MISSING).all())
     return ReservedMoment(
-        when=when,
         position=position,
         reserved_bytes=_at(reserved, position),
         allocated_bytes=_at(live, position),
         requested_bytes=int(asked.sum()) if known else None,
         failed_bytes=failed,
     )
-
-
-def _snapshot_moment(trace: Trace, timeline: MemoryTimeline) -> tuple[ReservedMoment, int | None]:
-    segments, held = trace.rows["segments"], trace.rows["held"]
-    chosen = memory_rows(trace, "segments", memory_of(timeline))
-    rows = memory_rows(trace, "held", memory_of(timeline))
-    in_use = rows[held["state"][rows] == HeldState.IN_USE]
-    asked = held["requested_bytes"][in_use]
-    known = bool((asked != MISSING).all())
-    moment = ReservedMoment(
-        when="snapshot",
-        position=timeline.last,
-        reserved_bytes=int(segments["bytes"][chosen].sum()),
-        allocated_bytes=int(segments["allocated_bytes"][chosen].sum()),
-        requested_bytes=int(asked.sum()) if known else None,
-    )
-    return moment, int((held["bytes"][in_use] - asked).sum()) if known else None
 
 
 def _pools(trace: Trace, timeline: MemoryTimeline) -> tuple[PoolState, ...]:
@@ -190,30 +150,24 @@ def _pools(trace: Trace, timeline: MemoryTimeline) -> tuple[PoolState, ...]:
     kinds, group = np.unique(key, axis=0, return_inverse=True)
     free = memory_rows(trace, "held", memory_of(timeline))
     free = free[(held["state"][free] == HeldState.FREE) & (held["segment"][free] != MISSING)]
-    place = np.full(len(segments), MISSING, np.int64)
-    place[chosen] = group.ravel()
-    found = []
+    pool_of = np.full(len(segments), MISSING, np.int64)
+    pool_of[chosen] = group.ravel()
+    pools = []
     for number, (pool, stream, kind) in enumerate(kinds.tolist()):
-        of_pool = chosen[group.ravel() == number]
-        pieces = free[place[held["segment"][free]] == number]
-        whole = segments["active_bytes"][of_pool] == 0
-        unused = segments["bytes"][of_pool] - segments["active_bytes"][of_pool]
-        found.append(
+        size, active = (segments[name][chosen[group.ravel() == number]] for name in ("bytes", "active_bytes"))
+        pieces = held["bytes"][free[pool_of[held["segment"][free]] == number]]
+        pools.append(
             PoolState(
                 pool=trace.text(pool) or None,
                 stream=None if stream == MISSING else stream,
                 kind=trace.text(kind) or None,
-                segments=len(of_pool),
-                reserved_bytes=int(segments["bytes"][of_pool].sum()),
-                allocated_bytes=int(segments["allocated_bytes"][of_pool].sum()),
-                active_bytes=int(segments["active_bytes"][of_pool].sum()),
-                inactive_split_bytes=int(unused[~whole].sum()),
-                releasable_bytes=int(unused[whole].sum()),
-                largest_free_bytes=int(held["bytes"][pieces].max()) if len(pieces) else 0,
-                free_blocks=len(pieces),
+                reserved_bytes=int(size.sum()),
+                active_bytes=int(active.sum()),
+                inactive_split_bytes=int((size - active)[active > 0].sum()),
+                largest_free_bytes=int(pieces.max(initial=0)),
             )
         )
-    return tuple(sorted(found, key=lambda one: -one.reserved_bytes))
+    return tuple(sorted(pools, key=lambda one: -one.reserved_bytes))
 
 
 def _failed(trace: Trace, timeline: MemoryTimeline) -> list[int | None]:
@@ -354,15 +308,15 @@ class _Segments:
         pairs = pair_events(rows["address"][events], size, rows["action"][events] == MemoryAction.RELEASE)
         source = np.where(pairs.made == MISSING, pairs.freed, pairs.made)
         ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
-        start = np.where(pairs.made == MISSING, timeline.first, at[source]) if len(at) else at
-        end = np.where(ended == MISSING, timeline.last + 1, at[ended]) if len(at) else at
+        start = np.where(pairs.made == MISSING, timeline.first, at[source])
+        end = np.where(ended == MISSING, timeline.last + 1, at[ended])
         held = trace.rows["segments"]
         left = memory_rows(trace, "segments", memory_of(timeline))
-        known = rows["address"][events[source[ended == MISSING]]] if len(at) else np.empty(0, np.uint64)
+        known = rows["address"][events[source[ended == MISSING]]]
         left = left[~np.isin(held["address"][left], known)]
-        told = events[source] if len(at) else events
+        told = events[source]
         self.address = np.concatenate((held["address"][left], rows["address"][told])).astype(np.int64)
-        self.bytes = np.concatenate((held["bytes"][left], size[source] if len(at) else size)).astype(np.int64)
+        self.bytes = np.concatenate((held["bytes"][left], size[source])).astype(np.int64)
         self.start = np.concatenate((np.full(len(left), timeline.first), start)).astype(np.int64)
         self.end = np.concatenate((np.full(len(left), timeline.last + 1), end)).astype(np.int64)
         pools = [np.concatenate((held[name][left], rows[name][told])) for name in ("stream", "pool")]
@@ -384,29 +338,23 @@ class _Segments:
         inside = (place >= 0) & (address < (first + size)[np.maximum(place, 0)])
         if not inside.all():
             return None  # segments that nobody told of: their free memory is not known
-        edges = [np.empty(0, np.int64)] * len(alive)
-        gaps, whose = [], []
         order = np.searchsorted(place, np.arange(len(alive) + 1))
+        gaps = []
         for number in range(len(alive)):
             within = slice(order[number], order[number + 1])
             stops = np.concatenate((address[within], [first[number] + size[number]]))
             begins = np.concatenate(([first[number]], address[within] + taken[within]))
-            edges[number] = np.maximum(stops - begins, 0)
-            gaps.append(edges[number])
-            whose.append(np.full(len(edges[number]), number))
-        every, segment = np.concatenate(gaps), np.concatenate(whose)
-        free = every > 0
+            gaps.append(np.maximum(stops - begins, 0))
+        every, segment = np.concatenate(gaps), np.repeat(np.arange(len(alive)), [len(one) for one in gaps])
         asked = np.array([blocks["stream"][block], MISSING], np.int64)
         same = (self.owner[alive] == asked).all(axis=1)
-        largest = np.array([int(one.max(initial=0)) for one in edges])
-        between = np.concatenate(
-            [rows[order[number] : order[number + 1]] for number in np.argsort(-largest) if largest[number]]
-            or [np.empty(0, np.int64)]
-        )
+        largest = np.array([int(one.max()) for one in gaps])
+        fullest = [number for number in np.argsort(-largest).tolist() if largest[number]]
+        between = [rows[order[number] : order[number + 1]] for number in fullest]
         return Pieces(
             free_bytes=int(every.sum()),
             largest_bytes=int(every[same[segment]].max(initial=0)),
-            count=int(free.sum()),
+            count=int((every > 0).sum()),
             other_streams_bytes=int(every[~same[segment]].sum()),
-            between=between.astype(np.int64),
+            between=np.concatenate([*between, np.empty(0, np.int64)]).astype(np.int64),
         )

@@ -21,7 +21,7 @@ import numpy as np
 from perfscope.analyzers.hlo.scope import is_library
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.holders import peak_held
-from perfscope.analyzers.memory.phases import asking_op, asking_ops
+from perfscope.analyzers.memory.phases import NEVER, asking_op, asking_ops
 from perfscope.analyzers.memory.sites import frame_line
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline, SourceLine
@@ -200,7 +200,7 @@ def _places(trace: Trace, timeline: MemoryTimeline, ends: Int64, *, by_trend: bo
 
 def _place(trace: Trace, timeline: MemoryTimeline, rows: Int64, held: Int64, per_step: int, end: int) -> GrowingPlace:
     blocks = timeline.blocks
-    alive = rows[(blocks["start"][rows] < end) & (blocks["end"][rows] >= end)]
+    alive = rows[(blocks["start"][rows] < end) & (blocks["after"][rows] | (blocks["end"][rows] >= end))]
     largest = int(alive[np.argmax(blocks["bytes"][alive])])
     line, module = (int(blocks[name][largest]) for name in ("line", "module"))
     return GrowingPlace(
@@ -236,7 +236,8 @@ def _held(timeline: MemoryTimeline, rows: Int64, groups: Int64, ends: Int64) -> 
     """Bytes that each place holds right before each of ``ends``. Shape (places, ends)."""
     blocks = timeline.blocks
     first = np.searchsorted(ends, blocks["start"][rows], side="right")
-    last = np.searchsorted(ends, blocks["end"][rows], side="right")
+    gone = np.where(blocks["after"][rows], NEVER, blocks["end"][rows])  # the last step may end after the recording
+    last = np.searchsorted(ends, gone, side="right")
     change = np.zeros((int(groups.max(initial=-1)) + 1, len(ends) + 1), np.int64)
     np.add.at(change, (groups, first), blocks["bytes"][rows])
     np.add.at(change, (groups, last), -blocks["bytes"][rows])

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.memory.fragmentation import Fragmentation, memory_fragmentation
-from perfscope.analyzers.memory.growth import MemoryGrowth, memory_growth, steps_until_full
+from perfscope.analyzers.memory.fragmentation import Fragmentation, fragmentation_of
+from perfscope.analyzers.memory.growth import MemoryGrowth, growth_of, steps_until_full
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.memory.picture import MemoryPicture, memory_picture
@@ -26,6 +26,10 @@ MOST_PROGRAMS = 12
 
 MOST_HOLDERS = 20
 """Modules and lines of a peak: those below the twentieth hold a percent or two each."""
+
+
+LARGEST = 20
+"""Blocks of a peak that are named by their op where nothing else names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,24 +155,17 @@ def trace_memories(trace: Trace) -> TraceMemories:
     # a device of which nothing was in use is told of all the same: of what it reserved, and of what failed
     known = (one for one in trace.fact(memory_holders) if one.bytes or one.timeline.space != "program")
     peaks = sorted(known, key=lambda one: -one.bytes)
-    fragmentation = {id(one.timeline): one for one in trace.fact(memory_fragmentation)}
-    growth = {id(one.timeline): one for one in trace.fact(memory_growth)}
     of_programs = [one for one in peaks if one.timeline.space == "program"]
     # devices and the host are few
     chosen = [*(one for one in peaks if one.timeline.space != "program"), *of_programs[:MOST_PROGRAMS]]
-    held = [
-        _memory(trace, one, fragmentation.get(id(one.timeline)), growth.get(id(one.timeline))) for one in chosen
-    ]  # fmt: skip
-    return TraceMemories(
-        memories=tuple(sorted(held, key=lambda one: -one.peak_bytes)), left=len(peaks) - len(chosen)
-    )  # fmt: skip
+    memories = sorted((_memory(trace, one) for one in chosen), key=lambda one: -one.peak_bytes)
+    return TraceMemories(memories=tuple(memories), left=len(peaks) - len(chosen))
 
 
-def _memory(
-    trace: Trace, peak: PeakHolders, fragmentation: Fragmentation | None, growth: MemoryGrowth | None
-) -> Memory:
+def _memory(trace: Trace, peak: PeakHolders) -> Memory:
     timeline = peak.timeline
-    failed = [] if fragmentation is None else [one.failed_bytes for one in fragmentation.moments if one.failed_bytes]
+    fragmentation, growth = fragmentation_of(trace, timeline), growth_of(trace, timeline)
+    failures = () if fragmentation is None else fragmentation.failures
     return Memory(
         rank=trace.source.rank,
         space=timeline.space,
@@ -192,7 +189,7 @@ def _memory(
         reserved=_reserved(peak, fragmentation),
         capacity_bytes=timeline.capacity_bytes,
         out_of_memory=len(timeline.out_of_memory),
-        failed_bytes=max(failed, default=None),
+        failed_bytes=max((one.failed_bytes for one in failures if one.failed_bytes), default=None),
         unmatched=timeline.unmatched,
         growth=None if growth is None or not growth.by_trend else _growing(growth),
         notes=timeline.notes,
@@ -233,7 +230,7 @@ def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
                 blocks=int(timeline.blocks["count"][chosen].sum()),
                 known_by=KnownBy(known),
                 place=timeline.lines[place] if lined else None,
-                name=_largest_name(trace, peak, int(chosen[0])),
+                name=_block_name(trace, timeline, int(chosen[0]), is_large=chosen[0] in rows[:LARGEST]),
                 place_bytes=bytes_ if lined else int(timeline.blocks["bytes"][chosen[0]]),
             )
         )
@@ -249,11 +246,12 @@ def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:
     return int(values[at]), int(sums[at])
 
 
-def _largest_name(trace: Trace, peak: PeakHolders, row: int) -> str | None:
-    """Of a block: its tensor or instruction, else its module, else the op that asked for it."""
-    blocks, recorded = peak.timeline.blocks, peak.timeline.of(trace)
+def _block_name(trace: Trace, timeline: MemoryTimeline, row: int, *, is_large: bool) -> str | None:
+    """Of a block: its tensor or instruction, else its module, else, of a large one, the op that asked for it."""
+    blocks, recorded = timeline.blocks, timeline.of(trace)
     texts = (recorded.text(int(blocks[name][row])) for name in ("name", "module"))
-    return next(filter(None, texts), None) or asking_op(recorded, int(blocks["op"][row]))
+    op = asking_op(recorded, int(blocks["op"][row])) if is_large else None
+    return next(filter(None, texts), op)
 
 
 def _holders(found: Sequence[Holder]) -> Holders:
@@ -274,12 +272,11 @@ def _reserved(peak: PeakHolders, found: Fragmentation | None) -> Reserved | None
             peak_bytes=most, allocated_bytes=None, as_requested=False, requested_bytes=None,
             excess_bytes=max(0, most - peak.bytes), split_bytes=None, largest_free_bytes=None,
         )  # fmt: skip
-    moment = next(one for one in found.moments if one.when == "peak of reserved memory")
     return Reserved(
         peak_bytes=most,
-        allocated_bytes=moment.allocated_bytes,
+        allocated_bytes=found.peak.allocated_bytes,
         as_requested=found.as_requested,
-        requested_bytes=moment.requested_bytes,
+        requested_bytes=found.peak.requested_bytes,
         excess_bytes=found.excess_bytes,
         split_bytes=found.inactive_split_bytes if found.pools else None,
         largest_free_bytes=found.largest_free_bytes if found.pools else None,

@@ -28,8 +28,8 @@ from collections.abc import Iterable, Sequence
 from perfscope.analyzers.memory.fragmentation import (
     Fragmentation,
     UnneededReserve,
+    fragmentation_of,
     in_use,
-    memory_fragmentation,
     unneeded_reserves,
 )
 from perfscope.analyzers.memory.holders import (
@@ -73,8 +73,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     timelines = judged_timelines(trace)
     if all(timeline.space == "host" for timeline in timelines):
         raise AbstainError("the program computes in the host's memory, of which its allocator keeps nothing back")
-    labels = {timeline.label for timeline in timelines}
-    judged = [one for one in trace.fact(memory_fragmentation) if one.timeline.label in labels]
+    judged = [one for one in (fragmentation_of(trace, timeline) for timeline in timelines) if one is not None]
     if not judged:
         raise AbstainError("not recorded: what the allocator holds from the driver")
     found, blind = [], []
@@ -98,9 +97,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def _failed(trace: Trace, one: Fragmentation) -> Finding | None:
     """An allocation that failed although more than it asked for was free."""
-    for moment in one.moments:
-        if moment.when != "out of memory":
-            continue
+    for moment in one.failures:
         asked, unused = moment.failed_bytes, moment.unused_bytes
         # before it fails the allocator gives back what is free as a whole: what is left are pieces
         least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * moment.reserved_bytes)) if asked is None else asked

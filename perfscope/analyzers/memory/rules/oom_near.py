@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfscope.analyzers.memory.blocks import memory_of, memory_rows
-from perfscope.analyzers.memory.fragmentation import ReservedMoment, memory_fragmentation
+from perfscope.analyzers.memory.fragmentation import fragmentation_of
 from perfscope.analyzers.memory.holders import (
     HOST_ONLY,
     SCARCE_SHARE,
@@ -152,7 +152,8 @@ def _retries(trace: Trace) -> int:
 
 def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:
     position = timeline.out_of_memory[-1]
-    moment = _moment(trace, timeline, position)
+    fragmentation = fragmentation_of(trace, timeline)
+    moment = None if fragmentation is None else fragmentation.failures[-1]
     holders = replace(_holders(trace, timeline, position), op=None, line=_asked_at(trace, timeline))
     asked = None if moment is None else moment.failed_bytes
     wanted = "an allocation" if asked is None else f"an allocation of {format_bytes(asked)}"
@@ -280,13 +281,6 @@ def _holders(trace: Trace, timeline: MemoryTimeline, position: int) -> PeakHolde
     found = holders_at(trace, timeline, position, total)
     largest = (line_of(timeline, row) for row in rows[:MAX_ROWS].tolist())
     return replace(found, line=found.line or next((line for line in largest if line is not None), None))
-
-
-def _moment(trace: Trace, timeline: MemoryTimeline, position: int) -> ReservedMoment | None:
-    for one in trace.fact(memory_fragmentation):
-        if one.timeline.label == timeline.label:
-            return next((at for at in one.moments if at.when == "out of memory" and at.position == position), None)
-    return None
 
 
 def _asked_at(trace: Trace, timeline: MemoryTimeline) -> SourceLine | None:

@@ -73,7 +73,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, KernelChain, forward_chains
-from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, MIN_SHARE, chain_text, graph_findings
+from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, chain_text, graph_findings
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
 from perfscope.analyzers.time.sites import call_site
@@ -86,6 +86,10 @@ from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 
+MIN_SHARE = 0.02
+"""Of the step's time, or of its bytes where no time is known. The saving is a model: should only half of it
+come true, that still shows above the 1% by which a step varies anyway."""
+
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each function whose chains cost at least ``MIN_SHARE`` of a step, or that inductor left apart."""
@@ -93,7 +97,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     if compiled:
         yield from inductor_findings(trace)
     if trace.op_graph is not None:
-        yield from graph_findings(trace)
+        yield from graph_findings(trace, least=MIN_SHARE)
     elif {"device_work", "op_links", "shapes"} <= trace.recorded:
         yield from _from_chains(trace)
     elif "hlo" in trace.recorded:
@@ -108,7 +112,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """Chains that run op by op, and kernels that inductor would keep apart."""
     yield from plan_findings(trace)
-    yield from graph_findings(trace)
+    yield from graph_findings(trace, least=MIN_SHARE)
 
 
 def _from_chains(trace: Trace) -> Iterator[Finding]:

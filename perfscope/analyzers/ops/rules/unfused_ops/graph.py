@@ -17,10 +17,6 @@ from perfscope.model.op_graph import OpGraph, Phase
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
-MIN_SHARE = 0.02
-"""Of the step's time, or of its bytes where no time is known. The saving is a model: should only half of it
-come true, that still shows above the 1% by which a step varies anyway."""
-
 MAX_ROWS = 20
 
 LONGEST_CHAIN = 6
@@ -139,21 +135,21 @@ def _site(graph: OpGraph, place: Place, same: dict[tuple[Phase, tuple[str, ...],
     )
 
 
-def graph_findings(trace: Trace) -> Iterator[Finding]:
-    """One finding for each function whose chains cost at least ``MIN_SHARE`` of a step."""
+def graph_findings(trace: Trace, *, least: float) -> Iterator[Finding]:
+    """One finding for each function whose chains cost at least ``least`` of a step."""
     for site in chain_sites(trace):
         if sum(pattern.saved_bytes for pattern in site.patterns) > 0:
-            yield from _from_site(trace, site)
+            yield from _from_site(trace, site, least)
 
 
-def _from_site(trace: Trace, site: Site) -> Iterator[Finding]:
+def _from_site(trace: Trace, site: Site, least: float) -> Iterator[Finding]:
     priced = [(pattern, _saving(trace, pattern)) for pattern in site.patterns]
     timed = all(saved.ns is not None for _, saved in priced)
     total_bytes = sum(saved.bytes for _, saved in priced)
     total_ns = sum(saved.ns or 0 for _, saved in priced)
     whole = step_ns(trace)
     share = (total_ns / whole if whole else 0.0) if timed else total_bytes / (trace.fact(step_bytes) or 1)
-    if share < MIN_SHARE:
+    if share < least:
         return
     groups = sum(len(pattern.groups) for pattern in site.patterns)
     fewer = sum(pattern.kernels_saved for pattern in site.patterns)
