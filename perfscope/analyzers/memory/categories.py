@@ -12,6 +12,7 @@ The surest source first; a block that none of them knows stays unknown:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,11 +84,12 @@ def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     _set(blocks, _from_phases(blocks, phases, again_until), KnownBy.PHASE)
 
     sites = block_sites(recorded, blocks["op"], blocks["frame"], graph=with_graph(trace, recorded))
-    codes = np.array([_code(recorded, name) for name in sites.names] or [MISSING], np.int64)
+    texts = _Texts(timeline.texts)
+    codes = np.array([texts.code(name) for name in sites.names] or [MISSING], np.int64)
     known = (blocks["module"] == MISSING) & (sites.modules != MISSING)
     blocks["module"][known] = codes[sites.modules[known]]
     blocks["line"] = sites.lines
-    return replace(timeline, blocks=Rows(BLOCKS, blocks), lines=sites.places)
+    return replace(timeline, blocks=Rows(BLOCKS, blocks), texts=texts.all(), lines=sites.places)
 
 
 def memory_phases(trace: Trace, timeline: MemoryTimeline) -> Phases:
@@ -212,8 +214,9 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     rows = _once(tensors, rows)
     addresses = tensors["address"][rows]
     blocks = {name: timeline.blocks[name].copy() for name in timeline.blocks}
+    pool = _Texts(timeline.texts)
     texts = {
-        name: np.array([_code(recorded, source.text(int(code))) for code in tensors[name][rows]], np.int32)
+        name: np.array([pool.code(source.text(int(code))) for code in tensors[name][rows]], np.int32)
         for name in ("name", "module")
     }
     category = tensors["category"][rows]
@@ -246,9 +249,8 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
         "address": addresses[new],
         "category": category[new],
         "known_by": np.full(len(new), KnownBy.ADDRESS, np.uint8),
-        **{name: values[new] for name, values in texts.items()},
     }
-    filled = Rows(BLOCKS, further)
+    filled = Rows(BLOCKS, further | {name: values[new] for name, values in texts.items()})
     held = int(size.sum())
     notes = list(timeline.notes)
     if held > timeline.unseen_bytes:
@@ -258,6 +260,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     return replace(
         timeline,
         blocks=Rows(BLOCKS, {name: np.concatenate((filled[name], blocks[name])) for name in blocks}),
+        texts=pool.all(),
         unseen_bytes=max(0, timeline.unseen_bytes - held),
         notes=tuple(notes),
     )
@@ -284,27 +287,27 @@ def with_graph(trace: Trace, recorded: Trace) -> Trace:
 
 
 def _detail_with_graph(trace: Trace) -> Trace:
-    recorded = trace.detail
-    assert recorded is not None
-    return Trace(
-        source=recorded.source,
-        strings=recorded.strings,
-        rows=recorded.rows,
-        recorded=recorded.recorded,
-        op_graph=trace.op_graph,
-    )
+    assert trace.detail is not None
+    return replace(trace.detail, op_graph=trace.op_graph)
 
 
-def _code(trace: Trace, text: str) -> int:
-    """The code of ``text`` in the trace's strings, which grow by it if it is new; ``MISSING`` for none."""
-    if not text:
-        return MISSING
-    codes = trace.fact(_string_codes)
-    if text not in codes:
-        codes[text] = len(trace.strings)
-        trace.strings.append(text)
-    return codes[text]
+class _Texts:
+    """Codes of texts in a pool that may grow; the pool it began with stays as it is."""
 
+    def __init__(self, known: Sequence[str]) -> None:
+        self._known = known
+        self._codes = {text: code for code, text in enumerate(known)}
+        self._added: list[str] = []
 
-def _string_codes(trace: Trace) -> dict[str, int]:
-    return {text: code for code, text in enumerate(trace.strings)}
+    def code(self, text: str) -> int:
+        """The code of ``text``, a new one if need be; ``MISSING`` for none."""
+        if not text:
+            return MISSING
+        code = self._codes.setdefault(text, len(self._known) + len(self._added))
+        if code == len(self._known) + len(self._added):
+            self._added.append(text)
+        return code
+
+    def all(self) -> Sequence[str]:
+        """The pool with the texts that were added."""
+        return (*self._known, *self._added) if self._added else self._known

@@ -206,7 +206,7 @@ def _place(trace: Trace, timeline: MemoryTimeline, rows: Int64, held: Int64, per
     return GrowingPlace(
         line=None if line == MISSING else timeline.lines[line],
         op=asking_op(trace, int(blocks["op"][largest])),
-        module=trace.text(module) or None,
+        module=timeline.text(module) or None,
         category=MemoryCategory(int(blocks["category"][largest])),
         bytes_per_step=per_step,
         held_bytes=held,

@@ -76,7 +76,7 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
     rows = timeline.alive_at(position)
     blocks, recorded = timeline.blocks, timeline.of(trace)
     size, counts = blocks["bytes"][rows], blocks["count"][rows]
-    modules = [recorded.text(int(code)) or None for code in blocks["module"][rows]]
+    modules = [timeline.text(int(code)) or None for code in blocks["module"][rows]]
 
     def by(
         owners: Sequence[str | SourceLine | None], members: Sequence[str | None] | None = None

@@ -210,7 +210,7 @@ def _maker(trace: Trace, peak: PeakHolders) -> str | None:
     """Name of the block that made the peak: the instruction of a program."""
     blocks = peak.timeline.blocks
     making = np.flatnonzero((blocks["start"] == peak.position) & ~blocks["before"])
-    return peak.timeline.of(trace).text(int(blocks["name"][making[-1]])) or None if len(making) else None
+    return peak.timeline.text(int(blocks["name"][making[-1]])) or None if len(making) else None
 
 
 def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
@@ -248,9 +248,9 @@ def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:
 
 def _block_name(trace: Trace, timeline: MemoryTimeline, row: int, *, is_large: bool) -> str | None:
     """Of a block: its tensor or instruction, else its module, else, of a large one, the op that asked for it."""
-    blocks, recorded = timeline.blocks, timeline.of(trace)
-    texts = (recorded.text(int(blocks[name][row])) for name in ("name", "module"))
-    op = asking_op(recorded, int(blocks["op"][row])) if is_large else None
+    blocks = timeline.blocks
+    texts = (timeline.text(int(blocks[name][row])) for name in ("name", "module"))
+    op = asking_op(timeline.of(trace), int(blocks["op"][row])) if is_large else None
     return next(filter(None, texts), op)
 
 

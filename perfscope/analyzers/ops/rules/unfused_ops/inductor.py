@@ -12,7 +12,7 @@ from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
-from perfscope.analyzers.plans.time import PlanWork, bytes_ns, plan_works
+from perfscope.analyzers.plans.time import PlanWork, plan_works
 from perfscope.analyzers.time.compiled_regions import compiled_rows
 from perfscope.analyzers.time.spans import work_time
 from perfscope.analyzers.time.steps import per_step, whole_ns
@@ -273,7 +273,7 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
             places[place, apart.refusal.reason].append(apart)
         for (place, reason), pairs in places.items():
             moved = sum(one.graph.calls * one.saved_bytes for one in pairs)
-            saved = bytes_ns(target, moved)
+            saved = round(bytes_ns(target.device, moved))
             if not saved or saved < MIN_SHARE * whole:
                 continue
             means = fusion_reason(reason)
