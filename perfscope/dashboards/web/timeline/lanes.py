@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.compare.runs.keys import work_class
-from perfscope.analyzers.memory.timelines import memory_timelines
+from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.dashboards.web.timeline.palette import OF_CLASS, Category, op_category
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace

@@ -156,19 +156,19 @@ def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> di
     blocks = [_block(trace, timeline, row)[: len(BLOCK_HEADS)] for row in rows[:MOST_HOLDERS]]
     made = {
         "blocks": {**table(BLOCK_HEADS, blocks), "left": max(0, len(rows) - MOST_HOLDERS)},
-        "modules": _holders(peak.by_module),
-        "lines": _holders(peak.by_line),
-        "ops": _holders(peak.by_op),
-        "categories": _holders(peak.by_category),
+        "modules": _holders(peak.by_module, peak.bytes),
+        "lines": _holders(peak.by_line, peak.bytes),
+        "ops": _holders(peak.by_op, peak.bytes),
+        "categories": _holders(peak.by_category, peak.bytes),
     }
     return {name: held for name, held in made.items() if held["rows"]}
 
 
-def _holders(found: Sequence[Holder]) -> dict[str, Any]:
+def _holders(found: Sequence[Holder], total: int) -> dict[str, Any]:
     rows = [
         [
             sanitize(one.name or "", TEXT_CHARS) if one.line is None or one.name is None else line_text(one.line),
-            one.bytes, one.share, one.blocks, one.members,
+            one.bytes, one.bytes / total if total else 0.0, one.blocks, one.members,
         ]
         for one in found
     ]  # fmt: skip
