@@ -10,7 +10,7 @@ from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import program_labels
-from perfscope.analyzers.ops.rules.unfused_ops.plan import pairs_apart
+from perfscope.analyzers.ops.rules.unfused_ops.inductor import pairs_apart
 from perfscope.analyzers.plans.exchanges import ExchangeSummary, exchange_summary
 from perfscope.analyzers.plans.time import GraphWork, PlanWork, Work, plan_works
 from perfscope.analyzers.predict import Estimate, estimate
