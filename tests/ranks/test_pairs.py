@@ -16,7 +16,7 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.job import locals_of
 from perfscope.analyzers.ranks.matching import Clocks, kinds_of, pair
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
-from perfscope.analyzers.readers.kineto.messages import peer_in_group
+from perfscope.analyzers.readers.kineto.process_groups import peer_in_group
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.readers.run.peers import CARRIED, DIFFERS, carry_peers
 from perfscope.analyzers.sections.collectives import collectives_section

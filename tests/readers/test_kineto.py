@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.ranks.job import locals_of
 from perfscope.analyzers.readers import file_bytes
+from perfscope.analyzers.readers.columns import innermost, nesting_order, parents
 from perfscope.analyzers.readers.file_bytes import open_bytes
-from perfscope.analyzers.readers.kineto import decode, document, workers
+from perfscope.analyzers.readers.kineto import decode, document
+from perfscope.analyzers.readers.kineto import decode as workers
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.kineto.shard import EXACT_BELOW_US, floats_to_ns, text_to_ns
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, CallKind, CopyKind, SliceKind, Trace
 

@@ -18,11 +18,11 @@ from perfscope.__main__ import main
 from perfscope.analyzers.readers import pickle_machine
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.pickle_machine import PickleMachine
-from perfscope.analyzers.readers.torch_memory import entries as entries_module
-from perfscope.analyzers.readers.torch_memory.entries import NUMBERS, Entries, decode_numbers
+from perfscope.analyzers.readers.torch_memory import history as entries_module
+from perfscope.analyzers.readers.torch_memory.history import NUMBERS, Entries, decode_numbers
 from perfscope.analyzers.readers.torch_memory.machine import Machine
 from perfscope.analyzers.readers.torch_memory.reader import read
-from perfscope.analyzers.readers.torch_memory.stacks import Stacks
+from perfscope.analyzers.readers.torch_memory.state import Stacks
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, TraceBuilder
 from tests.conftest import corpus_files

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfscope.analyzers.readers.nesting import nesting_order
+from perfscope.analyzers.readers.columns import nesting_order
 from perfscope.dashboards.export.events import Events
 from perfscope.dashboards.export.lanes import lanes, sequence
 from perfscope.dashboards.export.tracks import Tracks

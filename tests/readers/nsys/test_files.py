@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.readers.load import load, load_path
-from perfscope.analyzers.readers.nsys import export as export_module
+from perfscope.analyzers.readers.nsys import reader as export_module
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
 from perfscope.analyzers.readers.run import reader as reader
 from perfscope.model.documents.run import PROCESS_FILE, RUN_FILE, Capture, Process, Run, dump

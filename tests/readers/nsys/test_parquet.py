@@ -111,7 +111,7 @@ def test_without_pyarrow_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.
     def absent(name: str) -> object:
         raise ImportError(name)
 
-    monkeypatch.setattr("perfscope.analyzers.readers.nsys.folder.importlib.import_module", absent)
+    monkeypatch.setattr("perfscope.analyzers.readers.nsys.reader.importlib.import_module", absent)
     with pytest.raises(DataError, match="pip install pyarrow"):
         nsys_reader.read(folder)
     assert importlib.import_module is absent

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.torch_log.collect import read_records as read_bytes
+from perfscope.analyzers.readers.torch_log.reader import read_records as read_bytes
 from perfscope.model.compile_log import CompileLog
 from tests.session.programs import environment
 

@@ -11,8 +11,7 @@ import pytest
 
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.torch_log.reader import read_log
-from perfscope.analyzers.readers.torch_log.records import Reader
-from perfscope.analyzers.readers.torch_log.text import places_of
+from perfscope.analyzers.readers.torch_log.records import Reader, places_of
 from perfscope.model.compile_log import CompileLog
 from tests.readers.torch_log.logs import record, tlparse
 from tests.readers.torch_log.test_corpus import agrees

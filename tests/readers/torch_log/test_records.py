@@ -9,8 +9,8 @@ import pytest
 
 from perfscope.analyzers.readers.torch_log.breaks import clean_guard
 from perfscope.analyzers.readers.torch_log.graph_text import parse as graph_of
-from perfscope.analyzers.readers.torch_log.output_code import parse as code_of
 from perfscope.analyzers.readers.torch_log.reader import read_log
+from perfscope.analyzers.readers.torch_log.unit import parse as code_of
 from perfscope.model.compile_log import CodeLine, Recompile
 from tests.readers.torch_log.logs import LogText, log_of
 

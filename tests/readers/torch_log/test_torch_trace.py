@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load, load_path
 from perfscope.analyzers.readers.torch_log import records
-from perfscope.analyzers.readers.torch_log.collect import read_records as read_bytes
 from perfscope.analyzers.readers.torch_log.reader import read_log, sniff
+from perfscope.analyzers.readers.torch_log.reader import read_records as read_bytes
 from perfscope.model.errors import DataError
 from tests.readers.torch_log.logs import LogText, log_of
 
@@ -304,11 +304,12 @@ def test_a_huge_payload_nobody_needs_is_not_held(tmp_path: Path) -> None:
 
 
 def test_more_than_the_limit_is_counted_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfscope.analyzers.readers.torch_log import collect, compiles, timing
+    from perfscope.analyzers.readers.torch_log import compiles
+    from perfscope.analyzers.readers.torch_log import reader as torch_log_reader
 
-    for module, name in ((compiles, "MAX_COMPILES"), (collect, "MAX_COMPILES"), (timing, "MAX_SPANS")):
+    for module, name in ((compiles, "MAX_COMPILES"), (torch_log_reader, "MAX_COMPILES"), (compiles, "MAX_SPANS")):
         monkeypatch.setattr(module, name, 3)
-    monkeypatch.setattr(collect, "MAX_KINDS", 3)
+    monkeypatch.setattr(torch_log_reader, "MAX_KINDS", 3)
     log = LogText()
     for number in range(6):
         log.at(number).start(("/u/a.py", 4, "f")).event(f"p{number}", "X", 10 * number, dur=5.0).add(f"kind{number}")

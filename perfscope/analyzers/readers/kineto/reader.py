@@ -29,10 +29,10 @@ import numpy as np
 
 from perfscope.analyzers.readers import cache
 from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.kineto.decode import decode_all
 from perfscope.analyzers.readers.kineto.document import Head, locate
 from perfscope.analyzers.readers.kineto.process_groups import complete_groups
 from perfscope.analyzers.readers.kineto.tables import Tables
-from perfscope.analyzers.readers.kineto.workers import decode_all
 from perfscope.model.errors import DataError
 from perfscope.model.trace import CallKind, Trace, TraceBuilder
 

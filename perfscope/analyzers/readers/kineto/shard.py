@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.readers.builder import ColumnBuffer, Columns
+from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
 from perfscope.analyzers.readers.kineto.categories import CATEGORIES, Group
 from perfscope.analyzers.readers.kineto.events import (
     NO_ARGS,
@@ -27,7 +27,7 @@ from perfscope.analyzers.readers.kineto.events import (
     Metadata,
     Span,
 )
-from perfscope.analyzers.readers.kineto.messages import OPERATION_OF, table_of
+from perfscope.analyzers.readers.kineto.process_groups import OPERATION_OF, table_of
 from perfscope.model.trace.columns import MISSING, Array
 
 # Microseconds of a trace to integer nanoseconds, exactly.

@@ -7,12 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns, Lookup, join_columns, reorder
+from perfscope.analyzers.readers.columns import (
+    Columns,
+    Lookup,
+    innermost,
+    join_columns,
+    nesting_order,
+    parents,
+    reorder,
+)
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.kineto.document import Head
-from perfscope.analyzers.readers.kineto.messages import peers_of_spans
+from perfscope.analyzers.readers.kineto.process_groups import peers_of_spans
 from perfscope.analyzers.readers.kineto.shard import Shard
-from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
 from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 

@@ -15,9 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns, join_columns
-from perfscope.analyzers.readers.nsys.database import NULL
-from perfscope.analyzers.readers.nsys.session import Session, distinct_rows, nullable, process_of
+from perfscope.analyzers.readers.columns import Columns, join_columns
+from perfscope.analyzers.readers.nsys.database import NULL, Session, distinct_rows, nullable, process_of
 from perfscope.model.trace.columns import Array
 
 _METRICS = "TARGET_INFO_GPU_METRICS"

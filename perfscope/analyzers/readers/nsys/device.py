@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns, join_columns
+from perfscope.analyzers.readers.columns import Columns, join_columns
 from perfscope.analyzers.readers.nsys import names
-from perfscope.analyzers.readers.nsys.database import NULL
-from perfscope.analyzers.readers.nsys.session import Session, distinct_rows, nullable, pid_of
+from perfscope.analyzers.readers.nsys.database import NULL, Session, distinct_rows, nullable, pid_of
 from perfscope.model.trace import CopyKind, HostMemory
 from perfscope.model.trace.columns import MISSING, Array
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.readers.builder import Columns
+from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.hlo.program import program_trace

@@ -7,15 +7,12 @@ from collections import defaultdict
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns, Lookup, reorder
+from perfscope.analyzers.readers.columns import Columns, Lookup, innermost, nesting_order, parents, reorder
 from perfscope.analyzers.readers.kineto import categories
-from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
-from perfscope.analyzers.readers.nsys import nccl
-from perfscope.analyzers.readers.nsys.database import NULL
+from perfscope.analyzers.readers.nsys import host
+from perfscope.analyzers.readers.nsys.database import NULL, Session, distinct_rows, pid_of
 from perfscope.analyzers.readers.nsys.device import products
-from perfscope.analyzers.readers.nsys.host import OWN_LANE
-from perfscope.analyzers.readers.nsys.session import Session, distinct_rows, pid_of
-from perfscope.analyzers.readers.nsys.steps import Steps, find_steps
+from perfscope.analyzers.readers.nsys.host import OWN_LANE, Steps, find_steps
 from perfscope.model.trace import TABLES, CallKind, MemoryAction, Rows, SliceKind
 from perfscope.model.trace.columns import MISSING, Array
 
@@ -235,7 +232,7 @@ class Tables:
         reorder(columns, np.argsort(columns["time_ns"], kind="stable"))
         self._table("memory", columns)
 
-    def _messages(self, rows: Array, fields: list[dict[str, int]]) -> dict[int, nccl.Message]:
+    def _messages(self, rows: Array, fields: list[dict[str, int]]) -> dict[int, host.Message]:
         """Communication kernel -> what NCCL's own ranges say it moved."""
         kernels, calls, slices = self.rows["kernels"], self.rows["calls"], self.rows["slices"]
         linked = rows[kernels["call"][rows] != MISSING]
@@ -243,12 +240,12 @@ class Tables:
             return {}
         codes = [code for code in np.unique(slices["name"]).tolist() if self._pool.strings[code].startswith("nccl")]
         ranges = np.flatnonzero(np.isin(slices["name"], codes) & (self._lane == 0))
-        found: dict[int, nccl.Message] = {}
+        found: dict[int, host.Message] = {}
         threads = calls["thread"][kernels["call"][linked]]
         for thread in np.unique(threads).tolist():
             own = ranges[slices["thread"][ranges] == thread].tolist()
             told = [
-                nccl.Call(
+                host.Call(
                     name=self._pool.strings[slices["name"][row]],
                     start_ns=int(slices["start_ns"][row]),
                     end_ns=int(slices["end_ns"][row]),
@@ -258,7 +255,7 @@ class Tables:
             ]
             launched = linked[threads == thread]
             begun = calls["start_ns"][kernels["call"][launched]]
-            found |= nccl.messages(told, zip(begun.tolist(), launched.tolist(), strict=True), self._ranks)
+            found |= host.messages(told, zip(begun.tolist(), launched.tolist(), strict=True), self._ranks)
         return found
 
     def _asked(self, rows: Array) -> dict[int, str]:

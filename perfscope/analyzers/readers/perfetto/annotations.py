@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import ColumnBuffer, Columns
+from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
 from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.analyzers.readers.perfetto.state import ARGUMENT_NAMES, TEXTS, Sequences, codes_of_fields
 from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, walk

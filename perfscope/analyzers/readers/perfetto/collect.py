@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.hlo.protos import decode
-from perfscope.analyzers.readers.builder import ColumnBuffer
+from perfscope.analyzers.readers.columns import ColumnBuffer
 from perfscope.analyzers.readers.perfetto.annotations import Annotations
 from perfscope.analyzers.readers.perfetto.state import (
     CATEGORIES,

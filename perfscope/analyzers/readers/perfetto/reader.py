@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns
+from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.analyzers.readers.perfetto.collect import BEGIN, COMPLETE, COUNTER, END, INSTANT, Collector

@@ -7,9 +7,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import Columns, Lookup, join_columns, reorder
+from perfscope.analyzers.readers.columns import (
+    Columns,
+    Lookup,
+    innermost,
+    join_columns,
+    nesting_order,
+    parents,
+    reorder,
+)
 from perfscope.analyzers.readers.kineto import categories
-from perfscope.analyzers.readers.nesting import innermost, nesting_order, parents
 from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.analyzers.readers.perfetto.annotations import Arguments
 from perfscope.analyzers.readers.perfetto.collect import COUNTER, INSTANT, Collector

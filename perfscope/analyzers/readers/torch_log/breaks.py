@@ -15,8 +15,15 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS, CorruptRecordError, Record, decode
-from perfscope.analyzers.readers.torch_log.text import clean, headline, places_of
+from perfscope.analyzers.readers.torch_log.records import (
+    MAX_ITEMS,
+    CorruptRecordError,
+    Record,
+    clean,
+    decode,
+    headline,
+    places_of,
+)
 from perfscope.analyzers.readers.torch_log.unit import Unit
 from perfscope.model.compile_log import CodeLine, GraphBreak
 

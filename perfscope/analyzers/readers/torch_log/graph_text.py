@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import re
 
-from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS
-from perfscope.analyzers.readers.torch_log.text import clean
+from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS, clean
 from perfscope.analyzers.readers.torch_log.unit import GraphText
 from perfscope.model.compile_log import CodeLine, GraphNode
 

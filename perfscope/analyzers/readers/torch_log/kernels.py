@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from perfscope.analyzers.readers.torch_log.output_code import Call, Code
-from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS, Record, decode
-from perfscope.analyzers.readers.torch_log.text import clean, places_of
-from perfscope.analyzers.readers.torch_log.unit import Section, Unit
+from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS, Record, clean, decode, places_of
+from perfscope.analyzers.readers.torch_log.unit import Call, Code, Section, Unit
 from perfscope.model.compile_log import CodeLine, CompiledKernel, Direction, GraphNode
 
 MAX_NODES_OF_KERNEL = 4096

@@ -6,16 +6,368 @@ anything ran. Configurations, environments, runnable graphs and values that guar
 
 from __future__ import annotations
 
+import mmap
 import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from perfscope.analyzers.readers.file_bytes import open_bytes
-from perfscope.analyzers.readers.torch_log import records
-from perfscope.analyzers.readers.torch_log.collect import read_records as read_records
-from perfscope.model.compile_log import CompileLog
+from perfscope.analyzers.readers.torch_log import breaks, compiles, graph_text, kernels, records
+from perfscope.analyzers.readers.torch_log import breaks as recompiles
+from perfscope.analyzers.readers.torch_log import compiles as caches
+from perfscope.analyzers.readers.torch_log import unit as output_code
+from perfscope.analyzers.readers.torch_log.compiles import Phases, WallClock
+from perfscope.analyzers.readers.torch_log.records import (
+    MAX_COMPILES,
+    MAX_KERNELS,
+    MAX_KINDS,
+    MAX_NODES,
+    CorruptRecordError,
+    Reader,
+    Record,
+    Strings,
+    clean,
+    decode,
+)
+from perfscope.analyzers.readers.torch_log.unit import GraphText, Section, Unit
+from perfscope.model.compile_log import CodeLine, CompileLog, Direction, Graph, GraphBreak, Recompile
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
+
+# Takes the records of a log one by one, each kind to what understands it.
+
+
+PASSED_OVER = frozenset(
+    {
+        "describe_storage",
+        "describe_tensor",
+        "describe_source",
+        "dynamo_cpp_guards_str",
+        "dynamo_guards",
+        "guard_added",
+        "guard_added_fast",
+        "expression_created",
+        "create_unbacked_symbol",
+        "propagate_real_tensors",
+        "propagate_real_tensors_provenance",
+        "symbolic_shape_specialization",
+        "aot_joint_graph",
+        "aot_inference_graph_after_hop_passes",
+        "inductor_pre_grad_graph",
+        "optimize_ddp_split_graph",
+        "optimize_ddp_split_child",
+        "compiled_autograd_graph",
+        "compilation_metrics_runtime",
+        "graph_dump",
+        "exported_program",
+        "export",
+        "dump_file",
+        "link",
+        "missing_fake_kernel",
+        "mismatched_fake_kernel",
+    }
+)
+"""Kinds that are known and hold nothing the model needs (guards and programs of the user among them)."""
+
+_AOT: dict[str, Direction] = {
+    "aot_forward_graph": "forward",
+    "aot_backward_graph": "backward",
+    "aot_inference_graph": "inference",
+}
+_POST_GRAD = {"inductor_post_grad_graph": True, "after_post_grad_graph": False, "after_recompile_post_grad": False}
+"""Names of the graph after inductor's passes, as kind or as artifact; true: nothing comes after it."""
+_MAPPINGS = ("inductor_provenance_tracking_node_mappings", "inductor_triton_kernel_to_post_grad_nodes")
+
+
+class _Version(msgspec.Struct):
+    pytorch_version: str | None = None
+
+
+class Collector:
+    """Takes records one by one."""
+
+    def __init__(self) -> None:
+        self.units = compiles.Units()
+        self.phases = Phases()
+        self.clock = WallClock()
+        self.strings = Strings()
+        self.breaks: list[tuple[Unit, GraphBreak]] = []
+        self.recompiles: list[tuple[Unit, tuple[str, ...], CodeLine | None, int | None]] = []
+        self.unknown: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+        self.rank: int | None = None
+        self.version: str | None = None
+        self.has_provenance = False
+        self._nodes = 0
+        self._kinds: dict[str, Callable[[Record], None]] = {
+            "chromium_event": self._chromium,
+            "str": self._string,
+            "dynamo_start": self._start,
+            "dynamo_output_graph": self._traced,
+            "compilation_metrics": self._metrics,
+            "bwd_compilation_metrics": self._backward,
+            "create_symbol": self._symbol,
+            "inductor_output_code": self._code,
+            "artifact": self._artifact,
+            **dict.fromkeys(_AOT, self._aot),
+            **dict.fromkeys(_POST_GRAD, self._post_grad),
+        }
+
+    def take(self, record: Record) -> None:
+        """Note what a record says; ``DamagedError`` if its content is not what its kind has."""
+        if self.rank is None:
+            self.rank = record.envelope.rank
+        use = self._kinds.get(record.kind)
+        if use is not None:
+            use(record)
+        elif record.kind not in PASSED_OVER:
+            name = clean(record.kind, 80)
+            self.unknown[name if name in self.unknown or len(self.unknown) < MAX_KINDS else "others"] += 1
+
+    def _now(self, record: Record) -> int | None:
+        return self.clock.epoch_ns(record.written)
+
+    def _chromium(self, record: Record) -> None:
+        at = self.phases.add(record)
+        if at is not None:
+            self.clock.learn(record.written, at)
+
+    def _string(self, record: Record) -> None:
+        text, number = decode(record.body, tuple[str, int])
+        self.strings.add(text, number)
+
+    def _start(self, record: Record) -> None:
+        unit = self.units.begin(record)
+        if unit is not None:
+            compiles.start(unit, record, self.strings, self._now(record))
+
+    def _traced(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is not None:
+            unit.traced_graphs += 1
+
+    def _metrics(self, record: Record) -> None:
+        unit = compiles.end(self.units, record)
+        if unit is not None:
+            self.version = compiles.metrics(unit, record) or self.version
+
+    def _backward(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is not None:
+            compiles.backward_metrics(unit, record)
+
+    def _symbol(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is not None:
+            compiles.symbol(unit, record)
+
+    def _aot(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is not None:
+            graph = self._graph(record)
+            if graph is not None:
+                unit.aot[_AOT[record.kind]] = graph
+
+    def _graph(self, record: Record) -> GraphText | None:
+        graph = graph_text.parse(record.payload().decode("utf-8", "replace"))
+        self._nodes += len(graph.nodes)
+        if self._nodes > MAX_NODES:
+            self.left_out["graphs beyond the limit"] += 1
+            return None
+        return graph
+
+    def _post_grad(self, record: Record) -> None:
+        unit = self.units.of(record)
+        graph = self._graph(record) if unit is not None else None
+        if unit is None or graph is None:
+            return
+        final = _POST_GRAD[record.name or record.kind]
+        section = unit.section
+        if section is None or section.code is not None or (section.graph is not None and section.final >= final):
+            section = Section()
+            unit.sections.append(section)
+        section.graph, section.final = graph, final
+        if graph_text.is_backward(graph):
+            section.direction = "backward"
+
+    def _code(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is None:
+            return
+        code = output_code.parse(record.payload().decode("utf-8", "replace"))
+        if not code.is_python:
+            self.left_out["output codes that are no Python"] += 1
+        section = unit.section
+        if section is None or section.code is not None:
+            section = Section()
+            unit.sections.append(section)
+        section.code = code
+        section.direction = code.direction or section.direction
+
+    def _artifact(self, record: Record) -> None:
+        name = record.name
+        if name == "torch_version":
+            said = decode(record.payload(), _Version).pytorch_version
+            self.version = clean(said, 100) if said else self.version
+        elif name == "recompile_reasons":
+            self._recompiled(record)
+        elif name == "dynamo_graph_break_reason":
+            self._broke(record)
+        elif name in _POST_GRAD:
+            self._post_grad(record)
+        elif caches.is_cache(name):
+            unit = self.units.of(record)
+            if unit is not None:
+                caches.record_cache_answer(unit, record)
+        else:
+            self._of_kernels(record)
+
+    def _of_kernels(self, record: Record) -> None:
+        if record.name not in (*_MAPPINGS, "inductor_provenance_tracking_kernel_stack_traces", "triton_kernel_info"):
+            return
+        unit = self.units.of(record)
+        section = unit.section if unit is not None else None
+        if section is None:
+            return
+        if record.name in _MAPPINGS:
+            kernels.mappings(section, record)
+            self.has_provenance = True
+        elif record.name == "triton_kernel_info":
+            kernels.triton_info(section, record)
+        else:
+            kernels.stack_traces(section, record)
+
+    def _recompiled(self, record: Record) -> None:
+        unit = self.units.begin(record)
+        if unit is None:
+            return
+        if len(self.recompiles) >= MAX_COMPILES:
+            self.left_out["recompilations beyond the limit"] += 1
+            return
+        self.recompiles.append((unit, *recompiles.failed_guards(record), self._now(record)))
+
+    def _broke(self, record: Record) -> None:
+        unit = self.units.of(record)
+        if unit is None:
+            unit = Unit("")  # torch.export has no compile id
+        unit.breaks += 1
+        if len(self.breaks) >= MAX_COMPILES:
+            self.left_out["graph breaks beyond the limit"] += 1
+            return
+        found = breaks.parse_break(record.payload().decode("utf-8", "replace"), unit, self._now(record))
+        self.breaks.append((unit, found))
+
+
+# What was collected from a log, as the model of it.
+
+
+def read_records(data: bytes | mmap.mmap, path: str) -> CompileLog:
+    """The log in ``data``. What is corrupt is counted and left out; nothing in it makes this raise."""
+    reader = Reader(data)
+    collector = Collector()
+    damaged = 0
+    for record in reader:
+        try:
+            collector.take(record)
+        except CorruptRecordError:
+            damaged += 1
+    return _log(collector, path, reader.records - damaged, reader.corrupt + damaged)
+
+
+def _log(collector: Collector, path: str, records: int, corrupt: int) -> CompileLog:
+    units = collector.units.all
+    compiles.name_by_frame(units)
+    phases = collector.phases.finish()
+    left_out = Counter(collector.left_out) + collector.phases.left_out
+    if collector.units.beyond:
+        left_out["records of compilations beyond the limit"] = collector.units.beyond
+    unsaid = [found for unit in units if (found := breaks.failure_break(unit)) is not None]
+    if not collector.breaks:
+        unsaid.extend(breaks.restart_breaks(units))
+    made = [kernel for unit in units for section in unit.sections for kernel in kernels.build(unit, section)]
+    if len(made) > MAX_KERNELS:
+        left_out["kernels beyond the limit"] = len(made) - MAX_KERNELS
+    return CompileLog(
+        path=path,
+        rank=collector.rank,
+        torch_version=collector.version,
+        compiles=tuple(unit.build() for unit in units),
+        breaks=(*_with_skips(collector.breaks), *unsaid),
+        recompiles=tuple(_recompiles(collector)),
+        graphs=tuple(graph for unit in units for graph in _graphs(unit)),
+        kernels=tuple(made[:MAX_KERNELS]),
+        phases=phases,
+        records=records,
+        corrupt=corrupt,
+        unknown=dict(collector.unknown),
+        left_out=dict(left_out),
+        has_provenance=collector.has_provenance,
+    )
+
+
+def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
+    """Breaks, with those marked that left their frame without code: the text does not say it before torch 2.9."""
+    for unit, one in found:
+        yield replace(one, skipped_frame=True) if unit.has_code is False else one
+
+
+def _recompiles(collector: Collector) -> Iterator[Recompile]:
+    """Those with a record of why; in a log without any such record those whose id says that they are not the first."""
+    for unit, reasons, guard_place, time_ns in collector.recompiles:
+        yield _recompile(unit, reasons, guard_place, time_ns)
+    if collector.recompiles:
+        return
+    for unit in collector.units.all:
+        if (unit.started or unit.finished) and not unit.compile_id.endswith("/0") and "/" in unit.compile_id:
+            yield _recompile(unit, (), None, unit.start_ns)
+
+
+def _recompile(unit: Unit, reasons: tuple[str, ...], guard_place: CodeLine | None, time_ns: int | None) -> Recompile:
+    return Recompile(
+        compile_id=unit.compile_id,
+        function=unit.function,
+        place=unit.place,
+        reasons=reasons,
+        guard_place=guard_place,
+        time_ns=time_ns,
+    )
+
+
+def _graphs(unit: Unit) -> Iterator[Graph]:
+    """Graphs after inductor's passes; AOT autograd's where a pass has no other.
+
+    AOT autograd's partitioner copies nodes of the joint graph with their names into the forward and the backward:
+    a node that both define is computed twice. Inductor's passes come later and keep the names of what they leave.
+    """
+    found = [(unit.direction_of(section), section.graph, True) for section in unit.sections if section.graph]
+    shown: set[Direction] = {direction for direction, _, _ in found}
+    found.extend((direction, graph, False) for direction, graph in unit.aot.items() if direction not in shown)
+    twice = _twice(unit)
+    for direction, graph, after_passes in found:
+        yield Graph(
+            compile_id=unit.compile_id,
+            direction=direction,
+            nodes=graph.nodes,
+            recomputed=tuple(node.name for node in graph.nodes if (node.name, node.op) in twice)
+            if direction == "backward"
+            else (),
+            inputs=graph.inputs,
+            outputs=graph.outputs,
+            after_passes=after_passes,
+        )
+
+
+def _twice(unit: Unit) -> set[tuple[str, str]]:
+    """Nodes that AOT autograd's forward and backward graphs both define, by name and op."""
+    forward, backward = unit.aot.get("forward"), unit.aot.get("backward")
+    if forward is None or backward is None:
+        return set()
+    return {(node.name, node.op) for node in forward.nodes} & {(node.name, node.op) for node in backward.nodes}
+
 
 FORMAT = "torch_trace"
 

@@ -2,10 +2,143 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
-from perfscope.analyzers.readers.torch_log.output_code import Code
-from perfscope.model.compile_log import CacheResult, CodeLine, Compile, Direction, GraphNode
+from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS
+from perfscope.model.compile_log import CacheResult, CodeLine, Compile, Direction, GraphNode, KernelBackend
+
+# Inductor's output code: which kernels and library calls its ``call`` makes, and of which nodes they are.
+#
+# Only names are read: of definitions (``x = async_compile.triton('x', ...``), of calls, and in inductor's comments.
+# The code is never run.
+
+
+_AOT_ID = re.compile(r"# AOT ID: \['[^']*?_(forward|backward|inference)'\]")
+_DEFINED = re.compile(r"([A-Za-z_]\w{0,511}) = async_compile\.(\w{1,40})\((?:\s*'([\w.]{1,511})')?")
+_RUN = re.compile(r"\s+(?:\w+ = )?([A-Za-z_]\w{0,511})\.run\(")
+_CALLED = re.compile(r"\s+(?:\w+ = )?([A-Za-z_]\w{0,511})\(")
+_EXTERN = re.compile(r"\s+(?:\w+ = )?(extern_kernels\.\w{1,200})\(")
+_FALLBACK = re.compile(r"\s+(?:\w+ = )?(torch\.ops\.[\w.]{1,300}|aten\.[\w.]{1,300})\(")
+_HANDLE = re.compile(r"\s*# \[Provenance debug handles\] (\S{1,600})$")
+_SOURCES = re.compile(r"\s*# (?:Topologically Sorted )?Source Nodes: \[.*?\], Original ATen: \[(.*?)\]")
+_MAPPED = re.compile(r"#   \S.{0,4096}? => (.+)$")
+_FRAGMENT = re.compile(r"#   %(\w{1,511}) .{0,4096}?call_function\[target=(?:torch\.ops\.)?([\w.]{1,300})\]")
+_BACKENDS: dict[str, KernelBackend] = {"triton": "triton", "cpp": "cpp", "cpp_pybinding": "cpp"}
+_GENERIC = "triton_"
+"""What a kernel is called in its own source unless ``triton.unique_kernel_names`` is on."""
+MAX_CALLS = 200_000
+
+
+@dataclass(slots=True)
+class Defined:
+    """A kernel of the code."""
+
+    name: str
+    backend: KernelBackend
+    nodes: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Call:
+    """One place in ``call`` where a kernel or library is called."""
+
+    name: str
+    """The variable or function called; provenance knows it under this name."""
+    backend: KernelBackend
+    handle: str | None = None
+    """``extern_kernels.mm:4``, where inductor numbers its calls."""
+    ops: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Code:
+    """What one output code defines and calls, in order."""
+
+    direction: Direction | None = None
+    defined: dict[str, Defined] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    is_python: bool = True
+    """False: inductor's C++ wrapper, whose calls are not read."""
+
+
+@dataclass(slots=True)
+class _Comments:
+    """The comments that stand before a definition or a call."""
+
+    ops: tuple[str, ...] = ()
+    nodes: dict[str, str | None] = field(default_factory=dict)
+    handles: list[str] = field(default_factory=list)
+
+
+def parse(text: str) -> Code:
+    """Definitions and calls of ``text``."""
+    named = _AOT_ID.search(text[:4096])
+    code = Code(direction=_DIRECTIONS[named[1]] if named else None, is_python="def call(" in text)
+    held = _Comments()
+    quoted = False
+    for line in text.split("\n"):
+        if quoted:  # a kernel's own source
+            quoted = line.count("'''") % 2 == 0
+            continue
+        stripped = line.lstrip()
+        if stripped.startswith("#"):
+            _comment(line, stripped, held)
+            continue
+        if line[:1].isspace():
+            if len(code.calls) < MAX_CALLS and _call(line, code, held):
+                held = _Comments()
+        elif stripped:
+            _define(line, code, held)
+            held = _Comments()
+        quoted = line.count("'''") % 2 == 1
+    return code
+
+
+_DIRECTIONS: dict[str, Direction] = {"forward": "forward", "backward": "backward", "inference": "inference"}
+
+
+def _comment(line: str, stripped: str, held: _Comments) -> None:
+    handle = _HANDLE.match(line)
+    sources = None if handle else _SOURCES.match(line)
+    if handle is not None:
+        held.handles.append(handle[1])
+    elif sources is not None:
+        held.ops = tuple(dict.fromkeys(op.strip() for op in sources[1].split(",") if op.strip()))[:MAX_ITEMS]
+    elif (fragment := _FRAGMENT.match(stripped)) is not None:
+        held.nodes[fragment[1]] = fragment[2]
+    elif (mapped := _MAPPED.match(stripped)) is not None:
+        for name in mapped[1].split(","):
+            held.nodes.setdefault(name.strip(), None)
+
+
+def _define(line: str, code: Code, held: _Comments) -> None:
+    found = _DEFINED.match(line)
+    if found is None:
+        return
+    backend = _BACKENDS.get(found[2], "other")
+    name = found[1]
+    if backend == "triton" and found[3] and found[3] != _GENERIC:
+        name = found[3]
+    ops = tuple(dict.fromkeys(op for op in held.nodes.values() if op)) or held.ops
+    code.defined[found[1]] = Defined(name, backend, tuple(held.nodes), ops)
+
+
+def _call(line: str, code: Code, held: _Comments) -> bool:
+    """Note the call in ``line``; false if there is none."""
+    run = _RUN.match(line) or _CALLED.match(line)
+    if run is not None and run[1] in code.defined:
+        found = Call(run[1], code.defined[run[1]].backend)
+    elif (extern := _EXTERN.match(line) or _FALLBACK.match(line)) is not None:
+        found = Call(extern[1], "extern", ops=held.ops)
+    else:
+        return False
+    # several handles stand together where inductor put a call's comments first: the one of its name is its own
+    own = next((one for one in held.handles if one.rpartition(":")[0] == found.name), None)
+    found.handle = own or (held.handles[0] if len(held.handles) == 1 else None)
+    code.calls.append(found)
+    return True
 
 
 @dataclass(slots=True)

@@ -27,13 +27,11 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.readers.columns import nesting_order, parents
 from perfscope.analyzers.readers.file_bytes import open_bytes
-from perfscope.analyzers.readers.nesting import nesting_order, parents
-from perfscope.analyzers.readers.torch_memory.entries import Entries
-from perfscope.analyzers.readers.torch_memory.history import History, history_of
+from perfscope.analyzers.readers.torch_memory.history import Entries, History, history_of
 from perfscope.analyzers.readers.torch_memory.machine import Machine
-from perfscope.analyzers.readers.torch_memory.stacks import Stacks
-from perfscope.analyzers.readers.torch_memory.state import pool_of, state_of
+from perfscope.analyzers.readers.torch_memory.state import Stacks, pool_of, state_of
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TABLES, Rows, SliceKind, Trace, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array

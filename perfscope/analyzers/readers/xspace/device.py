@@ -14,8 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfscope.analyzers.readers.builder import ColumnBuffer, Columns, Lookup, reorder
-from perfscope.analyzers.readers.nesting import nesting_order, parents
+from perfscope.analyzers.readers.columns import ColumnBuffer, Columns, Lookup, nesting_order, parents, reorder
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
 from perfscope.model.trace import TABLES, CallKind, CopyKind, HostMemory, Rows, TraceBuilder
