@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from perfscope.model.trace import Rows, SliceKind
 from perfscope.model.trace.columns import MISSING, Array
 
 Columns = dict[str, Array]
@@ -206,3 +211,63 @@ def innermost(
         found[left] = parent[found[left]]
         left = left[found[left] != MISSING]
     return found.astype(np.int32)
+
+
+# What readers of recordings derive in the same way: of names, of enclosing spans, of annotations.
+
+
+def of_names(names: Array, strings: Sequence[str], classify: Callable[[str], Any], dtype: Any) -> Array:
+    """``classify(text)`` of each row's name, worked out once for each distinct name; shape (n,)."""
+    if not len(names):
+        return np.empty(0, dtype)
+    places = names + 1  # MISSING is -1; counting is quicker than sorting millions of names
+    used = np.flatnonzero(np.bincount(places))
+    answers = np.zeros(used[-1] + 1, dtype)
+    for place in used.tolist():
+        answers[place] = classify(strings[place - 1] if place else "")
+    found: Array = answers[places]
+    return found
+
+
+def span_around(slices: Rows, thread: Array, start: Array, end: Array) -> Array:
+    """Row of the innermost slice of the thread around each interval, ``MISSING`` where none is; shape (n,)."""
+    return innermost(slices["thread"], slices["start_ns"], slices["end_ns"], slices["parent"], thread, start, end)
+
+
+def parent_of_call(calls: Rows, call: Array) -> Array:
+    """Row of the slice around each call row; ``MISSING`` stays."""
+    return np.where(call == MISSING, MISSING, calls["parent"][call] if len(calls) else MISSING)
+
+
+def op_above(slices: Rows, rows: Array) -> Array:
+    """Innermost op or annotation at or above each slice row; shape (n,), int32."""
+    found = rows.astype(np.int64)
+    while len(slices):
+        climbing = (found != MISSING) & (slices["kind"][np.maximum(found, 0)] > int(SliceKind.ANNOTATION))
+        if not climbing.any():
+            break
+        found[climbing] = slices["parent"][found[climbing]]
+    return found.astype(np.int32)
+
+
+def named_steps(
+    slices: Rows, candidates: Array, strings: Sequence[str], patterns: Iterable[re.Pattern[str]]
+) -> Columns:
+    """Steps from slices whose names have the first pattern that any has, by start; group 1 is the number.
+
+    ``candidates``: rows of slices that may be steps.
+    """
+    names = slices["name"][candidates]
+    for pattern in patterns:
+        numbers = of_names(names, strings, partial(_number, pattern), np.int64)
+        rows = candidates[numbers != MISSING]
+        if len(rows):
+            order = np.argsort(slices["start_ns"][rows], kind="stable")
+            columns = {name: slices[name][rows[order]] for name in ("start_ns", "end_ns", "name")}
+            return {**columns, "number": numbers[numbers != MISSING][order]}
+    return {}
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int:
+    found = pattern.match(name)
+    return MISSING if found is None else int(found[1])

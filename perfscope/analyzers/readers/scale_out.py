@@ -26,7 +26,6 @@ from perfscope.analyzers.readers.load import (
     Task,
     TaskResult,
     Unit,
-    is_remote,
     read_task,
     reader_of,
 )
@@ -279,11 +278,6 @@ def discover_remote(url: str) -> Input:
     """What lies at or below ``url``; errors as of ``remote_units``."""
     units, folder = remote_units(url)
     return Input(path=shown_url(url), units=units, folder=folder)
-
-
-def is_remote_task(task: Task) -> bool:
-    """Whether a task has to be fetched."""
-    return is_remote(task.path if isinstance(task, RunPart) else task)
 
 
 def shown_task(task: Task) -> str:

@@ -10,11 +10,15 @@ import numpy as np
 from perfscope.analyzers.readers.columns import (
     Columns,
     Lookup,
-    innermost,
     join_columns,
+    named_steps,
     nesting_order,
+    of_names,
+    op_above,
+    parent_of_call,
     parents,
     reorder,
+    span_around,
 )
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.kineto.document import Head
@@ -84,14 +88,7 @@ class Tables:
         return threads.setdefault((str(thread[0]), str(thread[1])), len(threads))
 
     def _by_name(self, names: Array, classify: Any, dtype: Any) -> Array:
-        """``classify(text)`` of each row's name, computed once a distinct name."""
-        answers = np.zeros(len(self.strings), dtype)
-        for code in np.flatnonzero(np.bincount(names, minlength=1)).tolist():
-            answer = classify(self.strings[code])
-            if code >= len(answers) or len(self.strings) > len(answers):  # classify may have added a string
-                answers = np.concatenate((answers, np.zeros(len(self.strings) - len(answers), dtype)))
-            answers[code] = answer
-        return answers[names]
+        return of_names(names, self.strings, classify, dtype)
 
     def _table(self, name: str, columns: Columns, *drop: str) -> None:
         kept = {key: values for key, values in columns.items() if key not in drop}
@@ -123,10 +120,7 @@ class Tables:
         self._table("slices", columns)
 
     def _around(self, columns: Columns, start: Array, end: Array) -> Array:
-        slices = self.rows["slices"]
-        return innermost(
-            slices["thread"], slices["start_ns"], slices["end_ns"], slices["parent"], columns["thread"], start, end
-        )
+        return span_around(self.rows["slices"], columns["thread"], start, end)
 
     def _calls(self, columns: Columns) -> None:
         if columns:
@@ -172,8 +166,8 @@ class Tables:
             columns["device"] = np.searchsorted(self._ordinals, columns["device"]).astype(np.int32)
             call = columns["call"] = by_correlation(columns["correlation"])
             op = by_external(columns["external_id"]) if trusted else np.full(len(call), MISSING, np.int32)
-            around = np.where(call == MISSING, MISSING, calls["parent"][call] if len(calls) else MISSING)
-            columns["op"] = np.where(op == MISSING, self._op_above(around), op).astype(np.int32)
+            above = op_above(slices, parent_of_call(calls, call))
+            columns["op"] = np.where(op == MISSING, above, op).astype(np.int32)
             if table == "kernels":
                 columns["communication"] = self._by_name(columns["name"], categories.is_communication, bool)
             else:
@@ -192,18 +186,6 @@ class Tables:
             return True
         known = kernels["external_id"] >= 0
         return bool((kernels["external_id"] != kernels["correlation"])[known].any())
-
-    def _op_above(self, rows: Array) -> Array:
-        """Innermost op or annotation at or above each slice row."""
-        slices = self.rows["slices"]
-        found = rows.astype(np.int64)
-        if not len(slices):
-            return found.astype(np.int32)
-        while True:
-            climbing = (found != MISSING) & (slices["kind"][np.maximum(found, 0)] > int(SliceKind.ANNOTATION))
-            if not climbing.any():
-                return found.astype(np.int32)
-            found[climbing] = slices["parent"][found[climbing]]
 
     def _collectives(self, described: Columns, messages: Columns) -> None:
         kernels, slices = self.rows["kernels"], self.rows["slices"]
@@ -276,16 +258,4 @@ class Tables:
     def _steps(self) -> None:
         slices = self.rows["slices"]
         annotations = np.flatnonzero(slices["kind"] == SliceKind.ANNOTATION)
-        names = slices["name"][annotations]
-        for pattern in categories.STEP_NAMES:
-            numbers = self._by_name(
-                names, lambda name, p=pattern: int(m[1]) if (m := p.match(name)) else MISSING, np.int64
-            )
-            rows = annotations[numbers != MISSING]
-            if len(rows):
-                order = np.argsort(slices["start_ns"][rows], kind="stable")
-                rows = rows[order]
-                columns = {name: slices[name][rows] for name in ("start_ns", "end_ns", "name")}
-                self._table("steps", {**columns, "number": numbers[numbers != MISSING][order]})
-                return
-        self._table("steps", {})
+        self._table("steps", named_steps(slices, annotations, self.strings, categories.STEP_NAMES))

@@ -7,7 +7,7 @@ nsys export --type sqlite --output report.sqlite report.nsys-rep  writes report.
 
 Which tables are read, and what becomes of each: ``docs/nsys.md``. Never read: tables and keys that hold the
 environment, host and user names (``TARGET_INFO_SYSTEM_ENV``, ``META_DATA_CAPTURE`` but for the settings named in
-``nsys_sqlite/notes.py``), and strings that no event points at.
+``build.py``), and strings that no event points at.
 """
 
 from __future__ import annotations

@@ -7,13 +7,23 @@ from collections import defaultdict
 
 import numpy as np
 
-from perfscope.analyzers.readers.columns import Columns, Lookup, innermost, nesting_order, parents, reorder
+from perfscope.analyzers.readers.columns import (
+    Columns,
+    Lookup,
+    nesting_order,
+    of_names,
+    op_above,
+    parent_of_call,
+    parents,
+    reorder,
+    span_around,
+)
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.nsys import host
 from perfscope.analyzers.readers.nsys.database import NULL, Session, distinct_rows, pid_of
 from perfscope.analyzers.readers.nsys.device import products
 from perfscope.analyzers.readers.nsys.host import OWN_LANE, Steps, find_steps
-from perfscope.model.trace import TABLES, CallKind, MemoryAction, Rows, SliceKind
+from perfscope.model.trace import TABLES, CallKind, MemoryAction, Rows
 from perfscope.model.trace.columns import MISSING, Array
 
 _CORRELATIONS = 40
@@ -137,17 +147,11 @@ class Tables:
         columns["parent"] = np.where(self._lane == 0, found, MISSING).astype(np.int32)
         self._table("slices", columns)
 
-    def _around(self, thread: Array, start: Array, end: Array) -> Array:
-        slices = self.rows["slices"]
-        return innermost(slices["thread"], slices["start_ns"], slices["end_ns"], slices["parent"], thread, start, end)
-
     def _calls(self, columns: Columns) -> None:
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
         columns["thread"] = self._thread(columns)
-        distinct, inverse = np.unique(columns["name"], return_inverse=True)
-        kinds = [int(categories.call_kind(self._pool.strings[code])) for code in distinct.tolist()]
-        columns["kind"] = np.array(kinds, np.uint8)[inverse]
-        columns["parent"] = self._around(columns["thread"], columns["start_ns"], columns["end_ns"])
+        columns["kind"] = of_names(columns["name"], self._pool.strings, categories.call_kind, np.uint8)
+        columns["parent"] = span_around(self.rows["slices"], columns["thread"], columns["start_ns"], columns["end_ns"])
         self._table("calls", columns)
         # where calls share a correlation id, the one that launches wins
         launches = columns["kind"] <= int(CallKind.MEMSET)
@@ -188,26 +192,11 @@ class Tables:
         calls = self.rows["calls"]
         columns["call"] = self._by_correlation(self._keys(columns))
         columns["device"] = np.searchsorted(self._ordinals, columns["device"]).astype(np.int32)
-        around = np.where(
-            columns["call"] == MISSING, MISSING, calls["parent"][columns["call"]] if len(calls) else MISSING
-        )
-        columns["op"] = self._op_above(around)
+        columns["op"] = op_above(self.rows["slices"], parent_of_call(calls, columns["call"]))
         if name == "kernels":
-            distinct, inverse = np.unique(columns["name"], return_inverse=True)
-            known = [categories.is_communication(self._pool.strings[code]) for code in distinct.tolist()]
-            columns["communication"] = np.array(known, bool)[inverse]
+            strings = self._pool.strings
+            columns["communication"] = of_names(columns["name"], strings, categories.is_communication, bool)
         self._table(name, columns)
-
-    def _op_above(self, rows: Array) -> Array:
-        """Innermost op or annotation at or above each slice row."""
-        slices = self.rows["slices"]
-        found = rows.astype(np.int64)
-        while len(slices):
-            climbing = (found != MISSING) & (slices["kind"][np.maximum(found, 0)] > int(SliceKind.ANNOTATION))
-            if not climbing.any():
-                break
-            found[climbing] = slices["parent"][found[climbing]]
-        return found.astype(np.int32)
 
     def _waits(self, columns: Columns) -> None:
         columns["call"] = self._by_correlation(self._keys(columns))

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from perfscope.analyzers.readers.columns import (
     Columns,
     Lookup,
-    innermost,
     join_columns,
+    named_steps,
     nesting_order,
+    of_names,
+    op_above,
+    parent_of_call,
     parents,
     reorder,
+    span_around,
 )
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.perfetto import vocabulary as words
@@ -264,9 +269,8 @@ class Tables:
         name = np.where(events["name"] == MISSING, self._strings.code(""), events["name"])
         return {"start_ns": events["time_ns"].copy(), "end_ns": events["end_ns"].copy(), "name": name}
 
-    def _by_name(self, names: Int, classify: object) -> Int:
-        used, inverse = np.unique(names, return_inverse=True)
-        return np.array([int(classify(self._strings.strings[code])) for code in used.tolist()], np.int64)[inverse]  # type: ignore[operator]
+    def _by_name(self, names: Int, classify: Any) -> Int:
+        return of_names(names, self._strings.strings, classify, np.int64)
 
     def _slices(self) -> Int:
         """The table; the row of each event in it."""
@@ -276,9 +280,7 @@ class Tables:
             return np.empty(0, np.int64)
         columns = self._base(events)
         columns["thread"] = self._threads.of(events["track"])
-        used, inverse = np.unique(events["category"], return_inverse=True)
-        texts = ["" if code == MISSING else self._strings.strings[code].lower() for code in used.tolist()]
-        columns["kind"] = np.array([SLICE_KINDS.get(text, SliceKind.OTHER) for text in texts], np.int64)[inverse]
+        columns["kind"] = self._by_name(events["category"], lambda text: SLICE_KINDS.get(text.lower(), SliceKind.OTHER))
         columns |= self._arguments.of("slices", events["event"])
         numbers = self._arguments.numbers(words.OP_ARGUMENT, events["event"])
         order = nesting_order(columns["thread"], columns["start_ns"], columns["end_ns"])
@@ -288,12 +290,6 @@ class Tables:
         numbers = numbers[order]
         self._by_op_number = Lookup(numbers, np.flatnonzero(numbers != MISSING))
         return _inverse(order)
-
-    def _around(self, columns: Columns, start: Int, end: Int) -> Int:
-        held = self.rows["slices"]
-        return innermost(
-            held["thread"], held["start_ns"], held["end_ns"], held["parent"], columns["thread"], start, end
-        )
 
     def _calls(self) -> None:
         events = self._parts[Place.CALL]
@@ -309,7 +305,7 @@ class Tables:
         columns["flow"] = events["flow"]
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
         self._call_flows = columns.pop("flow")
-        columns["parent"] = self._around(columns, columns["start_ns"], columns["end_ns"])
+        columns["parent"] = span_around(self.rows["slices"], columns["thread"], columns["start_ns"], columns["end_ns"])
         self._set("calls", columns)
 
     def _devices(self) -> None:
@@ -381,19 +377,7 @@ class Tables:
             slices["external_id"], labelled[np.argsort(-slices["kind"][labelled].astype(int), kind="stable")]
         )
         op = by_external(columns["external_id"])
-        around = np.where(call == MISSING, MISSING, calls["parent"][call] if len(calls) else MISSING)
-        columns["op"] = np.where(op == MISSING, self._op_above(around), op)
-
-    def _op_above(self, rows: Int) -> Int:
-        """Innermost op or annotation at or above each slice row."""
-        slices = self.rows["slices"]
-        found = rows.astype(np.int64)
-        while len(slices):
-            climbing = (found != MISSING) & (slices["kind"][np.maximum(found, 0)] > int(SliceKind.ANNOTATION))
-            if not climbing.any():
-                break
-            found[climbing] = slices["parent"][found[climbing]]
-        return found
+        columns["op"] = np.where(op == MISSING, op_above(slices, parent_of_call(calls, call)), op)
 
     def _syncs(self) -> None:
         events = self._parts[Place.SYNC]
@@ -446,15 +430,8 @@ class Tables:
             self._set("steps", columns)
             return
         slices = self.rows["slices"]
-        for pattern in categories.STEP_NAMES:
-            numbers = self._by_name(slices["name"], lambda name, p=pattern: m[1] if (m := p.match(name)) else MISSING)
-            rows = np.flatnonzero(numbers != MISSING)
-            if len(rows):
-                rows = rows[np.argsort(slices["start_ns"][rows], kind="stable")]
-                columns = {name: slices[name][rows] for name in ("start_ns", "end_ns", "name")}
-                self._set("steps", {**columns, "number": numbers[rows]})
-                return
-        self._set("steps", {})
+        every = np.arange(len(slices))
+        self._set("steps", named_steps(slices, every, self._strings.strings, categories.STEP_NAMES))
 
 
 def _inverse(order: Int) -> Int:

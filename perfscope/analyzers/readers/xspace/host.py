@@ -12,10 +12,11 @@ from perfscope.analyzers.readers.columns import (
     ColumnBuffer,
     Columns,
     Lookup,
-    innermost,
     nesting_order,
+    of_names,
     parents,
     reorder,
+    span_around,
 )
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
@@ -252,20 +253,14 @@ class Host:
             np.uint8
         )
 
-    @staticmethod
-    def _around(slices: Rows, columns: Columns, start: Array, end: Array) -> Array:
-        return innermost(slices["thread"], slices["start_ns"], slices["end_ns"], slices["parent"],
-                         columns["thread"], start, end)  # fmt: skip
-
     def _build_calls(self, slices: Rows) -> Rows:
         if not len(self._calls):
             return Rows(TABLES["calls"], {})
         columns = self._calls.take()
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
         self.call_details = columns.pop("details")
-        kinds = {code: names.call_kind(self._pool.strings[code]) for code in np.unique(columns["name"]).tolist()}
-        columns["kind"] = np.array([kinds[code] for code in columns["name"].tolist()], np.uint8)
-        columns["parent"] = self._around(slices, columns, columns["start_ns"], columns["end_ns"])
+        columns["kind"] = of_names(columns["name"], self._pool.strings, names.call_kind, np.uint8)
+        columns["parent"] = span_around(slices, columns["thread"], columns["start_ns"], columns["end_ns"])
         return Rows(TABLES["calls"], columns)
 
     def _build_memory(self, slices: Rows) -> Rows:
@@ -276,7 +271,7 @@ class Host:
         columns, unknown = with_sizes(columns)
         if unknown:
             self._pool.unplaced["allocator events of unknown size"] += unknown
-        columns["op"] = self._around(slices, columns, columns["time_ns"], columns["time_ns"])
+        columns["op"] = span_around(slices, columns["thread"], columns["time_ns"], columns["time_ns"])
         return Rows(TABLES["memory"], columns)
 
     def _build_steps(self) -> Rows:

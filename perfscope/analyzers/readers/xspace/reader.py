@@ -21,7 +21,7 @@ long as the call that began it, ``hlo_ops.end_ns`` is its end mark, on whatever 
 rendezvous is a row of ``collectives`` for each device that takes part.
 
 GPU (``/device:GPU:N``, CUDA and ROCm): a line is a stream; kernels and copies, with their call by
-correlation id and their instruction in ``hlo_ops``. TPU (``/device:TPU:N``): see ``xspace/device.py``.
+correlation id and their instruction in ``hlo_ops``. TPU (``/device:TPU:N``): see ``device.py``.
 
 Host names are not read. The modules in ``/host:metadata`` become ``Trace.hlo``; one without a mark of its
 platform that ran on threads of the host was compiled for the CPU.
