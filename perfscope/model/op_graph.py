@@ -7,7 +7,6 @@ Written by the structure pass of ``perfscope run`` (``profiler/torch/op_graph/``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -123,28 +122,6 @@ def live_bytes(graph: OpGraph, device: str | None = None, *, made_in_step: bool 
         if storage.died is not None:
             change[storage.died] -= storage.bytes
     return np.cumsum(change)[:-1]
-
-
-def saved_for_backward(graph: OpGraph) -> frozenset[int] | None:
-    """Storages that a forward op made and that are alive when the backward of that forward begins.
-
-    Whoever holds them: autograd, a checkpoint, or the program. None if not recorded.
-    """
-    if graph.storages is None:
-        return None
-    # Of each op: the first op of the next stretch of backward.
-    begins = [len(graph.ops)] * (len(graph.ops) + 1)
-    before = {after.index for op, after in pairwise(graph.ops) if op.phase != "backward" and after.phase == "backward"}
-    for index in reversed(range(len(graph.ops))):
-        begins[index] = index if index in before else begins[index + 1]
-    return frozenset(
-        index
-        for index, storage in enumerate(graph.storages)
-        if storage.born is not None
-        and graph.ops[storage.born].phase == "forward"
-        and begins[storage.born] < len(graph.ops)
-        and (storage.died is None or storage.died > begins[storage.born])
-    )
 
 
 def taken_over(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> set[int]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import DataError
-from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, live_bytes, saved_for_backward
+from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, live_bytes
 from perfscope.profiler.torch.op_graph.capture import OP_COLUMNS, OpTable
 from tests.graphs import GraphBuilder
 
@@ -236,26 +236,9 @@ def test_other_devices_are_left_out() -> None:
     assert live.tolist() == [0, 0, 0, 0]
 
 
-def test_what_the_backward_finds_alive_was_saved() -> None:
-    # h outlives the step, y is read by the backward; t is gone before it begins, the last result made in it.
-    assert saved_for_backward(a_step()) == frozenset({3, 5})
-
-
-def test_several_backwards_in_one_step() -> None:
-    builder = GraphBuilder()
-    x = builder.input((4,))
-    for _ in range(2):  # accumulation of gradients
-        y = builder.op("exp", [x], phase="forward")
-        builder.op("mul", [x, y], phase="backward")
-    builder.op("exp", [x], phase="forward")  # behind the last backward: nothing waits for it
-    graph = with_storages(builder.graph(), (16, None, None), (8, 0, 2), (8, 1, 2), (8, 2, 3), (8, 3, 4), (8, 4, None))
-    assert saved_for_backward(graph) == frozenset({2})
-
-
 def test_older_recordings_do_not_say() -> None:
     graph = replace(a_step(), storages=None)
     assert live_bytes(graph) is None
-    assert saved_for_backward(graph) is None
 
 
 def accumulation(*, maker_sequence: int, died: int) -> OpGraph:

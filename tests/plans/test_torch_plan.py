@@ -11,7 +11,7 @@ import pytest
 from perfscope.analyzers.compare.programs.gates import gates_not_met, program_gate
 from perfscope.analyzers.compare.programs.plan import plan_change
 from perfscope.analyzers.compare.programs.units import PLAN_PEAK
-from perfscope.analyzers.readers.compiled import read_plan_folder, read_plans
+from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.sections.programs import plan_section
 from perfscope.dashboards.report.sections.plan import plan_views
@@ -45,15 +45,15 @@ User code traceback:
 
 def test_a_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:
     held = plan(graph(kernel(), product()), optimizers=("AdamW",))
-    (again,) = read_plans(write_run(tmp_path, held))
-    assert again == replace(held, fingerprint=fingerprint_of(held))
+    (again,) = read_plan_folder(write_run(tmp_path, held)).torch_plans
+    assert again.plan == replace(held, fingerprint=fingerprint_of(held))
 
 
 def test_a_packed_plan_is_read_too(tmp_path: Path) -> None:
     file = write_run(tmp_path, plan(graph(kernel()))) / "plans" / "00.train.json"
     file.with_name("00.train.json.gz").write_bytes(gzip.compress(file.read_bytes()))
     file.unlink()
-    assert len(read_plans(tmp_path)[0].graphs) == 1
+    assert len(read_plan_folder(tmp_path).torch_plans[0].plan.graphs) == 1
 
 
 def test_the_fingerprint_is_of_what_was_planned_and_of_nothing_else() -> None:
@@ -100,7 +100,7 @@ def test_what_is_no_plan_is_refused_in_one_line(tmp_path: Path, content: bytes) 
 def test_a_refusal_of_a_kernel_that_is_not_there_is_refused(tmp_path: Path) -> None:
     held = plan(graph(kernel(), refusals=(PlannedRefusal(first=0, second=9, reason="x"),)))
     with pytest.raises(DataError, match="names kernel 9"):
-        read_plans(write_run(tmp_path, held))
+        read_plan_folder(write_run(tmp_path, held))
 
 
 def test_a_damaged_plan_beside_a_good_one_is_said(tmp_path: Path) -> None:

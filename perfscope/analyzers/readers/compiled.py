@@ -119,11 +119,6 @@ MOST_PLANS = 100
 """Of a folder; one program makes one plan."""
 
 
-def read_plans(folder: Path) -> tuple[TorchPlan, ...]:
-    """The plans of a run folder, in the order of their names; ``DataError`` for the first that is corrupt."""
-    return tuple(read_plan(path) for path in _plan_files(folder))
-
-
 def read_plan_folder(folder: Path, manifest: Compiled | None = None) -> Trace:
     """The plans of a run folder and the ops beside them as one trace without times.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import lzma
 import mmap
+import re
 import shutil
 import tempfile
 import zlib
@@ -99,9 +100,6 @@ def unpacked_path(path: Path, suffix: str) -> Iterator[Path]:
 
 
 def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None:
-    import lzma
-    import zlib
-
     total = 0
     try:
         for piece in _gzip_pieces(path) if packing == "gzip" else _xz_pieces(path):
@@ -132,8 +130,6 @@ def _gzip_pieces(path: Path) -> Iterator[bytes]:
 
 
 def _xz_pieces(path: Path) -> Iterator[bytes]:
-    import lzma
-
     decoder = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
     with path.open("rb") as file:
         while not decoder.eof:
@@ -212,3 +208,12 @@ def describe_file(file: Path) -> str:
         if error.start < min(len(head), 1024) - 4:
             return "binary data of an unknown format"
     return "text" if b"\x00" not in head else "binary data of an unknown format"
+
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?:\D|$)", re.IGNORECASE)
+
+
+def rank_in_name(file: Path) -> int | None:
+    """The rank that a file's name tells: 3 for ``job_rank3.json.gz``."""
+    found = _RANK_IN_NAME.search(file.name)
+    return int(found[1]) if found else None

@@ -14,7 +14,6 @@ from perfscope.model.errors import DataError
 SCHEMA = "perfscope.compiled/1"
 FILE = COMPILED_FILE
 PROGRAMS = "programs"
-PLANS = "plans"
 MOST_BYTES = 64 << 20
 """A manifest of a thousand programs takes some MB; a larger file is not one of ours."""
 

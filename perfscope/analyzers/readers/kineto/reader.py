@@ -21,14 +21,13 @@ categories ``Operator``, ``Kernel``, ``Runtime``, ``Memcpy`` and the stream ``"s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from perfscope.analyzers.readers import cache
-from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.file_bytes import open_bytes, rank_in_name
 from perfscope.analyzers.readers.kineto.decode import decode_all
 from perfscope.analyzers.readers.kineto.document import Head, locate
 from perfscope.analyzers.readers.kineto.process_groups import complete_groups
@@ -37,8 +36,6 @@ from perfscope.model.errors import DataError
 from perfscope.model.trace import CallKind, Trace, TraceBuilder
 
 FORMAT = "kineto"
-
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?:\D|$)", re.IGNORECASE)
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -93,8 +90,7 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
 def _rank(head: Head, path: Path) -> int | None:
     if head.distributed is not None and head.distributed.rank is not None:
         return head.distributed.rank
-    found = _RANK_IN_NAME.search(path.name)
-    return int(found[1]) if found else None
+    return rank_in_name(path)
 
 
 def _add_notes(builder: TraceBuilder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from perfscope.analyzers.readers.columns import Columns
+from perfscope.analyzers.readers.file_bytes import rank_in_name
 from perfscope.analyzers.readers.nsys.counters import read_counters, read_usage
 from perfscope.analyzers.readers.nsys.database import NULL, Export, Session
 from perfscope.analyzers.readers.nsys.device import Device, read_device
@@ -108,8 +108,6 @@ def _peers(copies: Rows, strings: list[str]) -> list[str]:
 
 
 FORMAT = "nsys"
-
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?:\D|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,5 +211,4 @@ def _identity(shown: str, place: int, count: int, communicators: Mapping[int, tu
     if count > 1:
         how = f"{count} processes with work on devices in one file: their ranks are their order by process id"
         return Identity(rank=place, world_size=None, how=how)
-    found = _RANK_IN_NAME.search(Path(shown).name)
-    return Identity(rank=int(found[1]) if found else None, world_size=None, how=None)
+    return Identity(rank=rank_in_name(Path(shown)), world_size=None, how=None)

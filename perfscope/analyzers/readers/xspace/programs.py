@@ -18,8 +18,8 @@ from perfscope.model.wire import Field
 
 # At which place of its programs each device of the recording is, and which process of a job this is.
 #
-# A program's device assignment names global ids by place (`module_of_proto`). On the CPU backend instructions name the
-# global id. On accelerators they are of a plane, which is numbered in the process; what launches say tells the id:
+# A program's device assignment names global ids by place (`device_assignment`). On the CPU backend instructions name
+# the global id. On accelerators they are of a plane, which is numbered in the process; what launches say tells the id:
 #
 # ```
 # Execute (jit_step)        num_addressable_devices=4                  (jax 0.9 and later, tried on the CPU)
