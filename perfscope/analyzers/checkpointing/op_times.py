@@ -8,8 +8,9 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.devices import find_device, named_device
+from perfscope.analyzers.devices import named_device
 from perfscope.analyzers.devices.roofline import kernel_roof
+from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.time.spans import subtree_ends
 from perfscope.analyzers.time.steps import step_windows
@@ -115,10 +116,7 @@ def _like_others(graph: OpGraph, ns: Float64, missing: npt.NDArray[np.int64]) ->
 
 def _roofline(trace: Trace, graph: OpGraph, step_ns: int | None, matched: float) -> OpTimes:
     """By the peaks of the device, where the recording or the user names one."""
-    names = [trace.text(int(code)) for code in trace.rows["devices"]["name"]]
-    found = (named_device(trace.judged_device) if trace.judged_device else None) or next(
-        (device for name in names if (device := find_device(name)) is not None), None
-    )
+    found = (named_device(trace.judged_device) if trace.judged_device else None) or recorded_device(trace)
     if found is None:
         raise AbstainError(
             f"{100 * matched:.0f}% of the op graph's ops were found in the timed steps, too few to tell what "

@@ -28,6 +28,17 @@ class ProgramDevice:
         return self.device.name if self.recorded or self.given else f"{self.device.name} (assumed)"
 
 
+def device_names(trace: Trace) -> frozenset[str]:
+    """Names of the devices that the recording has, as the driver reports them."""
+    return frozenset(trace.text(int(code)) for code in trace.rows["devices"]["name"]) - {""}
+
+
+def recorded_device(trace: Trace) -> Device | None:
+    """The device of the recording; ``None`` where none is named, its peaks are not known, or there are several."""
+    found = [find_device(name) for name in device_names(trace)]
+    return found[0] if found and all(other is found[0] for other in found) else None
+
+
 def program_device(trace: Trace) -> ProgramDevice | None:
     """The device of the recording, else the one the user named, else what is assumed for the programs' platform.
 
@@ -35,10 +46,8 @@ def program_device(trace: Trace) -> ProgramDevice | None:
     peaks are not known, or several: no peak of another device may stand in for it. A device that the user named
     counts for programs compiled for its kind of device only. Programs that compute nothing belong to every platform.
     """
-    names = {trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""}
-    if names:
-        found = [find_device(name) for name in names]
-        one = found[0] if all(other is found[0] for other in found) else None
+    if device_names(trace):
+        one = recorded_device(trace)
         return None if one is None else ProgramDevice(device=one, recorded=True)
     if trace.target is not None:
         return ProgramDevice(device=trace.target.device, recorded=False, given=True)
@@ -88,7 +97,7 @@ def _unused(trace: Trace, device: Device) -> str | None:
         return f"it was compiled for {trace.target.shown}; `perfscope compile --target` compiles it for another"
     if not trace.hlo:
         return "there is no compiled XLA program; everything else is measured, or judged for the device it ran on"
-    recorded = sorted({trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""})
+    recorded = sorted(device_names(trace))
     if recorded:
         return f"the recording names the device the programs ran on, {', '.join(recorded[:3])}"
     platforms = {module.platform for module in trace.hlo if module.is_scheduled} - {None}

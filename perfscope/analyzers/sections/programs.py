@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import program_labels
+from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import pairs_apart
 from perfscope.analyzers.plans.exchanges import ExchangeSummary, exchange_summary
 from perfscope.analyzers.plans.time import GraphWork, PlanWork, Work, plan_works
@@ -161,9 +161,8 @@ def _ran_on(trace: Trace, device: str) -> bool:
     """Whether a trace is a recording of programs on a device of that name."""
     if not len(trace.rows["hlo_ops"]):
         return False
-    names = {trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""}
-    found = [find_device(name) for name in names]
-    return bool(found) and all(one is not None and one.name == device for one in found)
+    found = recorded_device(trace)
+    return found is not None and found.name == device
 
 
 def _of_trace(

@@ -8,7 +8,9 @@ from math import comb
 from statistics import median
 from typing import Any
 
-from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.roofline import flops_ns
+from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.programs.programs import programs
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.dashboards.report.html_findings import nothing_found
@@ -57,9 +59,9 @@ def utilization_of(trace: Trace) -> Used | None:
 
 
 def _of_graph(trace: Trace) -> Used | None:
-    graph, device = trace.op_graph, _device(trace)
+    graph, device = trace.op_graph, recorded_device(trace)
     timed = _step_ns(trace)
-    if graph is None or device is None or timed is None:
+    if graph is None or graph.device == "cpu" or device is None or timed is None:
         return None
     wanted = [op for op in graph.ops if op.flops and not op.recompute]
     least = [_least_ns(graph, op, device) for op in wanted]
@@ -68,14 +70,6 @@ def _of_graph(trace: Trace) -> Used | None:
     if not known or step_ns <= 0:
         return None
     return Used(mfu=sum(known) / step_ns, exact=len(known) == len(least), over=how, device=device.name)
-
-
-def _device(trace: Trace) -> Device | None:
-    """The recorded device, if there is one product and its peaks are known."""
-    if trace.op_graph is None or trace.op_graph.device == "cpu":
-        return None
-    names = {trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""}
-    return find_device(names.pop()) if len(names) == 1 else None
 
 
 def _step_ns(trace: Trace) -> tuple[float, str] | None:
@@ -94,9 +88,7 @@ def _least_ns(graph: OpGraph, op: GraphOp, device: Device) -> float | None:
     """An op's arithmetic at the peak of its operands' type; products of float32 may run in TF32."""
     first = next((graph.tensors[at] for at in (*op.inputs, *op.outputs)), None)
     dtype = "" if first is None else first.dtype.removeprefix("torch.")
-    peaks = device.peak_flops
-    peak = peaks.get("tf32", peaks.get("float32")) if dtype == "float32" else peaks.get(dtype)
-    return None if not peak or op.flops is None else op.flops * 1e9 / peak
+    return None if op.flops is None else flops_ns(device, op.flops, dtype)
 
 
 def median_interval(values: Sequence[int], confidence: float = CONFIDENCE) -> tuple[int, int] | None:

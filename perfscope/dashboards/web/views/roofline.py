@@ -9,10 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from perfscope.analyzers.checkpointing.op_times import op_bytes, op_times
-from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.roofline import NS, kernel_roof
 from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
 from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.program_device import program_platform
+from perfscope.analyzers.hlo.program_device import device_names, program_platform, recorded_device
 from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops.graph_time import base_name, graph_time
@@ -30,7 +31,6 @@ from perfscope.model.untrusted_text import sanitize
 # device allows; such a point lies on its roof by definition, and says that it is modelled.
 
 
-NS = 1_000_000_000
 NAME_CHARS = 400
 
 Basis = Literal["measured", "modelled"]
@@ -176,10 +176,7 @@ def graph_device(trace: Trace) -> Device | None:
     """The device whose peaks bound the ops: the target, or the recorded one if its peaks are known; never a CPU."""
     if trace.op_graph is not None and trace.target is not None:
         return trace.target.device
-    if trace.op_graph is None or trace.op_graph.device == "cpu":
-        return None
-    names = {trace.text(int(code)) for code in trace.rows["devices"]["name"]} - {""}
-    return find_device(names.pop()) if len(names) == 1 else None
+    return None if trace.op_graph is None or trace.op_graph.device == "cpu" else recorded_device(trace)
 
 
 def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | None) -> Point:
@@ -206,21 +203,13 @@ def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | N
 
 
 def _least(flops: int | None, moved: int, dtype: str, device: Device | None) -> tuple[float | None, str]:
-    """The longer of an op's arithmetic and its bytes at the peaks; float32 products may run in TF32.
-
-    An op without a formula is one that moves: its bytes alone bound it.
-    """
+    """The roof of an op and its bound. An op without a formula is one that moves: its bytes alone bound it."""
     if device is None:
         return None, ""
-    memory = moved * NS / device.memory_bandwidth
+    roof = kernel_roof(device, flops=flops, dtype=dtype, moved=moved)
     if not flops:
-        return memory, "memory"
-    peaks = device.peak_flops
-    peak = peaks.get("tf32", peaks.get("float32")) if dtype == "float32" else peaks.get(dtype)
-    if not peak:
-        return None, "unknown"
-    compute = flops * NS / peak
-    return max(compute, memory), "compute" if compute > memory else "memory"
+        return roof.memory_ns, "memory"
+    return (None if roof.bound == "unknown" else roof.roof_ns), roof.bound
 
 
 KINDS = ("instructions", "ops")
@@ -259,7 +248,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
         devices[held.device.name] = _device(held.device, assumed=not (held.recorded or held.given))
     if graph is not None and found["ops"]:
         devices.setdefault(graph.name, _device(graph, assumed=False))
-    names = sorted({sanitize(trace.text(int(code))) for code in trace.rows["devices"]["name"]} - {""})
+    names = sorted(map(sanitize, device_names(trace)))
     has = {
         "hlo": bool(trace.hlo),
         "op_graph": trace.op_graph is not None,
