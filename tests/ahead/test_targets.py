@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,7 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "h100.txtpb"
 
 
 def _config(name: str, memory: str | None = None) -> str:
-    target = parse_target(name, memory)
-    device = target.device
-    assert target.memory_bytes is not None
-    return gpu_target_config(
-        name=device.name, architecture=device.architecture or "", cores=device.cores or 0,
-        clock_hz=device.clock_hz or 0, memory_bandwidth=device.memory_bandwidth,
-        memory_bytes=target.memory_bytes, l2_bytes=device.l2_bytes or 0,
-    )  # fmt: skip
+    return gpu_target_config(parse_target(name, memory))
 
 
 def _fields(text: str) -> dict[str, str]:
@@ -101,10 +95,11 @@ def test_every_gpu_has_limits() -> None:
 
 
 def test_an_unknown_architecture_and_a_hostile_name() -> None:
-    numbers = {"cores": 1, "clock_hz": 10**9, "memory_bandwidth": 1, "memory_bytes": 1, "l2_bytes": 1}
+    target = parse_target("a100")
+    unknown = replace(target, device=replace(target.device, architecture="sm_999"))
     with pytest.raises(UsageError, match="no limits of sm_999 are known"):
-        gpu_target_config(name="x", architecture="sm_999", **numbers)
-    text = gpu_target_config(name='x" } evil: "\n\\', architecture="sm_80", **numbers)
+        gpu_target_config(unknown)
+    text = gpu_target_config(replace(target, device=replace(target.device, name='x" } evil: "\n\\')))
     assert 'device_description_str: "x } evil: "\n' in text
 
 

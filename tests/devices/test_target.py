@@ -282,7 +282,7 @@ def test_a_slice_and_a_node_larger_than_usual(tmp_path: Path) -> None:
         ('device = "h100"\nsource = "x"\n[peak_TFLOP_per_s]\nbf16 = 1', "peak_TFLOP_per_s.bf16: no such key"),
         ('device = "h100"\n[network]\nlink = "string and cans"\ncards = 1', "not in the table of links"),
         ('device = "h100"\nname = "a\\u001b[31m"', "name is no text of a line"),
-        ("# " + "x" * 70_000, "larger than 64 KiB"),
+        ("# " + "x" * (1 << 20), "larger than 1 MiB"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -1,17 +1,13 @@
-"""Devices."""
+"""Devices: the catalogue with its sources, topologies, targets, and the roofline."""
 
 from __future__ import annotations
 
 import re
 from difflib import get_close_matches
 
-from perfscope.analyzers.devices.amd import AMD
 from perfscope.analyzers.devices.device import Device
-from perfscope.analyzers.devices.google import GOOGLE
-from perfscope.analyzers.devices.nvidia import NVIDIA
-
-# Devices and their peaks, each with its source. One table a vendor.
-
+from perfscope.analyzers.devices.gpus import AMD, NVIDIA
+from perfscope.analyzers.devices.tpus import GOOGLE
 
 DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD, *GOOGLE)
 

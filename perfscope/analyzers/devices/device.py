@@ -1,14 +1,47 @@
-"""What a device can do at most: FLOP/s by dtype and bytes/s of its memory."""
+"""A device, what it can do at most, how it is joined to others of its node, and what usually joins nodes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from perfscope.analyzers.devices.node import Node, UsualNetwork
+from typing import Literal
 
 TERA = 10**12
 GIGA = 10**9
+
+
+Joined = Literal["switch", "mesh", "torus"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The largest set of devices that the fast links join."""
+
+    joined: Joined
+    """``switch``: each reaches each at full rate. ``mesh``: a link from each to each, so a pair has one of the
+    ``ports``. ``torus``: neighbours along each axis; a ring closes where an axis is as long as the vendor wraps."""
+    devices: int
+    """Devices in it at most: 8 of an HGX board, 72 of NVL72, those of a whole pod."""
+    host_devices: int
+    """Devices that one host drives, as usually sold."""
+    ports: int
+    """Links of a device."""
+    source: str
+    axes: int = 0
+    """Of a torus: 2 or 3."""
+    reduces: bool = False
+    """The switch adds up what passes through it (NVLink SHARP)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsualNetwork:
+    """What usually joins nodes of a device. An assumption of every report that uses it: buyers choose their network."""
+
+    link: str
+    """A name of the table of links."""
+    cards: int
+    """Of a node."""
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,43 +67,61 @@ GENERATIONS: dict[str, Generation] = {
 }
 
 
-def gpu_target_config(
-    *,
-    name: str,
-    architecture: str,
-    cores: int,
-    clock_hz: int,
-    memory_bandwidth: int,
-    memory_bytes: int,
-    l2_bytes: int,
-) -> str:
-    """XLA's target config of one GPU as text.
+def gpu_target_config(target: Target) -> str:
+    """XLA's target config of one GPU of a target as text. XLA recomputes values rather than plan for more memory.
 
-    ``memory_bandwidth`` in bytes/s; ``memory_bytes``: XLA recomputes values rather than plan for more. ``name`` is
-    only shown. ``AskedWronglyError`` for an architecture whose limits are not known.
+    ``UsageError`` where XLA must be told what is not known, and for an architecture whose limits are not known.
     """
+    device = target.device
+    known = {
+        "architecture": device.architecture, "cores": device.cores, "clock": device.clock_hz,
+        "memory": target.memory_bytes, "L2 cache": device.l2_bytes,
+    }  # fmt: skip
+    missing = [name for name, value in known.items() if value is None]
+    if missing:
+        raise UsageError(
+            f"--target {target.asked}: XLA must be told more than is known of {device.name}: {', '.join(missing)}; "
+            "a TOML file of your own can say it"
+        )
+    architecture = str(device.architecture)
     limits = GENERATIONS.get(architecture)
     if limits is None:
-        known = ", ".join(GENERATIONS)
-        raise UsageError(f"--target: no limits of {architecture} are known to compile for it; known: {known}")
+        names = ", ".join(GENERATIONS)
+        raise UsageError(f"--target: no limits of {architecture} are known to compile for it; known: {names}")
+    amd = architecture.startswith("gfx")
+    lines = [*_core_lines(limits, architecture), *_chip_lines(target, limits)]
+    if not amd:
+        lines += _cuda_lines(architecture)
+    major, minor, patch = (0, 0, 0) if amd else CUDNN
+    shown = _quoted(device.name)
+    return "\n".join(
+        [
+            "gpu_device_info {",
+            *(f"  {line}" for line in lines),
+            "}",
+            f'platform_name: "{"ROCM" if amd else "CUDA"}"',
+            f"dnn_version_info {{ major: {major} minor: {minor} patch: {patch} }}",
+            f'device_description_str: "{shown}"',
+            "",
+        ]
+    )
+
+
+def _core_lines(limits: Generation, architecture: str) -> list[str]:
+    """What follows from the generation alone."""
     amd = architecture.startswith("gfx")
     edge = 1 << 16 if amd else (1 << 16) - 1
-    lines = [
+    return [
         "threads_per_block_limit: 1024",
         f"threads_per_warp: {limits.warp}",
         f"shared_memory_per_block: {limits.shared_block}",
         f"shared_memory_per_core: {limits.shared_core}",
+        f"shared_memory_per_block_optin: {limits.shared_asked}",
         f"threads_per_core_limit: {limits.threads_core}",
-        f"core_count: {cores}",
         f"fpus_per_core: {limits.lanes}",
         "block_dim_limit_x: 2147483647",
         f"block_dim_limit_y: {edge}",
         f"block_dim_limit_z: {edge}",
-        f"memory_bandwidth: {memory_bandwidth}",
-        f"l2_cache_size: {limits.die_l2 or l2_bytes}",
-        f"clock_rate_ghz: {clock_hz / 1e9:g}",
-        f"device_memory_size: {memory_bytes}",
-        f"shared_memory_per_block_optin: {limits.shared_asked}",
         _capability(architecture),
         f"registers_per_core_limit: {limits.registers}",
         f"registers_per_block_limit: {limits.registers}",
@@ -113,29 +131,31 @@ def gpu_target_config(
         f'device_vendor: "{"Advanced Micro Devices, Inc" if amd else "NVIDIA Corporation"}"',
         "device_address_bits: 64",
         "ecc_enabled: true",
-        f'name: "{_quoted(name)}"',
     ]
-    if not amd:
-        lines += [
-            f'platform_version: "Compute Capability {_version(architecture)}"',
-            "pcie_bandwidth: 34359738368",
-            f'driver_version: "{CUDA}"',
-            f'runtime_version: "{CUDA}"',
-            f'compile_time_toolkit_version: "{CUDA}"',
-            f'dnn_version: "{".".join(map(str, CUDNN))}"',
-        ]
-    major, minor, patch = (0, 0, 0) if amd else CUDNN
-    return "\n".join(
-        [
-            "gpu_device_info {",
-            *(f"  {line}" for line in lines),
-            "}",
-            f'platform_name: "{"ROCM" if amd else "CUDA"}"',
-            f"dnn_version_info {{ major: {major} minor: {minor} patch: {patch} }}",
-            f'device_description_str: "{_quoted(name)}"',
-            "",
-        ]
-    )
+
+
+def _chip_lines(target: Target, limits: Generation) -> list[str]:
+    """What differs from product to product."""
+    device = target.device
+    return [
+        f"core_count: {device.cores}",
+        f"memory_bandwidth: {device.memory_bandwidth}",
+        f"l2_cache_size: {limits.die_l2 or device.l2_bytes}",
+        f"clock_rate_ghz: {(device.clock_hz or 0) / 1e9:g}",
+        f"device_memory_size: {target.memory_bytes}",
+        f'name: "{_quoted(device.name)}"',
+    ]
+
+
+def _cuda_lines(architecture: str) -> list[str]:
+    return [
+        f'platform_version: "Compute Capability {_version(architecture)}"',
+        "pcie_bandwidth: 34359738368",
+        f'driver_version: "{CUDA}"',
+        f'runtime_version: "{CUDA}"',
+        f'compile_time_toolkit_version: "{CUDA}"',
+        f'dnn_version: "{".".join(map(str, CUDNN))}"',
+    ]
 
 
 def _capability(architecture: str) -> str:
@@ -159,13 +179,10 @@ def _quoted(name: str) -> str:
     return "".join(letter for letter in name if letter.isascii() and letter.isprintable() and letter not in '"\\')
 
 
-# A target as the plain data that the child process is given: the command looks up, the child does not.
-
-
 def target_request(target: Target, *, configured: bool) -> TargetRequest:
     """What the child is told of a target. ``configured``: XLA will be, so it must be known what to tell it.
 
-    ``AskedWronglyError`` for a device of which not enough is known to compile for it.
+    ``UsageError`` for a device of which not enough is known to compile for it.
     """
     return TargetRequest(
         asked=target.asked,
@@ -176,31 +193,7 @@ def target_request(target: Target, *, configured: bool) -> TargetRequest:
         topology=target.compiler_topology,
         memory_bytes=target.memory_bytes,
         description=dict(target.description()),
-        config=_config(target) if configured and target.platform == "gpu" else None,
+        config=gpu_target_config(target) if configured and target.platform == "gpu" else None,
         generation=target.generation,
         host_shape=target.host_shape,
     )
-
-
-def _config(target: Target) -> str:
-    device = target.device
-    needed = {
-        "architecture": device.architecture, "cores": device.cores, "clock": device.clock_hz,
-        "memory": target.memory_bytes, "L2 cache": device.l2_bytes,
-    }  # fmt: skip
-    missing = [name for name, value in needed.items() if value is None]
-    if (
-        device.architecture is None
-        or device.cores is None
-        or device.clock_hz is None
-        or target.memory_bytes is None
-        or device.l2_bytes is None
-    ):
-        raise UsageError(
-            f"--target {target.asked}: XLA must be told more than is known of {device.name}: {', '.join(missing)}; "
-            "a TOML file of your own can say it"
-        )
-    return gpu_target_config(
-        name=device.name, architecture=device.architecture, cores=device.cores, clock_hz=device.clock_hz,
-        memory_bandwidth=device.memory_bandwidth, memory_bytes=target.memory_bytes, l2_bytes=device.l2_bytes,
-    )  # fmt: skip

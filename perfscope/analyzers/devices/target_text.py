@@ -29,9 +29,7 @@ A file names a known device with other numbers, or one that no table has::
 
 from __future__ import annotations
 
-import math
 import re
-import tomllib
 from dataclasses import replace
 from difflib import get_close_matches
 from math import prod
@@ -39,8 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.devices import DEVICES, find_device
-from perfscope.analyzers.devices.device import GIGA, TERA, Device
-from perfscope.analyzers.devices.node import Node
+from perfscope.analyzers.devices.device import GIGA, TERA, Device, Node
 from perfscope.analyzers.devices.target import Platform, Target
 from perfscope.analyzers.devices.topology import (
     Network,
@@ -51,6 +48,7 @@ from perfscope.analyzers.devices.topology import (
     read_network,
     slice_shape,
 )
+from perfscope.analyzers.devices.user_table import UserTable, read_user_table
 from perfscope.model.errors import UsageError
 
 _UNITS = {
@@ -61,7 +59,7 @@ MOST_BYTES = 1 << 50
 
 
 def read_bytes_text(text: str, option: str) -> int:
-    """Bytes of a size. ``option`` stands in front of the error: ``AskedWronglyError`` for whatever is no size."""
+    """Bytes of a size. ``option`` stands in front of the error: ``UsageError`` for whatever is no size."""
     found = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,9})?)\s*([a-z]+)\s*", text.lower()) if len(text) < 64 else None
     unit = None if found is None else _UNITS.get(found[2])
     if found is None or unit is None:
@@ -100,7 +98,7 @@ _BY_CORES = ("v4", "v5p")
 def parse_target(text: str, memory: str | None = None) -> Target:
     """What ``--target`` (and ``--memory``) name: in any case and spacing, or the path of a TOML file of one's own.
 
-    ``AskedWronglyError`` in one line for whatever is no target, with the names that come close.
+    ``UsageError`` in one line for whatever is no target, with the names that come close.
     """
     asked = text.strip()
     found = read_target(asked) if asked.lower().endswith(".toml") else named_target(asked)
@@ -313,136 +311,87 @@ def _refuse(asked: str) -> Target:
     raise UsageError(f"--target {asked[:60]}: no such device; {hint}")
 
 
-TARGET_FILE_MOST_BYTES = 1 << 16
-"""A target takes some hundred bytes."""
 DTYPES = ("float32", "tf32", "bfloat16", "float16", "fp8", "int8")
 NUMBERS = ("memory_bandwidth_GB_per_s", "cores", "clock_GHz", "l2")
 KEYS = ("device", "name", "nodes", "devices", "slice", "hosts", "memory", *NUMBERS, "source", "peak_TFLOP_per_s",
         "link", "network")  # fmt: skip
-LINK_KEYS = ("name", "bandwidth_GB_per_s")
 
 
 def read_target(path: str) -> Target:
-    """The target that a file tells. ``AskedWronglyError`` in one line for whatever is wrong with it."""
-    where = f"--target {path}"
-    told = _table(path, where)
-    _known(where, told, KEYS, "")
-    base = _text(where, told, "device", 200)
+    """The target that a file tells. ``UsageError`` in one line for whatever is wrong with it."""
+    file = read_user_table(path, "--target", KEYS)
+    base = file.text("device", 200)
     like = named_target(base)
     if like.chips > 1:
-        raise UsageError(f"{where}: device: {base[:40]}: a device without a number; nodes and devices tell how many")
-    device, said = _told_device(where, told, like.device)
+        raise UsageError(
+            f"{file.where}: device: {base[:40]}: a device without a number; nodes and devices tell how many"
+        )
+    device, said = _file_device(file, like.device)
     shown = Path(path).name
+    wrong, advice = _PLATFORM_KEYS[like.platform]
+    unfit = next((key for key in wrong if key in file), None)
+    if unfit is not None:
+        raise UsageError(f"{file.where}: {unfit}: {advice}")
     if like.platform == "tpu":
-        for key in ("nodes", "devices", "network"):
-            if key in told:
-                raise UsageError(f"{where}: {key}: TPUs are told by slice")
-        hosts = _count(where, told, "hosts", 1) if "hosts" in told else None
-        found = chips(shown, device, _slice(where, told, base), hosts=hosts)
+        shape = named_target(f"{base}:{file.text('slice', 40)}").topology if "slice" in file else like.topology
+        found = chips(shown, device, shape, hosts=file.count("hosts") if "hosts" in file else None)
     else:
-        for key in ("slice", "hosts"):
-            if key in told:
-                raise UsageError(f"{where}: {key}: GPUs are told by nodes and devices")
-        each = _count(where, told, "devices", 1)
+        each = file.count("devices", 1)
         if device.node is not None and each > device.node.devices:
             device = replace(device, node=replace(device.node, devices=each, host_devices=each, source=shown))
-        found = gpus(shown, device, _count(where, told, "nodes", 1), each)
-    if "network" in told:
-        network = read_network(where, told["network"])
-        kept = tuple(one for one in found.assumptions if not one.startswith("nodes are joined"))
-        kept = tuple(one for one in kept if not one.startswith("nobody said what joins the nodes"))
+        found = gpus(shown, device, file.count("nodes", 1), each)
+    if "network" in file:
+        network = read_network(file)
+        kept = tuple(one for one in found.assumptions if not one.startswith(_NETWORK_ASSUMPTIONS))
         found = replace(found, network=network if found.nodes > 1 else None, assumptions=kept)
-    if "memory" in told:
-        found = replace(found, memory_bytes=read_bytes_text(_text(where, told, "memory", 60), f"{where}: memory"))
+    if "memory" in file:
+        found = replace(found, memory_bytes=_size(file, "memory"))
     return replace(found, assumptions=(*like.assumptions, *said, *found.assumptions))
 
 
-def _table(path: str, where: str) -> dict[str, Any]:
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(TARGET_FILE_MOST_BYTES + 1)
-        if len(data) > TARGET_FILE_MOST_BYTES:
-            raise UsageError(f"{where}: larger than {TARGET_FILE_MOST_BYTES >> 10} KiB, no target")
-        return tomllib.loads(data.decode("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{where}: cannot be read: {(error.strerror or 'error').lower()}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: no TOML: {str(error)[:200]}") from error
+_PLATFORM_KEYS = {
+    "gpu": (("slice", "hosts"), "GPUs are told by nodes and devices"),
+    "tpu": (("nodes", "devices", "network"), "TPUs are told by slice"),
+}
+"""Keys of the other platform, and what to write instead."""
+_NETWORK_ASSUMPTIONS = ("nodes are joined", "nobody said what joins the nodes")
+"""Beginnings of assumptions that a network of the file replaces."""
 
 
-def _told_device(where: str, told: dict[str, Any], like: Device) -> tuple[Device, tuple[str, ...]]:
+def _size(file: UserTable, key: str) -> int:
+    return read_bytes_text(file.text(key, 60), f"{file.where}: {key}")
+
+
+def _file_device(file: UserTable, like: Device) -> tuple[Device, tuple[str, ...]]:
     """The device with the file's numbers, and a sentence of what it is like."""
     changed: dict[str, Any] = {}
-    if "memory_bandwidth_GB_per_s" in told:
-        changed["memory_bandwidth"] = round(_number(where, told, "memory_bandwidth_GB_per_s") * GIGA)
-    if "cores" in told:
-        changed["cores"] = _count(where, told, "cores", 1)
-    if "clock_GHz" in told:
-        changed["clock_hz"] = round(_number(where, told, "clock_GHz") * GIGA)
-    if "l2" in told:
-        changed["l2_bytes"] = read_bytes_text(_text(where, told, "l2", 60), f"{where}: l2")
-    if "memory" in told:
-        changed["memory_bytes"] = read_bytes_text(_text(where, told, "memory", 60), f"{where}: memory")
-    if "peak_TFLOP_per_s" in told:
-        peaks = _subtable(where, told, "peak_TFLOP_per_s", DTYPES)
-        rates = {name: round(_number(where, peaks, name, "peak_TFLOP_per_s.") * TERA) for name in peaks}
+    if "memory_bandwidth_GB_per_s" in file:
+        changed["memory_bandwidth"] = round(file.rate("memory_bandwidth_GB_per_s") * GIGA)
+    if "cores" in file:
+        changed["cores"] = file.count("cores")
+    if "clock_GHz" in file:
+        changed["clock_hz"] = round(file.rate("clock_GHz") * GIGA)
+    for key, name in {"l2": "l2_bytes", "memory": "memory_bytes"}.items():
+        if key in file:
+            changed[name] = _size(file, key)
+    if "peak_TFLOP_per_s" in file:
+        peaks = file.table("peak_TFLOP_per_s", DTYPES)
+        rates = {name: round(peaks.rate(name) * TERA) for name in DTYPES if name in peaks}
         changed["peak_flops"] = {**like.peak_flops, **rates}
-    if "link" in told:
-        link = _subtable(where, told, "link", LINK_KEYS)
-        changed["link"] = _text(where, link, "name", 60, "link.")
-        changed["link_bandwidth"] = round(_number(where, link, "bandwidth_GB_per_s", "link.") * GIGA)
-    numbers = [name for name in (*NUMBERS, "peak_TFLOP_per_s", "link") if name in told]
-    name = _text(where, told, "name", 60) if "name" in told else like.name
+    if "link" in file:
+        link = file.table("link", ("name", "bandwidth_GB_per_s"))
+        changed["link"] = link.text("name", 60)
+        changed["link_bandwidth"] = round(link.rate("bandwidth_GB_per_s") * GIGA)
+    numbers = [name for name in (*NUMBERS, "peak_TFLOP_per_s", "link") if name in file]
+    name = file.text("name", 60) if "name" in file else like.name
     if not numbers:
         return replace(like, name=name, **changed), ()
-    if "source" not in told:
-        raise UsageError(f"{where}: source is missing: where is {numbers[0]} from?")
-    source = _text(where, told, "source", 500)
+    if "source" not in file:
+        raise UsageError(f"{file.where}: source is missing: where is {numbers[0]} from?")
+    source = file.text("source")
     changed["source"] = f"{source}; the rest: {like.source}"
-    if "link" in told and like.node is None:
-        each = _count(where, told, "devices", 1)
+    if "link" in file and like.node is None:
+        each = file.count("devices", 1)
         changed["node"] = Node(joined="switch", devices=each, host_devices=each, ports=1, source=source)
     said = f"{name} is {like.name} with numbers of the file ({', '.join(numbers)}); what it leaves out is {like.name}'s"
     return replace(like, name=name, **changed), (said,)
-
-
-def _slice(where: str, told: dict[str, Any], base: str) -> tuple[int, ...]:
-    if "slice" not in told:
-        return named_target(base).topology
-    return named_target(f"{base}:{_text(where, told, 'slice', 40)}").topology
-
-
-def _known(where: str, told: dict[str, Any], keys: tuple[str, ...], table: str) -> None:
-    unknown = next((key for key in told if key not in keys), None)
-    if unknown is not None:
-        names = ", ".join(table + key for key in keys)
-        raise UsageError(f"{where}: {table}{unknown[:60]}: no such key; known: {names}")
-
-
-def _subtable(where: str, told: dict[str, Any], key: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    found = told[key]
-    if not isinstance(found, dict) or not found:
-        raise UsageError(f"{where}: {key} is no table")
-    _known(where, found, keys, key + ".")
-    return found
-
-
-def _text(where: str, told: dict[str, Any], key: str, longest: int, table: str = "") -> str:
-    value = told.get(key)
-    if not isinstance(value, str) or not value.strip() or len(value) > longest or not value.isprintable():
-        raise UsageError(f"{where}: {table}{key} is no text of a line")
-    return value.strip()
-
-
-def _count(where: str, told: dict[str, Any], key: str, default: int) -> int:
-    value = told.get(key, default)
-    if type(value) is not int or not 1 <= value <= 1 << 16:
-        raise UsageError(f"{where}: {key} is no number from 1 to 65,536")
-    return value
-
-
-def _number(where: str, told: dict[str, Any], key: str, table: str = "") -> float:
-    value = told.get(key)
-    if type(value) not in (int, float) or not math.isfinite(float(value)) or not 0 < value < 1e9:  # type: ignore[arg-type,operator]
-        raise UsageError(f"{where}: {table}{key} is no rate")
-    return float(value)  # type: ignore[arg-type]

@@ -19,15 +19,14 @@
 
 from __future__ import annotations
 
-import math
 import re
-import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from perfscope.analyzers.devices.device import GIGA, Device
+from perfscope.analyzers.devices.user_table import UserTable, read_user_table
 from perfscope.model.errors import UsageError
 
 # What links carry at most, by generation: one direction, in GB/s (10^9 bytes/s), each with its source.
@@ -108,9 +107,6 @@ KEYS = ("ranks", "members", "link", "bandwidth_GB_per_s", "source")
 NETWORK_KEYS = ("link", "cards", "rails", "bandwidth_GB_per_s", "source")
 _TOGETHER = ("link", "bandwidth_GB_per_s", "source")
 
-MOST_RANKS = 1 << 20
-"""A million: a number of ranks or cards above it is a slip of the keyboard."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
@@ -159,107 +155,67 @@ class Topology:
 
 
 def read_topology(path: str | Path) -> Topology:
-    """The topology that a file tells. ``AskedWronglyError`` in one line for whatever is wrong with it."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        found: dict[str, Any] = tomllib.loads(text)
-    except OSError as error:
-        raise UsageError(f"--topology {path}: cannot be read: {(error.strerror or 'error').lower()}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--topology {path}: no TOML: {error}") from error
-    where = f"--topology {path}"
-    _refuse(where, found, ("node", "network"), "")
-    node = found.get("node")
-    if not isinstance(node, dict):
-        raise UsageError(f"--topology {path}: has no [node]")
-    _refuse(where, node, KEYS, "node.")
-    ranks, members = _ranks(where, node)
-    network = None if "network" not in found else read_network(where, found["network"])
+    """The topology that a file tells. ``UsageError`` in one line for whatever is wrong with it."""
+    file = read_user_table(path, "--topology", ("node", "network"))
+    if "node" not in file:
+        raise UsageError(f"{file.where}: has no [node]")
+    node = file.table("node", KEYS)
+    ranks, members = _ranks(node)
+    network = read_network(file) if "network" in file else None
     given = [key for key in _TOGETHER if key in node]
     if not given:
         return Topology(ranks=ranks, members=members, network=network)
     absent = next((key for key in _TOGETHER if key not in node), None)
     if absent is not None:
-        raise UsageError(f"--topology {path}: node.{absent} is missing: it belongs to node.{given[0]}")
+        raise node.error(absent, f"is missing: it belongs to node.{given[0]}")
     return Topology(
         ranks=ranks,
         members=members,
-        link=_text(where, node, "node", "link"),
-        link_bandwidth=_bandwidth(where, node, "node"),
-        source=_text(where, node, "node", "source"),
+        link=node.text("link"),
+        link_bandwidth=node.rate("bandwidth_GB_per_s") * GIGA,
+        source=node.text("source"),
         network=network,
     )
 
 
-def _ranks(where: str, node: dict[str, Any]) -> tuple[int, tuple[tuple[int, ...], ...]]:
+def _ranks(node: UserTable) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """Ranks of a node, and the ranks of each where the file names them."""
     if "members" not in node:
-        return _count(where, node, "node", "ranks", "ranks"), ()
+        return node.count("ranks"), ()
     if "ranks" in node:
-        raise UsageError(f"{where}: node.ranks and node.members say the same: give one of them")
+        raise UsageError(f"{node.where}: node.ranks and node.members say the same: give one of them")
     members = node["members"]
     nodes = members if isinstance(members, list) else []
     sound = [isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks)
              for ranks in nodes]  # fmt: skip
     if not nodes or not all(sound):
-        raise UsageError(f"{where}: node.members is no list of the ranks of each node")
-    named = [rank for ranks in nodes for rank in ranks]
-    twice = next((rank for rank in named if named.count(rank) > 1), None) if len(set(named)) < len(named) else None
+        raise node.error("members", "is no list of the ranks of each node")
+    counts = Counter(rank for ranks in nodes for rank in ranks)
+    twice = next((rank for rank, count in counts.items() if count > 1), None)
     if twice is not None:
-        raise UsageError(f"{where}: node.members names rank {twice} twice")
+        raise node.error("members", f"names rank {twice} twice")
     return max(map(len, nodes)), tuple(tuple(sorted(ranks)) for ranks in nodes)
 
 
-def read_network(where: str, told: Any) -> Network:
-    """The network that a table of a file tells. ``where`` stands in front of errors: the option and the path."""
-    if not isinstance(told, dict):
-        raise UsageError(f"{where}: network is no table")
-    _refuse(where, told, NETWORK_KEYS, "network.")
-    link = _text(where, told, "network", "link")
-    cards = _count(where, told, "network", "cards", "network cards")
-    rails = _count(where, told, "network", "rails", "rails") if "rails" in told else None
+def read_network(file: UserTable) -> Network:
+    """The network that the table ``network`` of a file tells."""
+    told = file.table("network", NETWORK_KEYS)
+    link, cards = told.text("link"), told.count("cards")
+    rails = told.count("rails") if "rails" in told else None
     if rails is not None and cards % rails:
-        raise UsageError(f"{where}: network.cards is no multiple of network.rails")
+        raise told.error("cards", "is no multiple of network.rails")
     known = named_link(link)
     if "bandwidth_GB_per_s" in told:
-        speed, source = _bandwidth(where, told, "network"), _text(where, told, "network", "source")
+        speed, source = told.rate("bandwidth_GB_per_s") * GIGA, told.text("source")
     elif known is None:
         names = ", ".join(one.name for one in LINKS if one.links is None)
         raise UsageError(
-            f"{where}: network.link: {link}: not in the table of links ({names}): "
+            f"{told.where}: network.link: {link}: not in the table of links ({names}): "
             "give network.bandwidth_GB_per_s and network.source"
         )
     else:
         link, speed, source = known.name, float(known.bandwidth), known.source
     return Network(link=link, cards=cards, card_bandwidth=speed, source=source, rails=rails)
-
-
-def _count(where: str, told: dict[str, Any], table: str, key: str, what: str) -> int:
-    value = told.get(key)
-    if type(value) is not int or not 1 <= value <= MOST_RANKS:
-        raise UsageError(f"{where}: {table}.{key} is not a number of {what}")
-    return value
-
-
-def _text(where: str, told: dict[str, Any], table: str, key: str) -> str:
-    value = told.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{where}: {table}.{key} is no text")
-    return value
-
-
-def _bandwidth(where: str, told: dict[str, Any], table: str) -> float:
-    value: Any = told.get("bandwidth_GB_per_s")
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise UsageError(f"{where}: {table}.bandwidth_GB_per_s is no bandwidth")
-    return float(value) * 1e9
-
-
-def _refuse(where: str, found: dict[str, Any], known: tuple[str, ...], table: str) -> None:
-    for key in found:
-        if key not in known:
-            names = ", ".join(table + one for one in known)
-            raise UsageError(f"{where}: {table}{key}: no such key; known: {names}")
 
 
 # Shapes of TPU slices: the one that a number of chips has, along which axes links close to a ring, and its hosts.
@@ -289,7 +245,7 @@ def axes_of(device: Device) -> int:
 
 
 def default_shape(device: Device, number: int, asked: str = "") -> tuple[int, ...]:
-    """The shape of a slice of ``number`` chips as it is usually had; an ``AskedWronglyError`` if there is none."""
+    """The shape of a slice of ``number`` chips as it is usually had; an ``UsageError`` if there is none."""
     shapes = _DEEP if axes_of(device) == 3 else _FLAT
     found = next((shape for shape in shapes if prod(shape) == number), None)
     if found is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfscope.analyzers.devices.device import GIGA, Device, peaks
-from perfscope.analyzers.devices.node import Node, UsualNetwork
+from perfscope.analyzers.devices.device import GIGA, Device, Node, UsualNetwork, peaks
 
 _GIB = 1 << 30
 _PAGE = "Google Cloud documentation, {}, key specifications"
