@@ -155,11 +155,13 @@ def _gone(watch: Any) -> None:
 
 def list_storages(optimizers: Iterable[Any], registry: ModuleRegistry, *, most: int = MOST_STORAGES) -> StorageListing:
     """What is held now. A storage that several tensors share has the first one's name and is there once."""
+    from perfscope.profiler.torch.op_graph.recorder import dense_parts
+
     listing = StorageListing()
     records: dict[tuple[str, int], tuple[StorageRecord, Any]] = {}
     for name, module, category, tensor in _tensors(list(optimizers), registry):
-        for part in _parts(tensor):
-            storage = _storage(part)
+        for part in dense_parts(tensor):
+            storage = _addressable(part)
             if storage is None:
                 listing.unreadable += 1
                 continue
@@ -282,24 +284,15 @@ def _of_state(state: Any, depth: int) -> Iterator[tuple[str, Any]]:
                 yield f"{key}.{inner}" if inner else str(key), tensor
 
 
-def _parts(tensor: Any) -> Iterator[Any]:
-    """The plain tensors that a tensor is made of on this rank: a sharded one (DTensor) has its local part."""
-    local = getattr(tensor, "_local_tensor", None)
-    if local is not None:
-        yield from _parts(local)
-    elif hasattr(type(tensor), "__tensor_flatten__"):
-        for name in type(tensor).__tensor_flatten__(tensor)[0]:
-            yield from _parts(getattr(tensor, name))
-    else:
-        yield tensor
+def _addressable(tensor: Any) -> Any:
+    """The storage of a tensor, or None where it has none that can be asked for its address (fake tensors)."""
+    from perfscope.profiler.torch.op_graph.recorder import storage_of
 
-
-def _storage(tensor: Any) -> Any:
-    """The storage of a tensor, or None where it has none that can be asked."""
+    storage = storage_of(tensor)
     try:
-        storage = tensor.untyped_storage()
-        storage.data_ptr()
-    except (NotImplementedError, RuntimeError):  # sparse and opaque layouts, fake tensors
+        if storage is not None:
+            storage.data_ptr()
+    except RuntimeError:
         return None
     return storage
 

@@ -113,8 +113,7 @@ class _Planning:
 
     def _listen(self) -> None:
         from perfscope.profiler.ahead.torch.compiler import InductorPlanner
-        from perfscope.profiler.ahead.torch.ops import WatcherPause
-        from perfscope.profiler.ahead.torch.steps import PlanSteps
+        from perfscope.profiler.ahead.torch.steps import PlanSteps, WatcherPause
 
         self.planner = InductorPlanner(
             self._planned,

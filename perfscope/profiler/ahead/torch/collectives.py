@@ -21,7 +21,7 @@ from perfscope.model.documents.torch_plan import (
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.compat import is_collective, is_wait
 from perfscope.profiler.ahead.torch.cuda import CLOCK
-from perfscope.profiler.ahead.torch.ops import OpWatchMode
+from perfscope.profiler.ahead.torch.memory import OpWatchMode
 from perfscope.profiler.ahead.torch.peak import UserLine
 from perfscope.profiler.torch.op_graph.capture import insert_lowest
 from perfscope.profiler.torch.op_graph.recorder import tensors_in

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
@@ -20,7 +20,6 @@ import torch
 from perfscope.model.documents.torch_plan import PlanLine, PlanMemory, StepMemory, StepPhase
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
-from perfscope.profiler.ahead.torch.ops import OpWatchMode, dense_parts, storage_of
 from perfscope.profiler.ahead.torch.peak import (
     NO_LINE,
     Block,
@@ -35,7 +34,37 @@ from perfscope.profiler.ahead.torch.peak import (
 )
 from perfscope.profiler.torch.op_graph.capture import insert_lowest
 from perfscope.profiler.torch.op_graph.frames import Frames
-from perfscope.profiler.torch.op_graph.recorder import tensors_in
+from perfscope.profiler.torch.op_graph.recorder import dense_parts, storage_of, tensors_in, unwraps
+
+
+class OpWatcher(Protocol):
+    """Who is told."""
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An op was run."""
+
+
+class OpWatchMode(compat.DispatchMode):  # type: ignore[misc]
+    """Tells a watcher of each op."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, watcher: OpWatcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions stay compiled."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(unwraps, types)):
+            return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
+        result = func(*args, **(kwargs or {}))
+        with compat.without_torch_functions():
+            self._watcher.seen(func, args, kwargs or {}, result)
+        return result
 
 
 class _Watch(ref[Any]):

@@ -7,8 +7,8 @@ third on it is on, for the outermost modules too where the program compiles none
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import torch
 
 from perfscope.model.capture import CaptureOptions
 from perfscope.model.documents.torch_plan import ALL_STEPS
+from perfscope.model.errors import PerfscopeError
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.memory import StepPeaks
-from perfscope.profiler.ahead.torch.ops import OpRecorder
 from perfscope.profiler.ahead.torch.processes import JobPlan
 from perfscope.profiler.session import annotate
 from perfscope.profiler.session.steps import StepFinder
 from perfscope.profiler.torch.hooks import Hooks
+from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
 from perfscope.profiler.torch.op_graph.frames import Frames
 
 EAGER, PLANNED, EXTRA = 0, 1, 2
@@ -47,11 +48,12 @@ class PlanSteps:
         memory: StepPeaks,
         processes: JobPlan,
     ) -> None:
+        self._file = folder
         self._folder, self._name, self._frames, self._memory = folder, name, frames, memory
         self._compiles, self._backend, self._processes = compiles, backend, processes
         self._hooks = Hooks()
         self._finder = StepFinder(CaptureOptions(warmup=1, quiet=True), self, self._hooks.forget)
-        self._recorder: OpRecorder | None = None
+        self._recorder: OpGraphCapture | None = None
         self._call = torch.nn.Module.__call__
         self._wraps = False
         self._number = -1
@@ -181,15 +183,57 @@ class PlanSteps:
             yield
 
     def _record(self, file: str, number: int, *, modules: bool) -> None:
-        self._recorder = OpRecorder(self._folder / file, self._frames, modules=modules)
-        self._recorder.start(number)
+        self._file = self._folder / file
+        self._recorder = OpGraphCapture()
+        self._recorder.start(number, modules=modules, frames=self._frames)
 
     def _close(self) -> str | None:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None
-        problem = recorder.stop()
-        if problem is not None:
-            self.problems.append(problem)
+        recorder.stop()
+        try:
+            recorder.save(self._file)
+        except PerfscopeError as error:
+            self.problems.append(str(error).partition(": ")[2])
             return None
-        return recorder.path.name
+        return self._file.name
+
+
+# What is dispatched while torch's compiler works, or while a planned graph stands in for its kernels, is nobody's.
+
+
+class WatcherPause:
+    """``watchers``: contexts in which one that looks at ops looks away."""
+
+    def __init__(self, watchers: Sequence[Callable[[], AbstractContextManager[None]]]) -> None:
+        self._watchers = watchers
+        self._held: ExitStack | None = None
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the compiler is at work; it may run a graph it has just made, to see the sizes of its results."""
+        return self._held is not None
+
+    @contextmanager
+    def around(self, watchers: int | None = None) -> Iterator[None]:
+        """Everybody looks away; the first so many of them."""
+        with ExitStack() as stack:
+            for watcher in self._watchers[:watchers]:
+                stack.enter_context(watcher())
+            yield
+
+    def listen(self) -> None:
+        """To the compiler, from now on."""
+
+        def begins() -> None:
+            held = ExitStack()
+            held.enter_context(self.around())
+            self._held = held
+
+        def ends() -> None:
+            held, self._held = self._held, None
+            if held is not None:
+                held.close()
+
+        compat.on_compilation(begins, ends)

@@ -11,6 +11,8 @@ import importlib.util
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,20 +49,29 @@ class OpGraphCapture:
         self._thread = 0
         self._failure: str | None = None
 
-    @property
-    def mode(self) -> RecordingMode | None:
-        """What records now; its ``active`` may be taken back for a while."""
-        return self._mode
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ops inside are not recorded."""
+        mode = self._mode
+        if mode is None or not mode.active:
+            yield
+            return
+        mode.active = False
+        try:
+            yield
+        finally:
+            mode.active = self._mode is mode
 
     @property
     def count(self) -> int:
         """Ops recorded so far."""
         return 0 if self._table is None else len(self._table)
 
-    def start(self, step: int, modules: ModuleStack | None = None, frames: Frames | None = None) -> None:
+    def start(self, step: int, *, modules: bool = True, frames: Frames | None = None) -> None:
         """Begins to record; ``step`` is the number the file will carry. Needs torch.
 
-        ``modules`` and ``frames`` name modules and lines, where they are to be named in another way.
+        ``modules``: name modules, by hooks, which would be traced where modules are compiled. ``frames`` names lines,
+        where they are to be named in another way.
         """
         if self._mode is not None:
             raise UsageError("op graph: start() called twice without stop()")
@@ -71,11 +82,12 @@ class OpGraphCapture:
 
         self._thread = threading.get_ident()
         self._table = OpTable(step, self._limit)
-        self._modules = modules or ModuleStack()
+        self._modules = ModuleStack()
         # The folder of now: a program that moves later would otherwise change the names of its files.
         frames = frames or Frames(torch.__file__, Path.cwd())
         self._mode = RecordingMode(self._table, frames, self._modules)
-        self._modules.start()
+        if modules:
+            self._modules.start()
         insert_lowest(self._mode)
 
     def stop(self) -> None:

@@ -261,7 +261,7 @@ class StorageIds:
 
         ``made``: the op of now made it, if it was not known before.
         """
-        thing = _storage_of(tensor)
+        thing = _storage_or_itself(tensor)
         known = self._known(thing)
         if known is not None:
             self.bytes[known] = max(self.bytes[known], _storage_bytes(thing))
@@ -276,7 +276,7 @@ class StorageIds:
 
     def find(self, tensor: Any) -> int | None:
         """Id of the tensor's storage if the capture has seen it, else None."""
-        return self._known(_storage_of(tensor))
+        return self._known(_storage_or_itself(tensor))
 
     def alive(self) -> list[int]:
         """Ids of the storages that some tensor of the program still holds, ascending."""
@@ -293,11 +293,9 @@ class StorageIds:
             del self._by_address[address]
 
 
-def _storage_of(tensor: Any) -> Any:
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse and opaque layouts have none, by design
-        return tensor
+def _storage_or_itself(tensor: Any) -> Any:
+    storage = storage_of(tensor)
+    return tensor if storage is None else storage
 
 
 def _storage_bytes(thing: Any) -> int:
@@ -469,6 +467,25 @@ def tensors_in(tree: Any) -> Iterator[Any]:
 def unwraps(kind: type) -> bool:
     """Whether tensors of a class only hold others, which it takes out at each op."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+def dense_parts(tensor: Any) -> Iterator[Any]:
+    """The dense tensors that hold a tensor's bytes: itself, or those that a wrapper subclass holds."""
+    if unwraps(type(tensor)):
+        names, _ = tensor.__tensor_flatten__()
+        for part in (getattr(tensor, name) for name in names):  # a mesh may be among them
+            if isinstance(part, torch.Tensor):
+                yield from dense_parts(part)
+    else:
+        yield tensor
+
+
+def storage_of(tensor: Any) -> Any:
+    """The storage of a tensor; ``None`` for sparse and opaque layouts, which have none."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def _is_bookkeeping(func: Any) -> bool:
