@@ -206,8 +206,6 @@ class _Sweep:
         settings = self.variants[number].settings
         if outcome.state == "compiled":
             self._judge(number, self.folder / VARIANTS / outcome.folder, outcome=outcome)
-        elif outcome.state == "stopped":
-            return
         else:
             refused = exceeds_memory(outcome.reason)
             target = self._request(number).target

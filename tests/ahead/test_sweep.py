@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,9 +10,11 @@ import pytest
 
 from perfscope.analyzers.devices.target_request import target_request
 from perfscope.analyzers.devices.target_text import parse_target
+from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_request import Limits, Request
 from perfscope.model.errors import UsageError
 from perfscope.profiler.ahead.common import build_key
+from perfscope.profiler.ahead.common import compile as compiling
 from perfscope.profiler.ahead.common.build_key import sources_digest, variant_key
 from perfscope.profiler.ahead.sweep import pool
 from perfscope.profiler.ahead.sweep.axes import (
@@ -26,7 +26,7 @@ from perfscope.profiler.ahead.sweep.axes import (
     parse_axis,
     variants,
 )
-from perfscope.profiler.ahead.sweep.pool import Job, Outcome, run_jobs, tree_bytes
+from perfscope.profiler.ahead.sweep.pool import Job, Outcome, run_jobs
 
 
 @pytest.mark.parametrize(
@@ -251,86 +251,85 @@ def _job(folder: Path, program: str, text: str | None = None) -> Job:
     return Job(request=request, root=str(folder / "runs"), name="one")
 
 
-@pytest.mark.slow
-def test_every_job_ends_with_a_reason(tmp_path: Path) -> None:
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the child process, which a test writes."""
+    file = tmp_path / "child.py"
+    monkeypatch.setattr(compiling, "CHILD", file)
+    return file
+
+
+DIES = """
+import json, os, sys
+if "deadly.py" in open(sys.argv[1]).read():
+    os.kill(os.getpid(), 9)
+os.write(int(sys.argv[2]), json.dumps({"event": "failed", "reason": "as it should"}).encode() + bytes([10]))
+"""
+
+
+def test_a_child_that_dies_is_a_reason_and_the_rest_goes_on(tmp_path: Path, child: Path) -> None:
+    child.write_text(DIES)
     ended: dict[int, Outcome] = {}
-    jobs = [_job(tmp_path, f"absent{number}.py") for number in range(3)]
-    run_jobs(jobs, ended.__setitem__, most_at_once=2)
+    names = ["deadly.py", "a.py", "b.py"]
+    run_jobs([_job(tmp_path, name, "") for name in names], ended.__setitem__, most_at_once=2)
     assert sorted(ended) == [0, 1, 2]
-    for number, outcome in ended.items():
-        assert outcome.state == "failed"
-        assert f"absent{number}.py" in outcome.reason or "no such" in outcome.reason.lower() or outcome.reason
-        assert outcome.seconds is not None
-        assert outcome.host_bytes
+    assert {outcome.state for outcome in ended.values()} == {"failed"}
+    assert "SIGKILL" in ended[0].reason
+    assert all("as it should" in ended[number].reason for number in (1, 2))
+    assert all(outcome.folder and outcome.seconds is not None for outcome in ended.values())
 
 
-def test_a_worker_that_dies_is_a_reason(tmp_path: Path, monkeypatch) -> None:
-    real = subprocess.Popen
+HOLDS = """
+import pathlib, sys, time
+held = bytearray({mib} << 20) if {name!r} in open(sys.argv[1]).read() else b""
+while held and not pathlib.Path({flag!r}).exists():
+    time.sleep(0.05)
+"""
 
-    def killed(line, **more):
-        return real([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], **more)
 
-    monkeypatch.setattr(pool.subprocess, "Popen", killed)
+def test_one_that_takes_too_much_alone_has_failed_and_the_rest_goes_on(tmp_path: Path, child: Path) -> None:
+    child.write_text(HOLDS.format(mib=300, name="greedy", flag=str(tmp_path / "never")))
     ended: dict[int, Outcome] = {}
-    run_jobs([_job(tmp_path, "absent.py")], ended.__setitem__)
-    assert ended[0].reason == "the process that compiled it was ended by SIGKILL"
-
-
-def test_one_that_takes_too_much_alone_has_failed_and_the_rest_goes_on(tmp_path: Path, monkeypatch) -> None:
-    real = subprocess.Popen
-    greedy = "import time; held = bytearray(300 << 20); time.sleep(60)"
-
-    def started(line, **more):
-        number = len(begun)
-        begun.append(number)
-        return real([sys.executable, "-c", greedy if number == 0 else "pass"], **more)
-
-    begun: list[int] = []
-    monkeypatch.setattr(pool.subprocess, "Popen", started)
-    ended: dict[int, Outcome] = {}
-    jobs = [_job(tmp_path, "absent.py"), _job(tmp_path, "absent.py")]
+    jobs = [_job(tmp_path, "greedy.py", ""), _job(tmp_path, "modest.py", "")]
     run_jobs(jobs, ended.__setitem__, most_at_once=2, memory_bytes=200 << 20)
     assert "it takes more memory of this machine than it may (0.2 GiB" in ended[0].reason
-    assert ended[1].reason == "the process that compiled it ended with code 0"
+    assert "it takes more memory" not in ended[1].reason
 
 
-def test_two_that_take_too_much_together_are_done_one_after_the_other(tmp_path: Path, monkeypatch) -> None:
-    real_start, real_end = subprocess.Popen, pool._end
+def test_two_that_take_too_much_together_are_done_one_after_the_other(
+    tmp_path: Path, child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flag = tmp_path / "one was ended"
-    work = (
-        "import pathlib, time; held = bytearray(150 << 20)\n"
-        f"while not pathlib.Path({str(flag)!r}).exists(): time.sleep(0.05)"
-    )
-    begun: list[int] = []
+    child.write_text(HOLDS.format(mib=150, name="large", flag=str(flag)))
+    restart = pool._JobPool.restart_alone
+    restarted: list[int] = []
 
-    def started(line, **more):
-        begun.append(1)
-        return real_start([sys.executable, "-c", work], **more)
-
-    def end(workers):
-        real_end(workers)
+    def restart_alone(self: pool._JobPool, running: pool._Running) -> None:
+        restarted.append(running.number)
         flag.touch()
+        restart(self, running)
 
-    monkeypatch.setattr(pool.subprocess, "Popen", started)
-    monkeypatch.setattr(pool, "_end", end)
+    monkeypatch.setattr(pool._JobPool, "restart_alone", restart_alone)
     monkeypatch.setattr(pool, "FIRST_GUESS", 1 << 20)
     ended: dict[int, Outcome] = {}
-    jobs = [_job(tmp_path, "a.py"), _job(tmp_path, "b.py")]
+    jobs = [_job(tmp_path, "large-a.py", ""), _job(tmp_path, "large-b.py", "")]
     run_jobs(jobs, ended.__setitem__, most_at_once=2, memory_bytes=260 << 20)
     assert sorted(ended) == [0, 1]
-    assert len(begun) == 3  # the youngest was ended and begun again
-    assert all(outcome.reason == "the process that compiled it ended with code 0" for outcome in ended.values())
+    assert restarted == [1]
+    assert all("it takes more memory" not in outcome.reason for outcome in ended.values())
 
 
-def test_what_is_below_a_process_is_counted_with_it() -> None:
-    inner = "held = bytearray(100 << 20); print('up', flush=True); input()"
-    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    with subprocess.Popen(
-        [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        found = tree_bytes([process.pid, os.getpid()])
-        process.communicate("\n")
-    assert found[process.pid] > 100 << 20
-    assert tree_bytes([1 << 30]) == {1 << 30: 0}
+def test_an_interrupt_ends_all(tmp_path: Path, child: Path) -> None:
+    child.write_text(HOLDS.format(mib=1, name="large", flag=str(tmp_path / "never")))
+    begun = time.monotonic()
+
+    def interrupted(number: int, outcome: Outcome) -> None:
+        raise KeyboardInterrupt
+
+    jobs = [_job(tmp_path, "large.py", ""), _job(tmp_path, "short.py", "")]
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(jobs, interrupted, most_at_once=2)
+    assert time.monotonic() - begun < jobs[0].request.limits.seconds
+    manifests = [compile_manifest.load(file.parent) for file in (tmp_path / "runs").glob("*/compile.json")]
+    assert {manifest.complete for manifest in manifests} == {False}
+    assert any("interrupted" in note for manifest in manifests for note in manifest.notes)

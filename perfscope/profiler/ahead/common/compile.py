@@ -49,6 +49,8 @@ TAIL_BYTES = 16_384
 MEMORY_SHARE = 0.75
 """Of what is available, where nothing else is said."""
 MIN_MEMORY = 1 << 30
+Watch = Callable[[int], "str | None"]
+"""Called several times a second with the bytes that a child and all it started take; a reason to end it, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +76,18 @@ def default_memory_limit() -> int:
 
 
 def run_child(
-    request: Path, scratch: Path, hear: Callable[[dict[str, Any]], None], *, until: float, memory_bytes: int
+    request: Path,
+    scratch: Path,
+    hear: Callable[[dict[str, Any]], None],
+    *,
+    until: float,
+    memory_bytes: int,
+    watch: Watch | None = None,
 ) -> ChildExit:
     """Run a child with the request in that file; ``hear`` gets what it says. ``until``: of the monotonic clock.
 
-    The child has no stdin; what it prints goes to a file in ``scratch``. It and all that it started end with us.
-    ``NotStartedError`` if it cannot be started.
+    ``watch`` may end it. The child has no stdin; what it prints goes to a file in ``scratch``. It and all that it
+    started end with us. ``NotStartedError`` if it cannot be started.
     """
     reading, writing = os.pipe()
     printed = scratch / "printed.txt"
@@ -96,7 +104,7 @@ def run_child(
     finally:
         os.close(writing)
     try:
-        stopped = _read_events(process, reading, printed, hear, until=until, memory_bytes=memory_bytes)
+        stopped = _read_events(process, reading, printed, hear, until=until, memory_bytes=memory_bytes, watch=watch)
         if stopped is None:
             process.wait()
     finally:
@@ -110,6 +118,7 @@ def run_child(
 def _environment(scratch: Path) -> dict[str, str]:
     environment = dict(os.environ)
     environment["JAX_PLATFORMS"] = "cpu"
+    environment.setdefault("OMP_NUM_THREADS", "1")  # nothing large is computed, and variants of a sweep share the cores
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     environment.setdefault("TPU_SKIP_MDS_QUERY", "1")
     environment["TPU_LOG_DIR"] = str(scratch)
@@ -118,7 +127,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 def _read_events(
     process: subprocess.Popen[bytes], reading: int, printed: Path, hear: Callable[[dict[str, Any]], None], *,
-    until: float, memory_bytes: int,
+    until: float, memory_bytes: int, watch: Watch | None,
 ) -> str | None:  # fmt: skip
     """Hear the child until it ends; why we ended it, if we did."""
     rest, heard, asked = b"", 0, max(until - time.monotonic(), 0.0)
@@ -142,6 +151,9 @@ def _read_events(
         if time.monotonic() > until:
             return f"out of time: {asked:.0f} s are over (--limit)"
         taken = _group_memory(process.pid)
+        reason = None if watch is None else watch(taken)
+        if reason is not None:
+            return reason
         if taken > memory_bytes:
             return f"out of memory: more than {memory_bytes / (1 << 30):.1f} GiB are taken (--host-memory)"
         if printed.stat().st_size > MAX_OUTPUT_BYTES:
@@ -300,12 +312,14 @@ def compile_program(
     name: str | None = None,
     command: tuple[str, ...] | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Path:
     """Compile or plan what a request asks for; the run folder, below ``root``, with its ``compile.json``.
 
     Safe to call from several threads or processes at once. ``command``: what the manifest says was started.
-    ``NothingCompiledError`` where not one program came of it (the folder is there all the same, and says why);
-    ``NotStartedError`` where there is no such program. What was compiled when time or memory ran out is kept.
+    ``watch`` may end it. ``NothingCompiledError`` where not one program came of it (the folder is there all the same,
+    and says why); ``NotStartedError`` where there is no such program. What was compiled when time or memory ran out is
+    kept.
     """
     began = time.monotonic()
     label = name or _program_name(request)
@@ -327,7 +341,7 @@ def compile_program(
     _write(directory, first)
     stopped: str | None = "interrupted"
     try:
-        stopped = _run_children(request, directory, book, until=began + request.limits.seconds)
+        stopped = _run_children(request, directory, book, until=began + request.limits.seconds, watch=watch)
     finally:
         manifest = msgspec.structs.replace(
             first,
@@ -346,7 +360,9 @@ def compile_program(
     return directory
 
 
-def _run_children(request: Request, directory: Path, book: _EventLog, *, until: float) -> str | None:
+def _run_children(
+    request: Request, directory: Path, book: _EventLog, *, until: float, watch: Watch | None
+) -> str | None:
     """One child after another until one gets through; why we stopped it, if we did."""
     with tempfile.TemporaryDirectory(prefix="perfscope-compile-") as folder:
         scratch = Path(folder)
@@ -360,7 +376,7 @@ def _run_children(request: Request, directory: Path, book: _EventLog, *, until: 
                 if said["event"] in ("compiled", "planned"):
                     _update_manifest(directory, book)
 
-            ended = run_child(asked, scratch, hear, until=until, memory_bytes=request.limits.memory_bytes)
+            ended = run_child(asked, scratch, hear, until=until, memory_bytes=request.limits.memory_bytes, watch=watch)
             if ended.stopped is not None:
                 if book.at is not None:
                     book.refused[book.at] = ended.stopped
