@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +10,8 @@ from perfscope.analyzers.ranks.devices import DeviceSet, device_set, process_set
 from perfscope.analyzers.ranks.job import has_ranks
 from perfscope.analyzers.ranks.matching import Clocks, PairKind, kinds_of
 from perfscope.analyzers.ranks.sets import CollectiveKind, RankGroup, RankSet, RankTotal, rank_sets, table_of
+from perfscope.analyzers.sections import guarded
 from perfscope.model.trace import Trace
-
-_log = logging.getLogger(__name__)
 
 MOST_JOBS = 4
 """Jobs of a section: traces of several were mixed by mistake, and a few show it."""
@@ -80,17 +78,16 @@ NO_COLLECTIVES = CollectivesSection()
 def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
     """The section of all traces; ranks whose collectives break it are named in ``problems``."""
     jobs: list[JobCollectives] = []
-    try:
+    problems: list[str] = []
+    with guarded("the collectives could not be summed up", traces[0].source.path if traces else "", problems):
         if sum(map(has_ranks, traces)) > 1:
             jobs += [_job(one) for one in rank_sets(traces) if _shown(one)]
         processes = process_sets(traces)
         joined = {id(member.trace) for one in processes for member in one.ranks.job.members}
         several = [one for trace in traces if id(trace) not in joined and (one := trace.fact(device_set)) is not None]
         jobs += [_of_devices(one) for one in (*(one.devices for one in processes), *several)]
-    except Exception as error:  # as with a rule: what breaks here must not cost the findings
-        _log.warning("collectives of %s", traces[0].source.path, exc_info=True)
-        problem = f"the collectives could not be summed up: {type(error).__name__}: {error}"
-        return CollectivesSection(problems=(problem,))
+    if problems:
+        return CollectivesSection(problems=tuple(problems))
     return CollectivesSection(jobs=tuple(jobs[:MOST_JOBS]), jobs_left=max(0, len(jobs) - MOST_JOBS))
 
 

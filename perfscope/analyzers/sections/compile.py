@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from perfscope.analyzers.sections import guarded
 from perfscope.analyzers.torch_compile.summary import CompileSummary, compile_summary
 from perfscope.model.compile_log import CacheResult
 from perfscope.model.trace import Trace
-
-_log = logging.getLogger(__name__)
 
 MOST_ROWS = 20
 """Frames, lines, guards and kernels of a section: what is beyond the twentieth is rare or short."""
@@ -69,17 +67,13 @@ NO_COMPILE = CompileSection()
 def compile_section(traces: Sequence[Trace]) -> CompileSection:
     """The section of all traces; a trace whose log breaks it is named in ``problems``."""
     found: list[tuple[str, CompileSummary]] = []
-    problems = []
+    problems: list[str] = []
     for index, trace in enumerate(traces):
-        try:
+        with guarded("what torch.compile did could not be summed up", trace.source.path, problems):
             summary = trace.fact(compile_summary)
-        except Exception as error:  # as with a rule: what breaks here must not cost the findings
-            _log.warning("compilations of %s", trace.source.path, exc_info=True)
-            problems.append(f"what torch.compile did could not be summed up: {type(error).__name__}: {error}")
-            continue
-        if summary is not None:
-            label = f"source {index}" if summary.rank is None else f"rank {summary.rank}"
-            found.append((label, summary))
+            if summary is not None:
+                label = f"source {index}" if summary.rank is None else f"rank {summary.rank}"
+                found.append((label, summary))
     if not found:
         return replace(NO_COMPILE, problems=tuple(problems))
     label, longest = max(found, key=lambda pair: pair[1].total_ns)

@@ -6,15 +6,13 @@ entry: the one with the highest peak is told in full, and each has a row beside 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.memory.trace_memories import Memory, trace_memories
+from perfscope.analyzers.sections import guarded
 from perfscope.model.memory import MemoryPhase
 from perfscope.model.trace import Trace
-
-_log = logging.getLogger(__name__)
 
 MOST_MEMORIES = 12
 """Memories of a section: a job has its devices (one entry), the host and a few programs that matter."""
@@ -73,16 +71,12 @@ def memory_section(traces: Sequence[Trace]) -> MemorySection:
     problems: list[str] = []
     left = 0
     for source, trace in enumerate(traces):
-        try:
+        with guarded("the memory could not be summed up", trace.source.path, problems):
             mine = trace.fact(trace_memories)
-        except Exception as error:  # as with a rule: what breaks here must not cost the findings
-            _log.warning("memory of %s", trace.source.path, exc_info=True)
-            problems.append(f"the memory could not be summed up: {type(error).__name__}: {error}")
-            continue
-        left += mine.left
-        for memory in mine.memories:
-            program = memory.label if memory.space == "program" else ""
-            found.setdefault((memory.space, program, memory.of_driver), []).append((source, memory))
+            left += mine.left
+            for memory in mine.memories:
+                program = memory.label if memory.space == "program" else ""
+                found.setdefault((memory.space, program, memory.of_driver), []).append((source, memory))
     entries = sorted(map(_entry, found.values()), key=lambda one: -one.worst.peak_bytes)
     drawn = [
         one if place < MOST_PICTURES else replace(one, worst=replace(one.worst, picture=None))

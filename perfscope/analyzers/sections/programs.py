@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,12 +19,11 @@ from perfscope.analyzers.predict.program import StepOfSeveral, calls_seen, step_
 from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.programs.hot_instructions import HotSpots, hot_instructions
 from perfscope.analyzers.programs.programs import Program, programs
+from perfscope.analyzers.sections import guarded
 from perfscope.analyzers.torch_compile.frames import planned_breaks
 from perfscope.model.errors import DataError
 from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals, Registers, fits, memory_as_run, totals
 from perfscope.model.trace import Trace
-
-_log = logging.getLogger(__name__)
 
 MOST_PROGRAMS = 20
 """Programs of a section: a training script has two or three that matter and dozens of one op each."""
@@ -64,20 +62,16 @@ def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
     """The section of all traces; a trace whose programs break it is named in ``problems``."""
     found: list[Program] = []
     spots: list[HotSpots] = []
-    problems = []
+    problems: list[str] = []
     spots_left = 0
     for trace in traces:
         if not trace.hlo and not len(trace.rows["hlo_ops"]):
             continue
-        try:
+        with guarded("the compiled programs could not be summed up", trace.source.path, problems):
             mine, hot = trace.fact(programs), trace.fact(hot_instructions)
-        except Exception as error:  # as with a rule: what breaks here must not cost the findings
-            _log.warning("programs of %s", trace.source.path, exc_info=True)
-            problems.append(f"the compiled programs could not be summed up: {type(error).__name__}: {error}")
-            continue
-        found += mine
-        spots += [one.top(MOST_ROWS) for one in hot[:MOST_SPOTS]]
-        spots_left += max(0, len(hot) - MOST_SPOTS)
+            found += mine
+            spots += [one.top(MOST_ROWS) for one in hot[:MOST_SPOTS]]
+            spots_left += max(0, len(hot) - MOST_SPOTS)
     if len(traces) > 1:
         found.sort(key=lambda one: -(one.execution.instructions_ns if one.execution else -1))
         spots.sort(key=lambda one: -one.total_ns)
@@ -173,19 +167,16 @@ def _of_trace(
     for index, module in enumerate(trace.hlo):
         if not module.is_scheduled:
             continue
-        try:
-            modelled = _modelled(trace, index, module)
+        with guarded(f"the time of {labels[index]} could not be modelled", trace.source.path, problems):
+            try:
+                modelled = _modelled(trace, index, module)
+            except DataError as error:
+                problems.append(str(error))
+                continue
             calibration = _calibrated(modelled, module, recorded, problems)
-        except DataError as error:
-            problems.append(str(error))
-            continue
-        except Exception as error:  # as with a rule: what breaks here must not cost the findings
-            _log.warning("modelled time of %s", module.name, exc_info=True)
-            problems.append(f"the time of {labels[index]} could not be modelled: {type(error).__name__}: {error}")
-            continue
-        programs.append(_bounded(labels[index], modelled, calls.get(index), calibration))
-        whole.append(modelled)
-        counts.append(calls.get(index))
+            programs.append(_bounded(labels[index], modelled, calls.get(index), calibration))
+            whole.append(modelled)
+            counts.append(calls.get(index))
     known = [count for count in counts if count is not None]
     step = step_of(whole, known) if len(known) == len(whole) > 1 else None
     return programs, step
@@ -199,18 +190,12 @@ def _modelled(trace: Trace, index: int, module: HloModule) -> Estimate:
 def _calibrated(
     modelled: Estimate, module: HloModule, recorded: Sequence[Trace], problems: list[str]
 ) -> Calibration | None:
+    found: Calibration | None = None
     for other in recorded:
-        try:
-            found = calibrate(modelled, module, other)
-        except Exception as error:  # the model stands without it
-            _log.warning("calibration of %s", module.name, exc_info=True)
-            problems.append(
-                f"{module.name} could not be held against {other.source.path}: {type(error).__name__}: {error}"
-            )
-            continue
-        if found is not None:
-            return bounded(found, MOST_ROWS)
-    return None
+        path = other.source.path
+        with guarded(f"{module.name} could not be held against {path}", path, problems):  # the model stands without it
+            found = found or calibrate(modelled, module, other)
+    return None if found is None else bounded(found, MOST_ROWS)
 
 
 def _bounded(label: str, modelled: Estimate, calls: int | None, calibration: Calibration | None) -> ProgramTime:
@@ -368,13 +353,10 @@ def plan_section(traces: Sequence[Trace]) -> PlanSection:
     for trace in traces:
         if not trace.torch_plans:
             continue
-        try:
-            if trace.target is None:
-                problems.append("the plan names no target that is known here: nothing of it is priced")
+        if trace.target is None:
+            problems.append("the plan names no target that is known here: nothing of it is priced")
+        with guarded("the plan could not be summed up", trace.source.path, problems):
             found.extend(_summary(work, trace) for work in trace.fact(plan_works))
-        except Exception as error:  # as with a rule: what breaks here must not cost the findings
-            _log.warning("plans of %s", trace.source.path, exc_info=True)
-            problems.append(f"the plan could not be summed up: {type(error).__name__}: {error}")
     return PlanSection(plans=tuple(found), problems=tuple(problems)) if found or problems else NO_PLANS
 
 
