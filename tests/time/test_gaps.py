@@ -260,21 +260,6 @@ def test_work_that_starts_before_its_call_by_clock_skew_ends_the_gap_all_the_sam
     assert _totals(b) == {"input": 39_000, "launch": 1_000}
 
 
-def test_the_profilers_own_waits_are_not_charged():
-    b = _two_kernels(launch=50)
-    b.python("train.py(1): <module>", 0, 100)
-    b.python("torch/profiler/profiler.py(388): stop_trace", 1, 30)
-    b.call("cudaDeviceSynchronize", 2, 25, kind=CallKind.SYNC)
-    assert _totals(b) == {"launch": 40_000}
-
-
-def test_the_users_own_device_wait_between_launches_is_charged():
-    b = _two_kernels(launch=50)
-    b.annotation("ProfilerStep#1", 0, 100)
-    b.call("cudaDeviceSynchronize", 2, 25, kind=CallKind.SYNC)
-    assert _totals(b) == {"host_sync": 40_000}
-
-
 def test_time_in_a_data_loader_is_input_even_after_a_wait():
     b = _two_kernels(launch=50)
     b.call("cudaStreamSynchronize", 2, 22, kind=CallKind.SYNC)

@@ -43,7 +43,7 @@ OPERATIONS = {
     "ragged-all-to-all": "ragged_all_to_all",
     "reduce-scatter": "reduce_scatter",
 }
-"""XLA's names -> those of the table. A permute is between two devices: nobody else is there to hold it against."""
+"""XLA's names -> those of the table. A permute is between two devices and has no third to compare with."""
 
 RANK_NOTE = "a rank is a process with all its devices: its side of a collective is that of its device which came last"
 

@@ -175,7 +175,7 @@ def _known(value: Any) -> int | None:
 
 
 APART_NS = 60 * 10**9
-"""A minute. Ranks record the same steps, and clocks of hosts differ by seconds even where nobody sets them."""
+"""A minute. Ranks record the same steps, and clocks of hosts differ by seconds where none is synchronized."""
 
 MIXED = "process groups of one name have different members on different ranks: these are not one job"
 
@@ -350,7 +350,7 @@ def named_ranks(ranks: Sequence[int], most: int = MOST_NAMED) -> str:
 
 
 def shown_group(group: Sequence[int], unit: str = "") -> str:
-    """``0-7``, ``0,2,4``, ``0,8,... (16)``; ``unit`` stands behind the number."""
+    """``0-7``, ``0,2,4``, ``0,8,... (16)``; ``unit`` follows the number."""
     if len(group) > 1 and list(group) == list(range(group[0], group[-1] + 1)):
         return f"{group[0]}-{group[-1]}"
     return ",".join(map(str, group)) if len(group) <= 8 else f"{group[0]},{group[1]},... ({len(group)}{unit})"

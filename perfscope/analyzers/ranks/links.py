@@ -31,14 +31,12 @@ from perfscope.model.trace import MISSING, Trace
 # Units, as Nsight Systems exports them:
 #
 # - ``GPU 0: NVLink TX Requests User Data [Throughput %]`` and its kin: integer percent of the peak of all links of
-# the
-# GPU in one direction. Requests and responses, user and protocol data each have a counter of their own; together they
-# fill the links, so they are added. Older exports have one ``NVLink TX Throughput`` for all of them.
+#   the GPU in one direction. Requests and responses, user and protocol data each have a counter of their own;
+#   together they fill the links, so they are added. Older exports have one ``NVLink TX Throughput`` for all of them.
 # - ``NIC 0: IB: Bytes sent [bytes/ms]``: a rate. ``[B/s]`` and ``[bytes/s]`` are taken as well, other units are not.
 #
 # A sample stands for the time since the one before it. NVIDIA notes that links that are down may read as 100 percent:
-# a
-# GPU whose links read full in every sample of a recording is left out.
+# a GPU whose links read full in every sample of a recording is left out.
 
 
 _NVLINK = re.compile(r"GPU (\d{1,4}): NVLink (RX|TX) (.+? Data|Throughput|Bandwidth)(?: \[(.*)\])?")
@@ -218,20 +216,15 @@ def _use(several: Sequence[Samples], peak: float, start_ns: int, end_ns: int, *,
 # How long a collective takes at best, by the bytes that have to cross links inside a node and between nodes.
 #
 # Within a node a device sends the message times the factor of nccl-tests (``doc/PERFORMANCE.md``: bus bandwidth),
-# over
-# its links. A group that spans ``N`` nodes with ``g`` of its ``n`` ranks in each has two stages that run side by
-# side, so
-# the slower one counts (same document: bus bandwidth is bounded by the narrowest part of the path):
+# over its links. A group that spans ``N`` nodes with ``g`` of its ``n`` ranks in each has two stages that run side by
+# side, so the slower one counts (same document: bus bandwidth is bounded by the narrowest part of the path):
 #
 # - a ring goes in and out of each node once: a node sends the message times the factor of ``n`` over the network
-# cards
-# of its ``g`` ranks, a device as much over its links. What says no algorithm is held to this one, too;
+#   cards of its ``g`` ranks, a device as much over its links. What says no algorithm is held to this one, too;
 # - trees are a hierarchy: between nodes a node is one rank of ``N``, within it a device one of ``g``. Where the
-# network
-# reduces (CollNet, NVLS over nodes) a node sends the message once;
+#   network reduces (CollNet, NVLS over nodes) a node sends the message once;
 # - all-to-all sends each part straight to its rank: a node sends the buffers of ``g`` ranks, (N-1)/N of each, a
-# device
-# g-1 of the n parts of its own over its links.
+#   device g-1 of the n parts of its own over its links.
 #
 # NVLS reduces in the switch of a node: a device sends (1 + 1/n) of the message there.
 
@@ -382,7 +375,7 @@ class Call:
 
     @property
     def exposed_ns(self) -> int:
-        """Of its rank: the part behind which nothing computed."""
+        """Of its rank: the part in which nothing computed."""
         return int(self.trace.fact(exposed_communication)[self.side.kernel])
 
     @property

@@ -327,15 +327,12 @@ def _uncertainty(used: Sequence[Matched], offsets: dict[int, int]) -> dict[int, 
 #
 # The k-th send from one rank to another in a group is the k-th receive of that other one from it; counted, as with
 # collectives, from the first one whose launch is in the trace. Recorded numbers do not help: NCCL counts the sends
-# and
-# receives of a group on each rank for itself, and ranks have different numbers of them. Where the recording names no
-# peer, the group says it if it has two members; otherwise nobody knows, and it is not guessed.
+# and receives of a group on each rank for itself, and ranks have different numbers of them. Where the recording names
+# no peer, the group says it if it has two members; otherwise it is not known, and not guessed.
 #
 # Both sides end when the message is over, so the shorter one is the transfer and the rest of the longer one is
-# waiting
-# for the other side. A send whose kernel ended before the receive began (on aligned clocks, by more than they may be
-# off)
-# was taken in by the transport's buffers: nobody waited, and neither duration is that of the message.
+# waiting for the other side. A send whose kernel ended before the receive began (on aligned clocks, by more than they
+# may be off) was taken in by the transport's buffers: nobody waited, and neither duration is that of the message.
 
 
 Channel = tuple[Group, int, int]

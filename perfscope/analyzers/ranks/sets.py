@@ -22,7 +22,8 @@ from perfscope.model.units import format_ns
 # Process groups of a job and the mesh axis each looks like: data, tensor, pipeline or expert parallel.
 #
 # A guess from what the program calls a group, what it does and how its members are spaced, and it says why. The usual
-# order of ranks (Megatron, DeviceMesh) puts tensor parallelism innermost, so neighbours, data parallelism further out.
+# order of ranks (Megatron, DeviceMesh) puts tensor parallelism innermost, so neighbours, data parallelism further
+# out.
 
 
 _NAMES = {
@@ -126,7 +127,7 @@ def _axis(
 
 
 TOLD_NS = 10**6
-"""A millisecond: hosts that a time service keeps agree to about that, and nobody need be told."""
+"""A millisecond: hosts that a time service keeps agree to about that, and smaller offsets are not mentioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +236,7 @@ class CollectiveKind:
     duration_ns: Mapping[int, int]
     """By rank, summed: its waits, and the cores of the collectives that it took part in."""
     exposed_ns: Mapping[int, int]
-    """By rank: the part of ``duration_ns`` behind which its device computed nothing. Empty for those on the host."""
+    """By rank: the part of ``duration_ns`` in which its device computed nothing. Empty for those on the host."""
     algorithm_bandwidth: float | None
     """Bytes/s of the median core."""
     bus_bandwidth: float | None

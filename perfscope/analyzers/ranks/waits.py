@@ -1,8 +1,8 @@
-"""Who keeps whom waiting: for every late arrival of a rank, how late, and what it did before.
+"""Who waits for whom at collectives: late arrivals, what a late rank did before, and exposed time taken apart.
 
 A collective's shortest side is that of the rank that came last. It was late by what the next-to-last rank waited:
 had it come no later than that one, all would have gone on so much sooner, and no more. Lateness below the
-uncertainty of the two ranks' ends is nobody's, nor is, for collectives on the host, what a scheduler makes of it.
+uncertainty of the two ranks' ends is not counted, nor, for collectives on the host, below a scheduler's time slice.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 #
 # First it is held against the others: from the collective before to this one, on each rank's own clock, how much more
 # than the median of them it computed, was in collectives, loaded data or ran ops. What makes up for most of its
-# lateness
-# is what it did. Where nothing does (others may have been busy waiting), the window right before its arrival is
-# looked at, as long as it was late: on the device up to where the collective began, on the host up to where it was
+# lateness is what it did. Where nothing does (others may have been busy waiting), the window right before its arrival
+# is looked at, as long as it was late: on the device up to where the collective began, on the host up to where it was
 # launched.
 
 
@@ -254,7 +253,7 @@ class Straggling:
     cost_ns: int
     """Upper bound of what coming in time would save: its lateness, and no more than some other rank idled for it.
 
-    Waiting behind which a device computed is not in it. Of collectives on the host, what they hide is not known.
+    Waiting while a device computed is not in it. Of collectives on the host, what they hide is not known.
     """
 
 
@@ -334,13 +333,11 @@ def _exposed(found: list[Late], ranks: RankSet) -> Mapping[int, int]:
 # Exposed time of collectives, taken apart: waiting for a member that came late, the transfer itself, what is unclear.
 #
 # Members are ranks, or the devices of one recording. A member that came before the last one waits from its start on
-# for
-# as long as its duration is above the shortest; what remains is the transfer. Both count as far as the device
+# for as long as its duration is above the shortest; what remains is the transfer. Both count as far as the device
 # computed nothing, each moment once, so the parts sum to ``exposed_communication`` exactly.
 #
 # A wait that is no longer than the two members' ends differ anyway is no waiting that could be told from the
-# transfer.
-# Where members of a group are missing, the shortest duration may hold waiting for one of them.
+# transfer. Where members of a group are missing, the shortest duration may hold waiting for one of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +347,7 @@ class Wait:
     group: Group
     until_ns: int
     """When the last member came, on the clock of this one."""
-    told: bool
+    certain: bool
     """The wait is longer than the ends of the two members differ."""
     late: int | None
     """The member that came last; None where the one before it may have been."""
@@ -427,7 +424,7 @@ def waits_of(
             found[ranks[member]][side.kernel] = Wait(
                 group=one.group,
                 until_ns=side.start_ns + waited,
-                told=waited > doubt[member] + doubt[last],
+                certain=waited > doubt[member] + doubt[last],
                 late=ranks[last] if sure else None,
                 whole=whole,
             )
@@ -454,7 +451,7 @@ def shares_of(
             share.unmatched_ns += int(exposed[row])
             continue
         before = int(waited[row])
-        if not wait.told:
+        if not wait.certain:
             share.unclear_ns += before
         elif wait.late is None:
             share.together_ns += before

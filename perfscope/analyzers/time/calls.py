@@ -199,7 +199,7 @@ SHORT_NS = 10_000
 """A kernel below this spends a fifth or more of its time filling and draining the device."""
 
 RAMP_NS = 2_000
-"""Duration of an empty kernel as profilers record it is 1 to 2 us: nobody gets below it by computing less."""
+"""Duration of an empty kernel as profilers record it is 1 to 2 us: computing less does not get below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

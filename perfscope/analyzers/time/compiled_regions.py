@@ -1,7 +1,7 @@
 """Time inside compiled regions that no compiled graph runs in: what graph breaks leave to Python and to eager ops.
 
 A profiler shows a frame that dynamo rewrote as ``Torch-Compiled Region: 0/0``. Inside it stand calls of compiled graphs
-(``CompiledFunction`` where gradients are recorded, ``## Call CompiledFxGraph`` else) and, behind a graph break, the
+(``CompiledFunction`` where gradients are recorded, ``## Call CompiledFxGraph`` else) and, after a graph break, the
 line itself and the regions of the functions it calls and of the resume function. What a region does outside of all
 those is its own time: the broken line, lookups of compiled code, the way into the next graph.
 """
@@ -107,13 +107,12 @@ def _own(
 # From what ran to what inductor compiled: which kernel of the log a host span of a trace is.
 #
 # A call of a compiled graph (``## Call CompiledFxGraph <hash> ##``) runs its kernels and library calls as its
-# children:
-# ``triton_poi_fused_add_0`` or ``graph_0_cpp_fused_add_0`` (with inductor's kernel profile), and ``aten::mm`` for
-# ``extern_kernels.mm``. They come in the order of the output code, so the k-th one is the k-th call of the log. Which
-# graph a hash stands for follows from the names: of the graphs of the log, the one whose calls are all of them in
-# order. A frame that was compiled again may fit several times: all of them are the same lines. Where no graph fits,
-# or
-# graphs of different lines do, a kernel is joined by its name alone if the log has one of that name.
+# children: ``triton_poi_fused_add_0`` or ``graph_0_cpp_fused_add_0`` (with inductor's kernel profile), and
+# ``aten::mm`` for ``extern_kernels.mm``. They come in the order of the output code, so the k-th one is the k-th call
+# of the log. Which graph a hash stands for follows from the names: of the graphs of the log, the one whose calls are
+# all of them in order. A frame that was compiled again may fit several times: all of them are the same lines. Where
+# no graph fits, or graphs of different lines do, a kernel is joined by its name alone if the log has one of that
+# name.
 
 
 GRAPH_CALL = "## Call CompiledFxGraph"
@@ -122,7 +121,7 @@ COMPILED_KERNELS_REGION = "Torch-Compiled Region: "
 _CPU_KERNEL = re.compile(r"graph_\d+_(cpp_\w+)$")
 _LIBRARY = re.compile(r"(?:extern_kernels|torch\.ops\.aten|aten)\.(\w+)")
 _OWN = re.compile(r"(?:torch\.ops\.)?(\w+)(?:::|\.)(\w+)(?:\.\w+)?")
-"""An op of a library of somebody's own: ``mine::halved``, ``torch.ops.mine.halved.default``."""
+"""An op of a custom library: ``mine::halved``, ``torch.ops.mine.halved.default``."""
 _FUSED = re.compile(r"(?:triton_\w{2,4}|cpp)_fused_")
 
 _GraphKey = tuple[str, str]
@@ -230,7 +229,7 @@ def _graphs_of(ran: Sequence[str], said: Mapping[_GraphKey, list[str]], region: 
 
 
 def _places(wanted: Sequence[str], held: Sequence[str]) -> list[int | None]:
-    """Of each wanted name its position in ``held``, every one behind the last; ``None`` where it does not come."""
+    """Of each wanted name its position in ``held``, each after the one before; ``None`` where it does not come."""
     places: list[int | None] = []
     at = 0
     for name in wanted:

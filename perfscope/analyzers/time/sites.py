@@ -33,10 +33,10 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 
 # Which span of another recording of the same program is the same call: by order within a step, never by time.
 #
-# Two recordings of one loop differ in every time but run the same ops in the same order. A span is the
-# k-th of its (name, enclosing op's name) in its step; it corresponds to the k-th of that key in a step of
-# the other recording that has the same number of them. A step whose whole op sequence is the same is
-# preferred. Where no step agrees, nothing is matched: no line is better than a wrong one.
+# Two recordings of one loop differ in every time but run the same ops in the same order. A span is the k-th of its
+# (name, enclosing op's name) in its step; it corresponds to the k-th of that key in a step of the other recording
+# that has the same number of them. A step whose whole op sequence is the same is preferred. Where no step agrees,
+# nothing is matched: no line is better than a wrong one.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,7 @@ def work_inside(trace: Trace, table: str, spans: Rows) -> Rows:
 
 
 def subtree_ends(trace: Trace) -> Rows:
-    """By row of ``slices``: one past the last row inside it; those rows stand right behind it."""
+    """By row of ``slices``: one past the last row inside it; those rows follow it directly."""
     slices = trace.rows["slices"]
     ends = np.arange(1, len(slices) + 1)
     for thread in np.unique(slices["thread"]):

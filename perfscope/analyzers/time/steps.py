@@ -10,7 +10,6 @@ import numpy as np
 
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.finding import Basis, Severity, severity_of
-from perfscope.model.intervals import union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
 
@@ -94,12 +93,12 @@ def per_step(trace: Trace, cost_ns: int | float) -> int | None:
 
 # When the work of a step ran, where the host dispatches it and goes on (XLA).
 #
-# A step's range on the host then lasts as long as its dispatch. Each execution of a compiled program is given to
-# the step that called it: calls of ``f`` are spans ``PjitFunction(f)`` on the host, executions are the run ids of
-# the module ``jit_f``, and both are numbered in the order of dispatch, so the first belongs to the first. On a GPU
-# the call that launched the kernel is known, and its time decides. Where a module has other counts of the two (a
-# call that was not recorded, a program compiled ahead of time) its executions stay unlinked and no step is given
-# a work end.
+# A step's range on the host then lasts as long as its dispatch. Each execution of a compiled program is given to the
+# step that called it: calls of ``f`` are spans ``PjitFunction(f)`` on the host, executions are the run ids of the
+# module ``jit_f``, and both are numbered in the order of dispatch, so the first belongs to the first. On a GPU the
+# call that launched the kernel is known, and its time decides. Where a module has other counts of the two (a call
+# that was not recorded, a program compiled ahead of time) its executions stay unlinked and no step is given a work
+# end.
 
 
 _CALL = re.compile(r"PjitFunction\((?P<name>.*)\)")
@@ -108,7 +107,7 @@ _NOT_IN_A_MODULE = re.compile(r"[^\w.-]")
 """What jax replaces in a function's name when it names the module: ``<lambda>`` becomes ``_lambda_``."""
 
 LEAST_LATE = 0.05
-"""Of the summed steps: work that ends so much behind the last one was not waited for. Less is the way from the
+"""Of the summed steps: work that ends so much after the last one was not waited for. Less is the way from the
 last instruction to the host, and would not move a share."""
 
 
@@ -117,14 +116,8 @@ class StepWork:
     """One step: its dispatch on the host, and the work of the executions that were dispatched in it."""
 
     number: int
-    dispatch_ns: int
-    """How long its range on the host is."""
-    start_ns: int
-    """First instruction of its executions; equal to ``end_ns`` where it has none."""
     end_ns: int
-    """Last one's end."""
-    busy_ns: int
-    """Union of its instructions over all devices: parts in which none of them ran are left out."""
+    """End of the last instruction of its executions; of its dispatch where it has none."""
     complete_ns: int
     """From the completion of the step before (for the first: from the beginning of its dispatch) to its own.
     These follow each other without a gap: their sum is ``StepsWork.span_ns``."""
@@ -139,7 +132,7 @@ class StepsWork:
     end_ns: int
     """End of the last instruction, or of the last step's range if that is later."""
     late: bool
-    """Whether work goes on behind the last step's range: the steps do not wait for their work."""
+    """Whether work goes on after the last step's range: the steps do not wait for their work."""
     steps: tuple[StepWork, ...]
     """In order; empty where an execution could not be linked to its step."""
 
@@ -180,19 +173,9 @@ def _steps(trace: Trace, mine: Array, start: int, end: int) -> tuple[StepWork, .
     for place, row in enumerate(order):
         inside = mine & (step_of == place)
         host_end = int(windows.ends[row])
-        first = int(ops["start_ns"][inside].min()) if inside.any() else host_end
         finish = int(ops["end_ns"][inside].max()) if inside.any() else host_end
         last = end if place == len(order) - 1 else max(done, finish)
-        found.append(
-            StepWork(
-                number=int(windows.numbers[row]),
-                dispatch_ns=host_end - int(windows.starts[row]),
-                start_ns=first,
-                end_ns=finish,
-                busy_ns=union(ops["start_ns"][inside], ops["end_ns"][inside]).total(),
-                complete_ns=last - done,
-            )
-        )
+        found.append(StepWork(number=int(windows.numbers[row]), end_ns=finish, complete_ns=last - done))
         done = last
     return tuple(found)
 

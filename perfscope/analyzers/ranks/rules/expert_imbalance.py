@@ -1,7 +1,7 @@
 """Ranks receive very different amounts in an all-to-all: some experts get many tokens, others few.
 
 Why it costs:
-    An all-to-all lasts until the rank that receives most has all of it, and the experts behind it take as long as the
+    An all-to-all lasts until the rank that receives most has all of it, and the experts after it take as long as the
     fullest one. The others wait, at the next collective at the latest. What the router sends to one rank more than
     the mean is time that all ranks lose.
 
@@ -10,7 +10,7 @@ How it is found:
     (`Out msg nelems` of an all-to-all with split sizes). A rank's load is what it received over the mean of its group.
     The cost is modelled, and an upper bound for the all-to-alls alone: each one's own time, without waiting, less
     what it would be if the fullest rank received the mean, and no more than is exposed. What the experts' own work
-    costs shows as a `straggler` at the collective behind it, and is not in this cost.
+    costs shows as a `straggler` at the collective after it, and is not in this cost.
 
     All-to-alls of even size, groups that miss a rank, and traces without the sizes are not judged.
 

@@ -1,7 +1,7 @@
 """Stages of a pipeline wait for their neighbours: too few microbatches, or stages of uneven size.
 
 Why it costs:
-    A stage of a pipeline computes only between what it receives from the stage before and from the one behind.
+    A stage of a pipeline computes only between what it receives from the stage before and from the one after.
     While the pipeline fills and drains, stages wait: with p stages and m microbatches each idles (p - 1) / (m + p - 1)
     of a step, whatever its speed. And all go at the pace of the slowest stage: where the last one has the output layer
     and the loss on top of its share of the layers, the others wait for it at every microbatch.

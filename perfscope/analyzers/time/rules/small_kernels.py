@@ -100,7 +100,7 @@ def _evidence(trace: Trace, pairs: ShortPairs) -> tuple[Mapping[str, Cell], ...]
 
 
 def _at(trace: Trace, op: int) -> str | None:
-    """The user's line behind an op, of a kernel that inductor compiled the one it computes; ``None``: not known."""
+    """The user's line that called an op, or that a kernel of inductor computes; ``None``: not known."""
     site = call_site(trace, op)
     return site.where().label() if site.file is not None else None
 

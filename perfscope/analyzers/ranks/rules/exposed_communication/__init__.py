@@ -136,7 +136,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     """Yield a finding a kind of collective of each job, and again what traces outside of the jobs say of that kind."""
     try:
         sets = comparable(traces)
-    except AbstainError:  # nobody to hold it against: each rank's own finding stands and says so
+    except AbstainError:  # nothing to compare with: each rank's own finding stands and says so
         sets = ()
     processes = [one for one in process_sets(traces) if one.ranks.matching.matched]
     inside: set[int] = set()
