@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -353,7 +354,7 @@ def test_the_section_needs_two_ranks_and_survives_what_breaks() -> None:
     assert (job.label, job.matched, job.unmatched, job.missing) == ("ranks 0-3 of 4", 3, 0, ())
     assert [total.rank for total in job.ranks] == [0, 1, 2, 3]
     broken = rank_set(LATE_TABLE)
-    broken[1].strings.clear()
+    broken[1] = replace(broken[1], strings=())
     (problem,) = collectives_section(broken).problems
     assert "could not be summed up: IndexError" in problem
 
