@@ -13,24 +13,22 @@ from perfscope.analyzers.checkpointing.rules.excess_remat.policies import candid
 from perfscope.analyzers.engine import EVIDENCE_EACH, Examined
 from perfscope.analyzers.hlo.collectives import collectives
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.memory.trace_memories import trace_memories
-from perfscope.analyzers.programs.hot_instructions import (
-    communication_instructions,
-    communication_names,
-    hot_instructions,
+from perfscope.analyzers.memory import trace_memories
+from perfscope.analyzers.programs import communication_instructions, communication_names, hot_instructions, programs
+from perfscope.analyzers.ranks import (
+    OWN_NAMES,
+    Local,
+    compute_intervals,
+    device_set,
+    has_ranks,
+    is_process,
+    link_counters,
+    locals_of,
 )
-from perfscope.analyzers.programs.programs import programs
-from perfscope.analyzers.ranks.devices import device_set, is_process
-from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
-from perfscope.analyzers.ranks.links import link_counters
-from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
-from perfscope.analyzers.time.device_time import device_times
-from perfscope.analyzers.time.exposure import exposed_communication
-from perfscope.analyzers.time.spans import input_slices
-from perfscope.analyzers.time.steps import step_windows, steps_work
+from perfscope.analyzers.time import device_times, exposed_communication, input_slices, step_windows, steps_work
+from perfscope.analyzers.torch_compile import compile_summary
 from perfscope.analyzers.torch_compile.cost import cache_use
 from perfscope.analyzers.torch_compile.phases import compile_times
-from perfscope.analyzers.torch_compile.summary import compile_summary
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, TABLES, Rows, SliceKind, Trace

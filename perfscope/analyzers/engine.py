@@ -26,8 +26,7 @@ from perfscope.analyzers.sections.programs import (
     plan_section,
     programs_section,
 )
-from perfscope.analyzers.time.device_time import DeviceTime, device_times
-from perfscope.analyzers.time.steps import step_windows, steps_work
+from perfscope.analyzers.time import DeviceTime, device_times, step_windows, steps_work
 from perfscope.model import hooks
 from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
 from perfscope.model.trace import RECORDED, Source, Trace

@@ -39,7 +39,7 @@ RULES: dict[str, str] = {
     "pageable_copy": "perfscope.analyzers.time.rules.pageable_copy",
     "peak_owner": "perfscope.analyzers.memory.rules.peak_owner",
     "pipeline_bubble": "perfscope.analyzers.ranks.rules.pipeline_bubble",
-    "rank_divergence": "perfscope.analyzers.ranks.rules.rank_divergence",
+    "rank_divergence": "perfscope.analyzers.torch_compile.rules.rank_divergence",
     "recompilation": "perfscope.analyzers.torch_compile.rules.recompilation",
     "resharding_collective": "perfscope.analyzers.programs.rules.resharding_collective",
     "sequential_scan": "perfscope.analyzers.programs.rules.sequential_scan",

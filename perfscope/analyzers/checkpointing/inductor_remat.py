@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.checkpointing.plans import SAME_PEAK
 from perfscope.analyzers.memory.holders import SCARCE_SHARE, judged_timelines, peak_held
-from perfscope.analyzers.time.compiled_regions import REGION
-from perfscope.analyzers.time.spans import lineage
+from perfscope.analyzers.time import REGION, lineage
 from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes
 from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
 from perfscope.model.finding import AbstainError

@@ -12,8 +12,7 @@ from perfscope.analyzers.devices import named_device
 from perfscope.analyzers.devices.roofline import kernel_roof
 from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.ops.graph_time import graph_time
-from perfscope.analyzers.time.spans import subtree_ends
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import step_windows, subtree_ends
 from perfscope.model.finding import AbstainError, Basis
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, Trace

@@ -19,9 +19,7 @@ from perfscope.analyzers.memory.holders import line_of
 from perfscope.analyzers.memory.phases import NEVER, AskingOps, asking_op, asking_ops
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
 from perfscope.analyzers.ops.attention import trace_attentions
-from perfscope.analyzers.time.sites import graph_op
-from perfscope.analyzers.time.spans import named_slices, nearest_ancestor
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, step_windows
 from perfscope.model.finding import Cell
 from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryPhase, MemoryTimeline
 from perfscope.model.op_graph import OpGraph

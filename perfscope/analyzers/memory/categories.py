@@ -24,8 +24,7 @@ from perfscope.analyzers.memory.phases import NEVER, NO_PHASES, Phases, event_ph
 from perfscope.analyzers.memory.sites import block_sites, stack_categories, stack_phases
 from perfscope.analyzers.ops.recompute import recompute_regions
 from perfscope.analyzers.programs.blocks import program_timelines
-from perfscope.analyzers.time.spans import nearest_ancestor
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import nearest_ancestor, step_windows
 from perfscope.model.memory import (
     ALLOCATION_ROUNDING,
     BLOCKS,

@@ -23,7 +23,7 @@ from perfscope.analyzers.memory.categories import memory_phases, memory_timeline
 from perfscope.analyzers.memory.holders import peak_held
 from perfscope.analyzers.memory.phases import NEVER, asking_op, asking_ops
 from perfscope.analyzers.memory.sites import frame_line
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import step_windows
 from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.memory.sites import stack_phases
 from perfscope.analyzers.ops.recompute import EVALUATE, OPTIMIZER_STEP, autograd_nodes
-from perfscope.analyzers.time.spans import input_slices, lineage, named_slices, nearest_ancestor
+from perfscope.analyzers.time import input_slices, lineage, named_slices, nearest_ancestor
 from perfscope.model.memory import Int64, MemoryPhase
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.memory.categories import memory_phases
 from perfscope.analyzers.memory.growth import step_ends
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import step_windows
 from perfscope.model.memory import Curve, Int64, MemoryPhase, MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.ops.recompute import autograd_nodes
-from perfscope.analyzers.time.sites import graph_op
-from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.analyzers.time import graph_op, nearest_ancestor
 from perfscope.model.frames import Owner, owner_of, parse_frame, parse_module
 from perfscope.model.memory import Int64, MemoryPhase, SourceLine
 from perfscope.model.trace import MISSING, SliceKind, Trace

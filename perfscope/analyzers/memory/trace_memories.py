@@ -15,7 +15,7 @@ from perfscope.analyzers.memory.growth import MemoryGrowth, growth_of, steps_unt
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.memory.picture import MemoryPicture, memory_picture
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import step_windows
 from perfscope.model.finding import Basis
 from perfscope.model.memory import Axis, KnownBy, MemoryPhase, MemoryTimeline, SourceLine, Space
 from perfscope.model.trace import MISSING, Trace

@@ -17,7 +17,7 @@ from perfscope.analyzers.ops.fusion import is_elementwise, region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.kernels import TensorSpec, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
-from perfscope.analyzers.time.spans import lineage, named_slices, nearest_ancestor, slice_name
+from perfscope.analyzers.time import lineage, named_slices, nearest_ancestor, slice_name
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 

@@ -16,8 +16,7 @@ from perfscope.analyzers.hlo.executions import rows_of
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.programs.saving import Part
-from perfscope.analyzers.time.compiled_regions import Window
-from perfscope.analyzers.time.spans import work_inside, worst_spans
+from perfscope.analyzers.time import Window, work_inside, worst_spans
 from perfscope.model.finding import MOST_SPANS, Span
 from perfscope.model.intervals import Intervals
 from perfscope.model.memory import MemoryTimeline

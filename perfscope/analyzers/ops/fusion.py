@@ -19,8 +19,7 @@ import numpy.typing as npt
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.kernels import TensorSpec, broadcast, input_tensors, promoted
 from perfscope.analyzers.ops.recompute import EVALUATE
-from perfscope.analyzers.time.compiled_regions import GRAPH_CALL
-from perfscope.analyzers.time.spans import named_slices, nearest_ancestor, slice_name
+from perfscope.analyzers.time import GRAPH_CALL, named_slices, nearest_ancestor, slice_name
 from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time.spans import NO_WORK, WorkTime, named_slices, nearest_ancestor, work_time
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import NO_WORK, WorkTime, named_slices, nearest_ancestor, step_windows, work_time
 from perfscope.model.intervals import union
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.ops.graph_time import spans_time
-from perfscope.analyzers.time.spans import WorkTime, named_slices, nearest_ancestor
+from perfscope.analyzers.time import WorkTime, named_slices, nearest_ancestor
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 EVALUATE = "autograd::engine::evaluate_function"

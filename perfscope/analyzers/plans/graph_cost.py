@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.ops.fusion import region_bytes
 from perfscope.analyzers.ops.graph_time import graph_time, ops_time, trace_flow
 from perfscope.analyzers.plans.time import bytes_ns, plan_works, shortest_ns
-from perfscope.analyzers.time.spans import WorkTime
-from perfscope.analyzers.time.steps import step_windows, whole_ns
+from perfscope.analyzers.time import WorkTime, step_windows, whole_ns
 from perfscope.model.finding import Severity, severity_of
 from perfscope.model.trace import MISSING, Trace
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.analyzers.time import nearest_ancestor
 from perfscope.model.trace import MISSING, Trace
 
 _WORK = "InvokeRendezvous"

@@ -1,1 +1,37 @@
-"""Facts over the traces of one job: its ranks, their groups, clocks and collectives."""
+"""The ranks of one job: their collectives put together, clocks, who waits for whom."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.ranks.devices import DeviceSet, device_set, is_process, process_sets
+from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, named_ranks
+from perfscope.analyzers.ranks.links import Samples, link_counters
+from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, kinds_of
+from perfscope.analyzers.ranks.sets import TOLD_NS, CollectiveKind, RankGroup, RankSet, RankTotal, rank_sets, table_of
+from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
+
+__all__ = [
+    "OWN_NAMES",
+    "SAME",
+    "TOLD_NS",
+    "Clocks",
+    "CollectiveKind",
+    "DeviceSet",
+    "Local",
+    "Matched",
+    "PairKind",
+    "RankGroup",
+    "RankSet",
+    "RankTotal",
+    "Samples",
+    "compute_intervals",
+    "device_set",
+    "has_ranks",
+    "is_process",
+    "kinds_of",
+    "link_counters",
+    "locals_of",
+    "named_ranks",
+    "process_sets",
+    "rank_sets",
+    "table_of",
+]

@@ -17,7 +17,7 @@ from perfscope.analyzers.ranks.job import Member
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.ranks.waits import compute_intervals
-from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.analyzers.time import exposed_communication
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING
 

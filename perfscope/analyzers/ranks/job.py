@@ -17,8 +17,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from perfscope.analyzers.time.spans import lineage
-from perfscope.analyzers.time.steps import whole_ns
+from perfscope.analyzers.time import lineage, whole_ns
 from perfscope.model.collectives import algorithm_of, element_size, message_elements, operation_of
 from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.trace import MISSING, RECORDED, Trace

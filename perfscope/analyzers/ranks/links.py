@@ -21,7 +21,7 @@ from perfscope.analyzers.ranks.job import Local, Member, locals_of
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet, device_of
 from perfscope.analyzers.ranks.waits import compute_intervals
-from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.analyzers.time import exposed_communication
 from perfscope.model.collectives import bus_factor
 from perfscope.model.intervals import Int64, Intervals, covered, merge, union
 from perfscope.model.trace import MISSING, Trace

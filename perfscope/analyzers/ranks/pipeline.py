@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.ranks.job import Local, Member
 from perfscope.analyzers.ranks.matching import Group, waits_by_kernel
 from perfscope.analyzers.ranks.sets import RankSet, named_axis
-from perfscope.analyzers.time.device_time import device_times
-from perfscope.analyzers.time.exposure import exposed_communication
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import device_times, exposed_communication, step_windows
 from perfscope.model.collectives import POINT_TO_POINT
 from perfscope.model.trace import MISSING
 

@@ -13,7 +13,7 @@ import numpy as np
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.ranks.job import MIXED, Job, has_ranks, jobs_of, over
 from perfscope.analyzers.ranks.matching import NO_PAIRS, Clocks, Group, Matched, Matching, Pairing, align, match, pair
-from perfscope.analyzers.time.exposure import exposed_communication
+from perfscope.analyzers.time import exposed_communication
 from perfscope.model.collectives import POINT_TO_POINT, bus_factor
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import MISSING, Trace

@@ -16,8 +16,7 @@ import numpy as np
 from perfscope.analyzers.ranks.job import Local
 from perfscope.analyzers.ranks.matching import Clocks, Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.time.exposure import exposed_communication, exposed_until
-from perfscope.analyzers.time.spans import input_slices
+from perfscope.analyzers.time import exposed_communication, exposed_until, input_slices
 from perfscope.model.frames import Frame, Owner, parse_frame
 from perfscope.model.intervals import EMPTY, Intervals, covered, difference_total, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace

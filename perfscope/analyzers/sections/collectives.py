@@ -6,10 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.ranks.devices import DeviceSet, device_set, process_sets
-from perfscope.analyzers.ranks.job import has_ranks
-from perfscope.analyzers.ranks.matching import Clocks, PairKind, kinds_of
-from perfscope.analyzers.ranks.sets import CollectiveKind, RankGroup, RankSet, RankTotal, rank_sets, table_of
+from perfscope.analyzers.ranks import (
+    Clocks,
+    CollectiveKind,
+    DeviceSet,
+    PairKind,
+    RankGroup,
+    RankSet,
+    RankTotal,
+    device_set,
+    has_ranks,
+    kinds_of,
+    process_sets,
+    rank_sets,
+    table_of,
+)
 from perfscope.analyzers.sections import guarded
 from perfscope.model.trace import Trace
 

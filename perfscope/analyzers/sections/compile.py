@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.sections import guarded
-from perfscope.analyzers.torch_compile.summary import CompileSummary, compile_summary
+from perfscope.analyzers.torch_compile import CompileSummary, compile_summary
 from perfscope.model.compile_log import CacheResult
 from perfscope.model.trace import Trace
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfscope.analyzers.memory.trace_memories import Memory, trace_memories
+from perfscope.analyzers.memory import Memory, trace_memories
 from perfscope.analyzers.sections import guarded
 from perfscope.model.memory import MemoryPhase
 from perfscope.model.trace import Trace

@@ -10,17 +10,15 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import program_labels
 from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import pairs_apart
-from perfscope.analyzers.plans.exchanges import ExchangeSummary, exchange_summary
-from perfscope.analyzers.plans.time import GraphWork, PlanWork, Work, plan_works
+from perfscope.analyzers.plans import ExchangeSummary, GraphWork, PlanWork, Work, exchange_summary, plan_works
 from perfscope.analyzers.predict import Estimate, estimate
 from perfscope.analyzers.predict.calibrate import Calibration, bounded, calibrate
 from perfscope.analyzers.predict.model import LineTime
 from perfscope.analyzers.predict.program import StepOfSeveral, calls_seen, step_of
 from perfscope.analyzers.predict.spans import Range
-from perfscope.analyzers.programs.hot_instructions import HotSpots, hot_instructions
-from perfscope.analyzers.programs.programs import Program, programs
+from perfscope.analyzers.programs import HotSpots, Program, hot_instructions, programs
 from perfscope.analyzers.sections import guarded
-from perfscope.analyzers.torch_compile.frames import planned_breaks
+from perfscope.analyzers.torch_compile import planned_breaks
 from perfscope.model.errors import DataError
 from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals, Registers, fits, memory_as_run, totals
 from perfscope.model.trace import Trace

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.plans.time import plan_works
+from perfscope.analyzers.plans import plan_works
 from perfscope.analyzers.predict import estimate
 from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.readers.load import load_one

@@ -1,1 +1,90 @@
-"""Time."""
+"""Where the time of a recording went: device time, gaps and their causes, steps, calls, call sites."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.time.calls import blocking_calls
+from perfscope.analyzers.time.compiled_regions import (
+    GRAPH_CALL,
+    REGION,
+    Region,
+    Window,
+    compiled_rows,
+    regions,
+    user_line,
+)
+from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
+from perfscope.analyzers.time.exposure import exposed_communication, exposed_until
+from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
+from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op
+from perfscope.analyzers.time.spans import (
+    NO_WORK,
+    WorkTime,
+    covering_slices,
+    input_slices,
+    lineage,
+    named_slices,
+    nearest_ancestor,
+    op_times,
+    slice_name,
+    spans_of_ranks,
+    subtree_ends,
+    time_of,
+    work_inside,
+    work_time,
+    worst_spans,
+)
+from perfscope.analyzers.time.steps import (
+    HOST_AHEAD,
+    late_span_ns,
+    per_step,
+    step_windows,
+    steps_work,
+    timed_cost,
+    whole_ns,
+)
+
+__all__ = [
+    "GRAPH_CALL",
+    "HOST_AHEAD",
+    "NO_WORK",
+    "REGION",
+    "UNKNOWN_SITE",
+    "CallSite",
+    "DeviceTime",
+    "GapCause",
+    "Gaps",
+    "Region",
+    "Window",
+    "WorkTime",
+    "blocking_calls",
+    "call_site",
+    "compiled_rows",
+    "covering_slices",
+    "detail_row",
+    "device_busy",
+    "device_times",
+    "exposed_communication",
+    "exposed_until",
+    "gaps",
+    "graph_op",
+    "input_slices",
+    "late_span_ns",
+    "lineage",
+    "named_slices",
+    "nearest_ancestor",
+    "op_times",
+    "per_step",
+    "regions",
+    "slice_name",
+    "spans_of_ranks",
+    "step_windows",
+    "steps_work",
+    "subtree_ends",
+    "time_of",
+    "timed_cost",
+    "user_line",
+    "whole_ns",
+    "work_inside",
+    "work_time",
+    "worst_spans",
+]

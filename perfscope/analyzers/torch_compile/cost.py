@@ -10,11 +10,16 @@ from typing import Literal
 
 import numpy as np
 
-from perfscope.analyzers.time.calls import blocking_calls
-from perfscope.analyzers.time.compiled_regions import Window, compiled_rows
-from perfscope.analyzers.time.device_time import device_busy
-from perfscope.analyzers.time.spans import nearest_ancestor, time_of
-from perfscope.analyzers.time.steps import step_windows, whole_ns
+from perfscope.analyzers.time import (
+    Window,
+    blocking_calls,
+    compiled_rows,
+    device_busy,
+    nearest_ancestor,
+    step_windows,
+    time_of,
+    whole_ns,
+)
 from perfscope.analyzers.torch_compile.frames import compile_spans, compiled_frames
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
 from perfscope.model.compile_log import Compile, CompileLog, Graph

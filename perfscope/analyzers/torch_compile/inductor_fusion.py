@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfscope.analyzers.ops.fusion import NOTHING_LOST
-from perfscope.analyzers.time.compiled_regions import user_line
+from perfscope.analyzers.time import user_line
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
 from perfscope.model.trace import Trace
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import step_windows
 from perfscope.analyzers.torch_compile.cost import compiled_kernel_times
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,

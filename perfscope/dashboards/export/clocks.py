@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfscope.analyzers.ranks.sets import TOLD_NS, RankSet, rank_sets
+from perfscope.analyzers.ranks import TOLD_NS, RankSet, rank_sets
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.units import format_ns

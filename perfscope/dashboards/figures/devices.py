@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from perfscope.analyzers.time.device_time import DeviceTime
+    from perfscope.analyzers.time import DeviceTime
 
 
 def device_time(devices: Sequence[DeviceTime]) -> go.Figure:

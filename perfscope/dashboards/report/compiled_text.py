@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.predict import estimate
-from perfscope.analyzers.programs.programs import programs
+from perfscope.analyzers.programs import programs
 from perfscope.dashboards.report.sections.plan_formats import plan_part
 from perfscope.dashboards.report.summary import summarize, tail
 from perfscope.dashboards.report.text import findings_part, line_of, not_flagged
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.predict import Estimate
-    from perfscope.analyzers.programs.programs import Program
+    from perfscope.analyzers.programs import Program
     from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram
     from perfscope.model.trace import Trace
 

@@ -12,8 +12,8 @@ from perfscope.model.untrusted_text import sanitize, shorten
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.programs.hot_instructions import HotInstruction, HotPlace, HotSpots
-    from perfscope.analyzers.time.device_time import DeviceTime
+    from perfscope.analyzers.programs import HotInstruction, HotPlace, HotSpots
+    from perfscope.analyzers.time import DeviceTime
 
 
 # The time of devices as rows: one by one where they are few, folded where they are many and alike.

@@ -22,7 +22,7 @@ from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis, Step
-    from perfscope.analyzers.time.device_time import DeviceTime
+    from perfscope.analyzers.time import DeviceTime
     from perfscope.model.finding import Finding, Outcome
     from perfscope.model.trace import Source
 

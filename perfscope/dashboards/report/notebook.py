@@ -34,7 +34,7 @@ _SOFT = "opacity:.7;font-size:12px"
 
 def trace_html(trace: Trace) -> str:
     """A trace: its source, where the time of its devices went, and the size of its tables."""
-    from perfscope.analyzers.time.device_time import device_times
+    from perfscope.analyzers.time import device_times
     from perfscope.model.trace import MEMORY_TABLES
 
     source = trace.source

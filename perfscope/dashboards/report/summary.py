@@ -12,7 +12,7 @@ from pathlib import PurePath
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.time.steps import HOST_AHEAD
+from perfscope.analyzers.time import HOST_AHEAD
 from perfscope.dashboards.report.abstained import could_not_look, dashed, logs_alone
 from perfscope.dashboards.report.alone import memory_alone, programs_alone
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows

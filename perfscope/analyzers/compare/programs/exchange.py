@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap
 from perfscope.analyzers.compare.programs.units import PLAN_BLOCKED, PLAN_BLOCKED_WIRE, PLAN_COLLECTIVES, PLAN_WIRE
 from perfscope.analyzers.hlo.cost.collectives import sent_bytes
+from perfscope.analyzers.plans import launches
 from perfscope.analyzers.plans.collectives import XLA_KINDS, Asked, eager_asked, kernels_beside, planned_asked
-from perfscope.analyzers.plans.time import launches
 from perfscope.analyzers.predict.spans import NO_TIME, Range
 from perfscope.model.documents.torch_plan import PlannedCollective
 from perfscope.model.op_graph import OpGraph

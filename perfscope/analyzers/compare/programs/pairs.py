@@ -10,8 +10,8 @@ from perfscope.analyzers.compare.programs.plan import plan_change
 from perfscope.analyzers.compare.programs.row import ProgramChange
 from perfscope.analyzers.compare.programs.side import paired_programs, program_sides
 from perfscope.analyzers.hlo.cost.module import ModuleCost, hlo_costs
+from perfscope.analyzers.plans import PlanWork, plan_works
 from perfscope.analyzers.plans.collectives import StepExchanges
-from perfscope.analyzers.plans.time import PlanWork, plan_works
 from perfscope.analyzers.predict import estimate
 from perfscope.analyzers.readers.hlo.unoptimized import unoptimized_program
 from perfscope.model.errors import DataError

@@ -31,7 +31,7 @@ from perfscope.analyzers.compare.programs.units import (
     PLAN_PEAK,
 )
 from perfscope.analyzers.compare.runs.align import same_files
-from perfscope.analyzers.torch_compile.frames import planned_breaks
+from perfscope.analyzers.torch_compile import planned_breaks
 from perfscope.model.torch_plan import LoadedPlan, PlanLine, PlannedGraph, PlannedKernel, TorchPlan, memory_as_run
 
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")

@@ -17,8 +17,7 @@ from perfscope.analyzers.compare.runs.claims import claim_first, claim_innermost
 from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
 from perfscope.analyzers.compare.runs.part import Part, summed
 from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside
-from perfscope.analyzers.time.device_time import device_busy
-from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.analyzers.time import GapCause, device_busy, gaps
 from perfscope.model.intervals import Int64, Intervals, covered
 from perfscope.model.trace import MISSING, SliceKind, Trace
 

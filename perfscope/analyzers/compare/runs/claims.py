@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.compare.statistics.window import without
-from perfscope.analyzers.time.spans import covering_slices, nearest_ancestor
+from perfscope.analyzers.time import covering_slices, nearest_ancestor
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 

@@ -17,8 +17,7 @@ from perfscope.analyzers.compare.runs.ranks import TimeChange, time_change
 from perfscope.analyzers.compare.runs.structure import ExactMetric, NotLooked, structure
 from perfscope.analyzers.compare.statistics.verdict import MetricResult
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.time.device_time import device_times
-from perfscope.analyzers.time.steps import HOST_AHEAD
+from perfscope.analyzers.time import HOST_AHEAD, device_times
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import SEVERITIES, Severity
 from perfscope.model.trace import Trace

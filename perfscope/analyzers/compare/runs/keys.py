@@ -15,9 +15,7 @@ from perfscope.analyzers.compare.statistics.window import Window
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops.recompute import autograd_nodes, recomputed_ops
-from perfscope.analyzers.time.gaps import GapCause, Gaps
-from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
-from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, GapCause, Gaps, call_site, nearest_ancestor
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace

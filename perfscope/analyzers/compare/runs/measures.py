@@ -10,12 +10,10 @@ import numpy as np
 
 from perfscope.analyzers.compare.runs.keys import instruction_keys
 from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside
-from perfscope.analyzers.memory.trace_memories import trace_memories
+from perfscope.analyzers.memory import trace_memories
 from perfscope.analyzers.plans.graph_cost import step_bytes
-from perfscope.analyzers.time.calls import blocking_calls
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import nearest_ancestor
-from perfscope.analyzers.torch_compile.summary import compile_summary
+from perfscope.analyzers.time import blocking_calls, call_site, nearest_ancestor
+from perfscope.analyzers.torch_compile import compile_summary
 from perfscope.model.compile_log import CodeLine
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace

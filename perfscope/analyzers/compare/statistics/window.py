@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time.device_time import device_times
-from perfscope.analyzers.time.steps import step_windows, steps_work
+from perfscope.analyzers.time import device_times, step_windows, steps_work
 from perfscope.model.intervals import EMPTY, Int64, Intervals, complement, merge, union
 from perfscope.model.trace import MISSING, Trace
 

@@ -41,7 +41,7 @@ from perfscope.analyzers.memory.holders import (
     worst_of_devices,
 )
 from perfscope.analyzers.memory.phases import asking_op
-from perfscope.analyzers.ops.finding_spans import spans_at
+from perfscope.analyzers.ops import spans_at
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.model.memory import MemoryTimeline, SourceLine
 from perfscope.model.trace import Trace

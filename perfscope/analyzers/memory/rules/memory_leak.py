@@ -40,8 +40,8 @@ from perfscope.analyzers.memory.growth import (
     steps_until_full,
 )
 from perfscope.analyzers.memory.holders import judged_timelines, peak_held, said_line, worst_of_devices
-from perfscope.analyzers.ops.finding_spans import spans_of_blocks
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.ops import spans_of_blocks
+from perfscope.analyzers.time import step_windows
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.memory import MemoryPhase, MemoryTimeline
 from perfscope.model.trace import Trace

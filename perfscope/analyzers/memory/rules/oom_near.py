@@ -40,7 +40,7 @@ from perfscope.analyzers.memory.holders import (
     worst_of_devices,
 )
 from perfscope.analyzers.memory.sites import block_sites
-from perfscope.analyzers.ops.finding_spans import spans_at
+from perfscope.analyzers.ops import spans_at
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.memory import MemoryTimeline, SourceLine
 from perfscope.model.torch_plan import StepMemory, by_category, category_label, memory_as_run

@@ -45,7 +45,7 @@ from perfscope.analyzers.memory.holders import (
     worst_of_devices,
 )
 from perfscope.analyzers.memory.phases import asking_op
-from perfscope.analyzers.ops.finding_spans import spans_of_peak
+from perfscope.analyzers.ops import spans_of_peak
 from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import MISSING, Trace

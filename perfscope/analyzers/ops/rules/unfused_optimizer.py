@@ -40,19 +40,20 @@ import numpy.typing as npt
 from perfscope.analyzers.ops.graph_time import flow_of, short_name, spans_time
 from perfscope.analyzers.ops.kernels import input_tensors
 from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
-from perfscope.analyzers.plans.time import PlanWork, bytes_ns, launches, op_bytes, plan_works, shortest_ns
-from perfscope.analyzers.time.device_time import device_busy
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import (
+from perfscope.analyzers.plans import PlanWork, bytes_ns, launches, op_bytes, plan_works, shortest_ns
+from perfscope.analyzers.time import (
     WorkTime,
+    call_site,
+    device_busy,
     named_slices,
     nearest_ancestor,
+    per_step,
     slice_name,
     subtree_ends,
+    whole_ns,
     work_inside,
     worst_spans,
 )
-from perfscope.analyzers.time.steps import per_step, whole_ns
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.intervals import covered
 from perfscope.model.op_graph import GraphOp, OpGraph

@@ -51,7 +51,7 @@ from collections.abc import Iterable, Iterator
 from perfscope.analyzers.hlo.collectives import MOST_SEARCHED, Collective, by_size, collectives, independent_work
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import where_of
-from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import cause_of, collective_time, overlap_parts, remedy, waiting_part
 from perfscope.analyzers.programs.saving import Price, price
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where

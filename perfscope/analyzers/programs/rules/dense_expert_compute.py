@@ -55,7 +55,7 @@ from perfscope.analyzers.hlo.cost.module import InstructionCost
 from perfscope.analyzers.hlo.products import kernels_of
 from perfscope.analyzers.hlo.program import costs, where_of
 from perfscope.analyzers.hlo.program_device import program_device
-from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.experts import DenseRagged, dense_ragged
 from perfscope.analyzers.programs.saving import Part, Price, price
 from perfscope.analyzers.programs.selection import SelectionProduct, selection_products

@@ -34,7 +34,7 @@ import re
 from collections.abc import Iterable
 
 from perfscope.analyzers.hlo.program import program_label, where_of
-from perfscope.analyzers.ops.finding_spans import spans_of_instructions
+from perfscope.analyzers.ops import spans_of_instructions
 from perfscope.analyzers.programs.donation import Donation, Refused, Update, donations, refused_donations
 from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.trace import Trace

@@ -38,7 +38,7 @@ from collections.abc import Iterable
 
 from perfscope.analyzers.hlo.collectives import Collective, by_size, collectives
 from perfscope.analyzers.hlo.program import primitive, where_of
-from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import collective_time, waiting_part
 from perfscope.analyzers.programs.saving import price
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where

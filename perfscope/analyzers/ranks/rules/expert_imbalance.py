@@ -30,9 +30,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
-from perfscope.analyzers.time.exposure import exposed_communication
-from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import timed_cost
+from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share

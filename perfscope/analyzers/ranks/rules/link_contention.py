@@ -35,8 +35,7 @@ import numpy as np
 from perfscope.analyzers.ranks.contention import Compared, Shared, compared_kinds
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.sets import RankSet, comparable
-from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import timed_cost
+from perfscope.analyzers.time import spans_of_ranks, timed_cost
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share

@@ -52,8 +52,7 @@ import numpy as np
 from perfscope.analyzers.ranks.job import has_ranks, only_compared
 from perfscope.analyzers.ranks.links import Call, Verdict, has_counters, of_job, of_rank, stalled
 from perfscope.analyzers.ranks.sets import comparable
-from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.time import spans_of_ranks, timed_cost, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share

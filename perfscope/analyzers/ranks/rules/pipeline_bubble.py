@@ -36,8 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from perfscope.analyzers.ranks.job import MIXED, has_ranks, locals_of, only_compared
 from perfscope.analyzers.ranks.pipeline import Pipeline, Stage, between_two, bubble_share, pipelines_of
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
-from perfscope.analyzers.time.spans import spans_of_ranks
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.time import spans_of_ranks, timed_cost, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share

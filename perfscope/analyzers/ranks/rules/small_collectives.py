@@ -32,10 +32,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
-from perfscope.analyzers.time.exposure import exposed_communication
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.time import call_site, exposed_communication, timed_cost, whole_ns, worst_spans
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share

@@ -46,7 +46,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from perfscope.analyzers.hlo.program import where_of
-from perfscope.analyzers.programs.rendezvous import CollectiveSkew, Skew, collective_skew
+from perfscope.analyzers.programs import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.devices import comparable_processes, is_process
 from perfscope.analyzers.ranks.job import has_ranks, shown_group
 from perfscope.analyzers.ranks.sets import RankSet, comparable
@@ -61,8 +61,7 @@ from perfscope.analyzers.ranks.waits import (
     Straggling,
     lateness_of,
 )
-from perfscope.analyzers.time.spans import spans_of_ranks, worst_spans
-from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.time import per_step, spans_of_ranks, whole_ns, worst_spans
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns, format_share

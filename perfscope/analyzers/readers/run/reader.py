@@ -48,7 +48,7 @@ from perfscope.analyzers.readers.run.parts import FORMAT, NSYS, RunPart, divide_
 from perfscope.analyzers.readers.run.peers import carry_peers
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
-from perfscope.analyzers.time.steps import late_span_ns, steps_work
+from perfscope.analyzers.time import late_span_ns, steps_work
 from perfscope.model.capture import TOOLS, WINDOW_SIZES
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.documents import run_folders

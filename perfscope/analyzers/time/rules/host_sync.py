@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_within
+from perfscope.analyzers.ops import spans_of_ops, spans_within
 from perfscope.analyzers.time.calls import NO_OP, blocking_calls
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.gaps import GapCause, gaps

@@ -42,8 +42,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from perfscope.analyzers.ops.finding_spans import spans_within
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.ops import spans_within
+from perfscope.analyzers.time import step_windows
 from perfscope.analyzers.torch_compile.cost import CacheUse, bypass_advice, cache_use, cold_advice, repeated_part
 from perfscope.analyzers.torch_compile.frames import (
     compile_log_of,

@@ -33,11 +33,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.ops.finding_spans import spans_of_windows
-from perfscope.analyzers.time.compiled_regions import REGION, Window
-from perfscope.analyzers.time.sites import detail_row
-from perfscope.analyzers.time.spans import lineage, nearest_ancestor
-from perfscope.analyzers.time.steps import per_step, step_windows
+from perfscope.analyzers.ops import spans_of_windows
+from perfscope.analyzers.time import REGION, Window, detail_row, lineage, nearest_ancestor, per_step, step_windows
 from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,

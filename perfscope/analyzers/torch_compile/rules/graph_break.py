@@ -41,10 +41,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.ops.finding_spans import spans_of_windows
+from perfscope.analyzers.ops import spans_of_windows
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
-from perfscope.analyzers.time.compiled_regions import Region, Window, regions
-from perfscope.analyzers.time.steps import per_step, step_windows
+from perfscope.analyzers.time import Region, Window, per_step, regions, step_windows
 from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,

@@ -10,8 +10,7 @@ from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.ranks.matching import PairKind
-    from perfscope.analyzers.ranks.sets import CollectiveKind, RankGroup, RankTotal
+    from perfscope.analyzers.ranks import CollectiveKind, PairKind, RankGroup, RankTotal
     from perfscope.analyzers.sections.collectives import CollectivesSection, JobCollectives
 
 MOST_GROUPS = 6

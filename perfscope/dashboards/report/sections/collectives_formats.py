@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.analyzers.ranks.matching import PairKind
-    from perfscope.analyzers.ranks.sets import CollectiveKind
+    from perfscope.analyzers.ranks import CollectiveKind, PairKind
     from perfscope.analyzers.sections.collectives import CollectivesSection, JobCollectives
     from perfscope.dashboards.report.sections.collectives import CollectivesView, JobView
 

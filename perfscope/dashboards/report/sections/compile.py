@@ -16,8 +16,7 @@ from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
 if TYPE_CHECKING:
     from perfscope.analyzers.sections.compile import CompileSection, RankCompile
-    from perfscope.analyzers.torch_compile.phases import Stage
-    from perfscope.analyzers.torch_compile.summary import (
+    from perfscope.analyzers.torch_compile import (
         BreakSummary,
         CompileSummary,
         FrameSummary,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         KernelSummary,
         RecompileSummary,
     )
+    from perfscope.analyzers.torch_compile.phases import Stage
     from perfscope.model.compile_log import CacheResult, CodeLine
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from perfscope.analyzers.sections.compile import CompileSection
+    from perfscope.analyzers.torch_compile import CompileSummary, FrameSummary, KernelSummary
     from perfscope.analyzers.torch_compile.phases import Stage
-    from perfscope.analyzers.torch_compile.summary import CompileSummary, FrameSummary, KernelSummary
     from perfscope.dashboards.report.sections.compile import CompileView
     from perfscope.model.compile_log import CodeLine
 

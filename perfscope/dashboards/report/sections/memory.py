@@ -20,9 +20,9 @@ from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.memory import HeldCategory, Holders, Memory, Reserved
     from perfscope.analyzers.memory.holders import Holder
     from perfscope.analyzers.memory.picture import MemoryPicture
-    from perfscope.analyzers.memory.trace_memories import HeldCategory, Holders, Memory, Reserved
     from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection, RankMemory
     from perfscope.model.memory import SourceLine
 

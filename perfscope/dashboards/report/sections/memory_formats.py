@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from perfscope.analyzers.memory import HeldCategory, Holders, Memory, Reserved
     from perfscope.analyzers.memory.holders import Holder
     from perfscope.analyzers.memory.picture import MemoryPicture
-    from perfscope.analyzers.memory.trace_memories import HeldCategory, Holders, Memory, Reserved
     from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection, RankMemory
     from perfscope.dashboards.report.sections.memory import HolderTable, MemoriesView, MemoryView
     from perfscope.model.memory import SourceLine

@@ -14,8 +14,8 @@ from perfscope.model.untrusted_text import sanitize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from perfscope.analyzers.memory import Memory
     from perfscope.analyzers.memory.picture import Band, MemoryPicture
-    from perfscope.analyzers.memory.trace_memories import Memory
 
 
 COLORS = {

@@ -13,8 +13,7 @@ from perfscope.model.units import format_bytes, format_count, format_ns, format_
 from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.plans.exchanges import ExchangeSummary, ExchangeTotals
-    from perfscope.analyzers.plans.time import Work
+    from perfscope.analyzers.plans import ExchangeSummary, ExchangeTotals, Work
     from perfscope.analyzers.predict.spans import Range
     from perfscope.analyzers.sections.programs import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
     from perfscope.model.torch_plan import PlanLine

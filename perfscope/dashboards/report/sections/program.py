@@ -13,7 +13,7 @@ from perfscope.model.untrusted_text import sanitize
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.programs.programs import Execution, LeastTime, Program
+    from perfscope.analyzers.programs import Execution, LeastTime, Program
     from perfscope.analyzers.sections.programs import ProgramsSection
 
 SMALL_PART = 0.005

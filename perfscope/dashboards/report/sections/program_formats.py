@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.analyzers.programs.hot_instructions import HotSpots
-    from perfscope.analyzers.programs.programs import Program
+    from perfscope.analyzers.programs import HotSpots, Program
     from perfscope.analyzers.sections.programs import ProgramsSection
     from perfscope.dashboards.report.hot_rows import HotTable
     from perfscope.dashboards.report.sections.program import ProgramsView

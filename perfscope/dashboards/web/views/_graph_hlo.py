@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.program import NO_WORK, program_label
 from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.programs import hot_instructions
 from perfscope.analyzers.programs.fusion import RoundTrip, round_trips
-from perfscope.analyzers.programs.hot_instructions import hot_instructions
 from perfscope.dashboards.web.views._graphs import MOST_NODES, Box, Edge, Node, Subject
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns

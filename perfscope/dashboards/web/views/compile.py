@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from perfscope.analyzers.programs.programs import Program, programs
-from perfscope.analyzers.torch_compile.frames import plain_function
-from perfscope.analyzers.torch_compile.summary import CompileSummary, FrameSummary, compile_summary
+from perfscope.analyzers.programs import Program, programs
+from perfscope.analyzers.torch_compile import CompileSummary, FrameSummary, compile_summary, plain_function
 from perfscope.dashboards.report.sections.compile import compile_view, place_text
 from perfscope.dashboards.report.sections.compile_formats import compile_card
 from perfscope.dashboards.report.sections.program import programs_view

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.programs.hot_instructions import hot_instructions
+from perfscope.analyzers.programs import hot_instructions
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.compare.runs.keys import work_class
-from perfscope.analyzers.programs.hot_instructions import hot_instructions
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import op_times
+from perfscope.analyzers.programs import hot_instructions
+from perfscope.analyzers.time import call_site, op_times
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._tables import Head, table
 from perfscope.model.trace import MISSING, Trace

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from perfscope.analyzers.memory import MOST_PROGRAMS
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.memory.picture import Band, MemoryPicture, memory_picture
-from perfscope.analyzers.memory.trace_memories import MOST_PROGRAMS
 from perfscope.dashboards.report.sections.memory import memory_view
 from perfscope.dashboards.report.sections.memory_formats import memory_cards
 from perfscope.dashboards.report.sections.memory_picture import COLORS, NOT_KNOWN, ORDER, PHASE_COLORS, UNSEEN_COLOR

@@ -11,8 +11,8 @@ from typing import Any
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import flops_ns
 from perfscope.analyzers.hlo.program_device import recorded_device
-from perfscope.analyzers.programs.programs import programs
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.programs import programs
+from perfscope.analyzers.time import step_windows
 from perfscope.dashboards.report.html_findings import nothing_found
 from perfscope.dashboards.report.html_report import overview_parts
 from perfscope.dashboards.report.summary import summarize

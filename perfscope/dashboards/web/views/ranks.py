@@ -8,14 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.ranks.devices import DeviceSet, device_set, process_sets
-from perfscope.analyzers.ranks.job import has_ranks
-from perfscope.analyzers.ranks.links import Samples, link_counters
-from perfscope.analyzers.ranks.matching import SAME, Matched
-from perfscope.analyzers.ranks.sets import CollectiveKind, RankTotal, rank_sets, table_of
+from perfscope.analyzers.ranks import (
+    SAME,
+    CollectiveKind,
+    DeviceSet,
+    Matched,
+    RankTotal,
+    Samples,
+    device_set,
+    has_ranks,
+    link_counters,
+    process_sets,
+    rank_sets,
+    table_of,
+)
 from perfscope.analyzers.sections.collectives import MOST_JOBS
-from perfscope.analyzers.time.device_time import device_busy
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import device_busy, step_windows
 from perfscope.dashboards.report.sections.collectives import collectives_view, ranks_text
 from perfscope.dashboards.report.sections.collectives_formats import collectives_cards
 from perfscope.dashboards.web.views import Job, Place

@@ -17,7 +17,7 @@ from perfscope.analyzers.hlo.program_device import device_names, program_platfor
 from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops.graph_time import base_name, graph_time
-from perfscope.analyzers.programs.programs import roof_device
+from perfscope.analyzers.programs import roof_device
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._tables import Head, table
 from perfscope.model.finding import AbstainError

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time import call_site
 from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save
 from perfscope.dashboards.web.timeline.lanes import MOST_SERIES, TABLES, events_of, series_of
 from perfscope.dashboards.web.timeline.lanes import save as save_series

@@ -75,11 +75,9 @@ from perfscope.analyzers.checkpointing.remat_bargain import Bargain, RegionBarga
 from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import compiled_findings
 from perfscope.analyzers.checkpointing.rules.excess_remat.policies import dominated_policies
 from perfscope.analyzers.checkpointing.rules.excess_remat.program import program_findings
-from perfscope.analyzers.ops.finding_spans import spans_of_regions
+from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import NO_WORK
-from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.time import NO_WORK, call_site, per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share

@@ -13,11 +13,9 @@ from perfscope.analyzers.checkpointing.inductor_remat import (
     compiled_bargain,
     graph_recompute,
 )
-from perfscope.analyzers.ops.finding_spans import spans_of_slices
-from perfscope.analyzers.time.compiled_regions import compiled_rows
-from perfscope.analyzers.time.spans import work_time
-from perfscope.analyzers.time.steps import per_step, whole_ns
-from perfscope.analyzers.torch_compile.frames import where_of
+from perfscope.analyzers.ops import spans_of_slices
+from perfscope.analyzers.time import compiled_rows, per_step, whole_ns, work_time
+from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes
 from perfscope.model.compile_log import CompiledKernel, GraphNode
 from perfscope.model.finding import Cell, Finding, Where, severity_of

@@ -22,7 +22,7 @@ from perfscope.analyzers.checkpointing.program_remat import (
 from perfscope.analyzers.hlo.buffers import peak_bytes
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.program import costs, where_of
-from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.saving import Part, Price, price
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.trace import Trace

@@ -29,7 +29,7 @@ from perfscope.analyzers.checkpointing.plans import SAME_PEAK, GreedyStep, greed
 from perfscope.analyzers.checkpointing.simulate import Simulation, Simulator, todays
 from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.memory.holders import SCARCE_SHARE
-from perfscope.analyzers.ops.finding_spans import spans_of_regions
+from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Span, Where
 from perfscope.model.trace import MISSING, Trace

@@ -60,9 +60,7 @@ from perfscope.analyzers.devices.roofline import bytes_ns, peak_ratio
 from perfscope.analyzers.ops.kernels import input_tensors, matmul_precision
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import time_of, worst_spans
-from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.time import call_site, per_step, time_of, whole_ns, worst_spans
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share

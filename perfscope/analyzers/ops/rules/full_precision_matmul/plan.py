@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import kernel_roof, peak_ratio
 from perfscope.analyzers.ops.graph_time import flow_of, short_name
-from perfscope.analyzers.plans.time import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
+from perfscope.analyzers.plans import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedGraph

@@ -70,11 +70,9 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
 from perfscope.analyzers.ops.graph_time import short_name, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
+from perfscope.analyzers.plans import PlanWork, bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
-from perfscope.analyzers.plans.time import PlanWork, bytes_ns, plan_works
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import WorkTime
-from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.time import WorkTime, call_site, per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedKernel

@@ -76,9 +76,7 @@ from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, Ke
 from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, chain_text, graph_findings
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import time_of, worst_spans
-from perfscope.analyzers.time.steps import per_step, whole_ns
+from perfscope.analyzers.time import call_site, per_step, time_of, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.trace import Trace

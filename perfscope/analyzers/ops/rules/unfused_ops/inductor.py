@@ -12,11 +12,9 @@ from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
-from perfscope.analyzers.plans.time import PlanWork, plan_works
-from perfscope.analyzers.time.compiled_regions import compiled_rows
-from perfscope.analyzers.time.spans import work_time
-from perfscope.analyzers.time.steps import per_step, whole_ns
-from perfscope.analyzers.torch_compile.frames import where_of
+from perfscope.analyzers.plans import PlanWork, plan_works
+from perfscope.analyzers.time import compiled_rows, per_step, whole_ns, work_time
+from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refused_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel
 from perfscope.model.finding import Cell, Finding, Severity, Span, Where, severity_of

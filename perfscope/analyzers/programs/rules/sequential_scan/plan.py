@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of
-from perfscope.analyzers.plans.time import PlanWork, bytes_ns, op_bytes, plan_works
+from perfscope.analyzers.plans import PlanWork, bytes_ns, op_bytes, plan_works
 from perfscope.analyzers.programs.scan import LAUNCH_NS
 from perfscope.model.finding import Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph

@@ -41,7 +41,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfscope.analyzers.hlo.program import where_of
-from perfscope.analyzers.programs.hot_instructions import communication_instructions, communication_names
+from perfscope.analyzers.programs import communication_instructions, communication_names
 from perfscope.analyzers.ranks.devices import ProcessSet, device_set, is_process, process_sets
 from perfscope.analyzers.ranks.job import Job
 from perfscope.analyzers.ranks.matching import align
@@ -49,10 +49,15 @@ from perfscope.analyzers.ranks.rules.exposed_communication.plan import planned_e
 from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by_kind, exposed_finding
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import Wait, shares_of, waits_of
-from perfscope.analyzers.time.device_time import DeviceTime, device_times
-from perfscope.analyzers.time.exposure import exposed_communication
-from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
+from perfscope.analyzers.time import (
+    DeviceTime,
+    device_times,
+    exposed_communication,
+    step_windows,
+    timed_cost,
+    whole_ns,
+    worst_spans,
+)
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share

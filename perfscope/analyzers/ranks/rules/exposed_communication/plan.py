@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from perfscope.analyzers.plans.exchanges import ExchangeRow, exchange_rows
-from perfscope.analyzers.plans.time import plan_works
+from perfscope.analyzers.plans import ExchangeRow, exchange_rows, plan_works
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from perfscope.analyzers.ranks.job import shown_group
 from perfscope.analyzers.ranks.waits import Share, summed
-from perfscope.analyzers.time.spans import spans_of_ranks
+from perfscope.analyzers.time import spans_of_ranks
 from perfscope.model.finding import Cell, Finding, severity_of
 from perfscope.model.units import format_ns, format_share
 

@@ -44,8 +44,8 @@ from statistics import median
 
 import numpy as np
 
-from perfscope.analyzers.ops.finding_spans import spans_within
-from perfscope.analyzers.time.compiled_regions import REGION
+from perfscope.analyzers.ops import spans_within
+from perfscope.analyzers.time import REGION
 from perfscope.analyzers.torch_compile.rules.recompilation.compiled import recompilation_findings
 from perfscope.analyzers.torch_compile.rules.recompilation.plan import planned_again_findings
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of

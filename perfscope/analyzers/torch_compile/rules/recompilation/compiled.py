@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from perfscope.analyzers.ops.finding_spans import spans_within
+from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.torch_compile.frames import compile_log_of, compile_spans, where_of
 from perfscope.analyzers.torch_compile.guards import (
     Again,

@@ -37,8 +37,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from perfscope.analyzers.ops.finding_spans import spans_within
-from perfscope.analyzers.ranks.job import named_ranks
+from perfscope.analyzers.ops import spans_within
+from perfscope.analyzers.ranks import named_ranks
 from perfscope.analyzers.torch_compile.divergence import Compiled, Divergence, Side, divergences, side_of
 from perfscope.analyzers.torch_compile.frames import compile_log_of, compile_spans, short_place, user_place, where_of
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Span
