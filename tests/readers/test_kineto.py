@@ -417,15 +417,6 @@ def test_cut_anywhere_is_one_line(tmp_path: Path, data: st.DataObject) -> None:
     refused(tmp_path, whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.data())
-def test_flipped_bytes_are_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
-    damaged = bytearray(text(events()).encode())
-    for _ in range(data.draw(st.integers(1, 4))):
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    read_or_refused(tmp_path, bytes(damaged))
-
-
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from perfscope.analyzers.readers import file_bytes
 

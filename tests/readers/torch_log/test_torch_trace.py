@@ -205,16 +205,6 @@ def full_records() -> int:
     return read_bytes(TEXT, "x").records
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, len(TEXT) - 1), st.integers(0, 255)), min_size=1, max_size=12))
-def test_flipped_bytes_never_stop_the_reader(flips: list[tuple[int, int]]) -> None:
-    data = bytearray(TEXT)
-    for at, value in flips:
-        data[at] = value
-    log = read_bytes(bytes(data), "x")
-    assert log.records <= full_records() + len(flips)
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_as_a_payload_or_a_body(noise: bytes) -> None:

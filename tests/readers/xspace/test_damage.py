@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfscope.__main__ import run
 from perfscope.analyzers.readers.xspace import planes
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.model.errors import DataError
@@ -130,29 +129,8 @@ def test_every_cut_between_planes(tmp_path: Path) -> None:
     assert not any(CUT in note for note in read(tmp_path, b"".join(frames)).source.notes)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.data())
-def test_flipped_bytes_are_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
-    damaged = bytearray(space().bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        read(tmp_path, bytes(damaged))
-    except DataError:
-        refused(tmp_path, bytes(damaged))
-
-
 def test_a_damaged_program_is_left_out_and_said(tmp_path: Path) -> None:
     trace = read(tmp_path, space().bytes())
     assert trace.hlo == ()
     assert "hlo" not in trace.recorded
     assert any(note.startswith("the program jit_f(7) was not read: ") for note in trace.source.notes)
-
-
-def test_exit_code_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "cut.xplane.pb"
-    path.write_bytes(space().bytes()[:200])
-    assert run(["analyze", str(path)]) == 4
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert len(shown.err.strip().splitlines()) == 1

@@ -1,0 +1,79 @@
+"""Corrupt files of every format: read into a sound trace, or refused in one line that names the file."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.__main__ import run
+from perfscope.analyzers.readers.load import load
+from perfscope.dashboards.export import Subject, export
+from perfscope.model.errors import DataError
+from tests.export.traces import everything
+from tests.readers import test_hlo, test_jax_memory, test_kineto
+from tests.readers.memory_snapshots import Allocator
+from tests.readers.torch_log.test_torch_trace import TEXT as LOG
+from tests.readers.xspace.test_damage import space
+
+
+def perfetto() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "whole.pftrace")
+        export(Subject(traces=(everything(),)), "perfetto", path)
+        return path.read_bytes()
+
+
+FORMATS: dict[str, Callable[[], bytes]] = {
+    "hlo.pb": lambda: test_hlo.WHOLE,
+    "hlo.txt": test_hlo.TEXT.encode,
+    "json": lambda: test_kineto.text(test_kineto.events()).encode(),
+    "log": lambda: bytes(LOG),
+    "pftrace": perfetto,
+    "pickle": lambda: pickle.dumps(Allocator(seed=3).run(40).snapshot()),
+    "prof": lambda: test_jax_memory.profile().SerializeToString(),
+    "xplane.pb": lambda: space().bytes(),
+}
+"""A small intact file of each format, by its suffix."""
+
+intact = cache(lambda suffix: FORMATS[suffix]())
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_changed_bytes(suffix: str, data: st.DataObject) -> None:
+    content = bytearray(intact(suffix))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(1, len(content))) :]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"corrupt.{suffix}")
+        path.write_bytes(content)
+        traces, refusal = [], f"{path}: none"
+        try:
+            traces = load(path)
+        except DataError as error:
+            refusal = str(error)
+        assert refusal.startswith(f"{path}: ")
+        assert "\n" not in refusal
+        for trace in traces:
+            trace.check()
+
+
+@pytest.mark.parametrize("suffix", sorted({*FORMATS} - {"log"}))  # a log that is cut is a shorter log
+def test_the_command_refuses_in_one_line(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"cut.{suffix}"
+    path.write_bytes(intact(suffix)[:-9])
+    assert run(["analyze", str(path)]) == 4
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.strip().splitlines()
+    assert line.startswith(f"perfscope: {path}: ")
