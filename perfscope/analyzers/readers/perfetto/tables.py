@@ -260,10 +260,7 @@ class Tables:
         return self.rows
 
     def _set(self, table: str, columns: Columns) -> None:
-        declared = {column.name: column.dtype for column in TABLES[table].columns}
-        self.rows[table] = Rows(
-            TABLES[table], {name: values.astype(declared[name]) for name, values in columns.items()}
-        )
+        self.rows[table] = Rows(TABLES[table], columns)
 
     def _base(self, events: Events) -> Columns:
         name = np.where(events["name"] == MISSING, self._strings.code(""), events["name"])

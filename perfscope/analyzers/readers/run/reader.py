@@ -22,7 +22,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from perfscope.analyzers.readers.run.memory import (
     read_tensors,
 )
 from perfscope.analyzers.readers.run.nsys import Recordings
-from perfscope.analyzers.readers.run.parts import FORMAT, NSYS, RunPart, divide_run, trace_order, why_nothing_captured
+from perfscope.analyzers.readers.run.parts import FORMAT, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.analyzers.readers.run.peers import carry_peers
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
@@ -264,16 +264,40 @@ class _Captured:
         return next((self.timed[name] for name in _TIMED if name in self.timed), None)
 
 
-def _attach_kineto(captured: _Captured, capture: Capture, path: Path) -> None:
-    if capture.pass_name in _TIMED:
-        captured.timed[capture.pass_name] = _whole_steps(kineto_reader.read(path), capture.steps)
+def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
+    """Read an artifact by the tool that wrote it. Artifacts of other tools are not read."""
+    match capture.tool:
+        case "torch_profiler":
+            if capture.pass_name in _TIMED:
+                captured.timed[capture.pass_name] = _whole_steps(kineto_reader.read(path), capture.steps)
+        case "jax_profiler":
+            captured.timed[capture.pass_name] = xspace_reader.read_file(path)
+        case "nsys":
+            _attach_nsys(captured, capture)
+        case "jax_events":
+            captured.logs["compile_events"] = read_events(path)
+        case "jax_sync":
+            captured.logs["host_reads"] = read_syncs(path)
+        case "torch_memory":
+            if capture.pass_name == SNAPSHOT_PASS:
+                captured.snapshot = torch_memory_reader.read(path)
+        case "torch_tensors":
+            captured.tensors = read_tensors(path)
+        case "jax_memory":
+            captured.moments = read_moments(path)
+            captured.notes += captured.moments.notes
+        case "jax_hlo":
+            captured.programs = path
+        case "op_graph":
+            captured.op_graph = read_op_graph(path)
+        case "torch_compile":  # the manifest lists it after the passes whose clock it is put on
+            main = captured.main
+            log, notes = read_compile(path, None if main is None else main.rows["steps"])
+            captured.logs["compile_log"] = log
+            captured.notes += notes
 
 
-def _attach_xspace(captured: _Captured, capture: Capture, path: Path) -> None:
-    captured.timed[capture.pass_name] = xspace_reader.read_file(path)
-
-
-def _attach_nsys(captured: _Captured, capture: Capture, path: Path) -> None:
+def _attach_nsys(captured: _Captured, capture: Capture) -> None:
     recordings, process = captured.recordings, captured.process
     problem = recordings.problems.get(str(capture.artifact))
     if problem is not None:
@@ -285,60 +309,6 @@ def _attach_nsys(captured: _Captured, capture: Capture, path: Path) -> None:
             captured.notes.append(recordings.notes[process.directory])
 
 
-def _attach_events(captured: _Captured, capture: Capture, path: Path) -> None:
-    captured.logs["compile_events"] = read_events(path)
-
-
-def _attach_syncs(captured: _Captured, capture: Capture, path: Path) -> None:
-    captured.logs["host_reads"] = read_syncs(path)
-
-
-def _attach_allocator(captured: _Captured, capture: Capture, path: Path) -> None:
-    if capture.pass_name == SNAPSHOT_PASS:
-        captured.snapshot = torch_memory_reader.read(path)
-
-
-def _attach_tensors(captured: _Captured, capture: Capture, path: Path) -> None:
-    captured.tensors = read_tensors(path)
-
-
-def _attach_moments(captured: _Captured, capture: Capture, path: Path) -> None:
-    captured.moments = read_moments(path)
-    captured.notes += captured.moments.notes
-
-
-def _attach_programs(captured: _Captured, capture: Capture, path: Path) -> None:
-    captured.programs = path
-
-
-def _attach_op_graph(captured: _Captured, capture: Capture, path: Path) -> None:
-    captured.op_graph = read_op_graph(path)
-
-
-def _attach_compile(captured: _Captured, capture: Capture, path: Path) -> None:
-    """The manifest lists it after the passes whose clock it is put on."""
-    main = captured.main
-    log, notes = read_compile(path, None if main is None else main.rows["steps"])
-    captured.logs["compile_log"] = log
-    captured.notes += notes
-
-
-_ATTACH: dict[str, Callable[[_Captured, Capture, Path], None]] = {
-    "torch_profiler": _attach_kineto,
-    "jax_profiler": _attach_xspace,
-    NSYS: _attach_nsys,
-    "jax_events": _attach_events,
-    "jax_sync": _attach_syncs,
-    "torch_memory": _attach_allocator,
-    "torch_tensors": _attach_tensors,
-    "jax_memory": _attach_moments,
-    "jax_hlo": _attach_programs,
-    "op_graph": _attach_op_graph,
-    "torch_compile": _attach_compile,
-}
-"""How the artifact of each tool is read. Artifacts of other tools are not."""
-
-
 def _read_captures(path: Path, run: Run, process: Process, recordings: Recordings) -> _Captured:
     """Read every artifact of the process, and attach to its traces what belongs to them."""
     captured = _Captured(folder=path, process=process, recordings=recordings, notes=[*run.notes])
@@ -347,10 +317,10 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
         notes.append(f"the run is {run.state}: what had been captured by then is shown")
     notes += [f"{capture.pass_name} pass: {capture.reason}" for capture in process.captures if capture.reason]
     for capture in process.captures:
-        if capture.artifact is None or capture.tool not in _ATTACH:
+        if capture.artifact is None:
             continue
         try:
-            _ATTACH[capture.tool](captured, capture, path / capture.artifact)
+            _attach(captured, capture, path / capture.artifact)
         except DataError as error:
             notes.append(f"{capture.pass_name} pass is corrupt: {error}")
     _attach_memory(captured)
