@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
-from perfscope.analyzers.readers.run.parts import NSYS
+from perfscope.analyzers.readers.run.parts import NSYS, shared_recording
 from perfscope.model.documents.run import Process
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
@@ -27,9 +27,9 @@ class Recordings:
         self._of: dict[str, Trace] = {}
         groups: dict[str, list[Process]] = {}
         for process in processes:
-            for capture in process.captures:
-                if capture.tool == NSYS and capture.artifact is not None:
-                    groups.setdefault(capture.artifact, []).append(process)
+            artifact = shared_recording(process)
+            if artifact is not None:
+                groups.setdefault(artifact, []).append(process)
         for artifact, sharing in groups.items():
             try:
                 if not (path / artifact).is_file():

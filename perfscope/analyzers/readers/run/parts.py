@@ -32,7 +32,7 @@ class RunPart:
     def name(self) -> str:
         """``rank00003``, or the recording that the processes share."""
         first, *others = self.processes
-        shared = next((one.artifact for one in first.captures if one.tool == NSYS and one.artifact), None)
+        shared = shared_recording(first)
         return shared if others and shared is not None else first.directory
 
     def artifacts(self) -> tuple[str, ...]:
@@ -64,11 +64,16 @@ def divide_run(path: Path) -> DividedRun:
     )
 
 
+def shared_recording(process: Process) -> str | None:
+    """The recording of Nsight Systems that a process shares with others, by its path in the run."""
+    return next((one.artifact for one in process.captures if one.tool == NSYS and one.artifact), None)
+
+
 def _by_shared_recording(processes: Sequence[Process]) -> Iterable[list[Process]]:
     """Processes that share a recording; each of the others alone."""
     groups: dict[str, list[Process]] = {}
     for process in processes:
-        shared = next((one.artifact for one in process.captures if one.tool == NSYS and one.artifact), None)
+        shared = shared_recording(process)
         groups.setdefault(f"recording {shared}" if shared else f"process {process.directory}", []).append(process)
     return groups.values()
 

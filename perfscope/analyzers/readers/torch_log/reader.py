@@ -17,9 +17,6 @@ import msgspec
 
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.torch_log import breaks, compiles, graph_text, kernels, records
-from perfscope.analyzers.readers.torch_log import breaks as recompiles
-from perfscope.analyzers.readers.torch_log import compiles as caches
-from perfscope.analyzers.readers.torch_log import unit as output_code
 from perfscope.analyzers.readers.torch_log.compiles import Phases, WallClock
 from perfscope.analyzers.readers.torch_log.records import (
     MAX_COMPILES,
@@ -34,6 +31,7 @@ from perfscope.analyzers.readers.torch_log.records import (
     decode,
 )
 from perfscope.analyzers.readers.torch_log.unit import GraphText, Section, Unit
+from perfscope.analyzers.readers.torch_log.unit import parse as parse_code
 from perfscope.model.compile_log import CodeLine, CompileLog, Direction, Graph, GraphBreak, Recompile
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
@@ -118,7 +116,7 @@ class Collector:
         }
 
     def take(self, record: Record) -> None:
-        """Note what a record says; ``DamagedError`` if its content is not what its kind has."""
+        """Note what a record says; ``CorruptRecordError`` if its content is not what its kind has."""
         if self.rank is None:
             self.rank = record.envelope.rank
         use = self._kinds.get(record.kind)
@@ -198,7 +196,7 @@ class Collector:
         unit = self.units.of(record)
         if unit is None:
             return
-        code = output_code.parse(record.payload().decode("utf-8", "replace"))
+        code = parse_code(record.payload().decode("utf-8", "replace"))
         if not code.is_python:
             self.left_out["output codes that are no Python"] += 1
         section = unit.section
@@ -219,10 +217,10 @@ class Collector:
             self._broke(record)
         elif name in _POST_GRAD:
             self._post_grad(record)
-        elif caches.is_cache(name):
+        elif compiles.is_cache(name):
             unit = self.units.of(record)
             if unit is not None:
-                caches.record_cache_answer(unit, record)
+                compiles.record_cache_answer(unit, record)
         else:
             self._of_kernels(record)
 
@@ -248,7 +246,7 @@ class Collector:
         if len(self.recompiles) >= MAX_COMPILES:
             self.left_out["recompilations beyond the limit"] += 1
             return
-        self.recompiles.append((unit, *recompiles.failed_guards(record), self._now(record)))
+        self.recompiles.append((unit, *breaks.failed_guards(record), self._now(record)))
 
     def _broke(self, record: Record) -> None:
         unit = self.units.of(record)
