@@ -417,11 +417,10 @@ def test_no_capture_starts_below_a_compiled_frame(tmp_path: Path) -> None:
 GUARDED = """
 import torch
 from torch.autograd.profiler import profile, record_function
-from perfscope.profiler.torch.hooks import _replace
 from perfscope.profiler.torch.hooks import RangeGuard
 
 guard = RangeGuard()
-undos = guard.install(_replace)
+undos = guard.install()
 
 def recording():
     guard.started()

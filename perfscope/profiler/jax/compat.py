@@ -20,7 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-Undo = Callable[[], None]
+from perfscope.profiler.patching import Undo as Undo
+from perfscope.profiler.patching import replace
 
 PROFILER_MODULE = "jax._src.profiler"
 """The module that ``jax.profiler`` takes its functions from."""
@@ -329,14 +330,7 @@ def _guard_explanation(module: str) -> Undo:
             old_form = len(keys) == 3  # jax 0.6 hands the debug info over too, and wants (texts, size)
             return (["no explanation"], 0) if old_form else (sys.maxsize, 0, "no explanation")
 
-    holder = sys.modules[module]
-    setattr(holder, "diff_tracing_cache_keys", differences)  # noqa: B010 (mypy knows no such attribute)
-
-    def restore() -> None:
-        if getattr(holder, "diff_tracing_cache_keys", None) is differences:
-            setattr(holder, "diff_tracing_cache_keys", original)  # noqa: B010
-
-    return restore
+    return replace(sys.modules[module], "diff_tracing_cache_keys", differences)
 
 
 def _transformation(verb: str) -> Any:
@@ -444,11 +438,10 @@ def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
     stand.set_global(stand.theirs)
     if state.value is not state.get_global():  # this thread has one of its own, or has had
         stand.set_local(stand.theirs_here)
-    setattr(api, "_post_hook_state", stand)  # noqa: B010 (mypy knows no such attribute)
+    restore = replace(api, "_post_hook_state", stand)
 
     def undo() -> None:
-        if getattr(api, "_post_hook_state", None) is stand:
-            setattr(api, "_post_hook_state", state)  # noqa: B010
+        restore()
         state.set_global(stand.theirs)
         if state.get_local() is not None:
             state.set_local(stand.theirs_here)
@@ -497,13 +490,7 @@ def on_slow_call(called: Called) -> Undo | None:
         exclude = find(f"jax._src.{of}", "register_exclusion")
         if exclude is not None:
             exclude(__file__)  # jax names the user's frames, in errors and in programs; this is not one
-    setattr(module, name, run)
-
-    def undo() -> None:
-        if getattr(module, name) is run:
-            setattr(module, name, original)
-
-    return undo
+    return replace(module, name, run)
 
 
 # jax's warning that a donated buffer cannot be used, intercepted where jax issues it, whatever filters the program has.
@@ -542,15 +529,7 @@ def on_unusable_donation(heard: Callable[[UnusableDonation], None]) -> Undo | No
     original = find(_MODULE, "warnings")
     if original is not warnings:
         return None
-    module = sys.modules[_MODULE]
-    listener = _Warnings(heard)
-    setattr(module, "warnings", listener)  # noqa: B010 (mypy knows no such attribute)
-
-    def undo() -> None:
-        if getattr(module, "warnings", None) is listener:
-            setattr(module, "warnings", original)  # noqa: B010
-
-    return undo
+    return replace(sys.modules[_MODULE], "warnings", _Warnings(heard))
 
 
 class _Warnings:

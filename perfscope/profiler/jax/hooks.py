@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from perfscope.profiler.jax import compat
-from perfscope.profiler.jax.compat import Undo
+from perfscope.profiler.patching import Undo, replace, undo_all
 from perfscope.profiler.session.steps import Source, StepFinder
 
 MOST_UNWRAPPED = 20
@@ -166,7 +166,6 @@ def _hook_step_annotation(finder: StepFinder) -> Undo:
     """See ``with jax.profiler.StepTraceAnnotation("train", step_num=n)`` begin and end."""
     from jax.profiler import StepTraceAnnotation
 
-    originals = {name: StepTraceAnnotation.__dict__.get(name) for name in ("__init__", "__enter__", "__exit__")}
     init, enter, leave = StepTraceAnnotation.__init__, StepTraceAnnotation.__enter__, StepTraceAnnotation.__exit__
 
     def named(span: Any, name: str, **facts: Any) -> None:
@@ -187,19 +186,7 @@ def _hook_step_annotation(finder: StepFinder) -> Undo:
         return answer
 
     ours = {"__init__": named, "__enter__": entered, "__exit__": left}
-    for name, function in ours.items():
-        setattr(StepTraceAnnotation, name, function)
-
-    def undo() -> None:
-        for name, function in ours.items():
-            if StepTraceAnnotation.__dict__.get(name) is not function:
-                continue  # somebody else has put something there since
-            if originals[name] is None:
-                delattr(StepTraceAnnotation, name)
-            else:
-                setattr(StepTraceAnnotation, name, originals[name])
-
-    return undo
+    return undo_all([replace(StepTraceAnnotation, name, function) for name, function in ours.items()])
 
 
 def _hook_start_trace(make_way: Callable[[], None]) -> list[Undo]:
@@ -213,18 +200,9 @@ def _hook_start_trace(make_way: Callable[[], None]) -> list[Undo]:
         make_way()
         return original(*arguments, **named)
 
-    modules = ("jax.profiler", compat.PROFILER_MODULE)
-    return [undo for module in modules if (undo := _swap(module, original, start_trace))]
-
-
-def _swap(module: str, original: Any, replacement: Any) -> Undo | None:
-    holder = sys.modules.get(module)
-    if holder is None or getattr(holder, "start_trace", None) is not original:
-        return None
-    setattr(holder, "start_trace", replacement)  # noqa: B010 (a module has no such attribute for mypy)
-
-    def undo() -> None:
-        if getattr(holder, "start_trace", None) is replacement:
-            setattr(holder, "start_trace", original)  # noqa: B010
-
-    return undo
+    modules = [sys.modules.get(name) for name in ("jax.profiler", compat.PROFILER_MODULE)]
+    return [
+        replace(module, "start_trace", start_trace)
+        for module in modules
+        if getattr(module, "start_trace", None) is original
+    ]

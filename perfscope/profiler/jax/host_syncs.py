@@ -18,8 +18,8 @@ from typing import Any
 
 from perfscope.model.documents.run import Capture
 from perfscope.profiler.jax import compat
-from perfscope.profiler.jax.compat import Undo
 from perfscope.profiler.jax.record_log import CallSites, RecordLog
+from perfscope.profiler.patching import Undo, replace
 
 PASS = "syncs"  # noqa: S105 (the name of a pass)
 FILE = "syncs.jsonl"
@@ -84,11 +84,11 @@ class SyncLog:
         for name in METHODS:
             original = arrays.__dict__.get(name)
             if original is not None:
-                self._undo.append(_put(arrays, name, original, self._wrapped(original, name)))
+                self._undo.append(replace(arrays, name, self._wrapped(original, name)))
         for name in FUNCTIONS:
             original = getattr(jax, name, None)
             if original is not None:
-                self._undo.append(_put(jax, name, original, self._wrapped(original, name)))
+                self._undo.append(replace(jax, name, self._wrapped(original, name)))
 
     def stop(self) -> None:
         """Leave jax as it was."""
@@ -174,16 +174,6 @@ class SyncLog:
                 self.stop()
         except Exception:  # the program reads its array: nothing of ours may stop it
             self._lines.dropped += 1
-
-
-def _put(holder: Any, name: str, original: Any, replacement: Any) -> Undo:
-    setattr(holder, name, replacement)
-
-    def undo() -> None:
-        if holder.__dict__.get(name) is replacement:
-            setattr(holder, name, original)
-
-    return undo
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-Undo = Callable[[], None]
+from perfscope.profiler.patching import Undo as Undo
+from perfscope.profiler.patching import replace, undo_all
 
 PRIVATE: dict[str, str] = {
     "autograd node that runs": "torch._C._current_autograd_node",
@@ -196,16 +197,8 @@ def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], de
         decided(chosen)
         return codegen(chosen, *arguments, **named)
 
-    ours = ((why, "__init__", made, init), (why, "__call__", said, call), (holder, "codegen", generate, codegen))
-    for owner, name, function, _ in ours:
-        setattr(owner, name, function)
-
-    def undo() -> None:
-        for owner, name, function, original in ours:
-            if owner.__dict__.get(name) is function:
-                setattr(owner, name, original)
-
-    return undo
+    ours = ((why, "__init__", made), (why, "__call__", said), (holder, "codegen", generate))
+    return undo_all([replace(owner, name, function) for owner, name, function in ours])
 
 
 # All that is private in torch and that the capture of CUDA memory snapshots stands on. Missing parts say so.

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from perfscope.profiler.patching import Undo, replace, undo_all, wrap
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch import compat
 
@@ -19,8 +20,6 @@ from perfscope.profiler.torch import compat
 # end into the freed place and the program dies later, anywhere (seen with torch 2.13: 20 of 22 programs
 # with such a range). A range that closes while nothing records does no harm.
 
-
-Undo = Callable[[], None]
 
 _MARK = "_perfscope_recording"
 
@@ -38,13 +37,13 @@ class RangeGuard:
         """A profiler, ours or the program's, is about to record."""
         self._recording += 1
 
-    def install(self, replace: Callable[[Any, str, Callable[..., Any]], Undo]) -> list[Undo]:
-        """Watch ``record_function``; ``replace`` puts a function made of the original in its place."""
+    def install(self) -> list[Undo]:
+        """Watch ``record_function``."""
         from torch.autograd.profiler import record_function
 
         return [
-            replace(record_function, "__enter__", self._entering),
-            replace(record_function, "__exit__", self._leaving),
+            wrap(record_function, "__enter__", self._entering),
+            wrap(record_function, "__exit__", self._leaving),
         ]
 
     def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +87,7 @@ class Hooks:
         the program's own starts.
         """
         # Before the others: these stay when the hooks of the step sources, which stand on them, go.
-        self._always = [*self._guard.install(_replace), self._hook_profilers(ours, make_way)]
+        self._always = [*self._guard.install(), self._hook_profilers(ours, make_way)]
         self._undo = {
             Source.OPTIMIZER: [self._hook_optimizers(finder)],
             Source.PROFILER: [_hook_profiler_step(finder)],
@@ -137,11 +136,11 @@ class Hooks:
 
             return step
 
-        Optimizer.profile_hook_step = staticmethod(profile_hook_step)
+        restore = replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
 
         def undo() -> None:
             listening[0] = False
-            Optimizer.profile_hook_step = staticmethod(original)
+            restore()
 
         return undo
 
@@ -175,8 +174,8 @@ class Hooks:
 
             return exit_
 
-        undo = [_replace(profile, "_prepare_trace", prepare), _replace(profile, "__exit__", leave)]
-        return _all(undo)
+        undo = [wrap(profile, "_prepare_trace", prepare), wrap(profile, "__exit__", leave)]
+        return undo_all(undo)
 
 
 def _is_compiling() -> bool:
@@ -184,27 +183,6 @@ def _is_compiling() -> bool:
     import torch
 
     return bool(torch.compiler.is_compiling())
-
-
-def _replace(holder: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
-    """Replace a function by one made of it. The undo leaves alone what somebody else has put there since."""
-    original = holder.__dict__[name]
-    replacement = functools.wraps(original)(make(original))
-    setattr(holder, name, replacement)
-
-    def undo() -> None:
-        if holder.__dict__.get(name) is replacement:
-            setattr(holder, name, original)
-
-    return undo
-
-
-def _all(undos: list[Undo]) -> Undo:
-    def undo() -> None:
-        for one in undos:
-            one()
-
-    return undo
 
 
 def _hook_profiler_step(finder: StepFinder) -> Undo:
@@ -218,7 +196,7 @@ def _hook_profiler_step(finder: StepFinder) -> Undo:
 
         return step
 
-    return _replace(profile, "step", make)
+    return wrap(profile, "step", make)
 
 
 def _hook_record_function(finder: StepFinder) -> Undo:
@@ -241,8 +219,8 @@ def _hook_record_function(finder: StepFinder) -> Undo:
 
         return leave_range
 
-    undo = [_replace(record_function, "__enter__", enter), _replace(record_function, "__exit__", leave)]
-    return _all(undo)
+    undo = [wrap(record_function, "__enter__", enter), wrap(record_function, "__exit__", leave)]
+    return undo_all(undo)
 
 
 def _hook_cuda_nvtx(finder: StepFinder) -> list[Undo]:
@@ -272,4 +250,4 @@ def _hook_cuda_nvtx(finder: StepFinder) -> list[Undo]:
 
         return range_pop
 
-    return [_replace(nvtx, "range_push", push), _replace(nvtx, "range_pop", pop)]
+    return [wrap(nvtx, "range_push", push), wrap(nvtx, "range_pop", pop)]

@@ -11,13 +11,14 @@ import gzip
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import ReferenceType, ref
 
 from perfscope.model.documents.run import Capture
+from perfscope.profiler.patching import Undo
 
 # Names of parameters and buffers: which ``nn.Module`` holds each, without asking the garbage collector.
 #
@@ -25,9 +26,6 @@ from perfscope.model.documents.run import Capture
 # nothing once it is built, and unlike forward hooks they are nothing that torch.compile would look at. A model that
 # was
 # copied or unpickled as a whole was not built, and has no names here.
-
-
-Undo = Callable[[], None]
 
 
 class ModuleRegistry:
