@@ -3,7 +3,6 @@
     python benchmarks/memory_plans_jax.py fixtures/h100-programs
     python benchmarks/memory_plans_jax.py FOLDER [FOLDER ...]        what fixtures/compile_h100.py --all wrote
     python benchmarks/memory_plans_jax.py FOLDER --shipped           what fixtures/compile_h100.py --shipped wrote
-    python benchmarks/memory_plans_jax.py FOLDER --orders            programs as XLA compiled them, ordered anew
 
 Programs of one step are those whose file names differ by their last word, the policy (and how many layers have it).
 From each program that keeps everything the peak and the recomputed arithmetic of ``full`` and ``dots`` are predicted,
@@ -21,9 +20,6 @@ from perfscope.analyzers.checkpointing.simulate import Simulator
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
 from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
 from perfscope.analyzers.checkpointing.wording import predicted_recompute, recomputed_flops
-from perfscope.analyzers.checkpointing.xla_model.graph import graph_of
-from perfscope.analyzers.checkpointing.xla_model.graph_edit import Values
-from perfscope.analyzers.checkpointing.xla_model.heap import planned_peak
 from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.finding import AbstainError
@@ -98,14 +94,6 @@ def partial_rows(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int]]
                 keep: Policy = "keep"
                 policies = [POLICIES[policy] if at < count else keep for at in range(len(model.regions))]
                 yield f"{stem}-{policy}", count, Simulator(model).run(policies).peak_bytes, _peak(proto.read(path))
-
-
-def order_errors(folders: Sequence[Path]) -> Iterator[tuple[str, float]]:
-    """Each program as XLA compiled it, ordered as is thought here: its peak against that of XLA's order, as a share."""
-    for path in sorted(path for folder in folders for path in folder.glob(f"*{ENDING}")):
-        trace = proto.read(path)
-        found, _ = planned_peak(Values(graph_of(trace.hlo[0])))
-        yield path.name.removesuffix(ENDING), found / _peak(trace) - 1
 
 
 def _models(trace: Trace) -> tuple[StepModel, ...]:
@@ -201,17 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--shipped", action="store_true", help="a line a prediction, with all numbers")
-    parser.add_argument("--orders", action="store_true", help="order the programs anew, predict nothing")
     asked = parser.parse_args()
-    if asked.orders:
-        errors = []
-        for name, error in order_errors(asked.folders):
-            print(f"{name}: {100 * error:+.2f}%", flush=True)
-            errors.append(abs(error))
-        close, same = (sum(error <= limit for error in errors) for limit in (0.05, 0.0001))
-        mean = f"mean {100 * sum(errors) / len(errors):.1f}%"
-        print(f"{len(errors)} programs, {close} within 5%, {same} within 0.01%, {mean}")
-        return
     found = list(rows(asked.folders))
     print(shipped_table(found) if asked.shipped else table(found))
     for name, count, predicted, compiled in partial_rows(asked.folders):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.checkpointing.xla_model.layers import layer_loops, reached
-from perfscope.analyzers.checkpointing.xla_model.policies import nothing, unbatched_products
-from perfscope.analyzers.checkpointing.xla_model.unrolled import single_layers
+from perfscope.analyzers.checkpointing.jax_layers.layers import layer_loops, reached
+from perfscope.analyzers.checkpointing.jax_layers.policies import nothing, unbatched_products
+from perfscope.analyzers.checkpointing.jax_layers.unrolled import single_layers
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.parse.thunks import Schedule

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.checkpointing.jax_layers.again import again_of
+from perfscope.analyzers.checkpointing.jax_layers.bounds import EXACT, bound_of
+from perfscope.analyzers.checkpointing.jax_layers.kept import runs_again
+from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
+from perfscope.analyzers.checkpointing.jax_layers.policies import flops_of, nothing, unbatched_products
 from perfscope.analyzers.checkpointing.models import step_models
 from perfscope.analyzers.checkpointing.simulate import Simulator, keep_all, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
-from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models, layers_of
-from perfscope.analyzers.checkpointing.xla_model.again import again_of
-from perfscope.analyzers.checkpointing.xla_model.bounds import bound_of, notes_on, overlaps
-from perfscope.analyzers.checkpointing.xla_model.graph import Graph, Node
-from perfscope.analyzers.checkpointing.xla_model.kept import runs_again
-from perfscope.analyzers.checkpointing.xla_model.layers import Layer
-from perfscope.analyzers.checkpointing.xla_model.policies import flops_of, nothing, unbatched_products
-from perfscope.analyzers.checkpointing.xla_model.predict import Predictor
+from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models, keeps_in_loops, layers_of
+from perfscope.analyzers.checkpointing.verified import with_exact_peaks
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.flow import Flow
@@ -40,45 +39,17 @@ LOOPS = ("attention-naive-scan-small", "attention-blocked-scan-small")
 UNROLLED = "attention-naive-unrolled-small"
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 
-OF_LESS = {
-    ("attention-naive-scan-small", "full"): 0.01,
-    ("attention-naive-scan-small", "dots"): 0.015,
-    ("attention-blocked-scan-small", "full"): 0.001,
-    ("attention-blocked-scan-small", "dots"): 0.002,
-    ("attention-naive-scan-vocabulary", "full"): 0.001,
-    ("attention-naive-scan-vocabulary", "dots"): 0.001,
-    ("grouped-naive-scan-words", "full"): 0.001,
-    ("grouped-naive-scan-words", "dots"): 0.02,
-    ("ssm-scan-scan-other", "full"): 0.002,
-    ("ssm-scan-scan-other", "dots"): 0.006,
-    ("attention-naive-unrolled-small", "full"): 0.01,
-    ("attention-naive-unrolled-small", "dots"): 0.03,
-    ("mlp-swiglu-halves-two", "full"): 0.015,
-    ("mlp-swiglu-halves-two", "dots"): 0.015,
-    ("mlp-swiglu-listed-other", "full"): 0.015,
-    ("mlp-swiglu-listed-other", "dots"): 0.01,
-}
-"""Error of the peak of each policy, predicted from the program without it: what docs/memory.md says, rounded up."""
-OF_ALL = {
-    ("attention-naive-scan-small", "full"): 0.01,
-    ("attention-naive-scan-small", "dots"): 0.01,
-    ("attention-naive-scan-small", "names"): 0.02,
-    ("attention-blocked-scan-small", "full"): 0.02,
-    ("attention-blocked-scan-small", "dots"): 0.02,
-    ("attention-naive-scan-vocabulary", "full"): 0.05,
-    ("attention-naive-scan-vocabulary", "dots"): 0.05,
-    ("grouped-naive-scan-words", "full"): 0.001,
-    ("grouped-naive-scan-words", "dots"): 0.001,
-    ("ssm-scan-scan-other", "full"): 0.001,
-    ("ssm-scan-scan-other", "dots"): 0.001,
-    ("attention-naive-unrolled-small", "full"): 0.01,
-    ("attention-naive-unrolled-small", "dots"): 0.07,
-    ("mlp-swiglu-halves-two", "full"): 0.09,
-    ("mlp-swiglu-halves-two", "dots"): 0.035,
-    ("mlp-swiglu-listed-other", "full"): 0.015,
-    ("mlp-swiglu-listed-other", "dots"): 0.01,
-}
-"""The same of keeping everything, from the program with a policy."""
+STEPS = (
+    "attention-naive-scan-small",
+    "attention-blocked-scan-small",
+    "attention-naive-scan-vocabulary",
+    "grouped-naive-scan-words",
+    "ssm-scan-scan-other",
+    "attention-naive-unrolled-small",
+    "mlp-swiglu-halves-two",
+    "mlp-swiglu-listed-other",
+)
+CHECKPOINTED = ("full", "dots")
 OF_FLOPS = 0.04
 """Of the recomputed arithmetic: the rest is casts and masks that the other program computes in another way."""
 
@@ -127,59 +98,13 @@ def test_the_peak_of_the_step_as_it_is_is_xlas_own(one: dict[str, Any]) -> None:
     assert Simulator(found).run(todays(found)).peak_bytes == one["peak_bytes"]
 
 
-@pytest.mark.parametrize(("step", "policy"), OF_LESS)
-def test_a_policy_is_predicted_from_the_program_without_it(step: str, policy: str) -> None:
-    assert peak(f"{step}-none", policy) == pytest.approx(compiled(f"{step}-{policy}"), rel=OF_LESS[step, policy])
-
-
-@pytest.mark.parametrize(("step", "policy"), OF_ALL)
-def test_keeping_everything_is_predicted_from_the_program_with_a_policy(step: str, policy: str) -> None:
-    assert peak(f"{step}-{policy}", "none") == pytest.approx(compiled(f"{step}-none"), rel=OF_ALL[step, policy])
-
-
-@pytest.mark.parametrize(("step", "policy"), OF_ALL)
-def test_keeping_everything_lies_within_the_bounds_that_are_said(step: str, policy: str) -> None:
-    bound = bound_of(single="unrolled" in step or "listed" in step, checkpointed=True)
-    low, high = bound.between(peak(f"{step}-{policy}", "none"))
-    assert low <= compiled(f"{step}-none") <= high
-
-
-def test_what_a_loop_keeps_is_found_from_the_program_that_computes_it_again() -> None:
-    """Of SwiGLU to the byte: what JAX keeps without a policy is what the compiled program without one stacks."""
-    again = trace("mlp-swiglu-halves-two-full").hlo[0]
-    flow, schedule = Flow(again), Schedule(again)
-    layers = layers_of(again, flow, schedule)
-    graph = Predictor(again, flow, schedule, layers).graph_of_all()
-    found = sorted(node.bytes for node in graph.main.nodes.values() if node.name.startswith("stack."))
-    module = trace("mlp-swiglu-halves-two-none").hlo[0]
-    kept = [one.bytes for each in layers_of(module, Flow(module), Schedule(module)) for one in each.kept]
-    small = 4 * 512 * 512  # scales of norms
-    assert [size for size in found if size > small] == [size for size in sorted(kept) if size > small]
-
-
-def test_without_its_checkpoints_nothing_runs_again() -> None:
-    for name in (f"{UNROLLED}-full", "attention-naive-scan-small-full"):
-        module = trace(name).hlo[0]
-        flow, schedule = Flow(module), Schedule(module)
-        layers = layers_of(module, flow, schedule)
-        graph = Predictor(module, flow, schedule, layers).graph_of_all()
-        products = [
-            node
-            for body in graph.bodies.values()
-            for node in body.nodes.values()
-            if node.name.startswith("gemm_fusion") and node.name in module.computations[body.name].by_name
-        ]
-        ran_again = [
-            one
-            for one in (module.computations[body].by_name[node.name] for body, node in _placed(graph, products))
-            if runs_again(one.op_name, loops=not layers[0].scope)
-        ]
-        assert products
-        assert not ran_again
-
-
-def _placed(graph: Graph, nodes: list[Node]) -> list[tuple[str, Node]]:
-    return [(body.name, node) for body in graph.bodies.values() for node in nodes if body.nodes.get(node.name) is node]
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("policy", CHECKPOINTED)
+def test_the_compiled_peak_is_within_the_bound_of_its_estimate(step: str, policy: str) -> None:
+    single = "unrolled" in step or "listed" in step
+    for source, asked in (("none", policy), (policy, "none")):
+        low, high = bound_of(single=single, checkpointed=source != "none").between(peak(f"{step}-{source}", asked))
+        assert low <= compiled(f"{step}-{asked}") <= high
 
 
 def again(name: str) -> int:
@@ -202,43 +127,35 @@ def test_recomputed_arithmetic_is_that_of_the_compiled_program(step: str, policy
     assert predicted == pytest.approx(again(f"{step}-{policy}"), rel=OF_FLOPS)
 
 
-def test_a_program_says_how_near_its_predictions_may_come() -> None:
+def test_a_program_says_how_far_off_estimates_were() -> None:
     found = model("attention-naive-scan-small-none")
     bound = bound_of(single=False, checkpointed=False)
     low, high = bound.between(peak("attention-naive-scan-small-none", "full"))
-    assert low <= compiled("attention-naive-scan-small-full") <= high
-    assert f"{bound.close} were within 5%" in found.notes[0]
     assert f"checkpointing {format_bytes(low)} to {format_bytes(high)}" in found.notes[0]
-    assert "save_only_these_names" in found.notes[1]
-    assert any("predicted for the first ones" in note for note in model(f"{UNROLLED}-none").notes)
-    assert any("between none and all of them" in note for note in model(f"{UNROLLED}-full").notes)
-    assert any("--sweep checkpoint=none,dots,full" in note for note in found.notes)
-    assert not any("run beside its kernels" in note for note in found.notes)
+    assert found.peak_margin == pytest.approx(1 / (1 + bound.low) - 1)
+    assert EXACT in found.notes
 
 
-def test_a_program_whose_collectives_run_beside_its_kernels_says_that_their_order_is_not_predicted() -> None:
-    (folder,) = (REPOSITORY / "fixtures" / "programs-h100" / "transformer" / "programs").glob("*.hlo.pb.xz")
-    module = proto.read(folder).hlo[0]
-    assert overlaps(module)
-    regions = model("attention-naive-scan-small-none").regions
-    told = notes_on(regions, 1 << 30, single=False, overlapped=True)
-    assert [note for note in told if "run beside its kernels" in note]
+def test_a_plan_needs_the_upper_end_of_its_estimate_and_todays_its_peak() -> None:
+    found = model("attention-naive-scan-small-none")
+    estimated = found.needed_bytes(["full"], 1000)
+    assert estimated == round(1000 * (1 + found.peak_margin)) > 1000
+    assert found.needed_bytes(todays(found), 1000) == 1000
 
 
-def test_a_program_that_cannot_be_ordered_says_that_it_was_predicted_simply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Predictor, "can", property(lambda _: False))
-    (found,) = hlo_step_models(proto.read(PROGRAMS / "attention-naive-scan-small-full.hlo.pb.xz"))
-    assert "cannot be ordered" in found.notes[0]
-    (region,) = found.regions
-    (span,) = dict(region.changes)["keep"].spans
-    assert span[2] > 0
-
-
-@pytest.mark.parametrize(("step", "policy"), OF_LESS)
-def test_the_committed_programs_lie_within_the_bounds_that_are_said(step: str, policy: str) -> None:
-    bound = bound_of(single="unrolled" in step or "listed" in step, checkpointed=False)
-    low, high = bound.between(peak(f"{step}-none", policy))
-    assert low <= compiled(f"{step}-{policy}") <= high
+def test_compiled_peaks_take_the_place_of_estimates() -> None:
+    for step in (UNROLLED, "attention-naive-scan-small"):
+        peaks: dict[Policy, int] = {POLICIES[word]: compiled(f"{step}-{word}") for word in CHECKPOINTED}
+        exact = with_exact_peaks(model(f"{step}-none"), peaks)
+        simulator, count = Simulator(exact), len(exact.regions)
+        for policy, expected in peaks.items():
+            assert simulator.run([policy] * count).peak_bytes == expected
+        assert simulator.run(todays(exact)).peak_bytes == compiled(f"{step}-none")
+        assert exact.peak_margin == 0
+        assert EXACT not in exact.notes
+        some = with_exact_peaks(model(f"{step}-none"), {"full": peaks["full"]})
+        assert some.peak_margin > 0
+        assert EXACT not in some.notes
 
 
 def test_plans_of_some_layers_lie_between_none_and_all() -> None:
@@ -327,10 +244,9 @@ def test_the_twin_that_donates_its_state_is_clean_and_the_other_is_not() -> None
     assert judge(rule, trace("attention-naive-scan-small-none-no-donation")).status == "flagged"
 
 
-def test_products_in_a_loop_within_the_layers_are_not_predicted_to_be_kept() -> None:
+def test_products_in_a_loop_within_the_layers_are_not_estimated() -> None:
     module = trace("ssm-scan-scan-other-none").hlo[0]
     flow, schedule = Flow(module), Schedule(module)
     layers = layers_of(module, flow, schedule)
-    predictor = Predictor(module, flow, schedule, layers)
-    assert not predictor.keeps_in_loops(unbatched_products(flow))  # its loop over time is element by element
-    assert predictor.keeps_in_loops(lambda number: flow.opcode(number) == "multiply")
+    assert not keeps_in_loops(flow, layers, unbatched_products(flow))  # its loop over time is element by element
+    assert keeps_in_loops(flow, layers, lambda number: flow.opcode(number) == "multiply")

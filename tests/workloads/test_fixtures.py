@@ -60,9 +60,7 @@ def provenance_of(recording: Path) -> dict[str, Any]:
 
 def test_what_is_no_recording_of_a_run_is_compiled_programs() -> None:
     others = [path.name for path in FOLDERS if path not in RECORDINGS]
-    # looked at by tests/analyzers: advice/test_step_model_hlo.py, advice/test_latency.py, test_plans_recorded.py,
-    # test_programs_compiled.py
-    assert others == ["h100-programs", "h100-schedules", "plans-h100", "programs-h100", "programs-v5e"]
+    assert others == ["h100-programs", "plans-h100", "programs-h100", "programs-v5e"]
 
 
 def test_every_defect_and_its_twin_are_there() -> None:

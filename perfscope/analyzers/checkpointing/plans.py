@@ -183,8 +183,8 @@ class Plans:
     """Every choice of how many copies of each layer to checkpoint was among them."""
 
     def needs(self, plan: Plan) -> int:
-        """Bytes a plan needs of the device: its peak, and what the allocator was seen to hold beyond a peak."""
-        return round(plan.peak_bytes * (1 + (self.model.reserve_share or 0.0)))
+        """Bytes a plan needs of the device at worst (`StepModel.needed_bytes`)."""
+        return self.model.needed_bytes(plan.policies, plan.peak_bytes)
 
     def fits(self, plan: Plan) -> bool | None:
         """True if a plan fits the budget; ``None`` without one."""

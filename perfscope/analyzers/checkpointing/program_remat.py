@@ -15,8 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from perfscope.analyzers.checkpointing.xla_model.kept import Stacks
-from perfscope.analyzers.checkpointing.xla_model.layers import Layer, backward_body, layer_loops, reached
+from perfscope.analyzers.checkpointing.jax_layers.kept import Stacks
+from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
+from perfscope.analyzers.checkpointing.jax_layers.layers import backward_body, layer_loops, reached
 from perfscope.analyzers.devices import find_device, roofline
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of

@@ -6,6 +6,7 @@ and simulated by `simulate.py`, which knows neither.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,7 +137,18 @@ class StepModel:
     """Devices that train together now."""
     sharded: bool = False
     """Parameters are divided among them already."""
+    peak_margin: float = 0.0
+    """Share by which another plan may need more than its estimated peak; 0 where peaks are the compiler's."""
     reserve_share: float | None = None
     """What the allocator held from the driver beyond the peak, as a share of it; ``None``: not recorded."""
     out_of_memory: int = 0
     """Allocations that failed in the recording."""
+
+    def needed_bytes(self, policies: Sequence[Policy], peak_bytes: int) -> int:
+        """Bytes that a plan with this peak needs at worst: an estimate's margin, and what the allocator holds beyond.
+
+        ``policies``: of the regions; today's peak is no estimate.
+        """
+        same = all(policy == region.today for policy, region in zip(policies, self.regions, strict=True))
+        margin = 0.0 if same else self.peak_margin
+        return round(peak_bytes * (1 + margin) * (1 + (self.reserve_share or 0.0)))

@@ -1,23 +1,27 @@
 """The step of a compiled JAX program as values with a lifetime, and what each checkpoint policy makes of its layers.
 
-The blocks are those of XLA's buffer assignment, so today's peak is XLA's own. What a policy changes is worked out from
-the program (``hlo_predict.py``) and not by the general rules of ``simulate.py``: a compiler fuses, and moves what it
-can. How far this is from programs compiled with the policy is in docs/memory.md.
+The blocks are those of XLA's buffer assignment, so today's peak is XLA's own. What a policy changes is estimated from
+the program (``jax_layers/estimate.py``) and not by the general rules of ``simulate.py``: a compiler fuses, and moves
+what it can. The exact number is the compiler's (``verified.py``). How far estimates are from programs compiled with
+the policy is in docs/memory.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from perfscope.analyzers.checkpointing.jax_layers.again import again_of
+from perfscope.analyzers.checkpointing.jax_layers.bounds import WORDS, Bound, bound_of, notes_on
+from perfscope.analyzers.checkpointing.jax_layers.estimate import estimated_spans
+from perfscope.analyzers.checkpointing.jax_layers.kept import Stacks, read_again, runs_again
+from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
+from perfscope.analyzers.checkpointing.jax_layers.layers import Kept, Layers, backward_body, layer_loops, reached
+from perfscope.analyzers.checkpointing.jax_layers.policies import Keeps, nothing, unbatched_products
+from perfscope.analyzers.checkpointing.jax_layers.step import held_bytes, parameter_width, timeline_of, values_of
+from perfscope.analyzers.checkpointing.jax_layers.unrolled import single_layers
+from perfscope.analyzers.checkpointing.simulate import Simulator
 from perfscope.analyzers.checkpointing.step_model import Change, Policy, Region, StepModel
-from perfscope.analyzers.checkpointing.xla_model.again import again_of
-from perfscope.analyzers.checkpointing.xla_model.bounds import notes_on, overlaps
-from perfscope.analyzers.checkpointing.xla_model.kept import Stacks, read_again, runs_again
-from perfscope.analyzers.checkpointing.xla_model.layers import Kept, Layer, Layers, backward_body, layer_loops, reached
-from perfscope.analyzers.checkpointing.xla_model.policies import Keeps, nothing, unbatched_products
-from perfscope.analyzers.checkpointing.xla_model.predict import Predictor
-from perfscope.analyzers.checkpointing.xla_model.step import held_bytes, parameter_width, timeline_of, values_of
-from perfscope.analyzers.checkpointing.xla_model.unrolled import single_layers
 from perfscope.analyzers.hlo.buffers import arena_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.executions import executions
@@ -77,9 +81,6 @@ class _Program:
         self._fusions = fusions_of(module)
         self.layers = layers_of(module, self._flow, self._schedule)
         self._timeline = timeline_of(trace, module)
-        self._predictor = Predictor(module, self._flow, self._schedule, self.layers)
-        self._shifts: dict[str, list[int] | None] = {}
-        """Peaks by policy."""
 
     def model(self) -> StepModel:
         """The step as it is, with what each policy would change."""
@@ -87,16 +88,8 @@ class _Program:
         held = held_bytes(timeline)
         device = self._trace.fact(program_device)
         regions = tuple(self._region(layers) for layers in self.layers)
-        simply = "keep" in self._shifts and self._shifts["keep"] is None
-        notes = notes_on(
-            regions,
-            timeline.peak()[1],
-            single=bool(self.layers[0].scope),
-            simply=simply,
-            overlapped=overlaps(self._module),
-        )
         measured = self._index in self._trace.fact(executions)
-        return StepModel(
+        model = StepModel(
             label=program_label(self._module, self._trace),
             values=values_of(timeline),
             regions=regions,
@@ -110,13 +103,25 @@ class _Program:
             basis="measured" if measured else "modelled",
             capacity_bytes=device_memory_bytes(self._trace),
             trainable_parameters_dtype_bytes=parameter_width(self._module),
-            notes=notes,
             framework="jax",
             device_name=None if device is None else device.device.name,
             on_host=self._module.platform == "cpu",
             measured_peak_bytes=timeline.peak()[1],
             world_size=self._module.num_partitions,
         )
+        bound = bound_of(single=bool(self.layers[0].scope), checkpointed=any(region.checkpointed for region in regions))
+        return replace(model, notes=self._notes(model, bound), peak_margin=bound.margin)
+
+    def _notes(self, model: StepModel, bound: Bound) -> tuple[str, ...]:
+        """How far to trust the peaks of each policy for all layers."""
+        simulator = Simulator(model)
+        others = [
+            policy
+            for policy in WORDS
+            if all(region.offers(policy) and region.today != policy for region in model.regions)
+        ]
+        peaks = {policy: simulator.run([policy] * len(model.regions)).peak_bytes for policy in others}
+        return notes_on(peaks, bound, checkpointed=any(region.checkpointed for region in model.regions))
 
     def _region(self, layers: Layers) -> Region:
         today = self._today(layers)
@@ -145,27 +150,15 @@ class _Program:
         )
 
     def _less(self, policy: Policy, layers: Layers, keeps: Keeps) -> Iterator[tuple[Policy, Change]]:
-        """Less kept, of layers that keep everything today; nothing where it cannot be predicted.
-
-        A plan gives a policy to the first layers: what each adds is what the program with one more of them needs.
-        """
-        if policy not in self._shifts:
-            self._shifts[policy] = self._peaks(keeps)
-        peaks = self._shifts[policy]
-        if peaks is None:
+        """Less kept, of layers that keep everything today; nothing where it cannot be estimated."""
+        if keeps_in_loops(self._flow, self.layers, keeps):
             return
         layer = Layer(self._flow, layers)
         again = again_of(layer, layers.kept, keeps)
-        at = next(at for at, each in enumerate(self.layers) if each is layers)
-        if layers.scope:
-            shift = peaks[at] - (peaks[at - 1] if at else self._timeline.peak()[1])
-        else:
-            weights = [sum(one.bytes for one in each.kept) for each in self.layers]
-            shift = self._share(peaks[-1] - self._timeline.peak()[1], layers, weights)
         yield (
             policy,
             Change(
-                spans=((0, self._timeline.last + 1, shift),),
+                spans=estimated_spans(layers, layer, keeps, self._schedule, self._timeline),
                 recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
                 recomputed=len(again.launched),
                 stored_ns=0 if layers.scope else round(self._stacks(layer).changed_ns(again, keeps, layers.kept)),
@@ -180,33 +173,13 @@ class _Program:
             lambda size: bytes_ns(self._trace, size) or 0.0,
         )
 
-    def _peaks(self, keeps: Keeps | None) -> list[int] | None:
-        """Bytes at the peak with a policy for more and more layers; without one, everything kept for all."""
-        today = self._timeline.peak()[1]
-        if not self._predictor.can or (keeps is not None and self._predictor.keeps_in_loops(keeps)):
-            return None
-        try:
-            return [self._predictor.peak_of_all(today)] if keeps is None else self._predictor.peaks(keeps, today)
-        except ValueError:  # a program that nobody has seen: kernels that need each other
-            return None
-
     def _more(self, layers: Layers) -> Change:
-        """Everything kept, of layers that are checkpointed today; where that cannot be ordered, what they read."""
-        if "keep" not in self._shifts:
-            self._shifts["keep"] = self._peaks(None)
-        peaks = self._shifts["keep"]
-        if peaks is None:
-            size = self._read_again(layers)
-            return Change(
-                spans=((layers.forward[0], layers.backward[1], size),),
-                recompute_ns=0,
-                recomputed=0,
-                stored_ns=self._more_ns(layers),
-            )
-        weights = [max(1, self._read_again(each)) for each in self.layers]
-        share = self._share(peaks[-1] - self._timeline.peak()[1], layers, weights)
+        """Everything kept, of layers that are checkpointed today: what their backward reads of what it makes again."""
         return Change(
-            spans=((0, self._timeline.last + 1, share),), recompute_ns=0, recomputed=0, stored_ns=self._more_ns(layers)
+            spans=((layers.forward[0], layers.backward[1], self._read_again(layers)),),
+            recompute_ns=0,
+            recomputed=0,
+            stored_ns=self._more_ns(layers),
         )
 
     def _more_ns(self, layers: Layers) -> int:
@@ -214,12 +187,6 @@ class _Program:
         if layers.scope:
             return 0
         return round(self._stacks(Layer(self._flow, layers)).more_ns(self._read_again(layers), layers.kept))
-
-    def _share(self, shift: int, layers: Layers, weights: Sequence[int]) -> int:
-        """That of these layers; what is rounded off goes to the last, so that all together make the whole."""
-        at = next(at for at, each in enumerate(self.layers) if each is layers)
-        before, behind = (shift * sum(weights[:end]) // max(1, sum(weights)) for end in (at, at + 1))
-        return behind - before
 
     def _read_again(self, layers: Layers) -> int:
         """Bytes that the backward reads of what it computes again."""
@@ -302,3 +269,9 @@ def layers_of(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers
     scopes = {one.scope for one in single}
     outer = tuple(one for one in loops if not any(one.path[: len(scope)] == scope for scope in scopes))
     return outer or single
+
+
+def keeps_in_loops(flow: Flow, layers: Sequence[Layers], keeps: Keeps) -> bool:
+    """Whether a policy keeps something of loops within the layers: a turn at a time, which is not estimated."""
+    nested = frozenset().union(*(one.nested for one in layers))
+    return any(keeps(number) for number, value in enumerate(flow.values) if value.computation.name in nested)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from perfscope.analyzers.checkpointing.jax_layers.bounds import exact_notes
 from perfscope.analyzers.checkpointing.plans import Plan
-from perfscope.analyzers.checkpointing.simulate import todays
+from perfscope.analyzers.checkpointing.simulate import Simulator, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
 from perfscope.analyzers.checkpointing.wording import predicted_recompute, recomputed_flops
 from perfscope.analyzers.hlo.buffers import memory_timeline
@@ -54,6 +55,36 @@ def setting(plan: Plan) -> tuple[PolicyName | None, str]:
         return None, "its layers have more than one policy"
     (policy,) = policies
     return (WORDS[policy], "") if policy in WORDS else (None, "offloading to the host cannot be set from outside")
+
+
+def with_exact_peaks(model: StepModel, peaks: Mapping[Policy, int]) -> StepModel:
+    """The model with the compiler's peaks in bytes, each of one policy for all layers, in place of estimates.
+
+    What a policy for some of the layers changes is between none and all of them: the layers share it evenly. A policy
+    that the layers cannot be given is left out.
+    """
+    simulator = Simulator(model)
+    count = len(model.regions)
+    regions = list(model.regions)
+    exact = []
+    for policy, peak in peaks.items():
+        if not all(region.offers(policy) for region in regions):
+            continue
+        exact.append(policy)
+        shift = peak - simulator.run([policy] * count).peak_bytes
+        for index, region in enumerate(regions):
+            share = shift * (index + 1) // count - shift * index // count
+            changes = tuple(
+                (name, replace(change, spans=(*change.spans, (0, model.length, share))) if name == policy else change)
+                for name, change in region.changes
+            )
+            regions[index] = replace(region, changes=changes)
+    if not exact:
+        return model
+    others = {policy for policy in WORDS if all(one.offers(policy) and one.today != policy for one in regions)}
+    notes = exact_notes(model.notes, complete=others <= set(exact))
+    margin = 0.0 if others <= set(exact) else model.peak_margin
+    return replace(model, regions=tuple(regions), notes=notes, peak_margin=margin)
 
 
 def program_of(trace: Trace, label: str) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from perfscope.analyzers.checkpointing.jax_layers.again import again_of
+from perfscope.analyzers.checkpointing.jax_layers.kept import runs_again
+from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
+from perfscope.analyzers.checkpointing.jax_layers.policies import Keeps, flops_of, nothing, unbatched_products
 from perfscope.analyzers.checkpointing.plans import Group, Plan, Unit, groups_of
 from perfscope.analyzers.checkpointing.simulate import Placement, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
 from perfscope.analyzers.checkpointing.step_model_hlo import layers_of
-from perfscope.analyzers.checkpointing.xla_model.again import again_of
-from perfscope.analyzers.checkpointing.xla_model.kept import runs_again
-from perfscope.analyzers.checkpointing.xla_model.layers import Layer
-from perfscope.analyzers.checkpointing.xla_model.policies import Keeps, flops_of, nothing, unbatched_products
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.parse.thunks import Schedule

@@ -110,12 +110,11 @@ def _spans(trace: Trace, units: Sequence[str]) -> tuple[Span, ...]:
 
 def _enough(model: StepModel, today: Simulation, steps: Sequence[GreedyStep]) -> GreedyStep:
     """The first step after which memory is no longer scarce; the last where none is enough, or the size is unknown."""
-    reserve = 1 + (model.reserve_share or 0.0)
     limit = SCARCE_SHARE * model.capacity_bytes if model.capacity_bytes is not None else 0.0
     fits = (
         step
         for step in steps
-        if step.simulation.peak_bytes * reserve < limit
+        if model.needed_bytes(step.policies, step.simulation.peak_bytes) < limit
         and step.simulation.peak_bytes < today.peak_bytes * (1 - SAME_PEAK)
     )
     return next(fits, steps[-1])

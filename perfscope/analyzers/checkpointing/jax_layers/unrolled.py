@@ -10,9 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from perfscope.analyzers.checkpointing.xla_model.kept import runs_again
-from perfscope.analyzers.checkpointing.xla_model.layers import Kept, Layers, Reader, reached
-from perfscope.analyzers.checkpointing.xla_model.outputs import takes_buffers
+from perfscope.analyzers.checkpointing.jax_layers.kept import runs_again
+from perfscope.analyzers.checkpointing.jax_layers.layers import Kept, Layers, Reader, reached
+from perfscope.analyzers.checkpointing.jax_layers.reads import takes_buffers
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Schedule
@@ -52,7 +52,7 @@ def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[La
         if not forward or not backward:
             continue
         end = _handed_down(schedule, members, scopes, readers)
-        kept, takers, late = _kept(module, flow, schedule, members, scopes, readers, end)
+        kept, takers = _kept(module, flow, schedule, members, scopes, readers, end)
         again = any(runs_again(entry.by_name[name].op_name, loops=False) for name in members)
         if kept or again:  # a checkpointed layer may keep its input alone, which others read as well
             first = min((reader.first for one in kept for reader in one.readers), default=min(backward))
@@ -71,7 +71,6 @@ def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[La
                     nested=nested,
                     takers=takers,
                     scope=path,
-                    late=late,
                 )
             )
     return tuple(sorted(found, key=lambda one: one.forward))
@@ -148,7 +147,7 @@ def _kept(
     scopes: Mapping[str, Scope],
     readers: Mapping[Part, list[Instruction]],
     end: int,
-) -> tuple[tuple[Kept, ...], frozenset[str], frozenset[str]]:
+) -> tuple[tuple[Kept, ...], frozenset[str]]:
     """What only the backward of the layer reads of its forward, who in the backward does, and who of them late."""
     entry = module.entry_computation()
     found, takers = [], set()
@@ -168,7 +167,6 @@ def _kept(
                 number=number,
                 bytes=(one.shape if index is None else one.shape.parts[index]).bytes,
                 makers=frozenset({name if index is None else f"{name}{{{index}}}"}),
-                part=(name, index),
                 copies=frozenset(),
                 readers=tuple(
                     Reader(
@@ -180,8 +178,7 @@ def _kept(
                 ),
             )
         )
-    behind = {name for name in members if schedule.positions[name] > end and scopes[name].phase != "forward"}
-    return tuple(found), frozenset(takers), frozenset(behind)
+    return tuple(found), frozenset(takers)
 
 
 def _handed_down(

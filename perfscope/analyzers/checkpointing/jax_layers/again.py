@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.checkpointing.xla_model.layers import Kept, Layer
-from perfscope.analyzers.checkpointing.xla_model.policies import Keeps
+from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
+from perfscope.analyzers.checkpointing.jax_layers.layers import Kept
+from perfscope.analyzers.checkpointing.jax_layers.policies import Keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from perfscope.analyzers.checkpointing.xla_model.outputs import PRODUCTS
+from perfscope.analyzers.checkpointing.jax_layers.reads import PRODUCTS
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.flow import Flow
 
@@ -73,17 +73,3 @@ def _adds_up_product(flow: Flow, number: int) -> bool:
         if product.opcode == "dot" and product.op_name == value.instruction.op_name:
             return product.attributes.get("lhs_batch_dims", "{}") != "{}"
     return False
-
-
-def with_merged_parts(flow: Flow, keeps: Keeps) -> Keeps:
-    """A policy that keeps the parts of products that XLA merged, as the program has them."""
-    parts: dict[int, list[int]] = {}
-    for number, value in enumerate(flow.values):
-        if value.instruction.opcode == "slice" and value.instruction.op_name.endswith("dot_general"):
-            for source in flow.back(value.operands[:1]):
-                while flow.opcode(source) in ("bitcast", "reshape", "convert"):
-                    source = next(flow.back(flow.values[source].operands[:1]))
-                if keeps(source):
-                    parts.setdefault(source, []).append(number)
-    kept = {number for numbers in parts.values() for number in numbers}
-    return lambda number: number in kept or (keeps(number) and number not in parts)

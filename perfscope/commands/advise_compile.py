@@ -1,0 +1,312 @@
+"""The program of a compiled run, compiled again with each checkpoint policy of its plans: their exact peaks.
+
+The program is compiled as the run says, with ``--checkpoint``: so it must be there still, unchanged. Policies are
+compiled in parallel. What was compiled lies in the run's folder, and is not compiled twice.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfscope.model.errors import DataError, PerfscopeError, UsageError
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.checkpointing.plans import Plan
+    from perfscope.analyzers.checkpointing.step_model import StepModel
+    from perfscope.analyzers.checkpointing.verified import VerifiedPlan
+    from perfscope.analyzers.devices.target import Target
+    from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram
+    from perfscope.model.documents.compile_request import PolicyName, Request
+    from perfscope.model.trace import Trace
+
+VERIFIED = "verified"
+"""Folder of a run that holds its program compiled with other policies."""
+TIME_LIMIT_S = 900.0
+"""For each policy, as `perfscope compile` has it."""
+HIDDEN = "***"
+"""What stands in a command for a value that looked like a secret."""
+MOST_KEPT = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyProgram:
+    """The program with one policy."""
+
+    folder: Path | None
+    """Its run folder; ``None``: it was not compiled."""
+    reason: str = ""
+    """Why not."""
+    kept: bool = False
+    """It had been compiled before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CompiledRun:
+    """A run of `perfscope compile` whose program can be compiled again."""
+
+    folder: Path
+    manifest: Compiled
+    program: CompiledProgram
+    target: Target
+
+
+def verified_plans(
+    trace: Trace, model: StepModel, plans: Sequence[Plan], *, most: int | None, quiet: bool
+) -> tuple[VerifiedPlan, ...]:
+    """Each plan with the program compiled for it, in the order given; at most ``most`` are compiled or read.
+
+    ``UsageError`` where the trace is no run of `perfscope compile`; ``DataError`` where its program is not what it was.
+    What the compiler refuses is in the plan's reason.
+    """
+    from perfscope.analyzers.checkpointing.verified import predictions
+
+    run = _run_of(trace, model)
+    predicted = predictions(model, trace, plans)
+    settable = [plan for plan in predicted if plan.checkpoint is not None]
+    chosen = settable if most is None else settable[:most]
+    programs = _with_policies(run, [plan.checkpoint for plan in chosen if plan.checkpoint is not None], quiet=quiet)
+    found = []
+    for plan in predicted:
+        if plan.checkpoint is None:
+            found.append(plan)
+        elif plan.checkpoint in programs:
+            found.append(_compared(plan, programs[plan.checkpoint], run))
+        else:
+            found.append(replace(plan, reason="not asked for: --verify takes more of them"))
+    return tuple(found)
+
+
+def with_compiled_peaks(trace: Trace, model: StepModel, *, quiet: bool) -> tuple[StepModel, str]:
+    """The model with the compiler's peak of each policy for all layers; else as it is, with the reason in one line.
+
+    A policy that the compiler refuses, or that is out of time, keeps its estimate.
+    """
+    from perfscope.analyzers.checkpointing.verified import WORDS, compiled_step, with_exact_peaks
+    from perfscope.analyzers.readers.load import load_path
+
+    try:
+        run = _run_of(trace, model)
+    except PerfscopeError as error:
+        return model, str(error)
+    wanted = {policy: word for policy, word in WORDS.items() if _is_new(model, policy)}
+    programs = _with_policies(run, list(wanted.values()), quiet=quiet)
+    peaks = {}
+    for policy, word in wanted.items():
+        folder = programs[word].folder
+        if folder is not None:
+            (compiled,) = load_path(str(folder)).traces
+            step = compiled_step(compiled, run.program.name)
+            if step is not None:
+                peaks[policy] = step[0]
+    missing = [f"--checkpoint {word}: {programs[word].reason}" for word in wanted.values() if programs[word].reason]
+    return with_exact_peaks(model, peaks), "; ".join(missing)
+
+
+def _is_new(model: StepModel, policy: str) -> bool:
+    """Whether all layers can be given a policy that none of them has."""
+    return all(region.offers(policy) and region.today != policy for region in model.regions)  # type: ignore[arg-type]
+
+
+def exact_command(trace: Trace) -> str | None:
+    """The command that compiles the policies of a run; ``None`` where the recording names no program."""
+    if trace.source.format == "run":
+        return _of_recording(trace)
+    if trace.source.format != "compiled" or trace.target is None:
+        return None
+    _, manifest = compiled_run(trace)
+    if not manifest.command or HIDDEN in "".join(manifest.command):
+        return None
+    memory = trace.target.memory_bytes
+    sized = memory is not None and memory != trace.target.device.memory_bytes
+    words = [
+        "perfscope", "compile", "--target", manifest.target.asked, *(("--memory", f"{memory}B") if sized else ()),
+        *(word for name in manifest.functions for word in ("--function", name)),
+        *(("--until-exit",) if manifest.until_exit else ()), "--sweep", "checkpoint=none,dots,full", *manifest.command,
+    ]  # fmt: skip
+    return shlex.join(words)
+
+
+def _of_recording(trace: Trace) -> str | None:
+    """That of a run of `perfscope run`, for the device that it was recorded on where that can be compiled for."""
+    from perfscope.analyzers.devices.target_text import parse_target
+    from perfscope.analyzers.hlo.program_device import program_device
+    from perfscope.model.documents import run_folders
+
+    try:
+        command = run_folders.read(Path(trace.source.path)).command
+    except PerfscopeError:
+        return None
+    words = command[1:] if command[:1] == ("python",) else command
+    if not words or HIDDEN in "".join(words):
+        return None
+    found, name = trace.fact(program_device), "NAME"
+    if found is not None and (found.recorded or found.given):
+        try:
+            name = parse_target(found.device.name).asked
+        except PerfscopeError:
+            name = "NAME"
+    return shlex.join(["perfscope", "compile", "--target", name, "--sweep", "checkpoint=none,dots,full", *words])
+
+
+def exact_note(command: str, *, verifiable: bool) -> str:
+    """The sentence with it, in place of the one that has no program's name."""
+    here = "--verify compiles the plans above and lays them beside their predictions; " if verifiable else ""
+    return f"compiling a policy gives its exact number: {here}{command} compiles all of them (docs/compile-sweeps.md)"
+
+
+def compiled_run(trace: Trace) -> tuple[Path, Compiled]:
+    """Folder and manifest of a run of `perfscope compile`; ``UsageError`` for whatever else."""
+    from perfscope.model.documents import compile_manifest
+
+    path = Path(trace.source.path)
+    if trace.source.format != "compiled":
+        raise UsageError(f"{path}: --verify takes a run of perfscope compile, whose program it compiles again")
+    manifest = compile_manifest.load(path)
+    if manifest.framework != "jax":
+        raise UsageError(f"{path}: --verify is for JAX programs; this is a plan of PyTorch")
+    return path, manifest
+
+
+def _program(trace: Trace, folder: Path, manifest: Compiled, model: StepModel) -> CompiledProgram:
+    from perfscope.analyzers.checkpointing.verified import program_of
+
+    source = trace.hlo[program_of(trace, model.label)].source
+    for one in manifest.programs:
+        if source == f"{trace.source.path}/{one.file}":
+            return one
+    raise DataError(f"{folder}: the manifest has no program {model.label}")
+
+
+def _unchanged(folder: Path, manifest: Compiled) -> None:
+    """``DataError`` in one line unless the program is there as it was compiled."""
+    from perfscope.profiler.ahead.common.build_key import sources_digest
+
+    words, module = _words(manifest)
+    again = "compile it again (perfscope compile), then verify that run"
+    if not words or any(HIDDEN in word for word in words):
+        raise DataError(f"{folder}: its command is not kept in full (values that look like secrets are not); {again}")
+    if not module and not Path(words[0]).is_file():
+        raise DataError(f"{words[0]}: not here; --verify compiles the program again, from the folder it was started in")
+    try:
+        now = sources_digest(words, module=module)
+    except (ImportError, ValueError) as error:
+        raise DataError(f"{words[0]}: not here: {error}") from error
+    if manifest.sources is None:
+        raise DataError(f"{folder}: it does not say from which sources it was compiled; {again}")
+    if now != manifest.sources:
+        raise DataError(f"{words[0]}: its sources are not those that {folder.name} was compiled from; {again}")
+
+
+def _words(manifest: Compiled) -> tuple[tuple[str, ...], bool]:
+    """Script or module with its arguments, and whether it is a module."""
+    module = manifest.command[:1] == ("-m",)
+    return manifest.command[1:] if module else manifest.command, module
+
+
+def _run_of(trace: Trace, model: StepModel) -> _CompiledRun:
+    """The run that a trace is of; ``UsageError``, ``DataError`` where its program cannot be compiled again."""
+    folder, manifest = compiled_run(trace)
+    program = _program(trace, folder, manifest, model)
+    if trace.target is None:
+        raise DataError(f"{folder}: it does not say for what it was compiled")
+    _unchanged(folder, manifest)
+    return _CompiledRun(folder=folder, manifest=manifest, program=program, target=trace.target)
+
+
+def _compared(plan: VerifiedPlan, program: PolicyProgram, run: _CompiledRun) -> VerifiedPlan:
+    """A plan beside the program that was compiled with its policy."""
+    from perfscope.analyzers.checkpointing.verified import compiled_step
+    from perfscope.analyzers.readers.load import load_path
+
+    if program.folder is None:
+        return replace(plan, reason=program.reason)
+    try:
+        (trace,) = load_path(str(program.folder)).traces
+    except PerfscopeError as error:
+        return replace(plan, reason=str(error))
+    step = compiled_step(trace, run.program.name)
+    if step is None:
+        return replace(plan, reason=f"{program.folder}: {run.program.name} is not in it")
+    return replace(
+        plan,
+        compiled_peak_bytes=step[0],
+        compiled_recompute_flops=step[1],
+        folder=f"{VERIFIED}/{program.folder.name}",
+        kept=program.kept,
+    )
+
+
+def _with_policies(
+    run: _CompiledRun, words: Sequence[PolicyName], *, quiet: bool
+) -> Mapping[PolicyName, PolicyProgram]:
+    """The run's program with each policy: what is kept, the rest compiled as many at once as the machine allows."""
+    from perfscope.profiler.ahead.sweep.pool import run_jobs
+    from perfscope.profiler.ahead.sweep.worker import Job, Outcome
+
+    found: dict[PolicyName, PolicyProgram] = {}
+    for word in dict.fromkeys(words):
+        folder = _kept(run.folder, run.manifest, word)
+        if folder is not None:
+            found[word] = PolicyProgram(folder=folder, kept=True)
+    left = [word for word in dict.fromkeys(words) if word not in found]
+    root = run.folder / VERIFIED
+    jobs = [Job(request=_request(run, word), root=str(root), name=f"{run.program.name}-{word}") for word in left]
+
+    def finished(number: int, outcome: Outcome) -> None:
+        folder = root / outcome.folder if outcome.state == "compiled" else None
+        reason = "" if folder is not None else outcome.reason or "interrupted"
+        found[left[number]] = PolicyProgram(folder=folder, reason=reason)
+        _tell(f"--checkpoint {left[number]}: {reason or 'compiled'}", quiet=quiet)
+
+    if jobs:
+        _tell(f"compiling {run.program.name} with --checkpoint {', '.join(left)}", quiet=quiet)
+        run_jobs(jobs, finished)
+    return {word: found.get(word, PolicyProgram(folder=None, reason="interrupted")) for word in words}
+
+
+def _tell(text: str, *, quiet: bool) -> None:
+    from perfscope.model.untrusted_text import sanitize
+
+    if not quiet:
+        print(f"perfscope: {sanitize(text, 200)}", file=sys.stderr)
+
+
+def _request(run: _CompiledRun, word: PolicyName) -> Request:
+    from perfscope.commands.compile import request_of
+
+    words, module = _words(run.manifest)
+    return request_of(
+        words, module=module, framework="jax", target=run.target, functions=_function(run.program),
+        checkpoint=word, until_exit=run.manifest.until_exit, seconds=TIME_LIMIT_S,
+    )  # fmt: skip
+
+
+def _kept(folder: Path, manifest: Compiled, word: str) -> Path | None:
+    """What an earlier call compiled from the same sources with the same compiler; the latest."""
+    from perfscope.model.documents import compile_manifest
+
+    for place in _folders(folder / VERIFIED):
+        try:
+            found = compile_manifest.load(place)
+        except DataError:
+            continue
+        same = found.sources == manifest.sources and found.versions == manifest.versions
+        if same and found.complete and found.checkpoint is not None and found.checkpoint.policy == word:
+            return place
+    return None
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    held = sorted((one for one in root.glob("*") if one.is_dir() and not one.is_symlink()), reverse=True)
+    yield from held[:MOST_KEPT]
+
+
+def _function(program: CompiledProgram) -> tuple[str, ...]:
+    """The function that is asked for, so that nothing else is compiled."""
+    name = program.function.rpartition(".")[2]
+    return (name,) if name else ()
