@@ -245,8 +245,7 @@ def _with_policies(
     run: _CompiledRun, words: Sequence[PolicyName], *, quiet: bool
 ) -> Mapping[PolicyName, PolicyProgram]:
     """The run's program with each policy: what is kept, the rest compiled as many at once as the machine allows."""
-    from perfscope.profiler.ahead.sweep.pool import run_jobs
-    from perfscope.profiler.ahead.sweep.worker import Job, Outcome
+    from perfscope.profiler.ahead.sweep.pool import Job, Outcome, run_jobs
 
     found: dict[PolicyName, PolicyProgram] = {}
     for word in dict.fromkeys(words):
