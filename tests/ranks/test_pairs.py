@@ -121,7 +121,7 @@ def test_sizes_move_a_rank_along_and_what_differs_still_is_not_used() -> None:
 def test_a_message_that_was_sent_ahead_has_no_wait() -> None:
     """Buffers took it in: on one clock, the send was over before the receive began."""
     ranks = one_set(rank(0, [("send", 0, 10, 1)]), rank(1, [("recv", 500, 540, 0)]))
-    together = Clocks(offset_ns={0: 0, 1: 0}, uncertainty_ns={0: 1_000, 1: 1_000}, reference=0, unreached=())
+    together = Clocks(offset_ns={0: 0, 1: 0}, uncertainty_ns={0: 1_000, 1: 1_000}, unreached=())
     (one,) = pair(ranks.job, together).pairs
     assert (one.ahead, one.send_wait_ns, one.receive_wait_ns) == (True, 0, 0)
     (kind,) = kinds_of(pair(ranks.job, together))
@@ -133,7 +133,7 @@ def test_a_message_that_was_sent_ahead_has_no_wait() -> None:
 
 def test_received_before_it_was_sent_is_not_one_message() -> None:
     ranks = one_set(rank(0, [("send", 500, 540, 1)]), rank(1, [("recv", 0, 10, 0)]))
-    together = Clocks(offset_ns={0: 0, 1: 0}, uncertainty_ns={0: 1_000, 1: 1_000}, reference=0, unreached=())
+    together = Clocks(offset_ns={0: 0, 1: 0}, uncertainty_ns={0: 1_000, 1: 1_000}, unreached=())
     found = pair(ranks.job, together)
     assert (found.pairs, found.disagreeing) == ((), 2)
 

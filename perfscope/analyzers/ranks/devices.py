@@ -240,7 +240,7 @@ def _rank_set(job: Job, runs: _Runs) -> RankSet:
     notes = (f"{within:,} collectives are between devices of one process",) if within else ()
     return RankSet(
         job=of_processes,
-        matching=Matching(matched=tuple(matched), alone=within, disagreeing=0, point_to_point=0, notes=notes),
+        matching=Matching(matched=tuple(matched), alone=within, disagreeing=0, notes=notes),
         clocks=align(matched, job.ranks),
         groups=groups_of(of_processes, matched),
     )

@@ -73,15 +73,13 @@ class Matched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """All matched collectives of a job by their first start, and what could not be matched."""
+    """All matched collectives of a job by their first start, and what could not be matched; for sends see ``pair``."""
 
     matched: tuple[Matched, ...]
     alone: int
     """Collectives that no other recorded rank shows."""
     disagreeing: int
     """Collectives whose operation or size is not that of the others at the same place."""
-    point_to_point: int
-    """Sends and receives: ``pair`` puts those together."""
     notes: tuple[str, ...]
 
 
@@ -103,12 +101,11 @@ def match(job: Job) -> Matching:
     """The collectives of a job's ranks, put together."""
     lanes: dict[tuple[Group | str, int | str], dict[int, list[Local]]] = defaultdict(lambda: defaultdict(list))
     named_alike = _named_alike(job)
-    between = 0
     for member in job.members:
         for one in member.collectives:
             if one.operation in POINT_TO_POINT:
-                between += 1
-            elif one.ranks is not None:
+                continue
+            if one.ranks is not None:
                 name = one.group or "" if one.ranks in named_alike else ""
                 lanes[one.ranks, name][member.rank].append(one)
             else:
@@ -142,9 +139,7 @@ def match(job: Job) -> Matching:
     ):
         if count:
             notes.append(f"{count:,} collectives {what}")
-    return Matching(
-        matched=tuple(matched), alone=alone, disagreeing=disagreeing, point_to_point=between, notes=tuple(notes)
-    )
+    return Matching(matched=tuple(matched), alone=alone, disagreeing=disagreeing, notes=tuple(notes))
 
 
 def _named_alike(job: Job) -> frozenset[Group]:
@@ -256,7 +251,6 @@ class Clocks:
     """By rank; the reference rank's is 0."""
     uncertainty_ns: dict[int, int]
     """By rank."""
-    reference: int
     unreached: tuple[int, ...]
     """Ranks that share no collective with any other: their clocks are not known."""
 
@@ -285,7 +279,7 @@ def align(matched: Sequence[Matched], ranks: Sequence[int]) -> Clocks:
     uncertainty = _uncertainty(used, measured)
     offsets = {rank: value if abs(value) > uncertainty.get(rank, 0) else 0 for rank, value in measured.items()}
     unreached = tuple(rank for rank in ranks if rank not in measured)
-    return Clocks(offset_ns=offsets, uncertainty_ns=uncertainty, reference=min(ranks), unreached=unreached)
+    return Clocks(offset_ns=offsets, uncertainty_ns=uncertainty, unreached=unreached)
 
 
 def _reached(ends: dict[tuple[int, int], list[int]], ranks: Sequence[int]) -> dict[int, int]:

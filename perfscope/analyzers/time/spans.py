@@ -242,8 +242,6 @@ class OpTime:
 
     row: Int64
     """Row of ``slices``."""
-    parent_op: Int64
-    """Row of the innermost op that encloses it; ``MISSING``: none."""
     self_ns: Int64
     """Duration without the ops directly inside it."""
 
@@ -262,15 +260,4 @@ def op_times(trace: Trace) -> OpTime:
     inside = np.zeros(len(slices), np.int64)
     nested = parents != MISSING
     np.add.at(inside, parents[nested], duration[rows[nested]])
-    return OpTime(row=rows, parent_op=parents, self_ns=duration[rows] - inside[rows])
-
-
-def self_time_by_name(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Op name -> (self time in ns, count), the longest first."""
-    times = trace.fact(op_times)
-    codes, index = np.unique(trace.rows["slices"]["name"][times.row], return_inverse=True)
-    total = np.zeros(len(codes), np.int64)
-    np.add.at(total, index, times.self_ns)
-    count = np.bincount(index, minlength=len(codes))
-    order = np.argsort(-total, kind="stable")
-    return {trace.strings[codes[i]]: (int(total[i]), int(count[i])) for i in order}
+    return OpTime(row=rows, self_ns=duration[rows] - inside[rows])
