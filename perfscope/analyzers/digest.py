@@ -27,8 +27,8 @@ from perfscope.analyzers.ranks import (
 )
 from perfscope.analyzers.time import device_times, exposed_communication, input_slices, step_windows, steps_work
 from perfscope.analyzers.torch_compile import compile_summary
-from perfscope.analyzers.torch_compile.cost import cache_use
 from perfscope.analyzers.torch_compile.phases import compile_times
+from perfscope.analyzers.torch_compile.rules.compile_time import cache_use
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, TABLES, Rows, SliceKind, Trace

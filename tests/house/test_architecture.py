@@ -31,8 +31,6 @@ _TABLE = "a table, or the wiring of one object: its rows are read one by one"
 _OPTIONS = "the options of one command, taken one by one"
 _OLD = "not divided yet"
 LONG_FUNCTIONS: dict[str, str] = {
-    "perfscope/analyzers/predict/assumptions.py:listed": _TABLE,
-    "perfscope/analyzers/predict/program.py:estimate": _OLD,
     "perfscope/commands/compare_ab.py:ab": _OPTIONS,
     "perfscope/commands/compare_programs.py:programs": _OPTIONS,
     "perfscope/commands/compile.py:compile_": _OPTIONS,

@@ -11,7 +11,7 @@ from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.time.compiled_regions import call_name, compiled_kernel, compiled_rows, user_line
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import lineage
-from perfscope.analyzers.torch_compile.cost import compiled_kernel_times
+from perfscope.analyzers.torch_compile.summary import compiled_kernel_times
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, Direction, KernelBackend
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder

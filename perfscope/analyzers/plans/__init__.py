@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.plans.exchanges import (
+from perfscope.analyzers.plans.collectives import (
     ExchangeRow,
     ExchangeSummary,
     ExchangeTotals,

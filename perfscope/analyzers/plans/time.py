@@ -154,7 +154,7 @@ def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphW
         launches=sum(kernel.kind != "collective" for kernel in graph.kernels),
         bytes=sum(kernel.bytes for kernel in graph.kernels),
         flops=sum(kernel.flops or 0 for kernel in graph.kernels),
-        device=_sum(ranges),
+        device=sum(ranges, NO_TIME),
         unknown=sum(kernel.kind in ("product", "attention") and kernel.flops is None for kernel in graph.kernels),
     )
     return GraphWork(graph=graph, kernels=ranges, once=_stepped(once, factors))
@@ -195,7 +195,7 @@ def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
         launches=len(launched),
         bytes=sum(op_bytes(graph, flow, index) for index in launched),
         flops=sum(graph.ops[index].flops or 0 for index in launched),
-        device=_sum(op_ranges(graph, target, float32_products)),
+        device=sum(op_ranges(graph, target, float32_products), NO_TIME),
     )
     return _stepped(whole, factors_for(target))
 
@@ -250,13 +250,4 @@ def _stepped(work: Work, factors: Factors) -> Work:
     host = Range(low=factors.host[0] * work.launches, high=factors.host[1] * work.launches)
     device = work.device
     step = Range(low=max(device.low, host.low), high=max(device.high + gaps, host.high))
-    return Work(
-        launches=work.launches, bytes=work.bytes, flops=work.flops, device=device, step=step, unknown=work.unknown
-    )
-
-
-def _sum(ranges: Iterable[Range]) -> Range:
-    whole = NO_TIME
-    for one in ranges:
-        whole = whole + one
-    return whole
+    return replace(work, step=step)

@@ -6,6 +6,7 @@ their place, for one program and one device.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perfscope.analyzers.devices.target import Target
@@ -161,91 +162,94 @@ def factors_for(target: Target) -> Factors:
 
 def listed(target: Target, factors: Factors, *, collectives: bool, between_nodes: bool) -> tuple[Assumption, ...]:
     """What a report says of them: those that can have mattered."""
-    vendor = target.device.vendor
-    found = [
-        Assumption(
-            name="peaks",
-            text=f"low end: every peak of {target.device.name} reached, nothing waits",
-            source=target.device.source,
-        ),
-        Assumption(
-            name="matrix products",
-            text=f"high end: {factors.matrix:.0%} of the peak, less where tiles do not fill the cores",
-            source=_MATRIX.get(vendor, _MATRIX["NVIDIA"]),
-        ),
-        Assumption(
-            name="memory",
-            text=f"high end: {factors.memory:.0%} of the bandwidth, {factors.strided:.0%} where a kernel reorders, "
-            "gathers, cuts or reduces",
-            source=_MEMORY.get(vendor, _MEMORY["NVIDIA"]),
-        ),
-        Assumption(
-            name="everything else",
-            text=f"high end: {factors.vector:.0%} of the vector peak, a sixteenth for exp and its like",
-            source="half of the peak is without multiply-add; CUDA programming guide, arithmetic throughput: 16 "
-            "results of the special function unit a cycle and SM, 128 of additions",
-        ),
-    ]
-    if target.platform == "gpu":
-        found += [
-            Assumption(
-                name="shortest kernel",
-                text=f"{_us(factors.kernel)} us, and {_us(factors.gap)} us to the next",
-                source="1 us: XLA's own cost model; high end: small kernels in recordings of "
-                + ("MI300X" if vendor == "AMD" else "H100 and A100"),
-            ),
-            Assumption(
-                name="cache",
-                text="low end: what was written just before and fits the shared cache is read "
-                f"{factors.cache_speedup:g} times as fast as memory; high end: from memory",
-                source="XLA's own cost model; measured on H100: 1.6 times in one direction, about 3 in both",
-            ),
-            Assumption(
-                name="launches",
-                text=f"{_us(factors.host)} us of the host each where the program runs without command buffers",
-                source="published measurements: 4 to 6 us a launch; high end counts where all of them take longer "
-                "than the device",
-            ),
-        ]
-    else:
-        found.append(
-            Assumption(
-                name="shortest instruction",
-                text=f"{_us(factors.kernel)} us, on single numbers {_us(factors.scalar)}",
-                source="instructions below 20 kB in a recorded training step on v5p (xprof's golden data): 0.51 us the "
-                "shortest, 1.34 us the 95th percentile",
-            )
-        )
+    found = [*_of_arithmetic(target, factors), *(_of_gpu if target.platform == "gpu" else _of_tpu)(target, factors)]
     if collectives:
-        found.append(
-            Assumption(
-                name="links",
-                text=f"high end: {factors.link:.0%} of the bandwidth for large messages, {_us(factors.hop)} us a step",
-                source="NCCL's own tuning table (ring, LL and Simple); 370 of 450 GB/s measured on 8 H100"
-                if target.platform == "gpu"
-                else "How to Scale Your Model (Austin et al. 2025): about 1 us a hop; no wrapped axis, no second "
-                "direction at the high end where the topology may lack them",
-            )
-        )
-        found.append(
-            Assumption(
-                name="placement",
-                text="partition ids follow the devices' order: neighbours in a node, row by row in a slice",
-                source="how a mesh is laid over devices by default; a program does not say",
-            )
-        )
+        found += _of_links(target, factors)
     if between_nodes:
-        network = target.network
-        found.append(
-            Assumption(
-                name="network",
-                text="between nodes: "
-                + (f"{network.cards} cards of {network.link} a node" if network is not None else "not known")
-                + f"; high end: {factors.network:.0%} of it",
-                source="not known" if network is None else network.source,
-            )
-        )
+        found.append(_of_network(target, factors))
     return tuple(found)
+
+
+def _of_arithmetic(target: Target, factors: Factors) -> Iterator[Assumption]:
+    vendor = target.device.vendor
+    yield Assumption(
+        name="peaks",
+        text=f"low end: every peak of {target.device.name} reached, nothing waits",
+        source=target.device.source,
+    )
+    yield Assumption(
+        name="matrix products",
+        text=f"high end: {factors.matrix:.0%} of the peak, less where tiles do not fill the cores",
+        source=_MATRIX.get(vendor, _MATRIX["NVIDIA"]),
+    )
+    yield Assumption(
+        name="memory",
+        text=f"high end: {factors.memory:.0%} of the bandwidth, {factors.strided:.0%} where a kernel reorders, "
+        "gathers, cuts or reduces",
+        source=_MEMORY.get(vendor, _MEMORY["NVIDIA"]),
+    )
+    yield Assumption(
+        name="everything else",
+        text=f"high end: {factors.vector:.0%} of the vector peak, a sixteenth for exp and its like",
+        source="half of the peak is without multiply-add; CUDA programming guide, arithmetic throughput: 16 "
+        "results of the special function unit a cycle and SM, 128 of additions",
+    )
+
+
+def _of_gpu(target: Target, factors: Factors) -> Iterator[Assumption]:
+    recorded = "MI300X" if target.device.vendor == "AMD" else "H100 and A100"
+    yield Assumption(
+        name="shortest kernel",
+        text=f"{_us(factors.kernel)} us, and {_us(factors.gap)} us to the next",
+        source=f"1 us: XLA's own cost model; high end: small kernels in recordings of {recorded}",
+    )
+    yield Assumption(
+        name="cache",
+        text="low end: what was written just before and fits the shared cache is read "
+        f"{factors.cache_speedup:g} times as fast as memory; high end: from memory",
+        source="XLA's own cost model; measured on H100: 1.6 times in one direction, about 3 in both",
+    )
+    yield Assumption(
+        name="launches",
+        text=f"{_us(factors.host)} us of the host each where the program runs without command buffers",
+        source="published measurements: 4 to 6 us a launch; high end counts where all of them take longer "
+        "than the device",
+    )
+
+
+def _of_tpu(_: Target, factors: Factors) -> Iterator[Assumption]:
+    yield Assumption(
+        name="shortest instruction",
+        text=f"{_us(factors.kernel)} us, on single numbers {_us(factors.scalar)}",
+        source="instructions below 20 kB in a recorded training step on v5p (xprof's golden data): 0.51 us the "
+        "shortest, 1.34 us the 95th percentile",
+    )
+
+
+def _of_links(target: Target, factors: Factors) -> Iterator[Assumption]:
+    yield Assumption(
+        name="links",
+        text=f"high end: {factors.link:.0%} of the bandwidth for large messages, {_us(factors.hop)} us a step",
+        source="NCCL's own tuning table (ring, LL and Simple); 370 of 450 GB/s measured on 8 H100"
+        if target.platform == "gpu"
+        else "How to Scale Your Model (Austin et al. 2025): about 1 us a hop; no wrapped axis, no second "
+        "direction at the high end where the topology may lack them",
+    )
+    yield Assumption(
+        name="placement",
+        text="partition ids follow the devices' order: neighbours in a node, row by row in a slice",
+        source="how a mesh is laid over devices by default; a program does not say",
+    )
+
+
+def _of_network(target: Target, factors: Factors) -> Assumption:
+    network = target.network
+    cards = "not known" if network is None else f"{network.cards} cards of {network.link} a node"
+    return Assumption(
+        name="network",
+        text=f"between nodes: {cards}; high end: {factors.network:.0%} of it",
+        source="not known" if network is None else network.source,
+    )
 
 
 def _us(pair: tuple[int, int]) -> str:
@@ -262,9 +266,6 @@ BLIND_SPOTS: tuple[str, ...] = (
     "contention: collectives and copies slow nothing down that runs beside them, and other jobs use no link",
     "the host: input pipelines, Python, transfers and synchronization between programs are not in it",
 )
-
-
-# How an instruction goes through memory, told from the operations it holds.
 
 
 _STRIDED = frozenset(

@@ -26,6 +26,7 @@ from math import prod
 
 from perfscope.analyzers.devices.roofline import NS
 from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.devices.topology import closes
 from perfscope.analyzers.hlo.collectives import KINDS, Collective
 from perfscope.analyzers.hlo.cost.module import InstructionCost
 from perfscope.analyzers.hlo.cost.products import dims_of
@@ -33,24 +34,6 @@ from perfscope.analyzers.hlo.module import Computation, HloModule
 from perfscope.analyzers.hlo.program import Runs
 from perfscope.analyzers.predict.assumptions import Factors
 from perfscope.analyzers.predict.spans import Range, ns_range
-
-# Collectives on the torus of a TPU slice: rings along its axes, both directions where an axis closes.
-#
-# Devices of a group that differ along some axes of the slice exchange along all of them at once at best, along one
-# line
-# with an open end at worst. Per link and direction ``b`` bytes/s (How to Scale Your Model, Austin et al. 2025):
-#
-# ========================  ===================================  =======================
-# all-gather                ``S (n-1)/n / (2 b a)``, ``a`` axes   open line: ``/ b``
-# all-reduce                twice that
-# all-to-all                ``S n / 8 / b`` in a ring             open line: ``S n / 4 / b``
-# collective-permute        ``S / b`` to a neighbour              ``S hops / b``
-# ========================  ===================================  =======================
-
-
-_WRAPS = {"TPU v5e": 16, "TPU v6e": 16}
-"""Length from which an axis closes: a whole pod's. Others close in cubes of 4."""
-_CUBE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +48,19 @@ class TorusTime:
 
 
 def torus_seconds(kind: str, moved: int, group: tuple[int, ...], target: Target) -> TorusTime:
-    """A collective of ``moved`` bytes (``S``) among ``group``, ids in the order of the slice."""
+    """A collective of ``moved`` bytes (``S``) among ``group``, ids in the order of the slice.
+
+    Devices of a group that differ along some axes of the slice exchange along all of them at once at best, in rings
+    where an axis closes, and along one line with an open end at worst. Per link and direction ``b`` bytes/s (How to
+    Scale Your Model, Austin et al. 2025):
+
+    ========================  ===================================  =======================
+    all-gather                ``S (n-1)/n / (2 b a)``, ``a`` axes   open line: ``/ b``
+    all-reduce                twice that
+    all-to-all                ``S n / 8 / b`` in a ring             open line: ``S n / 4 / b``
+    collective-permute        ``S / b`` to a neighbour              ``S hops / b``
+    ========================  ===================================  =======================
+    """
     node, bandwidth = target.device.node, target.device.link_bandwidth
     lengths = _lengths(group, target)
     axes = [axis for axis, length in enumerate(lengths) if length > 1]
@@ -118,8 +113,7 @@ def _closes(target: Target, axis: int, length: int) -> bool:
     whole = target.topology[axis] if axis < len(target.topology) else length
     if length < whole:
         return False
-    wraps = _WRAPS.get(target.device.name)
-    return length >= wraps if wraps is not None else length % _CUBE == 0
+    return closes(target.device, length)
 
 
 REDUCED_FASTER = 1.3
@@ -209,20 +203,15 @@ def _group(one: Collective, target: Target) -> tuple[int, ...]:
     return max(groups, key=lambda ids: (len({number // devices for number in ids}), len(ids)))
 
 
-def _whole(one: Exchange) -> int:
-    """``S``: bytes of the whole array."""
-    return one.bytes
-
-
 def _inside(
     one: Exchange, target: Target, factors: Factors, devices: int, inside: int, bandwidth: float
 ) -> tuple[float, float]:
     """Seconds over the links of a node, low and high."""
-    moved = _sent(one.kind, devices, inside) * _whole(one)
+    moved = _sent(one.kind, devices, inside) * one.bytes
     node = target.device.node
     low = high = moved / bandwidth
     if one.kind == "all-reduce" and node is not None and node.reduces and inside > 2:
-        low = min(low, _whole(one) * (inside + 1) / inside / bandwidth)
+        low = min(low, one.bytes * (inside + 1) / inside / bandwidth)
         high = high / REDUCED_FASTER
     if node is not None and node.joined == "mesh" and node.ports:
         # a link from each to each: a ring of few devices, and a pair, have a part of the links
@@ -246,15 +235,14 @@ def _sent(kind: str, devices: int, inside: int) -> float:
 
 def _between(one: Exchange, nodes: int, devices: int, *, optimal: bool) -> float:
     """Bytes that leave a node. ``optimal``: the node gathers first; else one ring through all devices."""
-    whole = _whole(one)
     share = (nodes - 1) / nodes if optimal else (devices - 1) / devices
     if one.kind == "all-reduce":
-        return 2 * share * whole
+        return 2 * share * one.bytes
     if one.kind in ("all-to-all", "ragged-all-to-all"):
-        return whole * devices / nodes * (nodes - 1) / nodes
+        return one.bytes * devices / nodes * (nodes - 1) / nodes
     if one.kind in ("collective-permute", "collective-broadcast"):
-        return float(whole)
-    return share * whole
+        return float(one.bytes)
+    return share * one.bytes
 
 
 def _steps(kind: str, devices: int) -> tuple[int, int]:
@@ -269,7 +257,7 @@ def _steps(kind: str, devices: int) -> tuple[int, int]:
 
 
 def _torus(one: Exchange, target: Target, factors: Factors, group: tuple[int, ...]) -> CollectiveRange:
-    found = torus_seconds(one.kind, _whole(one), group, target)
+    found = torus_seconds(one.kind, one.bytes, group, target)
     low = max(found.low * NS, found.steps[0] * factors.hop[0])
     slow = factors.collective[1] + found.steps[1] * factors.hop[1]
     return CollectiveRange(
@@ -291,9 +279,6 @@ def _said(one: Exchange, target: Target, devices: int, nodes: int) -> str:
     if one.kind == "all-reduce" and reduces:
         return f"{devices} over {link}, in the switch or a ring"
     return f"{'ring of ' if 'all-to-all' not in one.kind else ''}{devices} over {link}"
-
-
-# Collectives that the TPU compiler puts into fusions: one begins the exchange, others work beside it, one ends it.
 
 
 _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"

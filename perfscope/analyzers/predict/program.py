@@ -18,7 +18,7 @@ from perfscope.analyzers.predict import levels as streams
 from perfscope.analyzers.predict.assumptions import BLIND_SPOTS, Factors, factors_for, listed
 from perfscope.analyzers.predict.levels import Level, Levels, Piece
 from perfscope.analyzers.predict.model import Estimate, Row, StreamPicture, StreamSpan
-from perfscope.analyzers.predict.spans import Parts, Range
+from perfscope.analyzers.predict.spans import Range
 from perfscope.model.documents.compile_manifest import FILE, load
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Where
@@ -104,13 +104,7 @@ def estimate(
 
     ``DataError`` for a module that is not scheduled, or was compiled for another platform than the target's.
     """
-    if not module.is_scheduled:
-        raise DataError(f"{module.source or module.name}: not scheduled: no time can be modelled before optimization")
-    if module.platform is not None and module.platform != target.platform:
-        raise DataError(
-            f"{module.source or module.name}: compiled for {module.platform.upper()}, "
-            f"{target.device.name} is a {target.platform.upper()}"
-        )
+    _check(module, target)
     counted = module_cost(module) if cost is None else cost
     launched = module.thunks if thunks is None else thunks
     chosen = factors_for(target) if factors is None else factors
@@ -122,17 +116,10 @@ def estimate(
     buffers = True if launched is not None and launched.has_command_buffers else None  # most dumps are from before
     low, high = top.parts
     if times is None and buffers is not True and host.high > high.total:
-        high = Parts(
-            compute=high.compute,
-            communication=high.communication,
-            copies=high.copies,
-            gaps=high.gaps + host.high - high.total,
-        )
+        high = replace(high, gaps=high.gaps + host.high - high.total)
     step = Range(low=low.total, high=max(low.total, high.total))
     memory = memory_timeline(module)
-    used = [utilization(counted, target.device, time) for time in (step.high, step.low)]
-    worst, best = used
-    unknown = [row for row in rows if not row.known]
+    worst, best = (utilization(counted, target.device, time) for time in (step.high, step.low))
     return Estimate(
         program=module.name,
         target=target,
@@ -145,12 +132,23 @@ def estimate(
         assumptions=listed(target, chosen, collectives=levels.collectives, between_nodes=levels.between_nodes),
         blind_spots=BLIND_SPOTS,
         lower_bounds=tuple(_lower_bounds(counted, rows)),
-        not_known=tuple(row.name for row in unknown),
+        not_known=tuple(row.name for row in rows if not row.known),
         mfu=None if worst is None or best is None else (worst.mfu, best.mfu),
         hfu=None if worst is None or best is None else (worst.hfu, best.hfu),
         peak_bytes=None if memory is None else memory.peak_bytes,
         pictures=pictures(top, names),
     )
+
+
+def _check(module: HloModule, target: Target) -> None:
+    """``DataError`` for a module that cannot be modelled on the target."""
+    label = module.source or module.name
+    if not module.is_scheduled:
+        raise DataError(f"{label}: not scheduled: no time can be modelled before optimization")
+    if module.platform is not None and module.platform != target.platform:
+        raise DataError(
+            f"{label}: compiled for {module.platform.upper()}, {target.device.name} is a {target.platform.upper()}"
+        )
 
 
 def _rows(cost: ModuleCost, top: Level, names: dict[int, str]) -> Iterator[Row]:

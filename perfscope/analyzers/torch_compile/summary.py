@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfscope.analyzers.time import step_windows
-from perfscope.analyzers.torch_compile.cost import compiled_kernel_times
+import numpy as np
+
+from perfscope.analyzers.time import compiled_rows, nearest_ancestor, step_windows
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compile_spans,
@@ -30,7 +31,33 @@ from perfscope.model.compile_log import (
     KernelBackend,
 )
 from perfscope.model.intervals import intersection_total, union
-from perfscope.model.trace import Trace
+from perfscope.model.trace import MISSING, Trace
+
+# Measured time of the kernels that inductor made.
+
+
+def compiled_kernel_times(trace: Trace) -> Mapping[int, int]:
+    """Index in ``CompileLog.kernels`` -> ns in the whole recording; those that did not run in it are not in it.
+
+    Kernels of a device are summed, side by side or not. On a CPU the span of a kernel or library call is its time.
+    """
+    rows = trace.fact(compiled_rows)
+    if not rows:
+        return {}
+    slices, kernels = trace.rows["slices"], trace.rows["kernels"]
+    spent: dict[int, int] = defaultdict(int)
+    if len(kernels):
+        joined = np.zeros(len(slices), np.bool_)
+        joined[list(rows)] = True
+        launching = nearest_ancestor(trace, kernels["op"], joined)
+        for row, time in zip(launching.tolist(), (kernels["end_ns"] - kernels["start_ns"]).tolist(), strict=True):
+            if row != MISSING:
+                spent[rows[row]] += time
+        return spent
+    for row, index in rows.items():
+        spent[index] += int(slices["end_ns"][row] - slices["start_ns"][row])
+    return spent
+
 
 # Graph breaks, recompiles and kernels of a log of torch.compile as rows: each record is in exactly one.
 

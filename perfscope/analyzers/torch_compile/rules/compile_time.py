@@ -38,23 +38,26 @@ Fix:
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.time import step_windows
-from perfscope.analyzers.torch_compile.cost import CacheUse, bypass_advice, cache_use, cold_advice, repeated_part
 from perfscope.analyzers.torch_compile.frames import (
     compile_log_of,
     compile_spans,
+    compiled_frames,
     plain_function,
     short_place,
     user_place,
     where_of,
 )
-from perfscope.analyzers.torch_compile.phases import CompileTime, Stage
-from perfscope.model.compile_log import Compile
+from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
+from perfscope.model.compile_log import Compile, CompileLog, Graph
 from perfscope.model.finding import Cell, Finding, Severity
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.trace import Trace
@@ -116,6 +119,146 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         advice="Compile once, in a job of one rank or its first start: artifacts, _ = "
         "torch.compiler.save_cache_artifacts(); call torch.compiler.load_cache_artifacts(artifacts) on all ranks "
         "before the first compiled call.",
+    )
+
+
+Warmth = Literal["cold", "warm", "uncached"]
+
+MIN_REPEATS = 4
+"""Times a line's op must stand in a graph for its block to count as repeated: fewer are q, k, v and their like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUse:
+    """First compilations of frames by what the caches answered. Times in ns, moments once (``compile_times``)."""
+
+    cold: tuple[CompileTime, ...]
+    """A cache was asked and had it not, or does not take it."""
+    warm: tuple[CompileTime, ...]
+    uncached: tuple[CompileTime, ...]
+    """A graph was compiled and the log says of no cache that it was asked."""
+    again: tuple[CompileTime, ...]
+    """Compilations of frames that were compiled before, whatever the caches said."""
+
+    @property
+    def spared_ns(self) -> int:
+        """What warm caches would have spared at most."""
+        return sum(one.cached_ns for one in (*self.cold, *self.uncached))
+
+
+def cache_use(trace: Trace) -> CacheUse:
+    """The compilations of a log by their caches; first ones without a graph are in none of the four."""
+    first = {id(frame.compiles[0]) for frame in trace.fact(compiled_frames)}
+    held: dict[Warmth | None, list[CompileTime]] = {"cold": [], "warm": [], "uncached": [], None: []}
+    again = []
+    for one in trace.fact(compile_times).compiles:
+        if id(one.compile) in first:
+            held[warmth(one.compile)].append(one)
+        else:
+            again.append(one)
+    return CacheUse(
+        cold=tuple(held["cold"]), warm=tuple(held["warm"]), uncached=tuple(held["uncached"]), again=tuple(again)
+    )
+
+
+def warmth(one: Compile) -> Warmth | None:
+    """Whether its graphs came from a cache; ``None``: it has none, or was given up.
+
+    What inductor makes of a graph is the dear part: where its cache hit, AOT autograd's own may have been bypassed.
+    """
+    inductor = [result for cache, result in one.caches.items() if cache.startswith("fx_graph")]
+    answers = inductor or list(one.caches.values())
+    if answers:
+        return "warm" if all(result == "hit" for result in answers) else "cold"
+    return "uncached" if one.graph_ops and one.fail_type is None else None
+
+
+def repeated_part(log: CompileLog, compiles: Iterable[Compile]) -> float:
+    """Of the nodes of the given compilations' graphs the part that a repeated block makes twice or more, 0 to 1.
+
+    A model of N equal layers has every line's op N times in its graph with the same dtype and shape; compiled
+    once, all but the first were not compiled. Nodes without a line, and whatever stands fewer than ``MIN_REPEATS``
+    times, count as made once.
+    """
+    wanted = {one.compile_id for one in compiles}
+    nodes = again = 0
+    for graph in log.graphs:
+        if graph.compile_id not in wanted:
+            continue
+        nodes += len(graph.nodes)
+        again += _made_again(graph)
+    return again / nodes if nodes else 0.0
+
+
+def _made_again(graph: Graph) -> int:
+    counts = Counter((node.op, node.dtype, node.shape, node.place) for node in graph.nodes if node.place is not None)
+    return sum(count - 1 for count in counts.values() if count >= MIN_REPEATS)
+
+
+MIN_REPEATED = 0.5
+"""Of a graph's nodes: compiling its repeated block once halves the work behind tracing."""
+
+_KEEP = (
+    "Keep inductor's cache between starts: set TORCHINDUCTOR_CACHE_DIR to a folder that outlives the process, or ship "
+    "one run's: artifacts, _ = torch.compiler.save_cache_artifacts() after the first steps, and "
+    "torch.compiler.load_cache_artifacts(artifacts) before the first compiled call."
+)
+_ASK = (
+    "No cache was asked: take TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 out of the environment and leave "
+    "TORCHINDUCTOR_FX_GRAPH_CACHE at 1. "
+)
+_BY_STAGE = {
+    Stage.TUNING: ' Autotuning dominates: compile with mode="default" while developing, max-autotune for the last run.',
+    Stage.KERNELS: " Building kernels dominates: raise TORCHINDUCTOR_COMPILE_THREADS to the free cores of the host.",
+}
+
+_REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"context_fn does not have a cache_hash"),
+        "Give the context_fn of selective checkpointing an attribute `cache_hash` (a string that changes with the "
+        "policy).",
+    ),
+    (
+        re.compile(r"without uuid\(\) method|uuid\(\) returned None"),
+        "Wrap the solver or estimator in the class that torch names and return a fixed uuid() from it.",
+    ),
+    (
+        re.compile(r"[Uu]nsupported call_(function|method)"),
+        "AOT autograd's cache takes only ops that it knows to be pure. Let the function that torch names stand outside "
+        "the compiled region, register it as torch.library.custom_op, or update torch: each version takes more.",
+    ),
+    (re.compile(r"freezing"), "Frozen weights are part of the code: compile without torch._inductor.config.freezing."),
+    (
+        re.compile(r"FX graph cache is not enabled"),
+        "AOT autograd's cache needs inductor's: leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1.",
+    ),
+    (
+        re.compile(r"custom.*pass|without uuid", re.IGNORECASE),
+        "Derive the custom pass from torch._inductor.custom_graph_pass.CustomGraphPass and return a uuid() for it.",
+    ),
+)
+
+
+def cold_advice(stage: Stage | None, repeated: float, *, asked: bool) -> str:
+    """Advice on a cold start that ``stage`` dominates (``None``: not known).
+
+    ``repeated``: part of the graphs' nodes that a repeated block makes again. ``asked``: a cache was asked at all.
+    """
+    advice = _KEEP if asked else _ASK + _KEEP
+    if repeated >= MIN_REPEATED:
+        advice += (
+            f" {100 * repeated:.0f}% of the graphs' ops are a block made again: compile it once with `for layer in "
+            "model.layers: layer.compile()`, or mark its forward with torch.compiler.nested_compile_region."
+        )
+    return advice + (_BY_STAGE.get(stage, "") if stage is not None else "")
+
+
+def bypass_advice(reason: str) -> str:
+    """What makes a compilation cacheable that was refused with ``reason``."""
+    known = next((advice for pattern, advice in _REASONS if pattern.search(reason)), None)
+    return known or (
+        "Take out of the compiled function what torch names as its reason; TORCH_LOGS=+torch._functorch.autograd_cache "
+        "says more."
     )
 
 
