@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,24 @@ def corpus() -> Path:
     if not CORPUS.is_dir():
         pytest.skip(f"no corpus at {CORPUS}; set PERFSCOPE_CORPUS")
     return CORPUS
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--update-golden``."""
+    parser.addoption("--update-golden", action="store_true", help="write what is rendered to the golden files")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden(name, text)``: ``text`` is what ``golden/<name>`` beside the test's file holds."""
+    folder = request.path.parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        if request.config.getoption("--update-golden"):
+            folder.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+        assert path.is_file(), f"no {path.name}: pytest --update-golden writes it"
+        assert text == path.read_bytes().decode()
+
+    return compare

@@ -13,8 +13,8 @@ import pytest
 
 from perfscope.analyzers.readers.perfetto import reader as reader
 from perfscope.dashboards.export import Subject, export
-from perfscope.dashboards.export import perfetto_packets as packets
-from perfscope.dashboards.export.texts import fit
+from perfscope.dashboards.export import perfetto as packets
+from perfscope.dashboards.export.events import fit
 from perfscope.model.errors import DataError
 from tests.build import TraceBuilder
 from tests.export.trace_equality import TIMED, comparable_rows, totals

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.dashboards.export.texts import fit
+from perfscope.dashboards.export.events import fit
 from perfscope.model.trace import Trace
 
 TIMED = (

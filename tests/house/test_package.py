@@ -206,7 +206,6 @@ def loaded_by(program: str, watched: tuple[str, ...]) -> list[str]:
         "import perfscope; dir(perfscope)",
         "import perfscope.commands",
         "import perfscope.commands.group, perfscope.__main__",
-        "import perfscope.dashboards.figures",
         HELP,
         HELP.replace("['--help']", "['analyze', '--help']"),
         HELP.replace("['--help']", "['--version']"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -347,17 +346,3 @@ def test_between_two_layout_copies_nothing_is_saved():
     (chain,) = forward_chains(trace_of(copies))
     assert chain.fused_bytes == chain.eager_bytes
     assert chain.saved_ns == 0
-
-
-@pytest.mark.corpus
-def test_qwen_shows_its_norms_and_rotary_embeddings(corpus: Path):
-    from perfscope.analyzers.readers.kineto.reader import read
-
-    trace = read(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz")
-    chains = forward_chains(trace)
-    kernels = trace.rows["kernels"]
-    total = int((kernels["end_ns"] - kernels["start_ns"]).sum())
-    assert len(chains) == 147
-    assert sum(chain.names == ("add", "rsqrt", "mul", "copy_", "mul") for chain in chains) == 49
-    assert sum(chain.duration_ns for chain in chains) / total == pytest.approx(0.29, abs=0.005)
-    assert sum(chain.saved_ns for chain in chains) / total == pytest.approx(0.178, abs=0.01)

@@ -54,7 +54,7 @@ def test_a_run_names_the_pass_its_memory_is_of() -> None:
     text = Parsed(trace_html(builder.build())).text
     assert text.endswith("memory (detail pass) 1 threads 1")
     assert "slices" not in text, "the trace's own tables are the trace's own"
-    assert "memory 1" in Parsed(trace_html(builder.detail)).text
+    assert "memory 1 slices 1" in Parsed(trace_html(builder.detail)).text
 
 
 def test_an_analysis_draws_itself() -> None:

@@ -98,8 +98,10 @@ def test_executions_that_are_not_numbered_are_marked() -> None:
 
 def test_no_programs_no_section() -> None:
     assert programs_view(ProgramsSection()) is None
-    assert "compiled program" not in text.render(analysis())
-    assert "Compiled programs" not in html_report.render(analysis())
+    held = analysis(programs=programs())
+    for render, heading in ((text.render, "compiled program"), (html_report.render, "Compiled programs")):
+        assert heading in render(held)
+        assert heading not in render(analysis())
 
 
 def test_a_section_that_broke_says_why() -> None:
@@ -163,11 +165,8 @@ def test_json_holds_what_the_schema_says() -> None:
 def test_what_ran_on_the_cpu_is_said() -> None:
     summary = summarize(analyze(cpu_trace(), rules=[]))
     assert "XLA CPU: 1 program, 70.0 us of instruction time (thread pool time, may exceed wall time)" in summary.facts
-    assert "no accelerator work in it" not in summary.facts
-
-
-def test_without_programs_nothing_ran() -> None:
-    assert "no accelerator work in it" in summarize(analysis(devices=())).facts
+    (nothing_ran,) = set(summarize(analysis(devices=())).facts) - set(summarize(analysis()).facts)
+    assert nothing_ran not in summary.facts
 
 
 def alone(format_: str) -> Analysis:
@@ -308,7 +307,6 @@ def test_names_of_strangers_are_made_fit_to_show() -> None:
 
 def test_programs_without_a_target_get_no_section() -> None:
     analysis = analyze(hlo_trace(chain(2)))
-    assert "Modelled time" not in text.render(analysis)
     held = json.loads(json_report.render(analysis))
     assert held["estimate"] == {"programs": [], "left": 0, "step": None, "problems": []}
 

@@ -167,12 +167,11 @@ def test_the_page_says_of_how_many_ranks_it_speaks() -> None:
 
 
 def test_silence_where_nothing_was_compiled() -> None:
-    held = analysis()
+    held, with_compiled = analysis(), analysis(compile=compiled())
     assert summarize(held).compile is None
-    for said in (text.render(held, verbose=True), markdown.render(held), html_report.render(held)):
-        assert "torch.compile:" not in said
-        assert "graph break" not in said
-        assert "<h2>torch.compile" not in said
+    for render in (lambda one: text.render(one, verbose=True), markdown.render, html_report.render):
+        assert "graph break" in render(with_compiled)
+        assert "graph break" not in render(held)
     assert json_report.document(held)["compile"]["ranks"] == []
 
 
@@ -267,10 +266,8 @@ def test_logs_of_the_corpus(path: Path) -> None:
     schema.validate(json.loads(json_report.render(held)))
     short = text.render(held, width=80)
     assert max(map(len, short.splitlines())) <= 80
-    (compile_fact,) = summarize(held).facts
+    (compile_fact,) = summarize(held).facts  # and none that says what is not in it
     assert compile_fact.startswith("torch.compile: ")
-    assert "no steps in it" not in short
-    assert "no accelerator work in it\n" not in short
     corrupt = held.compile.detail.corrupt if held.compile.detail is not None else 0
     assert (corrupt > 0) == ("corrupt" in short)
 

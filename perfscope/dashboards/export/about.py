@@ -9,9 +9,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from perfscope.analyzers.readers.perfetto import vocabulary as words
-from perfscope.dashboards.export.events import Argument, Events, constant, no_flow, of_column, spread
-from perfscope.dashboards.export.texts import Texts
-from perfscope.dashboards.export.tracks import Track, Tracks
+from perfscope.dashboards.export.events import (
+    Argument,
+    Events,
+    Texts,
+    Track,
+    Tracks,
+    constant,
+    no_flow,
+    of_column,
+    spread,
+)
 from perfscope.model.finding import Cell, Finding
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import Array

@@ -18,13 +18,11 @@ import numpy as np
 from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.dashboards.export import Subject
 from perfscope.dashboards.export.about import first_ns, found, has_times
-from perfscope.dashboards.export.events import Argument, Events
+from perfscope.dashboards.export.events import Argument, Events, Texts, Track, Tracks, fit
 from perfscope.dashboards.export.files import whole_file
+from perfscope.dashboards.export.lanes import placed
 from perfscope.dashboards.export.perfetto import label_of, left_out
-from perfscope.dashboards.export.placing import placed
 from perfscope.dashboards.export.scene import Scene
-from perfscope.dashboards.export.texts import Texts, fit
-from perfscope.dashboards.export.tracks import Track, Tracks
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import MISSING

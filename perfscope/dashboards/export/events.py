@@ -1,4 +1,4 @@
-"""Events on tracks as columns: what the formats with a timeline are written from."""
+"""What the formats with a timeline are written from: texts that are fit to show, tracks, and events as columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,134 @@ from typing import Literal
 import numpy as np
 
 from perfscope.analyzers.readers.perfetto import vocabulary as words
+from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import MISSING, Array, Column, Rows
+from perfscope.model.untrusted_text import TEXT_LIMIT, clean, shorten
+
+
+class Texts:
+    """Strings by code. The codes of the trace's text columns hold; ours come after them."""
+
+    def __init__(self, trace: Trace | None = None) -> None:
+        self._texts = [] if trace is None else list(trace.strings)
+        self._codes: dict[str, int] = {}
+        self._shown: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        """Number of codes."""
+        return len(self._texts)
+
+    def code(self, text: str) -> int:
+        """Code of a text of ours."""
+        found = self._codes.get(text)
+        if found is None:
+            found = self._codes[text] = len(self._texts)
+            self._texts.append(text)
+        return found
+
+    def shown(self, code: int) -> str:
+        """The text without secrets, control characters and endless names."""
+        found = self._shown.get(code)
+        if found is None:
+            found = self._shown[code] = fit(self._texts[code])
+        return found
+
+
+def fit(text: str) -> str:
+    """A text of a stranger as it may stand in a file that is passed on."""
+    return shorten(clean(text), TEXT_LIMIT)
+
+
+Kind = Literal["process", "thread", "plain", "counter"]
+
+_LARGEST_ID = 2**31 - 1
+"""Process and thread ids are 32-bit numbers in both formats."""
+_FIRST_MADE = 1 << 30
+"""Ids that we make for devices, streams and clashes begin here: above what systems hand out (2^22 on Linux)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """One track. ``uuid`` is its number in the file; ``pid`` and ``tid`` are unique in it."""
+
+    uuid: int
+    kind: Kind
+    name: str
+    parent: int = 0
+    pid: int = 0
+    tid: int = 0
+    unit: str = ""
+    """Of a counter: ``B`` or as its source has it."""
+
+
+class Tracks:
+    """Makes tracks with ids that clash with no other, also where ranks of several hosts come together."""
+
+    def __init__(self) -> None:
+        self.made: list[Track] = []
+        self._pids: set[int] = set()
+        self._tids: set[int] = set()
+        self._next_id = _FIRST_MADE
+        self._told: set[int] = set()
+
+    def process(self, name: str, wanted: str = "") -> Track:
+        """The track of a process or device; ``wanted``: its id, if that is a number and free."""
+        return self._add(Track(uuid=self._uuid(), kind="process", name=name, pid=self._id(wanted, self._pids)))
+
+    def thread(self, process: Track, name: str, wanted: str = "") -> Track:
+        """The track of a thread or stream of ``process``."""
+        tid = self._id(wanted, self._tids)
+        return self._add(
+            Track(uuid=self._uuid(), kind="thread", name=name, parent=process.uuid, pid=process.pid, tid=tid)
+        )
+
+    def plain(self, parent: Track, name: str) -> Track:
+        """A track below another: a lane, or a row of its own in a process."""
+        made = Track(
+            uuid=self._uuid(), kind="plain", name=name, parent=parent.uuid, pid=parent.pid, tid=self._made_id()
+        )
+        return self._add(made)
+
+    def counter(self, parent: Track, name: str, unit: str = "") -> Track:
+        """The track of a counter."""
+        return self._add(
+            Track(uuid=self._uuid(), kind="counter", name=name, parent=parent.uuid, pid=parent.pid, unit=unit)
+        )
+
+    def told(self, track: Track) -> bool:
+        """True the first time it is asked of a track: whoever writes must describe it now."""
+        if track.uuid in self._told:
+            return False
+        self._told.add(track.uuid)
+        return True
+
+    def top(self, uuid: int) -> Track:
+        """The topmost track above a track: its process."""
+        while self[uuid].parent:
+            uuid = self[uuid].parent
+        return self[uuid]
+
+    def __getitem__(self, uuid: int) -> Track:
+        return self.made[uuid - 1]
+
+    def _add(self, track: Track) -> Track:
+        self.made.append(track)
+        return track
+
+    def _uuid(self) -> int:
+        return len(self.made) + 1
+
+    def _id(self, wanted: str, used: set[int]) -> int:
+        number = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) <= 10 else 0
+        if not 0 < number < min(_LARGEST_ID, _FIRST_MADE) or number in used:
+            return self._made_id()
+        used.add(number)
+        return number
+
+    def _made_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
 
 Value = Literal["flag", "float", "int", "text", "uint"]
 

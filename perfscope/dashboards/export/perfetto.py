@@ -8,17 +8,177 @@ segments, stacks, compiled programs) is not in it: ``--to parquet`` keeps that.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from perfscope.dashboards.export import Subject
 from perfscope.dashboards.export.about import first_ns, found, has_times
+from perfscope.dashboards.export.events import Argument, Texts, Track, Tracks
 from perfscope.dashboards.export.files import whole_file
-from perfscope.dashboards.export.perfetto_packets import Sequence
-from perfscope.dashboards.export.placing import placed
+from perfscope.dashboards.export.lanes import Placed, placed
 from perfscope.dashboards.export.scene import Scene
-from perfscope.dashboards.export.texts import Texts
-from perfscope.dashboards.export.tracks import Tracks
+from perfscope.dashboards.export.wire import (
+    Piece,
+    bytes_field,
+    fixed64,
+    nested,
+    number_field,
+    records,
+    tag,
+    text_field,
+    varints,
+)
 from perfscope.model.errors import DataError
+from perfscope.model.trace.columns import Array
+from perfscope.model.wire import FIXED64, VARINT
+
+BLOCK = 1 << 16
+"""Begins and ends that are encoded at once: some 20 MB, whatever the size of the trace."""
+
+_PACKET = 1  # Trace.packet
+_TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 8, 10, 11, 12, 13, 60  # TracePacket
+_CLEARED, _NEEDS = 1, 2  # TracePacket.SequenceFlags
+_BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4  # TrackEvent.Type
+_CATEGORY, _ANNOTATION, _TYPE, _NAME, _UUID, _DOUBLE, _FLOW = 3, 4, 9, 10, 11, 44, 47  # TrackEvent
+_CATEGORIES, _NAMES, _ARGUMENT_NAMES, _TEXTS = 1, 2, 3, 29  # InternedData
+_BYTES = 3  # CounterDescriptor.Unit.UNIT_SIZE_BYTES
+_FOLD = 32
+"""Optional parts after which the shapes so far are numbered anew: a block has at most 2^16 of them."""
+_FIELDS = {"flag": 2, "uint": 3, "int": 4, "float": 5, "text": 17}  # DebugAnnotation
+
+
+class Sequence:
+    """Writes the packets of one sequence; of several sequences in one file each has its own number."""
+
+    def __init__(self, *, number: int, texts: Texts, tracks: Tracks) -> None:
+        self._texts, self._tracks = texts, tracks
+        self._sequence = number_field(_SEQUENCE, number)
+        self._head = self._sequence + number_field(_FLAGS, _NEEDS)
+        self._begun = False
+        self._known: dict[int, set[int]] = {_CATEGORIES: set(), _NAMES: set(), _TEXTS: set()}
+        self._argument_names: dict[str, int] = {}
+
+    def pieces(self, placed: Placed) -> Iterator[bytes]:
+        """The packets of a group of events, with those of the tracks and strings that they need before them."""
+        for uuid in np.unique(placed.events.track).tolist():
+            yield self.describe(self._tracks[uuid])
+        for begin in range(0, len(placed.rows), BLOCK):
+            rows, ends = placed.rows[begin : begin + BLOCK], placed.ends[begin : begin + BLOCK]
+            yield self._interned(placed, rows[~ends])
+            yield b"".join(self._block(placed, rows, ends))
+
+    def describe(self, track: Track) -> bytes:
+        """The packets that say what a track is, those above it first; nothing if they are written already."""
+        packets = []
+        if not self._begun:
+            self._begun = True
+            packets.append(bytes_field(_PACKET, self._sequence, number_field(_FLAGS, _CLEARED | _NEEDS)))
+        if self._tracks.told(track):
+            if track.parent:
+                packets.append(self.describe(self._tracks[track.parent]))
+            packets.append(bytes_field(_PACKET, self._head, bytes_field(_DESCRIPTOR, *_descriptor(track))))
+        return b"".join(packets)
+
+    def _interned(self, placed: Placed, rows: Array) -> bytes:
+        events = placed.events
+        wanted: dict[int, list[Array]] = {_CATEGORIES: [events.category[rows]], _NAMES: [], _TEXTS: []}
+        if events.kind != "counters":
+            wanted[_NAMES].append(events.name[rows])
+        fresh = []
+        for one in events.arguments:
+            if one.name not in self._argument_names:
+                self._argument_names[one.name] = len(self._argument_names) + 1
+                iid = self._argument_names[one.name]
+                fresh.append(bytes_field(_ARGUMENT_NAMES, number_field(1, iid), text_field(2, one.name)))
+            if one.value == "text":
+                values = one.values[rows]
+                wanted[_TEXTS].append(values if one.present is None else values[one.present[rows]])
+        for field, codes in wanted.items():
+            known = self._known[field]
+            for code in np.unique(np.concatenate(codes)).tolist() if codes else ():
+                if code not in known:
+                    known.add(code)
+                    fresh.append(bytes_field(field, number_field(1, code + 1), text_field(2, self._texts.shown(code))))
+        return bytes_field(_PACKET, self._head, bytes_field(_INTERNED, *fresh)) if fresh else b""
+
+    def _block(self, placed: Placed, rows: Array, ends: Array) -> list[bytes]:
+        """Packets of entries in their order. Entries of one shape are encoded together."""
+        events = placed.events
+        time = np.where(ends, events.end_ns[rows], events.start_ns[rows])
+        shape = np.where(ends, np.int64(-1), self._shapes(placed, rows))
+        found = np.empty(len(rows), object)
+        for one in np.unique(shape).tolist():
+            chosen = np.flatnonzero(shape == one)
+            held = rows[chosen]
+            body: list[Piece] = [tag(_UUID, VARINT), varints(events.track[held])]
+            if one == -1:
+                body = [number_field(_TYPE, _END), *body]
+            elif events.kind == "counters":
+                assert events.value is not None
+                body = [number_field(_TYPE, _COUNTER), *body, *self._category(placed, held)]
+                body += [tag(_DOUBLE, FIXED64), fixed64(events.value[held])]
+            else:
+                begin = number_field(_TYPE, _BEGIN if events.kind == "slices" else _INSTANT)
+                body = [begin, *body, *self._said(placed, held)]
+            packet = [tag(_TIMESTAMP, VARINT), varints(time[chosen]), self._head, *nested(_TRACK_EVENT, body)]
+            found[chosen] = records(nested(_PACKET, packet), len(chosen))
+        joined: list[bytes] = found.tolist()
+        return joined
+
+    @staticmethod
+    def _shapes(placed: Placed, rows: Array) -> Array:
+        """A number for each entry: those of equal numbers have the same optional parts."""
+        events = placed.events
+        shape = (events.flow[rows] != 0).astype(np.int64)
+        for place, one in enumerate(one for one in events.arguments if one.present is not None):
+            if place % _FOLD == _FOLD - 1:  # room for more bits
+                shape = np.unique(shape, return_inverse=True)[1].astype(np.int64)
+            present = np.ones(1, np.bool_) if one.present is None else one.present[rows]
+            shape = shape << 1 | present
+        return np.asarray(shape, np.int64)
+
+    @staticmethod
+    def _category(placed: Placed, held: Array) -> list[Piece]:
+        return [tag(_CATEGORY, VARINT), varints(placed.events.category[held] + 1)]
+
+    def _said(self, placed: Placed, held: Array) -> list[Piece]:
+        """What events of one shape say, rows ``held``."""
+        events, first = placed.events, int(held[0])
+        pieces = [*self._category(placed, held), tag(_NAME, VARINT), varints(events.name[held] + 1)]
+        if events.flow[first]:
+            pieces += [tag(_FLOW, FIXED64), fixed64(events.flow[held])]
+        for one in events.arguments:
+            if one.present is None or one.present[first]:
+                pieces += self._annotation(one, held)
+        return pieces
+
+    def _annotation(self, argument: Argument, held: Array) -> list[Piece]:
+        values = argument.values[held]
+        name = number_field(1, self._argument_names[argument.name])
+        field = _FIELDS[argument.value]
+        if argument.value == "float":
+            return nested(_ANNOTATION, [name, tag(field, FIXED64), fixed64(values.astype(np.float64))])
+        if argument.value == "text":
+            values = values.astype(np.int64) + 1
+        return nested(_ANNOTATION, [name, tag(field, VARINT), varints(values)])
+
+
+def _descriptor(track: Track) -> list[bytes]:
+    fields = [number_field(1, track.uuid)]
+    if track.parent:
+        fields.append(number_field(5, track.parent))
+    if track.kind == "process":
+        fields.append(bytes_field(3, number_field(1, track.pid), text_field(6, track.name)))
+    elif track.kind == "thread":
+        fields.append(bytes_field(4, number_field(1, track.pid), number_field(2, track.tid), text_field(5, track.name)))
+    else:
+        fields.append(text_field(2, track.name))
+    if track.kind == "counter":
+        fields.append(bytes_field(8, number_field(3, _BYTES) if track.unit == "B" else b""))
+    return fields
+
 
 SUFFIX = ".pftrace.gz"
 FOLDER = False

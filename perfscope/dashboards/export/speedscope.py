@@ -17,12 +17,11 @@ import numpy as np
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.dashboards.export import Subject
+from perfscope.dashboards.export.events import Tracks, fit
 from perfscope.dashboards.export.files import whole_file
+from perfscope.dashboards.export.lanes import placed
 from perfscope.dashboards.export.perfetto import label_of
-from perfscope.dashboards.export.placing import placed
 from perfscope.dashboards.export.scene import Scene
-from perfscope.dashboards.export.texts import fit
-from perfscope.dashboards.export.tracks import Tracks
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import MISSING

@@ -18,11 +18,9 @@ from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.dashboards.export import Subject
 from perfscope.dashboards.export.about import has_times
-from perfscope.dashboards.export.events import Argument, Events
+from perfscope.dashboards.export.events import Argument, Events, Texts, Tracks
 from perfscope.dashboards.export.files import whole_folder
 from perfscope.dashboards.export.scene import Scene
-from perfscope.dashboards.export.texts import Texts
-from perfscope.dashboards.export.tracks import Tracks
 from perfscope.dashboards.export.wire import Piece, bytes_field, nested, number_field, records, tag, text_field, varints
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
