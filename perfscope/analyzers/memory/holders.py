@@ -234,3 +234,10 @@ def said_line(line: SourceLine | None) -> str | None:
         return None
     file = "/".join(line.file.replace("\\", "/").split("/")[-2:])
     return file if line.line is None else f"{file}:{line.line}"
+
+
+def where_of(line: SourceLine | None, *, op: str | None = None, module: str | None = None) -> Where:
+    """The place of a finding on memory that was asked for at ``line``."""
+    if line is None:
+        return Where(op=op, module=module)
+    return Where(file=line.file, line=line.line, op=op, module=module)

@@ -74,6 +74,12 @@ class PlanWork:
     eager_exchanges: StepExchanges | None = None
     """Collectives of the eager step."""
 
+    @property
+    def as_run(self) -> Work:
+        """The step as the program runs it; of one whose other ops are not kept, its graphs."""
+        whole = self.compiled if self.held.plan.compiled_by == "program" else self.eager
+        return whole or self.inside
+
 
 def plan_works(trace: Trace) -> tuple[PlanWork, ...]:
     """One for each plan of a trace; none where the target is not known."""

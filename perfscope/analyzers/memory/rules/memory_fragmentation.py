@@ -38,11 +38,12 @@ from perfscope.analyzers.memory.holders import (
     line_of,
     said_line,
     severity_of_bytes,
+    where_of,
     worst_of_devices,
 )
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.ops import spans_at
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding
 from perfscope.model.memory import MemoryTimeline, SourceLine
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
@@ -165,7 +166,11 @@ def _finding(
     timeline = one.timeline
     segments = "a segment was" if len(unneeded) == 1 else f"{len(unneeded)} segments were"
     times = f": {segments} taken while free pieces would have done" if unneeded else ""
-    worst = line_of(timeline, unneeded[0].block) if unneeded else None
+    where = NOWHERE
+    if unneeded:
+        first = unneeded[0].block
+        op = asking_op(timeline.of(trace), int(timeline.blocks["op"][first]))
+        where = where_of(line_of(timeline, first), op=op)
     return Finding(
         subject="fragmented device memory",
         title=f"{timeline.label} reserves {format_bytes(most)} for at most {format_bytes(used)} in use, "
@@ -173,7 +178,7 @@ def _finding(
         severity=severity_of_bytes(cost, most, timeline),
         basis="measured",
         cost_bytes=cost,
-        where=_where(trace, timeline, unneeded[0].block, worst) if unneeded else NOWHERE,
+        where=where,
         evidence=tuple(_row(trace, timeline, reserve) for reserve in unneeded[:MAX_ROWS]) or tuple(_pool_rows(one)),
         spans=tuple(span for reserve in unneeded[:MAX_ROWS] for span in spans_at(timeline, reserve.position)),
         advice=". ".join([EXPANDABLE, *_causes(timeline, unneeded), _by_pools(one)]).rstrip(". ") + ".",
@@ -247,11 +252,3 @@ def _pool_rows(one: Fragmentation) -> Iterable[dict[str, Cell]]:
             "active_bytes": pool.active_bytes,
             "largest_free_bytes": pool.largest_free_bytes,
         }
-
-
-def _where(trace: Trace, timeline: MemoryTimeline, block: int, line: SourceLine | None) -> Where:
-    return Where(
-        op=asking_op(timeline.of(trace), int(timeline.blocks["op"][block])),
-        file=None if line is None else line.file,
-        line=None if line is None else line.line,
-    )

@@ -39,7 +39,7 @@ from perfscope.analyzers.memory.growth import (
     step_ends,
     steps_until_full,
 )
-from perfscope.analyzers.memory.holders import judged_timelines, peak_held, said_line, worst_of_devices
+from perfscope.analyzers.memory.holders import judged_timelines, peak_held, said_line, where_of, worst_of_devices
 from perfscope.analyzers.ops import spans_of_blocks
 from perfscope.analyzers.time import step_windows
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
@@ -200,7 +200,7 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
         severity="medium",
         basis="measured",
         cost_bytes=sum(one.grown_bytes for one in leaking),
-        where=NOWHERE if line is None else Where(file=line.file, line=line.line),
+        where=where_of(line),
         evidence=tuple(_profile_row(one, growth.steps) for one in leaking[:MAX_ROWS]),
         advice="Look for what that line's result is appended to, or assigned to. Keep numbers, not arrays: "
         "float(loss) every so many steps, or jax.device_get of a list that is then cleared; donate what a step "
@@ -253,15 +253,7 @@ def _named(place: GrowingPlace) -> str:
 
 
 def _where(place: GrowingPlace | None) -> Where:
-    if place is None:
-        return NOWHERE
-    line = place.line
-    return Where(
-        op=place.op,
-        module=place.module,
-        file=None if line is None else line.file,
-        line=None if line is None else line.line,
-    )
+    return NOWHERE if place is None else where_of(place.line, op=place.op, module=place.module)
 
 
 def _row(place: GrowingPlace) -> dict[str, Cell]:

@@ -37,6 +37,7 @@ from perfscope.analyzers.memory.holders import (
     line_of,
     peak_held,
     said_line,
+    where_of,
     worst_of_devices,
 )
 from perfscope.analyzers.memory.sites import block_sites
@@ -232,18 +233,13 @@ def _finding(
     cost: int | None,
     advice: str,
 ) -> Finding:
-    line = holders.line
     return Finding(
         subject="headroom of the device",
         title=title,
         severity=severity,
         basis="measured",
         cost_bytes=cost,
-        where=Where(
-            file=None if line is None else line.file,
-            line=None if line is None else line.line,
-            op=holders.op,
-        ),
+        where=where_of(holders.line, op=holders.op),
         evidence=tuple(_rows(holders))[:MAX_ROWS],
         spans=spans_at(timeline, position),
         advice=advice,

@@ -42,11 +42,12 @@ from perfscope.analyzers.memory.holders import (
     line_of,
     said_line,
     severity_of_bytes,
+    where_of,
     worst_of_devices,
 )
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.ops import spans_of_peak
-from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_share
@@ -134,9 +135,8 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
         severity=severity_of_bytes(judged.saved_bytes, judged.peak_bytes, timeline),
         basis="measured",
         cost_bytes=judged.saved_bytes,
-        where=Where(
-            file=None if line is None else line.file,
-            line=None if line is None else line.line,
+        where=where_of(
+            line,
             op=asking_op(recorded, int(timeline.blocks["op"][first])),
             module=timeline.text(int(timeline.blocks["module"][first])) or None,
         ),

@@ -329,7 +329,7 @@ def _of_plan(trace: Trace, work: PlanWork) -> Iterator[Finding]:
     moved = sum(op_bytes(graph, flow, op.index) for op in updates)
     saved_bytes = round(moved * (1 - fused_share(optimizer, ops)))
     saved = bytes_ns(target, saved_bytes) + shortest_ns(target) * (len(updates) - 1)
-    whole = _step_ns(work)
+    whole = work.as_run.device.low
     if saved >= MIN_SHARE * whole:
         yield _plan_finding(updates, optimizer, ops, saved=saved, saved_bytes=saved_bytes, whole=whole, loop=not listed)
 
@@ -364,8 +364,3 @@ def _plan_finding(
 def _graph(work: PlanWork) -> OpGraph | None:
     """The ops the optimizer is among: compiled or not, it runs outside of graphs unless the program compiles it."""
     return work.held.outside if work.held.plan.compiled_by == "program" else work.held.eager
-
-
-def _step_ns(work: PlanWork) -> int:
-    found = (work.compiled or work.inside) if work.held.plan.compiled_by == "program" else (work.eager or work.inside)
-    return found.device.low

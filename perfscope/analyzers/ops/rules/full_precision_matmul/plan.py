@@ -74,10 +74,7 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
         floor = shortest_ns(target)
         saved = [one.runs * (_ns(device, one, one.dtype, floor) - _ns(device, one, fast, floor)) for one in found]
         cost = sum(saved)
-        step = (
-            (work.compiled or work.inside) if work.held.plan.compiled_by == "program" else (work.eager or work.inside)
-        )
-        whole = step.device.low
+        whole = work.as_run.device.low
         if cost <= 0 or cost < least * whole:
             continue
         by_place: dict[tuple[str | None, int | None], int] = defaultdict(int)

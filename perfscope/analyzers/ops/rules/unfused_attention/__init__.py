@@ -253,7 +253,7 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
         attentions = [one for one in find_attentions(eager) if not one.by_sdpa]
         kernels = _score_kernels(work)
         kernel_bytes = sum(size for _, _, size in kernels)
-        whole = (work.compiled or work.inside).device.low
+        whole = work.as_run.device.low
         score_bytes = sum(one.bytes for one in attentions)
         places: dict[tuple[str | None, int | None], list[GraphAttention]] = defaultdict(list)
         for one in attentions:

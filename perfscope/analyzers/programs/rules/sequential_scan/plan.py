@@ -97,7 +97,7 @@ def scan_findings(trace: Trace, *, least_turns: int, advice: str) -> Iterator[Fi
         target, eager = trace.target, work.held.eager
         if target is None or eager is None:
             continue
-        whole = (work.compiled or work.inside if work.held.plan.compiled_by == "program" else work.eager) or work.inside
+        whole = work.as_run
         for loop in eager_loops(eager, least_turns):
             each = max(1, loop.forward // max(1, loop.turns))
             work_ns = bytes_ns(target, loop.turn_bytes)
