@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.readers.nesting import nesting_order
+from perfscope.analyzers.readers.columns import nesting_order
 from perfscope.dashboards.export.events import Events, Tracks
 from perfscope.model.trace.columns import Array
 
