@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from perfscope.analyzers.engine import Step
-    from perfscope.analyzers.time.device_time import DeviceTime
+    from perfscope.analyzers.time import DeviceTime
     from perfscope.model.memory import MemoryTimeline
     from perfscope.model.trace import Trace
 
