@@ -178,7 +178,7 @@ class _Sweep:
         """Write all faces, and print the table."""
         from perfscope.commands.options import color_wanted, width_of
         from perfscope.dashboards.report import write
-        from perfscope.dashboards.report.sections import sweep_formats
+        from perfscope.dashboards.report.sections import sweep as sweep_formats
         from perfscope.dashboards.report.sections.sweep import dump
         from perfscope.model.untrusted_text import sanitize
 

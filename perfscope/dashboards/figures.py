@@ -20,8 +20,16 @@ from perfscope.dashboards.report.sections.memory_picture import (
     UNSEEN_COLOR,
     category_words,
 )
-from perfscope.dashboards.report.sections.sweep import Sweep, choice_words, headline, load, words
-from perfscope.dashboards.report.sections.sweep_formats import TOO_MUCH, colors_of, drawn
+from perfscope.dashboards.report.sections.sweep import (
+    TOO_MUCH,
+    Sweep,
+    choice_words,
+    colors_of,
+    drawn,
+    headline,
+    load,
+    words,
+)
 from perfscope.dashboards.report.summary import FEW_STEPS
 from perfscope.dashboards.report.svg import FREE_COLOR, PARTS, TRACED_COLOR
 from perfscope.model.errors import UsageError

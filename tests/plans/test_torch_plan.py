@@ -14,8 +14,7 @@ from perfscope.analyzers.compare.programs.units import PLAN_PEAK
 from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.sections.programs import plan_section
-from perfscope.dashboards.report.sections.plan import plan_views
-from perfscope.dashboards.report.sections.plan_formats import plan_card, plan_details
+from perfscope.dashboards.report.sections.plan import plan_card, plan_details, plan_views
 from perfscope.model.documents.torch_plan import (
     MemoryHolder,
     PlanBreak,

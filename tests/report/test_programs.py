@@ -17,8 +17,7 @@ from perfscope.analyzers.sections.programs import ProgramsSection, plan_section
 from perfscope.dashboards.report import html_report, json_report, markdown, text
 from perfscope.dashboards.report.html_page import page
 from perfscope.dashboards.report.sections.estimate import of_step, range_text
-from perfscope.dashboards.report.sections.plan import plan_views
-from perfscope.dashboards.report.sections.plan_formats import plan_card
+from perfscope.dashboards.report.sections.plan import plan_card, plan_views
 from perfscope.dashboards.report.sections.program import NO_PEAKS, NO_PEAKS_CPU, programs_view
 from perfscope.dashboards.report.summary import summarize
 from perfscope.model.finding import Finding, Outcome

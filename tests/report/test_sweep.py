@@ -12,7 +12,7 @@ import pytest
 
 from perfscope.analyzers.sweep.front import Swept, VariantPoint
 from perfscope.dashboards import figures
-from perfscope.dashboards.report.sections import sweep_formats
+from perfscope.dashboards.report.sections import sweep
 from perfscope.dashboards.report.sections.sweep import Sweep, dump, json_schema, load, sweep_document
 from perfscope.model.errors import DataError, UsageError
 from tests.conftest import REPOSITORY
@@ -93,7 +93,7 @@ def test_what_is_no_document_is_one_line(tmp_path: Path, content: bytes) -> None
 
 
 def test_the_table_marks_the_front_and_says_the_rest() -> None:
-    text = sweep_formats.render_text(document())
+    text = sweep.render_text(document())
     assert "perfscope: train: 6 variants for H100 SXM" in text
     rows = [line for line in text.splitlines() if line.startswith(("  > ", "     "))]
     assert [line.split()[:3] for line in rows if line.startswith("  >")] == [
@@ -109,7 +109,7 @@ def test_the_table_marks_the_front_and_says_the_rest() -> None:
 
 
 def test_the_page_escapes_what_strangers_named_and_loads_nothing() -> None:
-    page = sweep_formats.render_html(document())
+    page = sweep.render_html(document())
     assert "<full>" not in page
     assert "&lt;full&gt;" in page
     assert "\x1b" not in page
@@ -121,8 +121,8 @@ def test_the_page_escapes_what_strangers_named_and_loads_nothing() -> None:
 
 def test_a_sweep_of_which_nothing_is_known_has_a_page_without_a_picture() -> None:
     nothing = document([point("policy=none seq=512", None, None, None, reason="no")])
-    assert '<svg class="ps-sweep"' not in sweep_formats.render_html(nothing)
-    assert "failed: no" in sweep_formats.render_text(nothing)
+    assert '<svg class="ps-sweep"' not in sweep.render_html(nothing)
+    assert "failed: no" in sweep.render_text(nothing)
 
 
 def test_the_figure_has_a_line_a_choice(tmp_path: Path) -> None:

@@ -9,14 +9,7 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
-from perfscope.analyzers.time.steps import (
-    StepsWork,
-    late_span_ns,
-    per_step,
-    step_windows,
-    steps_work,
-    whole_ns,
-)
+from perfscope.analyzers.time.steps import StepsWork, late_span_ns, per_step, step_windows, steps_work, whole_ns
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.readers.wire import SpaceWriter

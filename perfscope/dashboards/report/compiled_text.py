@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.predict import estimate
 from perfscope.analyzers.programs import programs
-from perfscope.dashboards.report.sections.plan_formats import plan_part
+from perfscope.dashboards.report.sections.plan import plan_part
 from perfscope.dashboards.report.summary import summarize, tail
 from perfscope.dashboards.report.text import findings_part, line_of, not_flagged
 from perfscope.dashboards.report.text_page import WIDTH, printed

@@ -11,13 +11,13 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.report.alone import programs_alone
-from perfscope.dashboards.report.sections.collectives_formats import collectives_document
-from perfscope.dashboards.report.sections.compile_formats import compile_document
-from perfscope.dashboards.report.sections.estimate_formats import estimate_document
+from perfscope.dashboards.report.remarks import programs_alone
+from perfscope.dashboards.report.sections.collectives import collectives_document
+from perfscope.dashboards.report.sections.compile import compile_document
+from perfscope.dashboards.report.sections.estimate import estimate_document
 from perfscope.dashboards.report.sections.memory_formats import memory_document
-from perfscope.dashboards.report.sections.plan_formats import plans_document
-from perfscope.dashboards.report.sections.program_formats import programs_document
+from perfscope.dashboards.report.sections.plan import plans_document
+from perfscope.dashboards.report.sections.program import programs_document
 from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
-from perfscope.dashboards.report.sections.collectives_formats import collectives_details
-from perfscope.dashboards.report.sections.compile_formats import compile_details
-from perfscope.dashboards.report.sections.estimate_formats import estimate_details
+from perfscope.dashboards.report.sections.collectives import collectives_details
+from perfscope.dashboards.report.sections.compile import compile_details
+from perfscope.dashboards.report.sections.estimate import estimate_details
 from perfscope.dashboards.report.sections.memory_formats import memory_details
-from perfscope.dashboards.report.sections.plan_formats import plan_details
-from perfscope.dashboards.report.sections.program_formats import programs_details
+from perfscope.dashboards.report.sections.plan import plan_details
+from perfscope.dashboards.report.sections.program import programs_details
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.units import format_ns
 

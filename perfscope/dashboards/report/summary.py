@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.time import HOST_AHEAD
 from perfscope.dashboards.report.abstained import could_not_look, dashed, logs_alone
-from perfscope.dashboards.report.alone import memory_alone, programs_alone
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.report.hot_rows import DeviceRow, fold_devices, span_text
-from perfscope.dashboards.report.remarks import REASON_LIMIT, remarks
+from perfscope.dashboards.report.remarks import REASON_LIMIT, memory_alone, programs_alone, remarks
 from perfscope.dashboards.report.sections.collectives import CollectivesView, collectives_view
 from perfscope.dashboards.report.sections.compile import CompileView, compile_view
 from perfscope.dashboards.report.sections.estimate import EstimateView, estimate_view

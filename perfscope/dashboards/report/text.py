@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
-from perfscope.dashboards.report.sections.collectives_formats import collectives_section
-from perfscope.dashboards.report.sections.compile_formats import compile_section
-from perfscope.dashboards.report.sections.estimate_formats import estimate_section
+from perfscope.dashboards.report.sections.collectives import collectives_section
+from perfscope.dashboards.report.sections.compile import compile_section
+from perfscope.dashboards.report.sections.estimate import estimate_section
 from perfscope.dashboards.report.sections.memory_formats import memory_section
-from perfscope.dashboards.report.sections.plan_formats import plan_part
-from perfscope.dashboards.report.sections.program_formats import programs_section
+from perfscope.dashboards.report.sections.plan import plan_part
+from perfscope.dashboards.report.sections.program import programs_section
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize, tail
 from perfscope.dashboards.report.text_page import WIDTH, printed
 from perfscope.model.units import format_ns

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from html import escape as escape_html
+from typing import TYPE_CHECKING, Any
 
+from perfscope.dashboards.report.html_report import card
+from perfscope.dashboards.report.markdown_text import escape, in_html
+from perfscope.dashboards.report.sections.program import cells_table, html_cells_table
+from perfscope.dashboards.report.text_tables import fitting, hanging, table_of
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
     from perfscope.analyzers.ranks import CollectiveKind, PairKind, RankGroup, RankTotal
     from perfscope.analyzers.sections.collectives import CollectivesSection, JobCollectives
+
 
 MOST_GROUPS = 6
 """Groups that are told; a mesh of three axes has a few of each."""
@@ -160,3 +170,204 @@ def _clocks(job: JobCollectives) -> tuple[str, ...]:
     if not job.clock_uncertainty_ns:
         return ()
     return (f"ends of a collective on the ranks agree to {format_ns(job.clock_uncertainty_ns)}",)
+
+
+# The ranks of a job and their collectives in the JSON report.
+
+
+def collectives_document(section: CollectivesSection) -> dict[str, Any]:
+    """The section as dicts and lists; times are integer ns, bandwidths bytes/s."""
+    return {
+        "jobs": [_job_collectives_formats(job) for job in section.jobs],
+        "jobs_left": section.jobs_left,
+        "problems": list(section.problems),
+    }
+
+
+def _job_collectives_formats(job: JobCollectives) -> dict[str, Any]:
+    return {
+        "label": job.label,
+        "members": job.members,
+        "world_size": job.world_size,
+        "recorded": list(job.recorded),
+        "missing": list(job.missing),
+        "matched": job.matched,
+        "unmatched": job.unmatched,
+        "paired": job.paired,
+        "pairs": [_pair_collectives_formats(kind) for kind in job.pairs],
+        "pairs_left": job.pairs_left,
+        "clock_offset_ns": job.clock_offset_ns,
+        "clock_uncertainty_ns": job.clock_uncertainty_ns,
+        "groups": [asdict(group) for group in job.groups],
+        "groups_left": job.groups_left,
+        "kinds": [_kind_collectives_formats(kind) for kind in job.kinds],
+        "kinds_left": job.kinds_left,
+        "ranks": [asdict(total) for total in job.ranks],
+        "ranks_left": job.ranks_left,
+        "notes": list(job.notes),
+    }
+
+
+def _pair_collectives_formats(kind: PairKind) -> dict[str, Any]:
+    return {
+        "source": kind.source,
+        "destination": kind.destination,
+        "group": list(kind.group),
+        "message_bytes": kind.message_bytes,
+        "count": kind.count,
+        "ahead": kind.ahead,
+        "core_ns": kind.core_ns,
+        "median_core_ns": kind.median_core_ns,
+        "send_wait_ns": kind.send_wait_ns,
+        "receive_wait_ns": kind.receive_wait_ns,
+        "bytes_per_s": kind.bandwidth,
+    }
+
+
+def _kind_collectives_formats(kind: CollectiveKind) -> dict[str, Any]:
+    """By rank, as a list: keys of a JSON object are texts, ranks are numbers."""
+    return {
+        "operation": kind.operation,
+        "group": list(kind.group),
+        "axis": kind.axis,
+        "message_bytes": kind.message_bytes,
+        "dtype": kind.dtype,
+        "algorithm": kind.algorithm,
+        "protocol": kind.protocol,
+        "count": kind.count,
+        "core_ns": kind.core_ns,
+        "median_core_ns": kind.median_core_ns,
+        "by_rank": [
+            {
+                "rank": rank,
+                "wait_ns": kind.wait_ns[rank],
+                "duration_ns": kind.duration_ns[rank],
+                "exposed_ns": kind.exposed_ns.get(rank),
+            }
+            for rank in kind.wait_ns
+        ],
+        "algorithm_bytes_per_s": kind.algorithm_bandwidth,
+        "bus_bytes_per_s": kind.bus_bandwidth,
+        "caveats": list(kind.caveats),
+    }
+
+
+# The collectives of a job on a terminal: short by default, every list with ``-v``.
+
+
+FEW_KINDS = 3
+"""Kinds of collectives without ``-v``: those that took longest."""
+
+FEW_PAIRS = 3
+"""Kinds of messages between two ranks without ``-v``."""
+
+FEW_NOTES = 2
+"""Notes without ``-v``: ranks that are missing and jobs that are mixed come first."""
+
+_GIVE_WAY = ("algorithm", "waiting", "message", "group")
+"""Columns that go, in this order, where the terminal is too narrow."""
+
+
+def collectives_section(view: CollectivesView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """Kinds of collectives of each job, and with ``-v`` its ranks and groups. Ends with an empty line."""
+    for job in view.jobs:
+        yield hanging(f"{job.title}: {job.headline}")
+        kinds = job.kinds if verbose else job.kinds[:FEW_KINDS]
+        if kinds:
+            yield table_of(fitting([dict(cells) for cells in kinds], _GIVE_WAY, width))
+        left = job.kinds_left + len(job.kinds) - len(kinds)
+        if left:
+            yield f"    and {left:,} more kinds, which took less"
+        pairs = job.pairs if verbose else job.pairs[:FEW_PAIRS]
+        if pairs:
+            yield table_of(fitting([dict(cells) for cells in pairs], ("sent ahead", "size"), width))
+        unsaid = job.pairs_left + len(job.pairs) - len(pairs)
+        if unsaid:
+            yield f"    and {unsaid:,} more kinds of messages, which took less"
+        if verbose and job.kinds:
+            yield table_of(fitting([dict(cells) for cells in job.ranks], (), width))
+            if job.ranks_left:
+                yield f"    and {job.ranks_left:,} more {job.member}s, which waited less"
+            yield from map(hanging, job.groups)
+        yield from map(hanging, job.notes if verbose else job.notes[:FEW_NOTES])
+        yield ""
+    for note in view.notes:
+        yield hanging(note)
+        yield ""
+
+
+# The collectives of a job in a comment on a pull request: one line open, the tables folded away.
+
+
+MOST_KINDS = 8
+"""Kinds of collectives in a comment: an overview, the other formats hold all."""
+
+MOST_RANKS = 8
+MOST_PAIRS = 8
+
+
+def collectives_details(view: CollectivesView) -> str:
+    """A folded block for each job; its summary is what its ranks did together."""
+    parts = [part for job in view.jobs for part in _job_collective_markdown(job)]
+    return "\n".join([*parts, *(f"{escape(note)}\n" for note in view.notes)])
+
+
+def _job_collective_markdown(job: JobView) -> Iterator[str]:
+    yield f"<details><summary>{in_html(f'{job.title}: {job.headline}')}</summary>\n"
+    if job.kinds:
+        yield cells_table(job.kinds[:MOST_KINDS])
+    left = job.kinds_left + len(job.kinds[MOST_KINDS:])
+    if left:
+        yield f"- and {left:,} more kinds"
+    if job.pairs:
+        yield cells_table(job.pairs[:MOST_PAIRS])
+    unsaid = job.pairs_left + len(job.pairs[MOST_PAIRS:])
+    if unsaid:
+        yield f"- and {unsaid:,} more kinds of messages"
+    if job.ranks:
+        yield cells_table(job.ranks[:MOST_RANKS])
+    more = job.ranks_left + len(job.ranks[MOST_RANKS:])
+    if more:
+        yield f"- and {more:,} more {job.member}s"
+    yield from (f"- {escape(said)}" for said in (*job.groups, *job.notes))
+    yield "</details>"
+
+
+# The collectives of a job in the HTML report: kinds that stack on a phone, ranks folded.
+
+
+FIRST_KINDS = 5
+"""Kinds of collectives that stand open; the others are folded."""
+
+
+def collectives_cards(view: CollectivesView) -> Iterator[str]:
+    """A card for each job."""
+    for job in view.jobs:
+        yield card(job.title, "".join(_job_html_collectives(job)))
+    if view.notes:
+        yield card("Collectives", _list(view.notes))
+
+
+def _job_html_collectives(job: JobView) -> Iterator[str]:
+    yield f"<p>{escape_html(job.headline[:1].upper() + job.headline[1:])}.</p>"
+    if job.kinds:
+        yield html_cells_table(job.kinds[:FIRST_KINDS])
+    if job.kinds[FIRST_KINDS:]:
+        rest = job.kinds[FIRST_KINDS:]
+        yield f"<details><summary>{len(rest)} more kinds</summary>{html_cells_table(rest)}</details>"
+    if job.kinds_left:
+        yield f'<p class="note">and {job.kinds_left:,} more kinds</p>'
+    if job.pairs:
+        yield f"<details><summary>messages between two ranks</summary>{html_cells_table(job.pairs)}</details>"
+    if job.pairs_left:
+        yield f'<p class="note">and {job.pairs_left:,} more kinds of messages</p>'
+    if job.ranks:
+        left = f'<p class="note">and {job.ranks_left:,} more {job.member}s</p>' if job.ranks_left else ""
+        yield f"<details><summary>{job.member}s side by side</summary>{html_cells_table(job.ranks)}{left}</details>"
+    if job.groups:
+        yield f"<details><summary>process groups</summary>{_list(job.groups)}</details>"
+    yield _list(job.notes)
+
+
+def _list(said: tuple[str, ...]) -> str:
+    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in said)}</ul>" if said else ""

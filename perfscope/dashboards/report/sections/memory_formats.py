@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 from rich.text import Text
 
-from perfscope.dashboards.report.html_findings import card
+from perfscope.dashboards.report.html_report import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
 from perfscope.dashboards.report.sections.memory_picture import legend, memory_chart
-from perfscope.dashboards.report.sections.program_formats import cells_table, html_cells_table
+from perfscope.dashboards.report.sections.program import cells_table, html_cells_table
 from perfscope.dashboards.report.text_tables import INDENT, fitting, hanging, table_of
 
 if TYPE_CHECKING:

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from html import escape as escape_html
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.report.hot_rows import NAME_LIMIT, HotTable, hot_title, instruction_table, place_table
+from perfscope.dashboards.report.hot_rows import (
+    NAME_LIMIT,
+    NAMES,
+    WORDS,
+    HotTable,
+    hot_title,
+    instruction_table,
+    place_table,
+)
+from perfscope.dashboards.report.html_report import card, table
+from perfscope.dashboards.report.markdown_text import code, escape, in_html, markdown_table
+from perfscope.dashboards.report.svg import share_bar
+from perfscope.dashboards.report.text_tables import fitting, hanging, table_of
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from perfscope.analyzers.programs import Execution, LeastTime, Program
+    from rich.console import RenderableType
+
+    from perfscope.analyzers.programs import Execution, HotSpots, LeastTime, Program
     from perfscope.analyzers.sections.programs import ProgramsSection
+    from perfscope.dashboards.report.hot_rows import HotTable
+
 
 SMALL_PART = 0.005
 """A part of the arithmetic or of the least time below half a percent shows as 0% and is left out."""
@@ -205,3 +222,273 @@ def _notes(section: ProgramsSection) -> Iterator[str]:
         what = "recording" if section.hot_spots[0].basis == "measured" else "program"
         yield f"lines and instructions are those of the {what} with the most time, of {others + 1:,}"
     yield from section.problems
+
+
+# Compiled programs in the JSON report.
+
+
+def programs_document(section: ProgramsSection) -> dict[str, Any]:
+    """The section as dicts and lists; times of models are floats, measured ones integers."""
+    return {
+        "items": [_program_program_formats(program) for program in section.programs],
+        "left": section.programs_left,
+        "ran": section.ran,
+        "instructions_ns": section.instructions_ns,
+        "hot_spots": [_hot_spots(spots) for spots in section.hot_spots],
+        "hot_spots_left": section.spots_left,
+        "problems": list(section.problems),
+    }
+
+
+def _program_program_formats(program: Program) -> dict[str, Any]:
+    ran, least, use = program.execution, program.least, program.utilization
+    return {
+        "name": program.name,
+        "program_id": program.program_id,
+        "rank": program.rank,
+        "platform": program.platform,
+        "recorded": program.module_index is not None,
+        "execution": None if ran is None else asdict(ran),
+        "flops": program.flops,
+        "bytes": program.bytes,
+        "exact": program.exact,
+        "unknown_instructions": program.unknown,
+        "flops_by_phase": dict(program.flops_by_phase),
+        "peak_bytes": program.peak_bytes,
+        "peak_known_by": program.peak_known_by,
+        "least": None
+        if least is None
+        else {
+            "device": least.device,
+            "assumed": least.assumed,
+            "least_ns": least.total_ns,
+            "exact": least.exact,
+            "bound": least.bound,
+            "by_bound_ns": dict(least.by_bound),
+        },
+        "utilization": None if use is None else asdict(use),
+    }
+
+
+def _hot_spots(spots: HotSpots) -> dict[str, Any]:
+    return {
+        "rank": spots.rank,
+        "program": spots.program,
+        "basis": spots.basis,
+        "total_ns": spots.total_ns,
+        "unmatched_ns": spots.unmatched_ns,
+        "instructions": [asdict(row) for row in spots.instructions],
+        "lines": [asdict(place) for place in spots.lines],
+        "scopes": [asdict(place) for place in spots.scopes],
+        "left": {name: asdict(left) for name, left in spots.left.items()},
+    }
+
+
+# Compiled programs on a terminal: short by default, every list with ``-v``.
+
+
+FEW_PROGRAMS = 3
+"""Programs without ``-v``: the step, and at most what stands beside it."""
+
+FEW_LINES = 5
+"""Source lines without ``-v``: findings come first on the one screen."""
+
+MOST_ROWS = 10
+"""Rows of each list with ``-v``; the JSON report holds twice as many."""
+
+_GIVE_WAY = ("bound by", "MFU", "bytes a run", "least time", "peak memory")
+"""Columns of programs that go, in this order, where the terminal is too narrow; the sentences below say most of it."""
+
+_HOT_GIVE_WAY = ("mainly", "op", "calls", "roof", "instructions", "headroom")
+"""The same for lines, scopes and instructions."""
+
+
+def programs_section(view: ProgramsView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """The programs, a sentence or two on each, and where the time goes. Ends with an empty line."""
+    rows = view.rows[: MOST_ROWS if verbose else FEW_PROGRAMS]
+    if rows:
+        held = [{name: cell for name, cell in row.cells() if name in view.columns} for row in rows]
+        yield table_of(fitting(held, _GIVE_WAY, width))
+        for row in rows[: len(rows) if verbose else 1]:
+            lead = f"{row.name}: " if len(rows) > 1 else ""
+            yield from (hanging(lead + detail) for detail in row.details)
+        left = view.rows_left + len(view.rows) - len(rows)
+        if left:
+            yield f"    and {left:,} more{view.why_left}"
+        yield from (hanging(note) for note in (view.known_by, *view.notes) if note)
+        yield ""
+    elif view.notes:
+        yield from (hanging(note) for note in view.notes)
+        yield ""
+    if view.lines is not None:
+        yield f"  {view.hot_title}"
+        tables = (view.lines, view.scopes, view.instructions) if verbose else (view.lines,)
+        for index, table in enumerate(tables):
+            if table is not None:
+                yield from ("",) * bool(index)
+                yield from _hot(table, MOST_ROWS if verbose else FEW_LINES, width)
+        yield ""
+
+
+def _hot(table: HotTable, most: int, width: int) -> Iterator[RenderableType]:
+    yield table_of(fitting([dict(row.cells) for row in table.rows[:most]], _HOT_GIVE_WAY, width))
+    if table.left and most >= len(table.rows):
+        yield f"    {table.left}"
+
+
+# Compiled programs in a comment on a pull request: one line open, the tables folded away.
+
+
+MOST_PROGRAMS = 5
+"""Programs in a comment: an overview, the other formats hold all."""
+
+PROGRAM_MARKDOWN_MOST_ROWS = 8
+"""Source lines and instructions in a comment."""
+
+
+def programs_details(view: ProgramsView) -> str:
+    """A folded block; its summary tells how many programs and the first place of the time."""
+    parts = [f"<details><summary>{in_html(_summary(view))}</summary>\n", *_body(view), "</details>"]
+    return "\n".join(parts)
+
+
+def _summary(view: ProgramsView) -> str:
+    count = len(view.rows) + view.rows_left
+    said = f"{count:,} compiled program{'' if count == 1 else 's'}"
+    if view.lines is None or not view.lines.rows:
+        return said
+    cells = dict(view.lines.rows[0].cells)
+    return f"{said}; {view.hot_title}; most at {cells['source line']} ({cells['share']})"
+
+
+def _body(view: ProgramsView) -> Iterator[str]:
+    rows = view.rows[:MOST_PROGRAMS]
+    if rows:
+        yield cells_table([tuple((name, dict(row.cells())[name]) for name in view.columns) for row in rows])
+    for row in rows:
+        if row.details:
+            lead = f"{code(row.name)}: " if len(rows) > 1 else ""
+            yield f"- {lead}{escape('. '.join(row.details))}"
+    for note in (view.known_by, *view.notes):
+        if note:
+            yield f"- {escape(note)}"
+    left = view.rows_left + len(view.rows) - len(rows)
+    if left:
+        yield f"- and {left:,} more{view.why_left}"
+    yield ""
+    for hot in (view.lines, view.instructions):
+        if hot is not None and hot.rows:
+            yield f"{escape(_title(view, hot))}\n"
+            yield cells_table([row.cells for row in hot.rows[:PROGRAM_MARKDOWN_MOST_ROWS]])
+
+
+def _title(view: ProgramsView, hot: HotTable) -> str:
+    return view.hot_title if hot is view.lines else hot.title
+
+
+def cells_table(rows: Iterable[tuple[tuple[str, str], ...]]) -> str:
+    """A table of rows with the same columns; names as code, numbers to the right."""
+    held = list(rows)
+    names = [name for name, _ in held[0]]
+    cells = [[_cell(name, text) for name, text in row] for row in held]
+    return markdown_table(names, cells, "".join("l" if name in WORDS else "r" for name in names)) + "\n"
+
+
+def _cell(name: str, text: str) -> str:
+    if name in NAMES and text:
+        return code(text)
+    return escape(text) if name in WORDS else in_html(text).replace("~", "\\~")
+
+
+# Compiled programs in the HTML report: a table that stacks on a phone, and bars for where the time goes.
+
+
+FIRST_PROGRAMS = 5
+"""Programs that stand open; the others are folded."""
+
+MOST_NARROW = 6
+"""Columns that stand side by side on a tablet."""
+
+FIRST_ROWS = 8
+"""Source lines that stand open."""
+
+
+def programs_cards(view: ProgramsView) -> Iterator[str]:
+    """The section's cards."""
+    yield card("Compiled programs", "".join(_programs(view)))
+    if view.lines is not None:
+        yield card(view.hot_title[0].upper() + view.hot_title[1:], "".join(_hot_html_programs(view)))
+
+
+def _programs(view: ProgramsView) -> Iterator[str]:
+    rows = []
+    for row in view.rows:
+        cells = dict(row.cells())
+        rows.append((row, _row([(name, cells[name]) for name in view.columns])))
+    heads = [_head(name) for name in view.columns]
+    if rows:
+        yield table(heads, (drawn for _, drawn in rows[:FIRST_PROGRAMS]), kind="stacks")
+    for row in view.rows[:FIRST_PROGRAMS]:
+        if row.details:
+            lead = f"<b>{escape_html(row.name)}</b> " if len(view.rows) > 1 else ""
+            yield f'<p class="note">{lead}{escape_html(_sentences(row.details))}</p>'
+    yield f'<p class="note">{escape_html(_sentences([note for note in (view.known_by, *view.notes) if note]))}</p>'
+    if len(rows) > FIRST_PROGRAMS:
+        more = table(heads, (drawn for _, drawn in rows[FIRST_PROGRAMS:]), kind="stacks")
+        yield f"<details><summary>{len(rows) - FIRST_PROGRAMS} more programs</summary>{more}</details>"
+    if view.rows_left:
+        yield f'<p class="note">and {view.rows_left:,} more{view.why_left}</p>'
+
+
+def _hot_html_programs(view: ProgramsView) -> Iterator[str]:
+    if view.lines is not None:
+        yield _hot_table(view.lines, 0, FIRST_ROWS)
+        if len(view.lines.rows) > FIRST_ROWS:
+            rest = _hot_table(view.lines, FIRST_ROWS, len(view.lines.rows))
+            yield f"<details><summary>{len(view.lines.rows) - FIRST_ROWS} more lines</summary>{rest}</details>"
+    for other in (view.scopes, view.instructions):
+        if other is not None:
+            drawn = _hot_table(other, 0, len(other.rows))
+            yield f"<details><summary>{escape_html(other.title)}</summary>{drawn}</details>"
+
+
+def _hot_table(hot: HotTable, first: int, last: int) -> str:
+    rows = hot.rows[first:last]
+    heads = ["<td></td>", *(_head(name) for name, _ in rows[0].cells)]
+    drawn = table(heads, (_row(row.cells, share_bar(row.share)) for row in rows), kind="stacks hot")
+    left = f'<p class="note">{escape_html(hot.left)}</p>' if hot.left and last >= len(hot.rows) else ""
+    return drawn + left
+
+
+def html_cells_table(rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """A table of (column, cell) rows with the same columns, which stacks on a phone; a wide one on a tablet, too.
+
+    Columns that no row fills are left out.
+    """
+    kept = {name for cells in rows for name, text in cells if text}
+    filled = [[cell for cell in cells if cell[0] in kept] for cells in rows]
+    kind = "stacks wide" if len(kept) > MOST_NARROW else "stacks"
+    return table([_head(name) for name, _ in filled[0]], map(_row, filled), kind=kind)
+
+
+def _head(name: str) -> str:
+    return f'<th class="{_side(name)}">{escape_html(name)}</th>'
+
+
+def _side(name: str) -> str:
+    return "t" if name in WORDS else "n"
+
+
+def _row(cells: Iterable[tuple[str, str]], bar: str = "") -> str:
+    drawn = [f'<td class="share">{bar}</td>'] if bar else []
+    for name, cell in cells:
+        text = (
+            f"<code>{escape_html(cell).replace('/', '/<wbr>')}</code>" if name in NAMES and cell else escape_html(cell)
+        )
+        kind = f"{_side(name)} at" if name == "at" else _side(name)
+        drawn.append(f'<td class="{kind}" data-name="{escape_html(name)}">{text}</td>')
+    return f"<tr>{''.join(drawn)}</tr>"
+
+
+def _sentences(said: Iterable[str]) -> str:
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in said)

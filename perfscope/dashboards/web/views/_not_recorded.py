@@ -7,7 +7,7 @@ from typing import Any
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.dashboards.report.abstained import logs_alone
-from perfscope.dashboards.report.alone import memory_alone, programs_alone
+from perfscope.dashboards.report.remarks import memory_alone, programs_alone
 from perfscope.dashboards.web.views._planned import told_of
 from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize

@@ -6,13 +6,11 @@ from html import escape
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.sections.programs import PlanSummary
-from perfscope.dashboards.report.html_findings import card
-from perfscope.dashboards.report.sections.estimate import estimate_view
-from perfscope.dashboards.report.sections.estimate_formats import estimate_card, picture
-from perfscope.dashboards.report.sections.plan import holder_rows, memory_notes, peak_rows, plan_views
+from perfscope.dashboards.report.html_report import card
+from perfscope.dashboards.report.sections.estimate import estimate_card, estimate_view, picture
+from perfscope.dashboards.report.sections.plan import holder_rows, memory_notes, peak_rows, plan_card, plan_views
 from perfscope.dashboards.report.sections.plan import range_text as plan_range_text
-from perfscope.dashboards.report.sections.plan_formats import plan_card
-from perfscope.dashboards.report.sections.program_formats import html_cells_table
+from perfscope.dashboards.report.sections.program import html_cells_table
 from perfscope.model.untrusted_text import sanitize
 
 Tile = tuple[str, str, str]

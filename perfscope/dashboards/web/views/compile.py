@@ -8,10 +8,8 @@ from typing import Any
 
 from perfscope.analyzers.programs import Program, programs
 from perfscope.analyzers.torch_compile import CompileSummary, FrameSummary, compile_summary, plain_function
-from perfscope.dashboards.report.sections.compile import compile_view, place_text
-from perfscope.dashboards.report.sections.compile_formats import compile_card
-from perfscope.dashboards.report.sections.program import programs_view
-from perfscope.dashboards.report.sections.program_formats import programs_cards
+from perfscope.dashboards.report.sections.compile import compile_card, compile_view, place_text
+from perfscope.dashboards.report.sections.program import programs_cards, programs_view
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._planned import cards as modelled_cards
 from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table

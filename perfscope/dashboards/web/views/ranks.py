@@ -24,8 +24,7 @@ from perfscope.analyzers.ranks import (
 )
 from perfscope.analyzers.sections.collectives import MOST_JOBS
 from perfscope.analyzers.time import device_busy, step_windows
-from perfscope.dashboards.report.sections.collectives import collectives_view, ranks_text
-from perfscope.dashboards.report.sections.collectives_formats import collectives_cards
+from perfscope.dashboards.report.sections.collectives import collectives_cards, collectives_view, ranks_text
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import is_jax
 from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
