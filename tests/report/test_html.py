@@ -15,7 +15,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import Step
-from perfscope.dashboards.report.html_report import FIRST_ROWS, MOST_FINDINGS, MOST_STEPS, render
+from perfscope.dashboards.report.html_findings import FIRST_ROWS, MOST_FINDINGS
+from perfscope.dashboards.report.html_report import MOST_STEPS, render
 from perfscope.dashboards.report.json_report import document
 from perfscope.model.finding import Finding, Outcome
 from tests.browser.chromium import Page, binary, browser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.sections.advice_formats import Block, blocks
+from perfscope.dashboards.report.prose import Block, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

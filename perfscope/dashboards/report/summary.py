@@ -23,6 +23,7 @@ from perfscope.dashboards.report.sections.estimate import EstimateView, estimate
 from perfscope.dashboards.report.sections.memory import MemoriesView, memory_view
 from perfscope.dashboards.report.sections.plan import PlanView, plan_views
 from perfscope.dashboards.report.sections.program import ProgramsView, programs_view, ran_on_cpu
+from perfscope.dashboards.report.text_tables import tail
 from perfscope.model.finding import source_label
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
@@ -364,11 +365,3 @@ def _on_ranks(ranks: Sequence[int]) -> str:
     if not ranks:
         return ""
     return f" (rank{'s' if len(ranks) > 1 else ''} {span_text(ranks)})"
-
-
-def tail(place: str, limit: int) -> str:
-    """The last parts of a path that fit, marked as cut; other text is cut in the middle."""
-    if len(place) <= limit:
-        return place
-    kept = place[-(limit - 2) :]
-    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(place, limit)

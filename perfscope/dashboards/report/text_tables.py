@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.dashboards.report.hot_rows import WORDS
-from perfscope.dashboards.report.summary import tail
+from perfscope.model.untrusted_text import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,3 +63,11 @@ def hanging(text: str) -> RenderableType:
     table.add_column(overflow="fold")
     table.add_row(Text("    "), Text(text, style="dim"))
     return table
+
+
+def tail(place: str, limit: int) -> str:
+    """The last parts of a path that fit, marked as cut; other text is cut in the middle."""
+    if len(place) <= limit:
+        return place
+    kept = place[-(limit - 2) :]
+    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(place, limit)

@@ -43,8 +43,9 @@ from perfscope.dashboards.report.compare.svg import (
     scale_of,
 )
 from perfscope.dashboards.report.compare.wording import NO_VERDICT, change, percent, said_of, signed_ns, value, verdict
-from perfscope.dashboards.report.html_page import page
-from perfscope.dashboards.report.html_report import advice_html, card, prose, table
+from perfscope.dashboards.report.html_findings import advice_html
+from perfscope.dashboards.report.html_page import card, page, table
+from perfscope.dashboards.report.prose import prose
 from perfscope.dashboards.report.sections.program import html_cells_table
 from perfscope.dashboards.report.svg import swatch
 from perfscope.model.units import format_ns

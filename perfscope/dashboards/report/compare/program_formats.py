@@ -17,7 +17,7 @@ from perfscope.dashboards.report.compare.programs import (
     program_title,
     written_line,
 )
-from perfscope.dashboards.report.html_report import card
+from perfscope.dashboards.report.html_page import card
 from perfscope.dashboards.report.markdown_text import code, inline
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 

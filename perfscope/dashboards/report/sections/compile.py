@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.report.hot_rows import span_text
-from perfscope.dashboards.report.html_report import card
+from perfscope.dashboards.report.html_page import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
 from perfscope.dashboards.report.sections.program import cells_table, html_cells_table
 from perfscope.dashboards.report.text_tables import fitting, hanging, table_of

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from html import escape as escape_html
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.report.html_report import card
+from perfscope.dashboards.report.html_page import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
 from perfscope.dashboards.report.sections.compile import counted
 from perfscope.dashboards.report.sections.program import cells_table, html_cells_table

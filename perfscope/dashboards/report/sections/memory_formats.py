@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 from rich.text import Text
 
-from perfscope.dashboards.report.html_report import card
+from perfscope.dashboards.report.html_page import card
 from perfscope.dashboards.report.markdown_text import escape, in_html
 from perfscope.dashboards.report.sections.memory_picture import legend, memory_chart
 from perfscope.dashboards.report.sections.program import cells_table, html_cells_table

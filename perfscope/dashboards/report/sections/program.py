@@ -16,7 +16,7 @@ from perfscope.dashboards.report.hot_rows import (
     instruction_table,
     place_table,
 )
-from perfscope.dashboards.report.html_report import card, table
+from perfscope.dashboards.report.html_page import card, table
 from perfscope.dashboards.report.markdown_text import code, escape, in_html, markdown_table
 from perfscope.dashboards.report.svg import share_bar
 from perfscope.dashboards.report.text_tables import fitting, hanging, table_of

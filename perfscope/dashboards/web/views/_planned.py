@@ -6,7 +6,7 @@ from html import escape
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.sections.programs import PlanSummary
-from perfscope.dashboards.report.html_report import card
+from perfscope.dashboards.report.html_page import card
 from perfscope.dashboards.report.sections.estimate import estimate_card, estimate_view, picture
 from perfscope.dashboards.report.sections.plan import holder_rows, memory_notes, peak_rows, plan_card, plan_views
 from perfscope.dashboards.report.sections.plan import range_text as plan_range_text

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfscope.dashboards.report.html_report import finding_card, not_flagged, nothing_found
+from perfscope.dashboards.report.html_findings import finding_card, nothing_found
+from perfscope.dashboards.report.html_report import not_flagged
 from perfscope.dashboards.report.summary import FindingRow, summarize
 from perfscope.dashboards.web.timeline.index import events_kept
 from perfscope.dashboards.web.timeline.marks import marked, numbers

@@ -1,0 +1,75 @@
+"""Advice as paragraphs and blocks of code, and a paragraph as HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+_FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})(\w*)\s*$")
+_SPAN = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A paragraph (lines joined by spaces), or code as it was written (``is_code``)."""
+
+    text: str
+    is_code: bool
+    language: str = ""
+
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        """(text, is code) of a paragraph: what stands between single backticks is code."""
+        for index, piece in enumerate(_SPAN.split(self.text)):
+            if piece:
+                yield piece, bool(index % 2)
+
+
+def blocks(advice: str) -> Iterator[Block]:
+    """The paragraphs of ``advice`` and its code: fenced (closed or not), or indented by four spaces."""
+    prose: list[str] = []
+    code: list[str] = []
+    language: str | None = None
+    for line in advice.splitlines():
+        fence = _FENCE.match(line)
+        if language is not None:  # inside a fence, where every line but its end is code
+            if fence is None:
+                code.append(line)
+                continue
+            yield from _code(code, language)
+            language = None
+        elif fence is not None:
+            yield from _code(code)
+            yield from _paragraph(prose)
+            language = fence[1]
+        elif line.startswith("    ") and not prose:
+            code.append(line[4:])
+        elif not line.strip():
+            yield from _paragraph(prose)
+            if code:
+                code.append("")
+        else:
+            yield from _code(code)
+            prose.append(line.strip())
+    yield from _paragraph(prose)
+    yield from _code(code, language or "")
+
+
+def _paragraph(lines: list[str]) -> Iterator[Block]:
+    if lines:
+        yield Block(text=" ".join(lines), is_code=False)
+        lines.clear()
+
+
+def _code(lines: list[str], language: str = "") -> Iterator[Block]:
+    text = "\n".join(lines).strip("\n")
+    if text:
+        yield Block(text=text, is_code=True, language=language)
+    lines.clear()
+
+
+def prose(text: str) -> str:
+    """Words, and code where they stand between backticks."""
+    pieces = Block(text=text, is_code=False).pieces()
+    return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
