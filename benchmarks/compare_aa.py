@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from perfscope.analyzers.compare.ab.judge import AbJudge
-from perfscope.analyzers.compare.runs.blocks import from_single_captures
+from perfscope.analyzers.compare.runs.comparison import from_single_captures
 from perfscope.analyzers.compare.statistics.estimators import choose, location
 from perfscope.analyzers.compare.statistics.paired import paired_effect
 from perfscope.analyzers.compare.statistics.series import steady_part

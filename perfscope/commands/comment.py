@@ -144,8 +144,7 @@ def _token(variable: str) -> str:
 
 def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The repository and the pull request; or why there is nothing to do."""
-    from perfscope.dashboards.hosts.github import GitHub
-    from perfscope.dashboards.hosts.github_event import Event, read_event
+    from perfscope.dashboards.hosts.github import Event, GitHub, read_event
 
     event = Event()
     if asked.number is None or unless_fork:

@@ -38,7 +38,7 @@ def compare_sets(
     """Compare two sides of which one is a set at least, show the result, and give the exit code."""
     from perfscope.analyzers.compare.runs.run_sets import read_one, read_set, runs_in
     from perfscope.analyzers.compare.runs.sets import compare_sets as compared
-    from perfscope.dashboards.report.compare import document, sets_document
+    from perfscope.dashboards.report.compare import document, json
 
     paths = named.base, named.head
     runs = [runs_in(path) for path in paths]
@@ -50,7 +50,7 @@ def compare_sets(
     comparison = replace(result.comparison, notes=(*named.notes, *result.comparison.notes))
     result = replace(result, comparison=comparison)
     failed = comparison.gates(fail_on)
-    held = sets_document.document(result, failed=failed, gates=fail_on)
+    held = json.sets_document(result, failed=failed, gates=fail_on)
     if not write_outputs(held, outputs, quiet=quiet):
         show_screen(document.of(held), failed, verbose=verbose)
     if failed:

@@ -268,14 +268,14 @@ def end(
     """Compare the profiled launches, write the document everywhere it was asked for, show it; the exit code."""
     from perfscope.analyzers.compare.ab.profiles import compare_profiles
     from perfscope.dashboards.report import write
-    from perfscope.dashboards.report.compare import ab_document, document, json
+    from perfscope.dashboards.report.compare import document, json
     from perfscope.model.untrusted_text import sanitize
 
     pairs = [(_folder(state, base), _folder(state, head)) for base, head in found.profiled]
     lost = [f"profiled launch of {one.arm}: {one.problem}" for one in found.lost]
     profiles = compare_profiles(pairs, lost)
     failed = tuple(gates_not_met(result, profiles, fail_on))
-    held = ab_document.document(result, state.plan, profiles, failed=failed, gates=fail_on)
+    held = json.ab_document(result, state.plan, profiles, failed=failed, gates=fail_on)
     write(state.directory / RESULT_FILE, json.as_text(held))
     if not write_outputs(held, outputs, quiet=quiet):
         show_screen(document.of(held), failed, verbose=verbose)

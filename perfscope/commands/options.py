@@ -105,7 +105,7 @@ def store_option(command: Decorated) -> Decorated:
 
 def opened(asked: str | None) -> RunStore:
     """The store that is meant; it is made or asked when it is first used."""
-    from perfscope.profiler.store.address import address
+    from perfscope.profiler.store.database import address
     from perfscope.profiler.store.runs import RunStore
 
     return RunStore(address(asked))

@@ -125,14 +125,14 @@ def status(as_json: bool, store: str | None, verbose: bool) -> None:
 
 
 def _status(held: RunStore) -> dict[str, str | int | None]:
-    from perfscope.profiler.store import schema
+    from perfscope.profiler.store import database
 
     empty = held.is_empty()
     runs, newest = held.counts()
     baselines = held.baselines()
     return {
         "store": held.shown,
-        "schema": None if empty else schema.LATEST,
+        "schema": None if empty else database.LATEST,
         "runs": runs,
         "newest_utc": newest,
         "baselines": len(baselines),

@@ -14,8 +14,7 @@ import pytest
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import Launch
 from perfscope.model.errors import DataError, NotStartedError
-from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, launch_once, run_build
-from perfscope.profiler.ab.profiled_launch import profile_once
+from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, launch_once, profile_once, run_build
 from perfscope.profiler.launch.program import Target
 from tests.ab.repositories import PROGRAM, sleeps
 from tests.conftest import REPOSITORY
@@ -226,7 +225,7 @@ def test_what_gave_no_profile_says_why(tmp_path: Path, program: str, said: str) 
 
 @pytest.mark.slow
 def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfscope.profiler.ab.profiled_launch.SLOWER", 1.0)
+    monkeypatch.setattr("perfscope.profiler.ab.launch.SLOWER", 1.0)
     launch = profiled(tmp_path, "import time\nopen('here', 'w').close()\ntime.sleep(600)", timeout_s=4.0)
     assert launch.problem == "it ran past 4 s and was ended (--timeout)"
     assert (tmp_path / "arm" / "here").exists()
@@ -258,7 +257,7 @@ def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -
     script = (
         "import signal, sys\nfrom pathlib import Path\n"
         "from perfscope.profiler.ab.launch import ArmFolder\n"
-        "from perfscope.profiler.ab.profiled_launch import profile_once\n"
+        "from perfscope.profiler.ab.launch import profile_once\n"
         "from perfscope.profiler.ab.worktrees import terminated_by_signals\n"
         "from perfscope.profiler.launch.program import Target\n"
         "here = Path.cwd()\n"

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from perfscope.analyzers.compare.statistics.estimators import quantile
-from perfscope.analyzers.compare.statistics.sequential import looks_for
+from perfscope.analyzers.compare.statistics.paired import looks_for
 from tests.ab.repositories import git, sleeps
 from tests.ci.jobs import merge_checkout
 from tests.ci.runner import COMMENT, Job

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.compare.runs.account import accounts
+from perfscope.analyzers.compare.runs.account import accounts, by_largest_remainder, claim_first, claim_innermost
 from perfscope.analyzers.compare.runs.align import align, same_files
-from perfscope.analyzers.compare.runs.change import PartChange, StepChange, step_change
-from perfscope.analyzers.compare.runs.claims import by_largest_remainder, claim_first, claim_innermost
+from perfscope.analyzers.compare.runs.change import PartChange, StepChange, step_change, time_change
 from perfscope.analyzers.compare.runs.keys import (
     Key,
     Level,
@@ -21,7 +20,6 @@ from perfscope.analyzers.compare.runs.keys import (
     without_tiles,
     work_class,
 )
-from perfscope.analyzers.compare.runs.ranks import time_change
 from perfscope.analyzers.compare.statistics.window import compared_window, cut, inside, without
 from perfscope.model.intervals import Intervals, union
 from perfscope.model.trace import Trace

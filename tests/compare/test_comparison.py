@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.compare.runs.causes import causes, corroborated
+from perfscope.analyzers.compare.runs.causes import FindingChange, causes, corroborated, findings_change
+from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import compare, kind_of, severity_named
-from perfscope.analyzers.compare.runs.findings import FindingChange, findings_change
-from perfscope.analyzers.compare.runs.ranks import time_change
 from perfscope.analyzers.compare.runs.structure import ExactMetric, PlaceChange, Structure, structure
-from perfscope.analyzers.compare.statistics.exact import compare_exact
+from perfscope.analyzers.compare.statistics.verdict import compare_exact
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.readers.load import load
 from perfscope.model.errors import UsageError

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.compare.programs.side import fingerprint
+from perfscope.analyzers.compare.programs.pairs import fingerprint
 from perfscope.analyzers.compare.runs.measures import Measure, measures
 from perfscope.analyzers.compare.runs.structure import ExactMetric, Structure, exact_metric, structure
-from perfscope.analyzers.compare.statistics.exact import compare_exact, compare_text
+from perfscope.analyzers.compare.statistics.verdict import compare_exact, compare_text
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.compare.history.history import change_points, fence
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.compare.runs.run_record import MOST_FINDINGS, record_of, uid_of
-from perfscope.analyzers.compare.statistics.series import History, Series, history
+from perfscope.analyzers.compare.statistics.series import History, Series, change_points, fence, history
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load
 from perfscope.model.documents.stored_run import MOST_BYTES, StoredMetric, StoredRun, decode, encode
@@ -60,7 +59,7 @@ def test_a_step_that_does_not_matter_is_left_out() -> None:
 
 
 def test_the_cut_is_that_of_the_formula() -> None:
-    from perfscope.analyzers.compare.history.history import LEAST_SEGMENT, _best_cut
+    from perfscope.analyzers.compare.statistics.series import LEAST_SEGMENT, _best_cut
 
     values = np.random.default_rng(3).standard_normal(20)
     values[8:] += 1.5

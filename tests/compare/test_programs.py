@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.compare.programs.diff import program_change
 from perfscope.analyzers.compare.programs.gates import DEFAULT, ProgramGate, gates_not_met, program_gate
+from perfscope.analyzers.compare.programs.keys import aligned, longest_rising
 from perfscope.analyzers.compare.programs.row import ProgramChange, ProgramRow
-from perfscope.analyzers.compare.programs.sequence import aligned, longest_rising
 from perfscope.analyzers.compare.programs.units import BYTES, FLOPS, LAUNCHES, PEAK, RECOMPUTED, WIRE
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
 from perfscope.analyzers.devices.target_text import parse_target

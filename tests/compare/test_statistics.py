@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from perfscope.analyzers.compare.runs.blocks import LOW_CONFIDENCE, from_single_captures, resemblance
-from perfscope.analyzers.compare.runs.many import corrected, judge_many
+from perfscope.analyzers.compare.ab.environment import drift_of, order_remark
+from perfscope.analyzers.compare.runs.comparison import LOW_CONFIDENCE, from_single_captures, resemblance
 from perfscope.analyzers.compare.statistics import estimators
-from perfscope.analyzers.compare.statistics.drift import drift_of, order_remark
 from perfscope.analyzers.compare.statistics.estimators import choose, location
 from perfscope.analyzers.compare.statistics.paired import (
     effect_of,
@@ -20,6 +19,7 @@ from perfscope.analyzers.compare.statistics.paired import (
     two_groups,
 )
 from perfscope.analyzers.compare.statistics.series import steady_part, truncation
+from perfscope.analyzers.compare.statistics.verdict import corrected, judge_many
 from tests.compare.simulated_launches import World, launches
 
 

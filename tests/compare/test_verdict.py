@@ -8,11 +8,17 @@ import math
 import numpy as np
 import pytest
 
-from perfscope.analyzers.compare.runs.blocks import from_single_captures
-from perfscope.analyzers.compare.runs.many import judge_many
-from perfscope.analyzers.compare.statistics.paired import effect_of
-from perfscope.analyzers.compare.statistics.sequential import LEVELS, LOOKS, judge, level_for, looks_for, pairs_needed
-from perfscope.analyzers.compare.statistics.verdict import MetricResult, confirmed, from_pairs
+from perfscope.analyzers.compare.runs.comparison import from_single_captures
+from perfscope.analyzers.compare.statistics.paired import (
+    LEVELS,
+    LOOKS,
+    effect_of,
+    judge,
+    level_for,
+    looks_for,
+    pairs_needed,
+)
+from perfscope.analyzers.compare.statistics.verdict import MetricResult, confirmed, from_pairs, judge_many
 from tests.compare.simulated_launches import AR, LAUNCH, SLOPE, WALK, WORLDS, World, arms, level
 
 PAIRS = 10

@@ -15,7 +15,7 @@ from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.readers.load import load_path
 from perfscope.dashboards.report.compare import json as compare_json
 from perfscope.dashboards.report.compare.document import MOST_BYTES, Document, json_schema, of, parse, read
-from perfscope.dashboards.report.compare.embedded import embedded
+from perfscope.dashboards.report.compare.html import embedded
 from perfscope.model.errors import DataError
 from tests.compare.runs import gpu_run, host_run
 from tests.conftest import REPOSITORY

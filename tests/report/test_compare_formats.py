@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from perfscope.dashboards.report.compare import github, html, junit
 from perfscope.dashboards.report.compare import text as compare_text
 from perfscope.dashboards.report.compare.document import of, parse
-from perfscope.dashboards.report.compare.embedded import MOST_CHARACTERS as COMPARE_FACES_MOST_CHARACTERS
-from perfscope.dashboards.report.compare.embedded import embedded
+from perfscope.dashboards.report.compare.html import MOST_CHARACTERS as COMPARE_FACES_MOST_CHARACTERS
+from perfscope.dashboards.report.compare.html import embedded
 from perfscope.dashboards.report.compare.markdown import MOST_CHARACTERS, MOST_METRICS, marker, render
 from perfscope.dashboards.report.compare.svg import (
     axis_of,

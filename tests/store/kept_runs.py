@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.store.address import VARIABLE
+from perfscope.profiler.store.database import VARIABLE
 from tests.conftest import REPOSITORY
 from tests.session.test_environment import git
 

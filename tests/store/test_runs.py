@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
-from perfscope.profiler.store import schema
-from perfscope.profiler.store.address import VARIABLE, address, secrets_of, shown_address
+from perfscope.profiler.store import database
+from perfscope.profiler.store.database import VARIABLE, Migration, address, secrets_of, shown_address
 from perfscope.profiler.store.packs import Packed, fetch, pack, unpack
 from perfscope.profiler.store.runs import RunStore
-from perfscope.profiler.store.schema import Migration
 from tests.store.conftest import PASSWORD
 from tests.store.records import stored_run
 
@@ -189,8 +188,8 @@ MORE = Migration(statements=("ALTER TABLE perfscope_runs ADD COLUMN extra TEXT",
 def test_an_older_store_is_brought_up_to_date(where: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = RunStore(where)
     old.put(stored_run(0))
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, MORE))
-    monkeypatch.setattr(schema, "LATEST", 2)
+    monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, MORE))
+    monkeypatch.setattr(database, "LATEST", 2)
     if isinstance(where, str):
         with pytest.raises(DataError, match="`perfscope store migrate` changes it for everybody"):
             RunStore(where).runs()
@@ -208,8 +207,8 @@ def test_an_older_store_is_brought_up_to_date(where: str | Path, monkeypatch: py
 def test_a_migration_that_fails_changes_nothing(where: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RunStore(where).put(stored_run(0))
     broken = Migration(statements=(*MORE.statements, "ALTER TABLE no_such_table ADD COLUMN x TEXT"), breaks=True)
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, broken))
-    monkeypatch.setattr(schema, "LATEST", 2)
+    monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, broken))
+    monkeypatch.setattr(database, "LATEST", 2)
     with pytest.raises(DataError, match="no_such_table"):
         RunStore(where).prepare(upgrade=True)
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.profiler.store.address import VARIABLE
+from perfscope.profiler.store.database import VARIABLE
 from perfscope.profiler.store.packs import fetch
 from perfscope.profiler.store.runs import RunStore
 from tests.conftest import REPOSITORY

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.profiler.store.address import VARIABLE
+from perfscope.profiler.store.database import VARIABLE
 from perfscope.profiler.store.runs import RunStore
 from tests.store.kept_runs import ITEM, put_run
 from tests.store.records import stored_run

@@ -18,9 +18,8 @@ from typing import Protocol
 
 from perfscope.model.documents.ab import AbPlan, AbState, Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
 from perfscope.model.errors import DataError
-from perfscope.profiler.ab.launch import ArmFolder, launch_once, run_build
+from perfscope.profiler.ab.launch import ArmFolder, launch_once, profile_once, run_build
 from perfscope.profiler.ab.machine import Gpus, MachineWatch, machine_facts
-from perfscope.profiler.ab.profiled_launch import profile_once
 from perfscope.profiler.ab.worktrees import Checkout, remove_left, terminated_by_signals, worktrees
 from perfscope.profiler.launch.program import Target
 

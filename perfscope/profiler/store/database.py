@@ -7,18 +7,86 @@ DOUBLE PRECISION and BYTEA, which SQLite takes as the affinities that hold them.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from perfscope.model.errors import DataError, PerfscopeError
-from perfscope.profiler.store.address import secrets_of, shown_address, split
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import DataError, PerfscopeError, UsageError
 
 if TYPE_CHECKING:
     import sqlalchemy
+
+
+# Where a store is: a file on this machine, or a database by URL whose password is shown nowhere.
+
+
+VARIABLE = "PERFSCOPE_STORE"
+STORE_FILE = "store.sqlite"
+
+SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def address(asked: str | None, folder: Path | None = None) -> str | Path:
+    """A URL of PostgreSQL, or the file of a local store: as asked, else by the environment, else among the runs.
+
+    ``asked`` may be a folder, where the store's usual file is meant. ``UsageError``: a URL of another kind;
+    the URL itself is not in the message.
+    """
+    said = asked if asked is not None else os.environ.get(VARIABLE)
+    if not said:
+        return (Path(RUNS_FOLDER) if folder is None else folder) / STORE_FILE
+    scheme = _SCHEME.match(said)
+    if scheme is None:
+        path = Path(said)
+        return path / STORE_FILE if path.is_dir() or said.endswith("/") else path
+    if scheme[1].lower() not in SCHEMES:
+        raise UsageError(f"a store by URL is postgresql://...; {scheme[1]}:// is none that can be used")
+    split(said)
+    return said
+
+
+def split(url: str) -> SplitResult:
+    """The parts of a URL; ``UsageError``, without the URL, where it has none."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  (it is parsed on access)
+    except ValueError:
+        raise UsageError(
+            "the URL of the store cannot be read: is a port a number, and every special character of its password "
+            "written as %XX?"
+        ) from None
+    return parts
+
+
+def shown_address(where: str | Path) -> str:
+    """The address for people: of a URL neither user nor password nor options."""
+    if isinstance(where, Path):
+        return str(where)
+    parts = split(where)
+    port = f":{parts.port}" if parts.port is not None else ""
+    host = parts.hostname or ""
+    return f"postgresql://{f'[{host}]' if ':' in host else host}{port}{parts.path}"
+
+
+def secrets_of(url: str) -> tuple[str, ...]:
+    """What of a URL must be in no message: its password, as written and as meant, and values of its options."""
+    parts = split(url)
+    secrets = {parts.password or "", unquote(parts.password or "")}
+    for pair in parts.query.split("&"):
+        name, _, value = pair.partition("=")
+        if "pass" in name.lower():
+            secrets |= {value, unquote(value)}
+    return tuple(sorted((one for one in secrets if one), key=len, reverse=True))
+
 
 WAIT_SECONDS = 60
 """A writer waits that long for others: a dozen jobs that end at once, on a slow disk."""
@@ -226,3 +294,108 @@ class PostgresDatabase(Database):
 def database(where: str | Path) -> Database:
     """The database at an ``address()``."""
     return SqliteDatabase(where) if isinstance(where, Path) else PostgresDatabase(where)
+
+
+# The tables, and how a store of an older perfscope becomes one of this.
+
+
+META = "perfscope_store"
+"""Every table begins with ``perfscope_``: a shared database may hold ``runs`` and ``metrics`` of another tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """Statements that lead from one version to the next."""
+
+    statements: tuple[str, ...]
+    breaks: bool
+    """Whether a perfscope that knows only the version before can no longer use the store."""
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(
+        breaks=True,
+        statements=(
+            """CREATE TABLE perfscope_runs (
+                uid TEXT PRIMARY KEY, id TEXT NOT NULL, name TEXT NOT NULL, created_utc TEXT NOT NULL,
+                branch TEXT, commit_hash TEXT, machine TEXT NOT NULL, record TEXT NOT NULL,
+                stored_utc TEXT NOT NULL)""",
+            "CREATE INDEX perfscope_runs_by_time ON perfscope_runs (created_utc)",
+            """CREATE TABLE perfscope_metrics (
+                uid TEXT NOT NULL, name TEXT NOT NULL, unit TEXT NOT NULL, value DOUBLE PRECISION NOT NULL,
+                PRIMARY KEY (uid, name))""",
+            "CREATE INDEX perfscope_metrics_by_name ON perfscope_metrics (name)",
+            """CREATE TABLE perfscope_packs (
+                digest TEXT PRIMARY KEY, bytes BIGINT NOT NULL, unpacked BIGINT NOT NULL, files BIGINT NOT NULL)""",
+            """CREATE TABLE perfscope_chunks (
+                digest TEXT NOT NULL, number BIGINT NOT NULL, content BYTEA NOT NULL, PRIMARY KEY (digest, number))""",
+            """CREATE TABLE perfscope_baselines (
+                name TEXT NOT NULL, uid TEXT NOT NULL, digest TEXT, set_utc TEXT NOT NULL, PRIMARY KEY (name, uid))""",
+        ),
+    ),
+)
+"""One a version, never changed once released. A run's record is its truth; ``perfscope_metrics`` is an index of it."""
+
+LATEST = len(MIGRATIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """What a store says of itself."""
+
+    schema: int
+    """0: no tables yet."""
+    needs: int
+    """The lowest version that a perfscope must know to use it."""
+
+
+def version_of(database: Database, session: Session) -> Version:
+    """The store's version; ``DataError`` where its own table says nonsense."""
+    if not database.has_table(session, META):
+        return Version(schema=0, needs=0)
+    values = dict(session.rows(f"SELECT key, value FROM {META}"))  # noqa: S608  (a constant)
+    try:
+        return Version(schema=int(values["schema"]), needs=int(values["needs"]))
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{database.shown}: damaged: it does not say which schema it has") from error
+
+
+def check(database: Database, version: Version) -> None:
+    """``DataError`` where a newer perfscope is needed; the store is left as it is."""
+    if version.needs > LATEST:
+        raise DataError(
+            f"{database.shown}: written by a newer perfscope (schema {version.schema}, this one knows {LATEST}); "
+            "update perfscope, or name another store"
+        )
+
+
+def prepare(database: Database, *, upgrade: bool) -> Version:
+    """Make the tables that are missing, whole or not at all; the version there is now.
+
+    ``upgrade``: also of a store that others share. Without, an older shared one is refused in one line.
+    """
+    with database.session(write=True, alone=True) as session:
+        found = version_of(database, session)
+        check(database, found)
+        if found.schema >= LATEST:
+            return found
+        if found.schema and database.shared and not upgrade:
+            raise DataError(
+                f"{database.shown}: of an older schema ({found.schema}, this perfscope writes {LATEST}); "
+                "`perfscope store migrate` changes it for everybody who uses it"
+            )
+        if not found.schema:
+            session.execute(f"CREATE TABLE {META} (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        needs = found.needs
+        for number, migration in enumerate(MIGRATIONS[found.schema :], start=found.schema + 1):
+            for statement in migration.statements:
+                session.execute(statement)
+            needs = number if migration.breaks else needs
+        for key, value in (("schema", LATEST), ("needs", needs)):
+            session.execute(
+                f"INSERT INTO {META} (key, value) VALUES (:key, :value) "  # noqa: S608  (a constant)
+                "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                key=key,
+                value=str(value),
+            )
+        return Version(schema=LATEST, needs=needs)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfscope.model.documents.stored_run import StoredRun, decode, encode
 from perfscope.model.errors import DataError, UsageError
-from perfscope.profiler.store import schema
+from perfscope.profiler.store import database as schema
 from perfscope.profiler.store.database import Database, Session, database
 from perfscope.profiler.store.packs import Packed, add_pack, drop_loose_packs
 

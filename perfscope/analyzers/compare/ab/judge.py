@@ -9,13 +9,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfscope.analyzers.compare.ab.environment import environment_of
-from perfscope.analyzers.compare.statistics.drift import drift_of, order_remark
+from perfscope.analyzers.compare.ab.environment import drift_of, environment_of, order_remark
 from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
-from perfscope.analyzers.compare.statistics.exact import compare_exact
-from perfscope.analyzers.compare.statistics.sequential import level_for, looks_for
+from perfscope.analyzers.compare.statistics.paired import level_for, looks_for
 from perfscope.analyzers.compare.statistics.series import steady_part
-from perfscope.analyzers.compare.statistics.verdict import MetricResult, confirmed, from_pairs
+from perfscope.analyzers.compare.statistics.verdict import MetricResult, compare_exact, confirmed, from_pairs
 from perfscope.model.documents.ab import Arm, Decision, Launch, Pair, Pairs, Phase
 
 STEP_TIME = "step time"

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
-from perfscope.analyzers.compare.runs.many import LEAST_PAIRS, KernelChange, judge_many
-from perfscope.analyzers.compare.runs.ranks import time_change
 from perfscope.analyzers.compare.runs.structure import NEUTRAL, NO_STEPS, ExactMetric, structure
-from perfscope.analyzers.compare.statistics.exact import compare_exact
+from perfscope.analyzers.compare.statistics.verdict import LEAST_PAIRS, KernelChange, compare_exact, judge_many
 from perfscope.analyzers.readers.load import load
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import Trace

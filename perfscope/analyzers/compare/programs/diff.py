@@ -2,15 +2,391 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.compare.programs.changes import group_rows
-from perfscope.analyzers.compare.programs.keys import line_map
-from perfscope.analyzers.compare.programs.match import matched
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from perfscope.analyzers.compare.programs.keys import CHEAP, NO_LINES, LineMap, OpKey, line_map, op_key, shape_text
+from perfscope.analyzers.compare.programs.match import Group, matched
 from perfscope.analyzers.compare.programs.memory import peak_rows
-from perfscope.analyzers.compare.programs.row import ProgramChange, ProgramRow, merged
-from perfscope.analyzers.compare.programs.units import PEAK, units_of
-from perfscope.analyzers.compare.programs.written import written_change
+from perfscope.analyzers.compare.programs.row import (
+    BLOCKING,
+    COLLECTIVE_GONE,
+    LOST,
+    NEW_COLLECTIVE,
+    NO_LONGER,
+    ProgramChange,
+    ProgramRow,
+    What,
+    Written,
+    merged,
+)
+from perfscope.analyzers.compare.programs.units import BYTES, FLOPS, PEAK, RECOMPUTED, WIRE, Unit, Units, units_of
 from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
+from perfscope.model.units import format_bytes
+
+# What happened to each group of launches: moved out of a fusion, more bytes, another type, a wait that was none.
+
+
+MOST_OPS = 4
+"""Ops that a row names."""
+
+Source = Callable[[Sequence[OpKey]], str]
+"""The line of the program as written that differs beside any of these ops; ``''`` where none does."""
+
+
+def group_rows(groups: Sequence[Group], head: Units, lines: LineMap, source: Source) -> Iterator[ProgramRow]:
+    """A row for every group that is not the same on both sides."""
+    for group in groups:
+        if not group.same:
+            yield _Row(group, head, lines, source).made()
+
+
+class _Row:
+    """A group that changed, being put into words."""
+
+    def __init__(self, group: Group, head: Units, lines: LineMap, source: Source) -> None:
+        self.group = group
+        self.head = head
+        self.keys = (
+            [[op_key(op.instruction, lines) for op in unit.ops] for unit in group.base],
+            [[op_key(op.instruction, NO_LINES) for op in unit.ops] for unit in group.head],
+        )
+        self.own = (
+            [op_key(unit.instruction, lines) for unit in group.base],
+            [op_key(unit.instruction, NO_LINES) for unit in group.head],
+        )
+        every = [
+            key
+            for side in (*self.keys, *self.own)
+            for held in side
+            for key in (held if isinstance(held, list) else [held])
+        ]
+        self.source = source(every)
+        self.edges = self._edges() if len(group.head) > 1 else []
+        self.amounts = {
+            name: (before, after)
+            for name in dict.fromkeys(name for unit in (*group.base, *group.head) for name in unit.amounts)
+            if (before := _sum(group.base, name)) != (after := _sum(group.head, name))
+        }
+
+    def made(self) -> ProgramRow:
+        """The row."""
+        change, said = self._change()
+        first = self._first(change)
+        waits = sum(unit.blocks is not None for unit in self.group.head) - sum(
+            unit.blocks is not None for unit in self.group.base
+        )
+        collectives = [unit for unit in (*self.group.base, *self.group.head) if unit.is_collective]
+        return ProgramRow(
+            change=change,
+            what=self._what(change),
+            place=_place(first),
+            source=self.source,
+            phase=first.phase if first.phase in ("backward", "recompute") else "",
+            amounts=self.amounts,
+            weight=max((unit.amounts.get(WIRE, 0) for unit in collectives), default=0),
+            lost=max(0, len(self.group.head) - len(self.group.base)) if change == LOST and self.delta(BYTES) > 0 else 0,
+            blocking=max(0, waits),
+            base_names=tuple(unit.instruction.name for unit in self.group.base),
+            head_names=tuple(unit.instruction.name for unit in self.group.head),
+            said=tuple(said),
+        )
+
+    @property
+    def _collective(self) -> str | None:
+        """``all-reduce``, where this is one."""
+        for unit in (*self.group.head, *self.group.base):
+            if unit.is_collective:
+                return (unit.ops[0].instruction if unit.ops else unit.instruction).opcode.removesuffix("-start")
+        return None
+
+    def delta(self, name: str) -> int:
+        """Head minus base."""
+        base, head = self.amounts.get(name, (0, 0))
+        return head - base
+
+    def _change(self) -> tuple[What, list[str]]:
+        base, head = self.group.base, self.group.head
+        if not base:
+            return self._alone(head, "new", NEW_COLLECTIVE, "more recompute")
+        if not head:
+            return self._alone(base, "gone", COLLECTIVE_GONE, "less recompute")
+        if len(head) > len(base):
+            return LOST, self._crossing()
+        if len(head) < len(base):
+            return "moved into a fusion", [f"{len(base)} launches are {len(head)} now"]
+        if len(head) > 1:
+            return "fused otherwise", []
+        return self._pair(base[0], head[0])
+
+    def _alone(self, units: Sequence[Unit], plain: What, collective: What, again: What) -> tuple[What, list[str]]:
+        if any(unit.is_collective for unit in units):
+            return collective, [f"the device waits for it: {unit.blocks}" for unit in units if unit.blocks is not None]
+        if _sum(units, RECOMPUTED):
+            return again, []
+        return plain, []
+
+    def _pair(self, base: Unit, head: Unit) -> tuple[What, list[str]]:
+        if head.is_collective and (base.blocks is None) != (head.blocks is None):
+            if head.blocks is None:
+                return NO_LONGER, []
+            return BLOCKING, [f"the device waits for it: {head.blocks}"]
+        said = self._moved()
+        if base.runs != head.runs:
+            return "trip count changed", [f"runs {base.runs:,} → {head.runs:,} times", *said]
+        kinds = _types(base), _types(head)
+        if kinds[0] != kinds[1]:
+            return "type changed", [f"{_named(kinds[0] - kinds[1])} → {_named(kinds[1] - kinds[0])}", *said]
+        words: tuple[tuple[str, What, What], ...] = (
+            (RECOMPUTED, "more recompute", "less recompute"),
+            (BYTES, "more bytes", "fewer bytes"),
+            (FLOPS, "more FLOPs", "fewer FLOPs"),
+        )
+        for name, more, fewer in words:
+            if self.delta(name):
+                return (more if self.delta(name) > 0 else fewer), [*_shapes(base, head), *said]
+        layouts = _layouts(base.instruction.shape), _layouts(head.instruction.shape)
+        if layouts[0] != layouts[1]:
+            return "layout changed", [*said]
+        return "changed", [*_shapes(base, head), *said]
+
+    def _moved(self) -> list[str]:
+        """Ops that a launch gained or lost."""
+        sides = [Counter(_plain(key) for held in side for key in held if key.opcode not in CHEAP) for side in self.keys]
+        said = []
+        for word, found in (("with", sides[1] - sides[0]), ("without", sides[0] - sides[1])):
+            if found:
+                said.append(f"{word} {_some(dict.fromkeys(name for name, _ in found))}")
+        return said
+
+    def _crossing(self) -> list[str]:
+        """Values that pass through memory between the launches that were one."""
+        names = ", ".join(unit.instruction.name for unit in self.group.base[:2])
+        said = [f"{len(self.group.base)} → {len(self.group.head)} launches; was {names}"]
+        for _, shape, source, readers in self.edges[:2]:
+            whose = op_key(source.instruction)
+            at = f" ({_place(whose)})" if _place(whose) else ""
+            said.append(
+                f"{shape_text(shape)} of {source.instruction.name}{at}, {format_bytes(shape.bytes)}, is written and "
+                f"read by {_some(dict.fromkeys(unit.instruction.name for unit in readers))}"
+            )
+        return [*said[:2], *(f"XLA: {reason}" for reason in self._refusals()), *said[2:]]
+
+    def _edges(self) -> list[tuple[int, Shape, Unit, list[Unit]]]:
+        """(bytes, shape, writer, readers) of the values between launches of the head, the largest first."""
+        inside = {(unit.computation, unit.instruction.name): unit for unit in self.group.head}
+        found: dict[tuple[str, str, Shape], tuple[Shape, Unit, list[Unit]]] = {}
+        for name in dict.fromkeys(unit.computation for unit in self.group.head):
+            computation = self.head.module.computations[name]
+            made = self.head.origins[name]
+            for unit in self.group.head:
+                if unit.computation != name:
+                    continue
+                for operand in unit.instruction.operands:
+                    for source in made[operand]:
+                        writer = inside.get((name, source))
+                        if writer is not None:
+                            shape = computation.by_name[operand].shape
+                            found.setdefault((name, source, shape), (shape, writer, []))[2].append(unit)
+        rows = [(shape.bytes, shape, writer, readers) for shape, writer, readers in found.values()]
+        return sorted(rows, key=lambda row: -row[0])
+
+    def _refusals(self) -> list[str]:
+        """XLA's reasons for the values that leave these launches, where its dump tells of them."""
+        reasons = (refusal_of(self.head.module, unit.instruction) for unit in self.group.head)
+        return [reason for reason in dict.fromkeys(reasons) if reason][:2]
+
+    def _first(self, change: What) -> OpKey:
+        """The op that the row is shown at: of what moved out the one whose value crosses, else the largest."""
+        if change == LOST:
+            for _, _, writer, _ in self.edges:
+                key = op_key(writer.instruction)
+                if key.file:
+                    return key
+        own = self.own[1] or self.own[0]
+        inner = [key for held in (self.keys[1] or self.keys[0]) for key in held if key.opcode not in CHEAP]
+        return next((key for key in (*own, *inner) if key.file), own[0])
+
+    def _what(self, change: What) -> str:
+        """Ops that the row is about: of what moved out those that are in launches of their own now."""
+        if len(self.group.base) == len(self.group.head) == 1 or not (self.group.base and self.group.head):
+            held = (self.keys[1] or self.keys[0])[0]
+        else:
+            held = [key for one in (self.keys[1] if change == LOST else self.keys[0]) for key in one]
+        heavy = [key for key in held if key.opcode not in CHEAP] or held
+        if self._collective is not None:
+            said = _some(dict.fromkeys(key.primitive for key in heavy))
+            return (
+                f"{self._collective} of {said}"
+                if said and said != self._collective.replace("-", "_")
+                else self._collective
+            )
+        if change == LOST:
+            heavy = [op_key(writer.instruction) for _, _, writer, _ in self.edges] or heavy
+        names = dict.fromkeys(key.primitive or key.opcode for key in heavy)
+        return _some(names) or (self.group.head or self.group.base)[0].instruction.opcode
+
+
+def _sum(units: Sequence[Unit], name: str) -> int:
+    return sum(unit.amounts.get(name, 0) for unit in units)
+
+
+def _place(key: OpKey) -> str:
+    if key.file:
+        return f"{key.file}:{key.line}" if key.line >= 0 else key.file
+    return "/".join(key.path)
+
+
+def _plain(key: OpKey) -> tuple[str, str]:
+    return key.primitive or key.opcode, f"{key.file}:{key.line}"
+
+
+def _some(names: dict[str, None]) -> str:
+    held = [name for name in names if name]
+    more = f" and {len(held) - MOST_OPS} more" if len(held) > MOST_OPS else ""
+    return ", ".join(held[:MOST_OPS]) + more
+
+
+def _types(unit: Unit) -> frozenset[str]:
+    """Types of its results and of its products, with their precision."""
+    found = {part.dtype for part in _parts(unit.instruction.shape)}
+    for op in unit.ops:
+        if op.instruction.opcode in ("dot", "convolution"):
+            precision = op.instruction.attributes.get("operand_precision", "")
+            algorithm = op.instruction.attributes.get("algorithm", "")
+            found.add(" ".join(filter(None, ("product", op.instruction.shape.dtype, precision, algorithm))))
+    return frozenset(found)
+
+
+def _named(kinds: frozenset[str]) -> str:
+    return ", ".join(sorted(kinds)) or "none"
+
+
+def _parts(shape: Shape) -> Iterator[Shape]:
+    if shape.dtype != "tuple":
+        yield shape
+    for part in shape.parts:
+        yield from _parts(part)
+
+
+def _layouts(shape: Shape) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(part.layout for part in _parts(shape))
+
+
+def _shapes(base: Unit, head: Unit) -> list[str]:
+    before, after = shape_text(base.instruction.shape), shape_text(head.instruction.shape)
+    return [f"writes {before} → {after}"] if before != after else []
+
+
+# What differs in the programs before the compiler optimized them: lines, and the ops beside them.
+
+
+HOPS = 2
+"""Ops between a line that changed and what it is made responsible for."""
+
+MOST_CHANGED = 2_000
+"""Ops that differ for their neighbours to be looked at: with more of them another program was written."""
+
+_NOT_WRITTEN = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "call", "while", "conditional", "bitcast", "broadcast"}
+)
+"""Opcodes that stand for the structure of a program, or that JAX adds to any op."""
+
+Near = tuple[str, int, str]
+"""File, line and primitive of an op, as the head counts lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenChange:
+    """Lines that differ, and the ops that they may have touched."""
+
+    rows: tuple[Written, ...]
+    near: Mapping[Near, tuple[int, str]] = field(default_factory=dict)
+    """Op -> (steps between the two, line that differs), the nearest line."""
+
+    def source_of(self, keys: Iterable[OpKey]) -> str:
+        """The line that differs next to any of these ops; ``''`` where none is near."""
+        found = (self.near.get(near_of(key)) for key in keys)
+        return min((one for one in found if one is not None), default=(0, ""))[1]
+
+
+def near_of(key: OpKey) -> Near:
+    """What of an op stays through optimization."""
+    return key.file, key.line, key.primitive
+
+
+def written_change(base: HloModule, head: HloModule, lines: LineMap) -> WrittenChange:
+    """Ops of one program that the other does not have, by line. Linear in both programs."""
+    mine, theirs = list(_ops(base, lines)), list(_ops(head, NO_LINES))
+    counts = Counter(key for key, _, _ in mine), Counter(key for key, _, _ in theirs)
+    gone, new = counts[0] - counts[1], counts[1] - counts[0]
+    shapes = _without_shapes(gone) & _without_shapes(new)
+    rows: Counter[tuple[str, Literal["new", "gone", "other shape"], str]] = Counter()
+    for change, held in (("new", new), ("gone", gone)):
+        rest = Counter(shapes)
+        for key, count in held.items():
+            plain = key.without_shape()
+            reshaped = min(count, rest[plain])
+            rest[plain] -= reshaped
+            if reshaped and change == "new":
+                rows[_place(key), "other shape", key.primitive] += reshaped
+            if count > reshaped and key.file:
+                rows[_place(key), change, key.primitive] += count - reshaped  # type: ignore[index]
+    near: dict[Near, tuple[int, str]] = {}
+    if new.total() + gone.total() <= MOST_CHANGED:
+        for side, held in ((theirs, new), (mine, gone)):
+            _spread(side, held, near)
+    order = {"new": 0, "gone": 1, "other shape": 2}
+    return WrittenChange(
+        rows=tuple(
+            Written(place=place, change=change, what=what, count=count)
+            for (place, change, what), count in sorted(rows.items(), key=lambda row: (order[row[0][1]], row[0][0]))
+            if place
+        ),
+        near=near,
+    )
+
+
+_Op = tuple[OpKey, str, Instruction]
+
+
+def _ops(module: HloModule, lines: LineMap) -> Iterator[_Op]:
+    for computation, one in module.instructions():
+        if one.opcode not in _NOT_WRITTEN and one.op_name:
+            yield op_key(one, lines), computation.name, one
+
+
+def _without_shapes(held: Counter[OpKey]) -> Counter[OpKey]:
+    found: Counter[OpKey] = Counter()
+    for key, count in held.items():
+        found[key.without_shape()] += count
+    return found
+
+
+def _spread(ops: list[_Op], changed: Counter[OpKey], near: dict[Near, tuple[int, str]]) -> None:
+    """From the ops that differ to those that they feed and that feed them."""
+    keys = {(computation, one.name): key for key, computation, one in ops}
+    beside: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for _, computation, one in ops:
+        for operand in one.operands:
+            beside[computation, one.name].append((computation, operand))
+            beside[computation, operand].append((computation, one.name))
+    for key, computation, one in ops:
+        if not changed[key] or not key.file:
+            continue
+        place, seen, edge = _place(key), {(computation, one.name)}, [(computation, one.name)]
+        for hops in range(HOPS + 1):
+            for at in edge:
+                if at in keys:
+                    mark = near_of(keys[at])
+                    near[mark] = min(near.get(mark, (hops, place)), (hops, place))
+            edge = [other for at in edge for other in beside.get(at, ()) if other not in seen]
+            seen.update(edge)
+
 
 MOST = 1 << 62
 """Of an amount: what a document holds exactly."""

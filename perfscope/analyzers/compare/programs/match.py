@@ -11,8 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.compare.programs.keys import CHEAP, CHEAP_WEIGHT, NO_LINES, LineMap, OpKey, op_key
-from perfscope.analyzers.compare.programs.sequence import aligned
+from perfscope.analyzers.compare.programs.keys import CHEAP, CHEAP_WEIGHT, NO_LINES, LineMap, OpKey, aligned, op_key
 from perfscope.analyzers.compare.programs.units import Unit, Units
 
 MOST_HOLDERS = 64

@@ -11,13 +11,16 @@ from typing import Literal
 
 from perfscope.analyzers.compare.programs.diff import MOST, TOO_LARGE
 from perfscope.analyzers.compare.programs.exchange import (
+    NO_WAITS,
+    StepWaits,
+    collective_rows,
     exchange_digest,
     exchange_totals,
     not_compared,
     plan_exchanges,
     step_ops,
+    waits_line,
 )
-from perfscope.analyzers.compare.programs.exchange_rows import NO_WAITS, StepWaits, collective_rows, waits_line
 from perfscope.analyzers.compare.programs.keys import LineMap, OpKey, lines_between
 from perfscope.analyzers.compare.programs.match import Alike, Launch, alike
 from perfscope.analyzers.compare.programs.memory import plan_peak_rows

@@ -9,17 +9,126 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.compare.runs.claims import claim_first, claim_innermost
 from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
-from perfscope.analyzers.compare.runs.part import Part, summed
-from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside
-from perfscope.analyzers.time import GapCause, device_busy, gaps
-from perfscope.model.intervals import Int64, Intervals, covered
+from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside, without
+from perfscope.analyzers.time import GapCause, covering_slices, device_busy, gaps, nearest_ancestor
+from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
+
+# Who a moment belongs to where several things happen at once: each moment goes to exactly one row, in integer ns.
+#
+# Layers claim time one after another: what a layer does not take is left for the next. So the rows of all layers and
+# what
+# is left at the end sum to the whole, exactly.
+
+
+def claim_first(free: Intervals, starts: Int64, ends: Int64) -> tuple[Int64, Intervals]:
+    """ns of ``free`` that each row gets, and what is left; where rows overlap, the one that began first has it.
+
+    ``starts`` and ``ends``: shape (n,), half open, in any order; of two that begin together the earlier row has it.
+    """
+    own = np.zeros(len(starts), np.int64)
+    if not len(starts) or not len(free.starts):
+        return own, free
+    order = np.argsort(starts, kind="stable")
+    begin, finish = starts[order], ends[order]
+    reach = np.maximum.accumulate(finish)
+    begin = np.maximum(begin, np.concatenate(([begin[0]], reach[:-1])))
+    own[order] = covered(free, begin, np.maximum(begin, finish))
+    return own, without(free, union(starts, ends))
+
+
+def claim_innermost(
+    trace: Trace, free: Intervals, thread: int, wanted: npt.NDArray[np.bool_]
+) -> tuple[Int64, Int64, Intervals]:
+    """(rows of ``slices``, ns each gets, what is left): a moment goes to the innermost wanted span of a thread.
+
+    ``wanted``: mask over ``slices``. Spans that are not wanted are looked through.
+    """
+    slices = trace.rows["slices"]
+    mine = np.flatnonzero((slices["thread"] == thread) & wanted)
+    nothing = np.empty(0, np.int64)
+    if not len(mine) or not len(free.starts):
+        return nothing, nothing, free
+    edges = np.unique(np.concatenate((slices["start_ns"][mine], slices["end_ns"][mine])))
+    begin, finish = edges[:-1], edges[1:]
+    inner = nearest_ancestor(trace, covering_slices(trace, np.full(len(begin), thread), begin), wanted)
+    found = inner != MISSING
+    rows, index = np.unique(inner[found], return_inverse=True)
+    own = np.zeros(len(rows), np.int64)
+    np.add.at(own, index, covered(free, begin[found], finish[found]))
+    return rows, own, without(free, union(begin[found], finish[found]))
+
+
+def by_largest_remainder(amounts: Int64, divisor: int) -> Int64:
+    """Each amount divided by ``divisor`` in integers so that the sum is that of all, divided and rounded.
+
+    The ns that rounding down leaves over go to the largest remainders, of equal ones to the first.
+    """
+    share, rest = amounts // divisor, amounts % divisor
+    whole = int(amounts.sum())
+    missing = (2 * whole + divisor) // (2 * divisor) - int(share.sum())
+    order = np.argsort(-rest, kind="stable")[: max(missing, 0)]
+    share[order] += 1
+    return np.asarray(share, np.int64)
+
+
+# One part of the time of a trace's steps.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """All work of one key in the window, over all its steps."""
+
+    key: Key
+    own_ns: int
+    """Time that is this part's alone: no moment is in two parts."""
+    calls: int
+    """How often it ran, counted by when it was asked for; 0 where counting makes no sense (idle time)."""
+    busy_ns: int
+    """Summed durations of the counted ones: more than ``own_ns`` where other work ran beside it or inside it."""
+    typical_ns: float = 0.0
+    """What it takes where no call of it was disturbed: the median time of a call, times the calls."""
+    example: int = MISSING
+    """Row of ``slices`` that asked for one of them."""
+
+    @property
+    def countable(self) -> bool:
+        """Whether ``calls`` follows from the program: of ops and device work, not of gaps and runtime internals."""
+        return self.key.kind in ("compute", "communication", "copy") or (self.key.kind == "host" and bool(self.key.op))
+
+
+def summed(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Parts of one key as one, those that take most time first."""
+    found: dict[Key, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.key, []).append(part)
+    rows = [
+        Part(
+            key=key,
+            own_ns=sum(one.own_ns for one in held),
+            calls=sum(one.calls for one in held),
+            busy_ns=sum(one.busy_ns for one in held),
+            typical_ns=_typical(held),
+            example=held[0].example,
+        )
+        for key, held in found.items()
+    ]
+    return tuple(sorted(rows, key=lambda part: (-part.own_ns, -part.calls, part.key.name())))
+
+
+def _typical(held: Sequence[Part]) -> float:
+    """Of parts of one call each; what is not called (idle time, work that began before the window) counts as it is."""
+    each = [one.own_ns for one in held if one.calls]
+    if not each:
+        return float(sum(one.own_ns for one in held))
+    return float(median(each)) * len(each)
+
 
 # Idle time of a device in the compared window by cause; what no gap explains lies before or behind its work.
 

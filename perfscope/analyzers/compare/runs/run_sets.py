@@ -14,9 +14,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from perfscope.analyzers.compare.runs.account import Account, accounts
+from perfscope.analyzers.compare.runs.change import busiest, middle_trace
 from perfscope.analyzers.compare.runs.comparison import SideSummary, side_summary
 from perfscope.analyzers.compare.runs.keys import Key
-from perfscope.analyzers.compare.runs.ranks import busiest, middle_trace
 from perfscope.analyzers.compare.runs.structure import Said, said_by
 from perfscope.analyzers.compare.statistics.estimators import location
 from perfscope.analyzers.compare.statistics.series import steady_part

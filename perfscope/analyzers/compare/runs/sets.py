@@ -14,18 +14,22 @@ from pathlib import Path
 
 import numpy as np
 
-from perfscope.analyzers.compare.runs.causes import Cause, causes, corroborated
-from perfscope.analyzers.compare.runs.change import PartChange, StepChange
+from perfscope.analyzers.compare.runs.causes import Cause, causes, corroborated, cost_of, findings_change
+from perfscope.analyzers.compare.runs.change import PartChange, StepChange, TimeChange, time_change
 from perfscope.analyzers.compare.runs.comparison import STEP_TIME, Comparison, check_alike, differences
-from perfscope.analyzers.compare.runs.findings import cost_of, findings_change
 from perfscope.analyzers.compare.runs.keys import Key
-from perfscope.analyzers.compare.runs.many import LEAST_PAIRS, KernelChange, judge_many
-from perfscope.analyzers.compare.runs.ranks import TimeChange, time_change
 from perfscope.analyzers.compare.runs.run_sets import MACHINE, SOFTWARE, Launch, RunSet, middle_of
 from perfscope.analyzers.compare.runs.structure import SIDES, structure_of
 from perfscope.analyzers.compare.statistics import estimators
-from perfscope.analyzers.compare.statistics.sequential import LEAST_CONFIRMING, Verdict
-from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricResult, from_pairs
+from perfscope.analyzers.compare.statistics.paired import LEAST_CONFIRMING, Verdict
+from perfscope.analyzers.compare.statistics.verdict import (
+    LEAST_PAIRS,
+    STEP_LEAST,
+    KernelChange,
+    MetricResult,
+    from_pairs,
+    judge_many,
+)
 from perfscope.analyzers.readers.load import load
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.trace import Trace

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.compare.programs.keys import LineMap
-from perfscope.analyzers.compare.programs.side import MOST_PROGRAMS, ProgramSide, paired_programs, program_sides
+from perfscope.analyzers.compare.programs.pairs import MOST_PROGRAMS, ProgramSide, paired_programs, program_sides
 from perfscope.analyzers.compare.programs.units import EXCHANGED
 from perfscope.analyzers.compare.runs.align import same_files
 from perfscope.analyzers.compare.runs.measures import (
@@ -17,8 +17,7 @@ from perfscope.analyzers.compare.runs.measures import (
     Measured,
     measures,
 )
-from perfscope.analyzers.compare.statistics.exact import compare_exact, compare_text
-from perfscope.analyzers.compare.statistics.verdict import MetricResult
+from perfscope.analyzers.compare.statistics.verdict import MetricResult, compare_exact, compare_text
 from perfscope.model.trace import Trace
 
 NEUTRAL = "it differs: whether for better or worse, the other metrics say"

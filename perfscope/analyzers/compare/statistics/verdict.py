@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from perfscope.analyzers.compare.statistics.paired import Effect, effect_of, log_ratios
-from perfscope.analyzers.compare.statistics.sequential import MOST_PAIRS, Better, Verdict, agrees, judge, pairs_needed
+import numpy as np
+
+from perfscope.analyzers.compare.statistics.paired import (
+    MOST_PAIRS,
+    Better,
+    Effect,
+    Verdict,
+    agrees,
+    effect_of,
+    judge,
+    log_ratios,
+    pairs_needed,
+)
 
 Known = Literal["paired launches", "exact", "single captures", "sets of runs"]
 """How a verdict is known. ``single captures``, ``sets of runs`` (launches that are no pairs, or too few of them): low
@@ -195,3 +207,219 @@ def _median(values: Sequence[float]) -> float | None:
     import statistics
 
     return float(statistics.median(values)) if len(values) else None
+
+
+# Metrics that do not depend on chance: peak memory, FLOPs, launches, syncs, graph breaks, fingerprints.
+#
+# They are compared as they are, without statistics: one value on each side is enough. Where launches of one side do
+# not agree among themselves the metric was not deterministic after all, and only ranges that lie apart say something.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """The smallest change that counts: both relative to the base and absolute, in the metric's unit."""
+
+    relative: float
+    absolute: float
+
+
+LEAST = {
+    # An allocator rounds to 512 bytes or 2 MiB, and the order of two frees moves a peak by one block.
+    "bytes": Least(relative=0.001, absolute=1 << 20),
+    "FLOP": Least(relative=0.001, absolute=1),
+    # One host sync or graph break more in a step is what is looked for. Of what happens in every step a recording may
+    # lack the first or the last (59 reads in 60 steps); what happens in every other step, or in two of the three steps
+    # that are recorded, depends on which steps those are.
+    "count": Least(relative=0.0, absolute=0.75),
+}
+"""By unit."""
+
+
+def compare_exact(
+    name: str,
+    base: Sequence[float],
+    head: Sequence[float],
+    *,
+    unit: str,
+    better: Better = "lower",
+) -> MetricResult:
+    """A deterministic metric; ``base`` and ``head``: its value in each launch, one is enough.
+
+    ``unit``: a key of ``LEAST``, else ``ValueError``. A side without a value, or with one that is no finite number, is
+    inconclusive: nobody looked.
+    """
+    if unit not in LEAST:
+        raise ValueError(f"{unit}: not one of {', '.join(LEAST)}")
+    sides = [[float(value) for value in side if math.isfinite(value)] for side in (base, head)]
+    before, after = (statistics.median(side) if side else None for side in sides)
+    remarks = []
+    verdict: Verdict = "inconclusive"
+    effect = None
+    if before is None or after is None:
+        remarks.append(f"not recorded in {' and '.join(which for which, side in _named(sides) if not side)}")
+    else:
+        effect = after / before - 1 if before else (0.0 if after == before else None)
+        remarks += [
+            f"differs between launches of {which}: {min(side):g} to {max(side):g}"
+            for which, side in _named(sides)
+            if min(side) != max(side)
+        ]
+        verdict = _verdict(sides[0], sides[1], LEAST[unit], better)
+        if not before and after:
+            remarks.append(f"from none to {after:g}")
+    return MetricResult(
+        name=name,
+        unit=unit,
+        better=better,
+        verdict=verdict,
+        known="exact",
+        base=before,
+        head=after,
+        effect=effect,
+        pairs=min(len(sides[0]), len(sides[1])),
+        least=LEAST[unit].relative,
+        remarks=tuple(remarks),
+    )
+
+
+def compare_text(name: str, base: str | None, head: str | None) -> MetricResult:
+    """A fingerprint: equal is no change; different says neither better nor worse, so it is inconclusive."""
+    remarks: tuple[str, ...] = ()
+    verdict: Verdict = "no change"
+    if base is None or head is None:
+        verdict, remarks = "inconclusive", ("not recorded in both",)
+    elif base != head:
+        verdict, remarks = "inconclusive", ("it differs: whether for better or worse, the other metrics say",)
+    return MetricResult(
+        name=name,
+        unit="text",
+        better="lower",
+        verdict=verdict,
+        known="exact",
+        base=base,
+        head=head,
+        remarks=remarks,
+    )
+
+
+def _named(sides: Sequence[list[float]]) -> list[tuple[str, list[float]]]:
+    return list(zip(("base", "head"), sides, strict=True))
+
+
+def _verdict(base: list[float], head: list[float], least: Least, better: Better) -> Verdict:
+    """By the gap between the ranges: of single values, their difference."""
+    if min(head) > max(base):
+        gap, larger = min(head) - max(base), True
+    elif max(head) < min(base):
+        gap, larger = min(base) - max(head), False
+    elif min(base) == max(base) and min(head) == max(head):
+        return "no change"
+    else:
+        return "inconclusive"
+    if gap < max(least.absolute, least.relative * abs(statistics.median(base))):
+        return "no change"
+    return "regression" if larger is (better == "lower") else "improvement"
+
+
+# Hundreds of kernels at once: Benjamini-Hochberg keeps the share of false ones among those named at 5%.
+#
+# Benjamini & Hochberg, "Controlling the false discovery rate", JRSS B 57 (1995). The probabilities are of paired t
+# tests: a rank test of ten pairs cannot go low enough to survive the correction for a hundred kernels.
+
+
+LEVEL = 0.05
+"""Expected share of false ones among the kernels that are named."""
+LEAST_SHARE = 0.005
+"""Of the step: a kernel below it on both sides cannot explain a change that matters, and each that is tested makes the
+others harder to tell."""
+LEAST_PAIRS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelChange:
+    """One kernel, its time per step summed over its calls. ``q``: its probability, corrected for how many were tested.
+
+    ``kind``: ``changed``, ``new``, ``gone``; ``p``, ``q`` and ``effect`` are ``None`` for the last two.
+    """
+
+    name: str
+    kind: str
+    base: float
+    """Median over the launches, in the unit given; 0 if it is new."""
+    head: float
+    change: float
+    """Mean of head less base over the pairs: what it contributes to the change of the step."""
+    effect: float | None
+    p: float | None
+    q: float | None
+    verdict: Verdict
+
+
+def corrected(p: Sequence[float]) -> np.ndarray:
+    """q_i = min over j with p_j >= p_i of p_j n / rank_j, at most 1. ``ValueError`` if one is not in [0, 1]."""
+    values = np.asarray(p, float)
+    if values.size and not (np.all(values >= 0) and np.all(values <= 1)):
+        raise ValueError("a probability is not between 0 and 1")
+    order = np.argsort(values)
+    ranked = values[order] * values.size / np.arange(1, values.size + 1)
+    corrected_values = np.empty_like(values)
+    corrected_values[order] = np.minimum.accumulate(ranked[::-1])[::-1]
+    return np.asarray(np.minimum(corrected_values, 1.0))
+
+
+def judge_many(
+    kernels: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    step: tuple[Sequence[float], Sequence[float]],
+    *,
+    least: float = KERNEL_LEAST,
+) -> list[KernelChange]:
+    """Kernels that matter, the largest contribution to the step's change first.
+
+    ``kernels``: name -> (base, head), each the kernel's time per step in every launch, pair by pair, 0 where it did not
+    run; ``step``: the same of the step. ``ValueError`` if the lengths differ or a time is negative or not finite.
+    """
+    step_time = max(float(np.median(side)) if len(side) else 0.0 for side in step)
+    rows: list[tuple[str, np.ndarray, np.ndarray, float | None, float | None]] = []
+    for name, sides in kernels.items():
+        base, head = (np.asarray(side, float) for side in sides)
+        if base.shape != head.shape or base.size != len(step[0]):
+            raise ValueError(f"{name}: {base.size} and {head.size} launches, the step has {len(step[0])}")
+        if not all(np.all(np.isfinite(side)) and np.all(side >= 0) for side in (base, head)):
+            raise ValueError(f"{name}: a time is negative or not a number")
+        if not base.size or max(np.median(base), np.median(head)) < LEAST_SHARE * step_time:
+            continue
+        p = effect = None
+        if np.all(base > 0) and np.all(head > 0):
+            found = effect_of(np.log(head / base))
+            effect, p = found.effect, found.p if found.pairs >= LEAST_PAIRS else None
+        rows.append((name, base, head, effect, p))
+    tested = corrected([p for *_, p in rows if p is not None])
+    q_values = iter(tested.tolist())
+    changes = []
+    for name, base, head, effect, p in rows:
+        q = None if p is None else next(q_values)
+        changes.append(_change(name, base, head, effect, p, q, least))
+    return sorted(changes, key=lambda one: (-abs(one.change), one.name))
+
+
+def _change(
+    name: str, base: np.ndarray, head: np.ndarray, effect: float | None, p: float | None, q: float | None, least: float
+) -> KernelChange:
+    kind, verdict = "changed", "inconclusive"
+    if not base.any():
+        kind, verdict = "new", "regression"
+    elif not head.any():
+        kind, verdict = "gone", "improvement"
+    elif q is not None and effect is not None and q < LEVEL and abs(np.log1p(effect)) >= np.log1p(least):
+        verdict = "regression" if effect > 0 else "improvement"
+    return KernelChange(
+        name=name,
+        kind=kind,
+        base=float(np.median(base)),
+        head=float(np.median(head)),
+        change=float(np.mean(head - base)),
+        effect=effect,
+        p=p,
+        q=q,
+        verdict=verdict,  # type: ignore[arg-type]
+    )

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.compare import markdown
-from perfscope.dashboards.report.compare.programs import row_of_metric
+from perfscope.dashboards.report.compare.document import row_of_metric
 from perfscope.dashboards.report.compare.rows import cause_row, finding_cost, headline, rule_name
 from perfscope.dashboards.report.compare.wording import change, value
 from perfscope.dashboards.report.markdown_text import escape

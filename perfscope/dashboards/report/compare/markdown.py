@@ -9,8 +9,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.compare.markdown_parts import MARKS, MOST_NOTES, NAME_LIMIT, NO_MARK, few, folded
-from perfscope.dashboards.report.compare.program_formats import programs_compare_program_markdown
+from perfscope.dashboards.report.compare.program_formats import (
+    MARKS,
+    MOST_NOTES,
+    NAME_LIMIT,
+    NO_MARK,
+    few,
+    folded,
+    programs_compare_program_markdown,
+)
 from perfscope.dashboards.report.compare.rows import (
     BY_TIME,
     FINDING_WORDS,

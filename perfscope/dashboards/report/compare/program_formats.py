@@ -8,9 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.compare.programs.units import UNITS
-from perfscope.dashboards.report.compare.markdown_parts import MARKS, NAME_LIMIT, NO_MARK, few
-from perfscope.dashboards.report.compare.markdown_parts import MOST_NOTES as COMPARE_PROGRAM_MARKDOWN_MOST_NOTES
-from perfscope.dashboards.report.compare.programs import (
+from perfscope.dashboards.report.compare.document import (
     ProgramLine,
     modelled_line,
     program_lines,
@@ -23,8 +21,34 @@ from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.programs.row import Amounts, ProgramChange, ProgramRow
-    from perfscope.dashboards.report.compare.document import Document
-    from perfscope.dashboards.report.compare.programs import ProgramDifference
+    from perfscope.dashboards.report.compare.document import Document, ProgramDifference
+
+
+# What the parts of a comparison's comment share: marks, what is folded, how many rows there is room for.
+
+
+NAME_LIMIT = 90
+"""Characters of a name: in a comment a mangled one is there to be recognised, not to be copied."""
+MOST_NOTES = 20
+
+MARKS = {
+    "regression": "\N{LARGE RED CIRCLE}",
+    "improvement": "\N{LARGE GREEN CIRCLE}",
+    "no change": "\N{MEDIUM WHITE CIRCLE}",
+    "inconclusive": "\N{LARGE YELLOW CIRCLE}",
+    "differs": "\N{LARGE BLUE CIRCLE}",
+}
+NO_MARK = "\N{WHITE SMALL SQUARE}"
+
+
+def few(most: int, shrink: int) -> int:
+    """Rows there is room for: at least one."""
+    return max(1, most // shrink)
+
+
+def folded(title: str, body: str) -> str:
+    """``title`` is HTML, no Markdown is read in it."""
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
 MOST_ROWS = 2_000
@@ -92,7 +116,6 @@ def _row(row: ProgramRow) -> dict[str, Any]:
 MOST_PROGRAMS = 8
 FIRST_ROWS = 8
 COMPARE_PROGRAM_HTML_MOST_ROWS = 60
-MOST_NOTES = 20
 
 
 def program_cards(document: Document) -> Iterator[str]:
@@ -148,10 +171,7 @@ def programs_compare_program_markdown(document: Document, shrink: int) -> Iterat
     for one in document.programs[: few(COMPARE_PROGRAM_MARKDOWN_MOST_PROGRAMS, shrink)]:
         yield f"**By instruction**: {inline(program_title(one, several=several))}"
         said = [("In the program as written", written_line(one)), ("Modelled", modelled_line(one))]
-        said += [
-            ("Note", sanitize(note, TEXT_LIMIT))
-            for note in one.notes[: few(COMPARE_PROGRAM_MARKDOWN_MOST_NOTES, shrink)]
-        ]
+        said += [("Note", sanitize(note, TEXT_LIMIT)) for note in one.notes[: few(MOST_NOTES, shrink)]]
         yield from (f"{lead}: {inline(text)}" for lead, text in said if text)
         lines, left = program_lines(one, few(MOST_PROGRAM_ROWS, shrink), limit=NAME_LIMIT)
         if lines:

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from perfscope.dashboards.report.compare.programs import modelled_line, program_lines, program_title, written_line
+from perfscope.dashboards.report.compare.document import modelled_line, program_lines, program_title, written_line
 from perfscope.dashboards.report.compare.rows import (
     BY_TIME,
     FINDING_WORDS,

@@ -17,7 +17,7 @@ from perfscope.dashboards.web.views.history import view_of
 from perfscope.model.commits import ancestry, commits_between, current_commit
 from perfscope.model.documents.stored_run import StoredRun
 from perfscope.model.errors import DataError
-from perfscope.profiler.store import schema
+from perfscope.profiler.store import database
 from perfscope.profiler.store.runs import RunStore
 
 MOST_RUNS = 400
@@ -32,9 +32,9 @@ class Remembering(Child):
         self.tell("working", "reading")
         store = RunStore(Path(self.path))
         with store.database.session(write=False) as session:
-            version = schema.version_of(store.database, session)
-        schema.check(store.database, version)
-        if 0 < version.schema < schema.LATEST:
+            version = database.version_of(store.database, session)
+        database.check(store.database, version)
+        if 0 < version.schema < database.LATEST:
             raise DataError(f"{self.path}: of an older perfscope: perfscope history brings it up to date")
         runs = store.runs(last=MOST_RUNS) if version.schema else ()
         self.tell("working", "writing")

@@ -17,9 +17,9 @@ from perfscope.dashboards.report.compare.html import (
     step_cards,
     top_cards,
 )
+from perfscope.dashboards.report.compare.json import SETS_KIND as SETS
 from perfscope.dashboards.report.compare.program_formats import program_cards
 from perfscope.dashboards.report.compare.rows import KIND_WORDS, headline, kernel_word, short_titles
-from perfscope.dashboards.report.compare.sets_document import KIND as SETS
 from perfscope.dashboards.report.compare.types import Cause, Kernel, Part, PartSide, Step
 from perfscope.dashboards.web.views._tables import Head, table
 from perfscope.model.untrusted_text import sanitize
