@@ -55,9 +55,8 @@ def set_(
 ) -> None:
     """Give RUN the name, with its files: a run, `latest`, or a recording."""
     from perfscope.analyzers.readers.load import resolve
+    from perfscope.dashboards.run_store import check_name, pack
     from perfscope.model.commits import is_commit_hash
-    from perfscope.profiler.store.exchange import check_name
-    from perfscope.profiler.store.packs import pack
 
     try:
         check_name(name)

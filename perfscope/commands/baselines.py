@@ -18,7 +18,8 @@ from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.profiler.store.runs import Baseline, RunStore
+    from perfscope.dashboards.run_store import RunStore
+    from perfscope.model.documents.stored_run import Baseline
 
 PREFIX = "baseline:"
 ANY = ""
@@ -191,7 +192,7 @@ def _none(held: RunStore, name: str | None, program: str | None = None) -> DataE
 
 def _path_of(held: RunStore, one: Baseline) -> Path:
     """The run's own folder if it is as it was, else its files unpacked."""
-    from perfscope.profiler.store.packs import fetch, unpack
+    from perfscope.dashboards.run_store import fetch, unpack
 
     folder = Path(RUNS_FOLDER)
     own = folder / one.run.id

@@ -6,15 +6,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
 from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.dashboards.hosts import CodeHost, Event, GitHub, GitLab, compose, post, read_event
 from perfscope.model.errors import DONE, DataError, UsageError
-
-if TYPE_CHECKING:
-    from perfscope.dashboards.hosts.sticky import CodeHost
 
 HOSTS = ("github", "gitlab")
 FROM_FORK = "the change comes from a fork, whose jobs may not comment (docs/ci.md says who may)"
@@ -70,9 +68,6 @@ def comment(
     Which one, and where, is what GitHub or GitLab tells its jobs. The comparison may come from a job that is not
     trusted: it is read as data, and everything in it is escaped.
     """
-    from perfscope.dashboards.hosts import sticky
-    from perfscope.dashboards.hosts.github import GitHub
-    from perfscope.dashboards.hosts.gitlab import GitLab
     from perfscope.dashboards.report.compare.markdown import marker
 
     marker(key)  # before anything is read: it may be no key
@@ -80,7 +75,7 @@ def comment(
         raise UsageError(f"--link {link}: an https address, without spaces and brackets")
     asked = _Asked(host=host or _host(), repository=repository, number=number, variable=variable)
     text = _text(comparison, markdown, key, link)
-    body = sticky.compose(text, key, (GitHub if asked.host == "github" else GitLab).limit, link if markdown else None)
+    body = compose(text, key, (GitHub if asked.host == "github" else GitLab).limit, link if markdown else None)
     if dry_run:
         click.echo(body)
         return DONE
@@ -91,7 +86,7 @@ def comment(
         click.echo(f"perfscope: not posted: {found}", err=True)
         return DONE
     code_host, change = found
-    posted = sticky.post(code_host, change, key, body)
+    posted = post(code_host, change, key, body)
     if posted.twins:
         click.echo(
             f"perfscope: {posted.twins + 1} comments have the key {key}; the oldest is kept up to date", err=True
@@ -144,8 +139,6 @@ def _token(variable: str) -> str:
 
 def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The repository and the pull request; or why there is nothing to do."""
-    from perfscope.dashboards.hosts.github import Event, GitHub, read_event
-
     event = Event()
     if asked.number is None or unless_fork:
         event = read_event(os.environ.get("GITHUB_EVENT_PATH"), os.environ.get("GITHUB_REF"))
@@ -178,8 +171,6 @@ def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
 
 def _gitlab(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The project and the merge request. In a fork's pipeline CI_PROJECT_ID is the fork, the note is the target's."""
-    from perfscope.dashboards.hosts.gitlab import GitLab
-
     of_target = "CI_MERGE_REQUEST_PROJECT" if os.environ.get("CI_MERGE_REQUEST_PROJECT_ID") else "CI_PROJECT"
     source = os.environ.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID")
     if unless_fork and source and source != os.environ.get(f"{of_target}_ID"):

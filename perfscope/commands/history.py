@@ -15,8 +15,8 @@ from perfscope.model.errors import DataError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from perfscope.dashboards.run_store import RunStore
     from perfscope.model.documents.stored_run import StoredRun
-    from perfscope.profiler.store.runs import RunStore
 
 LAST = 200
 """Runs, unless more are asked for: a year of working days."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from perfscope.analyzers.devices import Device
+    from perfscope.dashboards.run_store import RunStore
     from perfscope.model.documents.stored_run import StoredRun
-    from perfscope.profiler.store.runs import RunStore
 
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -105,8 +105,7 @@ def store_option(command: Decorated) -> Decorated:
 
 def opened(asked: str | None) -> RunStore:
     """The store that is meant; it is made or asked when it is first used."""
-    from perfscope.profiler.store.database import address
-    from perfscope.profiler.store.runs import RunStore
+    from perfscope.dashboards.run_store import RunStore, address
 
     return RunStore(address(asked))
 

@@ -12,7 +12,7 @@ from perfscope.commands.options import add_new, cleaned, opened, record, store_o
 from perfscope.model.errors import DataError
 
 if TYPE_CHECKING:
-    from perfscope.profiler.store.runs import RunStore
+    from perfscope.dashboards.run_store import RunStore
 
 
 @click.group()
@@ -34,8 +34,8 @@ def import_(
     verbose: bool,
 ) -> None:
     """Put runs, folders of runs, recordings or an export into the store. What is there already stays."""
+    from perfscope.dashboards.run_store import import_file, looks_like_export
     from perfscope.model.documents import run_folders as runs
-    from perfscope.profiler.store.exchange import import_file, looks_like_export
 
     held = opened(store)
     held.prepare()
@@ -88,7 +88,7 @@ def export_(
     verbose: bool,
 ) -> None:
     """Write runs, their baselines and the files of these into one FILE (a tar)."""
-    from perfscope.profiler.store.exchange import export
+    from perfscope.dashboards.run_store import export
 
     held = opened(store)
     found = held.runs(branch=branch, name=name, last=last)
@@ -125,14 +125,14 @@ def status(as_json: bool, store: str | None, verbose: bool) -> None:
 
 
 def _status(held: RunStore) -> dict[str, str | int | None]:
-    from perfscope.profiler.store import database
+    from perfscope.dashboards.run_store import LATEST
 
     empty = held.is_empty()
     runs, newest = held.counts()
     baselines = held.baselines()
     return {
         "store": held.shown,
-        "schema": None if empty else database.LATEST,
+        "schema": None if empty else LATEST,
         "runs": runs,
         "newest_utc": newest,
         "baselines": len(baselines),

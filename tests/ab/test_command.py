@@ -14,7 +14,7 @@ from perfscope.analyzers.compare.ab.judge import AbJudge, AbResult
 from perfscope.analyzers.compare.ab.profiles import Profiles, compare_profiles
 from perfscope.commands.compare_ab import gates_not_met, inconclusive
 from perfscope.dashboards.report.compare import document as compare_document
-from perfscope.dashboards.report.compare import json as ab_document
+from perfscope.dashboards.report.compare.json import ab_document
 from perfscope.dashboards.report.compare import text as compare_text
 from perfscope.dashboards.report.compare.json import as_text
 from perfscope.dashboards.report.compare.rows import is_quiet
@@ -118,7 +118,7 @@ def profiles(base: Trace, head: Trace) -> Profiles:
 
 
 def made(result: AbResult, found: Profiles = Profiles(), **more: Any) -> dict[str, Any]:  # noqa: B008 (it is frozen)
-    held = ab_document.ab_document(result, plan(**more), found)
+    held = ab_document(result, plan(**more), found)
     compare_document.parse(as_text(held).encode(), "it")  # what we write can be read
     return held
 

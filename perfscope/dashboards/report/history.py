@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from perfscope.analyzers.compare.statistics.series import Change, History, Series
-    from perfscope.profiler.store.runs import Baseline
+    from perfscope.model.documents.stored_run import Baseline
 
 
 if TYPE_CHECKING:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 RUNS_FOLDER = "perfscope-runs"
+STORE_FILE = "store.sqlite"
+"""Of the local run store, in the folder of runs."""
 """Below the folder a program was started in."""
 LATEST = "latest"
 COMPILED_FILE = "compile.json"

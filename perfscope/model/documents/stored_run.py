@@ -129,6 +129,18 @@ class StoredRun:
         return self.state == "finished" and self.exit_code in (None, 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A run under a name. ``digest``: of its packed files, ``None`` where only its numbers are kept."""
+
+    name: str
+    run: StoredRun
+    set_utc: str
+    digest: str | None
+    bytes: int
+    """Of the pack."""
+
+
 def encode(record: StoredRun) -> str:
     """The record as JSON on one line; the same record gives the same text."""
     return json.dumps(dataclasses.asdict(record), separators=(",", ":"), allow_nan=False)

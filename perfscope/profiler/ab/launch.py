@@ -141,35 +141,43 @@ def launch_once(
         )
         began, clock = time.time(), time.monotonic()
         code = run_and_wait(_command_line(target), place, _variables(message), log, timeout_s)
-        seconds = time.monotonic() - clock
-        processes, damaged = run_folders.read_processes(run)
-        stepping = [process for process in processes if process.steps_seen]
-        process = stepping[0] if stepping else Process(rank=0, directory="")
-        times = merge_ranks(processes)
-        launch = Launch(
+        ended = Launch(
             arm=arm,
             phase=phase,
             pair=pair,
             slot=slot,
             began_unix_s=round(began, 3),
-            seconds=round(seconds, 3),
+            seconds=round(time.monotonic() - clock, 3),
             code=code,
-            step_source=process.step_source,
-            steps_seen=process.steps_seen,
-            step_ns=times.step_ns,
-            windows_ns=times.windows_ns,
-            window_steps=times.window_steps,
-            ranks=times.ranks,
-            remark=times.remark,
-            exact=_exact(stepping),
-            environment=_environment(process),
-            strays=process_state.read_strays(run),
-            changed_loaded=None if changed is None else len(changed & process_state.read_loaded(run)),
         )
-        problem = _problem(launch, damaged, log, timeout_s)
+        launch, corrupt = _with_reports(ended, run, changed)
+        problem = _problem(launch, corrupt, log, timeout_s)
         return launch if problem is None else replace(launch, problem=problem)
     finally:
         shutil.rmtree(run, ignore_errors=True)
+
+
+def _with_reports(launch: Launch, run: Path, changed: frozenset[str] | None) -> tuple[Launch, tuple[str, ...]]:
+    """The launch with what its processes wrote to ``run``; a line for each file that cannot be read."""
+    processes, corrupt = run_folders.read_processes(run)
+    stepping = [process for process in processes if process.steps_seen]
+    process = stepping[0] if stepping else Process(rank=0, directory="")
+    times = merge_ranks(processes)
+    reported = replace(
+        launch,
+        step_source=process.step_source,
+        steps_seen=process.steps_seen,
+        step_ns=times.step_ns,
+        windows_ns=times.windows_ns,
+        window_steps=times.window_steps,
+        ranks=times.ranks,
+        remark=times.remark,
+        exact=_exact(stepping),
+        environment=_environment(process),
+        strays=process_state.read_strays(run),
+        changed_loaded=None if changed is None else len(changed & process_state.read_loaded(run)),
+    )
+    return reported, corrupt
 
 
 def _variables(message: Message) -> dict[str, str]:
@@ -287,12 +295,12 @@ def ended_badly(launch: Launch, log: Path, timeout_s: float | None) -> str | Non
     return f"{how}: {log_tail(log)}"
 
 
-def _problem(launch: Launch, damaged: tuple[str, ...], log: Path, timeout_s: float | None) -> str | None:
+def _problem(launch: Launch, corrupt: tuple[str, ...], log: Path, timeout_s: float | None) -> str | None:
     ended = ended_badly(launch, log, timeout_s)
     if ended is not None:
         return ended
-    if damaged:
-        return damaged[0]
+    if corrupt:
+        return corrupt[0]
     if not launch.times_ns():
         if launch.steps_seen:
             return f"only {launch.steps_seen} steps: the first two are warm-up, and none is left to be timed"

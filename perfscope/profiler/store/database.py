@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.documents.run_folders import RUNS_FOLDER, STORE_FILE
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 VARIABLE = "PERFSCOPE_STORE"
-STORE_FILE = "store.sqlite"
 
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -291,7 +290,7 @@ class PostgresDatabase(Database):
         return said
 
 
-def database(where: str | Path) -> Database:
+def database_at(where: str | Path) -> Database:
     """The database at an ``address()``."""
     return SqliteDatabase(where) if isinstance(where, Path) else PostgresDatabase(where)
 
@@ -348,6 +347,11 @@ class Version:
     needs: int
     """The lowest version that a perfscope must know to use it."""
 
+    @property
+    def is_older(self) -> bool:
+        """Whether there are tables, of an older schema than this perfscope writes."""
+        return 0 < self.schema < LATEST
+
 
 def version_of(database: Database, session: Session) -> Version:
     """The store's version; ``DataError`` where its own table says nonsense."""
@@ -360,7 +364,7 @@ def version_of(database: Database, session: Session) -> Version:
         raise DataError(f"{database.shown}: damaged: it does not say which schema it has") from error
 
 
-def check(database: Database, version: Version) -> None:
+def check_version(database: Database, version: Version) -> None:
     """``DataError`` where a newer perfscope is needed; the store is left as it is."""
     if version.needs > LATEST:
         raise DataError(
@@ -369,14 +373,14 @@ def check(database: Database, version: Version) -> None:
         )
 
 
-def prepare(database: Database, *, upgrade: bool) -> Version:
+def prepare_tables(database: Database, *, upgrade: bool) -> Version:
     """Make the tables that are missing, whole or not at all; the version there is now.
 
     ``upgrade``: also of a store that others share. Without, an older shared one is refused in one line.
     """
     with database.session(write=True, alone=True) as session:
         found = version_of(database, session)
-        check(database, found)
+        check_version(database, found)
         if found.schema >= LATEST:
             return found
         if found.schema and database.shared and not upgrade:

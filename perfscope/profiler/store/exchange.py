@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from perfscope.model.documents.stored_run import MOST_BYTES, StoredRun, decode, encode
+from perfscope.model.documents.stored_run import MOST_BYTES, Baseline, StoredRun, decode, encode
 from perfscope.model.errors import DataError
 from perfscope.profiler.store.packs import Packed, fetch, members, unpack
-from perfscope.profiler.store.runs import Baseline, RunStore
+from perfscope.profiler.store.runs import RunStore
 
 EXPORT_SCHEMA = "perfscope.store-export/1"
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perfscope.model.documents.stored_run import StoredRun, decode, encode
+from perfscope.model.documents.stored_run import Baseline, StoredRun, decode, encode
 from perfscope.model.errors import DataError, UsageError
-from perfscope.profiler.store import database as schema
-from perfscope.profiler.store.database import Database, Session, database
+from perfscope.profiler.store.database import (
+    Database,
+    Session,
+    Version,
+    check_version,
+    database_at,
+    prepare_tables,
+    version_of,
+)
 from perfscope.profiler.store.packs import Packed, add_pack, drop_loose_packs
 
 LATEST = "latest"
@@ -19,24 +25,12 @@ KEPT_BASELINES = 20
 """Of one name, the newest: a branch that starts from an older one than that should be brought up to date first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """A run under a name. ``digest``: of its packed files, ``None`` where only its numbers are kept."""
-
-    name: str
-    run: StoredRun
-    set_utc: str
-    digest: str | None
-    bytes: int
-    """Of the pack."""
-
-
 class RunStore:
     """Runs, metrics and baselines at one address."""
 
     def __init__(self, where: str | Path) -> None:
         """``where``: an ``address()``. Nothing is made or asked before the first use."""
-        self.database: Database = database(where)
+        self.database: Database = database_at(where)
         self._ready = False
 
     @property
@@ -50,17 +44,22 @@ class RunStore:
             return False
         if not self.database.exists():
             return True
-        with self.database.session(write=False) as session:
-            version = schema.version_of(self.database, session)
-        schema.check(self.database, version)
-        if version.schema and version.schema < schema.LATEST:
-            version = schema.prepare(self.database, upgrade=False)
+        version = self.version()
+        if version.is_older:
+            version = prepare_tables(self.database, upgrade=False)
         self._ready = bool(version.schema)
         return not self._ready
 
-    def prepare(self, *, upgrade: bool = False) -> schema.Version:
-        """Make or renew its tables where they are not there; `schema.prepare`."""
-        version = schema.prepare(self.database, upgrade=upgrade)
+    def version(self) -> Version:
+        """Of its schema, 0 where it has no tables; ``DataError`` if a newer perfscope is needed. Nothing is changed."""
+        with self.database.session(write=False) as session:
+            version = version_of(self.database, session)
+        check_version(self.database, version)
+        return version
+
+    def prepare(self, *, upgrade: bool = False) -> Version:
+        """Make or renew its tables where they are not there; `prepare_tables`."""
+        version = prepare_tables(self.database, upgrade=upgrade)
         self._ready = True
         return version
 

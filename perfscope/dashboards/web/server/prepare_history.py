@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfscope.analyzers.compare.statistics.series import history
+from perfscope.dashboards.run_store import RunStore
 from perfscope.dashboards.web.server.child import Child, run_alone
 from perfscope.dashboards.web.views.history import view_of
 from perfscope.model.commits import ancestry, commits_between, current_commit
 from perfscope.model.documents.stored_run import StoredRun
 from perfscope.model.errors import DataError
-from perfscope.profiler.store import database
-from perfscope.profiler.store.runs import RunStore
 
 MOST_RUNS = 400
 """The newest ones: two years of working days. A picture of more shows no more."""
@@ -31,10 +30,8 @@ class Remembering(Child):
         """Read, order, write. ``DataError``: it is damaged, or of another version than this perfscope writes."""
         self.tell("working", "reading")
         store = RunStore(Path(self.path))
-        with store.database.session(write=False) as session:
-            version = database.version_of(store.database, session)
-        database.check(store.database, version)
-        if 0 < version.schema < database.LATEST:
+        version = store.version()
+        if version.is_older:
             raise DataError(f"{self.path}: of an older perfscope: perfscope history brings it up to date")
         runs = store.runs(last=MOST_RUNS) if version.schema else ()
         self.tell("working", "writing")

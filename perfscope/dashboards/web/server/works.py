@@ -18,7 +18,7 @@ from typing import Protocol
 from perfscope.dashboards.web.server.shelf import Item, Shelf, is_comparison, key_of
 from perfscope.model.commits import current_commit
 from perfscope.model.documents import run_folders
-from perfscope.profiler.store.database import STORE_FILE
+from perfscope.model.documents.run_folders import STORE_FILE
 
 _CHILDREN = "perfscope.dashboards.web.server"
 APART = "~"
