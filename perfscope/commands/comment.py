@@ -6,13 +6,15 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from perfscope.commands.options import quiet_option, verbose_option
-from perfscope.dashboards.hosts import CodeHost, Event, GitHub, GitLab, compose, post, read_event
 from perfscope.model.errors import DONE, DataError, UsageError
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.hosts import CodeHost
 
 HOSTS = ("github", "gitlab")
 FROM_FORK = "the change comes from a fork, whose jobs may not comment (docs/ci.md says who may)"
@@ -68,6 +70,7 @@ def comment(
     Which one, and where, is what GitHub or GitLab tells its jobs. The comparison may come from a job that is not
     trusted: it is read as data, and everything in it is escaped.
     """
+    from perfscope.dashboards.hosts import GitHub, GitLab, compose, post
     from perfscope.dashboards.report.compare.markdown import marker
 
     marker(key)  # before anything is read: it may be no key
@@ -139,6 +142,8 @@ def _token(variable: str) -> str:
 
 def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The repository and the pull request; or why there is nothing to do."""
+    from perfscope.dashboards.hosts import Event, GitHub, read_event
+
     event = Event()
     if asked.number is None or unless_fork:
         event = read_event(os.environ.get("GITHUB_EVENT_PATH"), os.environ.get("GITHUB_REF"))
@@ -171,6 +176,8 @@ def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
 
 def _gitlab(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The project and the merge request. In a fork's pipeline CI_PROJECT_ID is the fork, the note is the target's."""
+    from perfscope.dashboards.hosts import GitLab
+
     of_target = "CI_MERGE_REQUEST_PROJECT" if os.environ.get("CI_MERGE_REQUEST_PROJECT_ID") else "CI_PROJECT"
     source = os.environ.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID")
     if unless_fork and source and source != os.environ.get(f"{of_target}_ID"):

@@ -14,9 +14,8 @@ from perfscope.analyzers.compare.ab.judge import AbJudge, AbResult
 from perfscope.analyzers.compare.ab.profiles import Profiles, compare_profiles
 from perfscope.commands.compare_ab import gates_not_met, inconclusive
 from perfscope.dashboards.report.compare import document as compare_document
-from perfscope.dashboards.report.compare.json import ab_document
 from perfscope.dashboards.report.compare import text as compare_text
-from perfscope.dashboards.report.compare.json import as_text
+from perfscope.dashboards.report.compare.json import ab_document, as_text
 from perfscope.dashboards.report.compare.rows import is_quiet
 from perfscope.model.documents.ab import LAUNCHES_FILE, Pairs
 from perfscope.model.trace import Trace
