@@ -47,7 +47,7 @@ MAX_OUTPUT_BYTES = 64 << 20
 """Bytes that the program may print before the file is restarted: only the end is read."""
 TAIL_BYTES = 16_384
 MEMORY_SHARE = 0.75
-"""Of what is available, where nothing else is said."""
+"""Of what is available, where nothing else is specified."""
 MIN_MEMORY = 1 << 30
 Watch = Callable[[int], "str | None"]
 """Called several times a second with the bytes that a child and all it started take; a reason to end it, or None."""
@@ -143,9 +143,9 @@ def _read_events(
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):
-                    said = json.loads(line)
-                    if isinstance(said, dict) and "event" in said:
-                        hear(said)
+                    message = json.loads(line)
+                    if isinstance(message, dict) and "event" in message:
+                        hear(message)
         elif process.poll() is not None:
             return None  # somebody it started still holds the pipe
         if time.monotonic() > until:
@@ -202,7 +202,7 @@ class NothingCompiledError(PerfscopeError):
 
 @dataclass(slots=True, kw_only=True)
 class _EventLog:
-    """What the children said so far."""
+    """What the children reported so far."""
 
     progress: Progress
     versions: dict[str, str] = field(default_factory=dict)
@@ -222,49 +222,49 @@ class _EventLog:
     """The program that is being compiled."""
     done: bool = False
 
-    def hear(self, said: dict[str, Any]) -> None:
+    def hear(self, message: dict[str, Any]) -> None:
         """Handle one event from the child process."""
-        event, number = said["event"], said.get("number")
+        event, number = message["event"], message.get("number")
         if event == "loaded":
-            self.versions |= said.get("versions", {})
-            self.note(said.get("notes", ()))
+            self.versions |= message.get("versions", {})
+            self.note(message.get("notes", ()))
             self.progress("running the program")
         elif event == "checkpoint":
-            self.checkpoint = msgspec.convert(said["checkpoint"], Checkpointed)
-            self.note(said.get("notes", ()))
+            self.checkpoint = msgspec.convert(message["checkpoint"], Checkpointed)
+            self.note(message.get("notes", ()))
         elif event == "seen":
-            self.seen = list(said.get("programs", ()))
-            self.stopped, self.failure = said.get("stopped"), said.get("failure")
-            self.note(said.get("notes", ()))
+            self.seen = list(message.get("programs", ()))
+            self.stopped, self.failure = message.get("stopped"), message.get("failure")
+            self.note(message.get("notes", ()))
         elif event == "compiling" and isinstance(number, int):
             self.at = number
-            self.progress(f"compiling {said.get('name', '')} ({number + 1} of {len(self.seen)})")
+            self.progress(f"compiling {message.get('name', '')} ({number + 1} of {len(self.seen)})")
         elif event == "compiled" and isinstance(number, int):
             self.at = None
             place = msgspec.convert(self._seen(number).get("place"), CompiledLine | None)
-            self.note(said.get("notes", ()))
-            what = {name: value for name, value in said.items() if name not in ("event", "number", "notes")}
+            self.note(message.get("notes", ()))
+            what = {name: value for name, value in message.items() if name not in ("event", "number", "notes")}
             calls = self._seen(number).get("calls", 1)
             self.compiled[number] = msgspec.convert({**what, "place": place, "calls": calls}, CompiledProgram)
         elif event == "refused" and isinstance(number, int):
             self.at = None
-            self.refused[number] = str(said.get("reason"))
+            self.refused[number] = str(message.get("reason"))
         elif event == "unwanted" and isinstance(number, int):
             self.unwanted.add(number)
         elif event == "planned":
-            self.planned.append(msgspec.convert(said["program"], CompiledProgram))
+            self.planned.append(msgspec.convert(message["program"], CompiledProgram))
         elif event == "not_planned":
-            self.left.append(msgspec.convert(said["what"], NotCompiled))
+            self.left.append(msgspec.convert(message["what"], NotCompiled))
         elif event == "stopped":
-            self.stopped = str(said.get("reason"))
+            self.stopped = str(message.get("reason"))
         elif event == "failure":
-            self.failure = said.get("failure")
+            self.failure = message.get("failure")
         elif event == "note":
-            self.note([said.get("text", "")])
+            self.note([message.get("text", "")])
         elif event == "progress":
-            self.progress(str(said.get("text", "")))
+            self.progress(str(message.get("text", "")))
         elif event == "failed":
-            self.failed, self.failed_lines = str(said.get("reason")), tuple(said.get("lines", ()))
+            self.failed, self.failed_lines = str(message.get("reason")), tuple(message.get("lines", ()))
         elif event == "done":
             self.done = True
 
@@ -325,7 +325,7 @@ def compile_program(
     label = name or _program_name(request)
     directory = run_folders.create(Path(run_folders.RUNS_FOLDER) if root is None else root, label)
     request = msgspec.structs.replace(request, folder=str(directory.resolve()))
-    book = _EventLog(progress=progress or (lambda _: None))
+    log = _EventLog(progress=progress or (lambda _: None))
     words = command or (("-m", *request.arguments) if request.module else request.arguments)
     first = Compiled(
         framework=request.framework,
@@ -341,93 +341,93 @@ def compile_program(
     _write(directory, first)
     stopped: str | None = "interrupted"
     try:
-        stopped = _run_children(request, directory, book, until=began + request.limits.seconds, watch=watch)
+        stopped = _run_children(request, directory, log, until=began + request.limits.seconds, watch=watch)
     finally:
         manifest = msgspec.structs.replace(
             first,
-            versions=book.versions,
-            programs=book.programs(),
-            not_compiled=book.not_compiled(stopped or book.failed),
-            notes=tuple(_notes(book, stopped)),
-            checkpoint=book.checkpoint,
-            stopped=book.stopped,
-            complete=stopped is None and book.failed is None and book.failure is None,
+            versions=log.versions,
+            programs=log.programs(),
+            not_compiled=log.not_compiled(stopped or log.failed),
+            notes=tuple(_notes(log, stopped)),
+            checkpoint=log.checkpoint,
+            stopped=log.stopped,
+            complete=stopped is None and log.failed is None and log.failure is None,
             seconds=round(time.monotonic() - began, 3),
         )
         _write(directory, manifest)
     if not manifest.programs:
-        raise _nothing_compiled_error(book, manifest, stopped, directory)
+        raise _nothing_compiled_error(log, manifest, stopped, directory)
     return directory
 
 
 def _run_children(
-    request: Request, directory: Path, book: _EventLog, *, until: float, watch: Watch | None
+    request: Request, directory: Path, log: _EventLog, *, until: float, watch: Watch | None
 ) -> str | None:
     """One child after another until one gets through; why we stopped it, if we did."""
     with tempfile.TemporaryDirectory(prefix="perfscope-compile-") as folder:
         scratch = Path(folder)
         for _ in range(MAX_CRASHES + 1):
-            skipped = (*book.compiled, *book.refused, *book.unwanted)
+            skipped = (*log.compiled, *log.refused, *log.unwanted)
             asked = scratch / "request.json"
             asked.write_bytes(requests.dump(msgspec.structs.replace(request, skipped=tuple(sorted(skipped)))))
 
-            def hear(said: dict[str, Any]) -> None:
-                book.hear(said)
-                if said["event"] in ("compiled", "planned"):
-                    _update_manifest(directory, book)
+            def hear(message: dict[str, Any]) -> None:
+                log.hear(message)
+                if message["event"] in ("compiled", "planned"):
+                    _update_manifest(directory, log)
 
             ended = run_child(asked, scratch, hear, until=until, memory_bytes=request.limits.memory_bytes, watch=watch)
             if ended.stopped is not None:
-                if book.at is not None:
-                    book.refused[book.at] = ended.stopped
+                if log.at is not None:
+                    log.refused[log.at] = ended.stopped
                 return ended.stopped
-            if book.done or book.failed is not None or not book.crashed(ended):
+            if log.done or log.failed is not None or not log.crashed(ended):
                 return None
         return f"{MAX_CRASHES + 1} programs took the compiler down; the rest is left alone"
 
 
-def _update_manifest(directory: Path, book: _EventLog) -> None:
+def _update_manifest(directory: Path, log: _EventLog) -> None:
     """The manifest as far as it is known: a run that is killed from outside opens."""
     with contextlib.suppress(PerfscopeError):
         manifest = compile_manifest.load(directory)
-        _write(directory, msgspec.structs.replace(manifest, programs=book.programs(), versions=book.versions))
+        _write(directory, msgspec.structs.replace(manifest, programs=log.programs(), versions=log.versions))
 
 
 def _write(directory: Path, manifest: Compiled) -> None:
     run_folders.write_atomically(directory / compile_manifest.FILE, compile_manifest.dump(manifest), durable=False)
 
 
-def _notes(book: _EventLog, stopped: str | None) -> list[str]:
-    notes = list(book.notes)
-    if book.failure is not None:
-        notes.append(f"the program failed after what is compiled here was seen: {book.failure.get('text')}")
+def _notes(log: _EventLog, stopped: str | None) -> list[str]:
+    notes = list(log.notes)
+    if log.failure is not None:
+        notes.append(f"the program failed after what is compiled here was seen: {log.failure.get('text')}")
     if stopped is not None:
         notes.append(f"not complete: {stopped}")
-    if book.failed is not None:
-        notes.append(f"not complete: {book.failed}")
+    if log.failed is not None:
+        notes.append(f"not complete: {log.failed}")
     return notes
 
 
 def _nothing_compiled_error(
-    book: _EventLog, manifest: Compiled, stopped: str | None, directory: Path
+    log: _EventLog, manifest: Compiled, stopped: str | None, directory: Path
 ) -> NothingCompiledError:
     first = manifest.command[1] if manifest.command[:1] == ("-m",) else manifest.command[0]
     lines: tuple[str, ...] = ()
     if stopped is not None:
         why = stopped
-    elif book.failed is not None:
-        why, lines = book.failed, book.failed_lines
-    elif book.failure is not None:
-        why = f"the program failed before it called anything that is compiled: {book.failure.get('text')}"
-        lines = tuple(book.failure.get("lines", ()))
+    elif log.failed is not None:
+        why, lines = log.failed, log.failed_lines
+    elif log.failure is not None:
+        why = f"the program failed before it called anything that is compiled: {log.failure.get('text')}"
+        lines = tuple(log.failure.get("lines", ()))
     elif manifest.not_compiled:
         one = manifest.not_compiled[0]
         why = f"{one.name} was not compiled: {one.reason}"
-    elif book.unwanted:
-        names = ", ".join(dict.fromkeys(str(one.get("name")) for one in book.seen))
+    elif log.unwanted:
+        names = ", ".join(dict.fromkeys(str(one.get("name")) for one in log.seen))
         why = f"none of the functions asked for was called; the program calls {names}"
     else:
-        why = "it called nothing that is compiled" + (f"; {book.stopped}" if book.stopped else "")
+        why = "it called nothing that is compiled" + (f"; {log.stopped}" if log.stopped else "")
     return NothingCompiledError(f"{first}: {why}", lines, directory)
 
 

@@ -32,7 +32,7 @@ MAX_EAGER_LINES = 3
 """Lines with operations outside of jit that a note names, those with most calls."""
 
 
-def compile_all(request: Request, said: EventWriter) -> None:
+def compile_all(request: Request, send: EventWriter) -> None:
     """Everything between the request and the last program; ``DataError`` in one line where there is no way on."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     plugin = _plugin(request)
@@ -42,12 +42,12 @@ def compile_all(request: Request, said: EventWriter) -> None:
 
     devices = _devices(request, plugin)
     notes = [] if plugin.note is None else [plugin.note]
-    said("loaded", versions={**_versions(), **plugin.versions}, notes=notes)
+    send("loaded", versions={**_versions(), **plugin.versions}, notes=notes)
     pattern = scrub.source_pattern(here, [*sys.path, _script_folder(request)])
     plugin_devices.strip_source_paths(pattern)
     compat.exclude_own_frames()
     if request.exported is not None:
-        _compile_exported(request, devices, said, here)
+        _compile_exported(request, devices, send, here)
         return
     from perfscope.profiler.ahead.jax.checkpoint.rewrite import checkpointed
     from perfscope.profiler.ahead.jax.discover import discover_programs
@@ -56,12 +56,12 @@ def compile_all(request: Request, said: EventWriter) -> None:
     with checkpointed(checkpoint) as checkpoints:
         seen = discover_programs(lambda: run_program(request), devices, _limits(request))
     programs = list(seen.programs)
-    if checkpoints is not None and not _report_checkpoints(checkpoints, said, failed=seen.failure is not None):
+    if checkpoints is not None and not _report_checkpoints(checkpoints, send, failed=seen.failure is not None):
         programs = []  # what was seen before the program failed is not what was asked for
     pattern = scrub.source_pattern(here, [*sys.path, *scrub.package_roots()])  # of what has been imported since
     plugin_devices.strip_source_paths(pattern)
     shorter = re.compile(pattern)
-    said(
+    send(
         "seen",
         programs=[_program_event(program, shorter) for program in programs],
         notes=[*seen.notes, *eager_operation_notes(seen.operations)],
@@ -73,12 +73,12 @@ def compile_all(request: Request, said: EventWriter) -> None:
         if number in request.skipped:
             continue
         if not _is_selected(program, request.functions, shorter):
-            said("unwanted", number=number)
+            send("unwanted", number=number)
             continue
-        _compile_one(compiler, number, program, said)
+        _compile_one(compiler, number, program, send)
 
 
-def _report_checkpoints(checkpoints: Checkpoints, said: EventWriter, *, failed: bool) -> bool:
+def _report_checkpoints(checkpoints: Checkpoints, send: EventWriter, *, failed: bool) -> bool:
     """Tell what became of the layers; False where nothing did because the program failed before."""
     try:
         notes = checkpoints.notes()
@@ -86,21 +86,21 @@ def _report_checkpoints(checkpoints: Checkpoints, said: EventWriter, *, failed: 
         if failed:
             return False
         raise
-    said("checkpoint", checkpoint=checkpoints.as_data(), notes=notes)
+    send("checkpoint", checkpoint=checkpoints.as_data(), notes=notes)
     return True
 
 
-def _compile_one(compiler: Compiler, number: int, program: Any, said: EventWriter) -> None:
-    said("compiling", number=number, name=program.name)
+def _compile_one(compiler: Compiler, number: int, program: Any, send: EventWriter) -> None:
+    send("compiling", number=number, name=program.name)
     try:
         made = compiler.compile(number, program)
     except Exception as error:
-        said("refused", number=number, reason=_one_line(error))
+        send("refused", number=number, reason=_one_line(error))
     else:
-        said("compiled", number=number, **made)
+        send("compiled", number=number, **made)
 
 
-def _compile_exported(request: Request, devices: Sequence[Any], said: EventWriter, here: Path) -> None:
+def _compile_exported(request: Request, devices: Sequence[Any], send: EventWriter, here: Path) -> None:
     """Compile the one program of `compile_for`, which was lowered in the user's process."""
     from perfscope.profiler.ahead.jax.export import load, load_checkpoint
 
@@ -108,11 +108,11 @@ def _compile_exported(request: Request, devices: Sequence[Any], said: EventWrite
     program = load(file, devices)
     checkpoint, notes = load_checkpoint(file)
     if checkpoint is not None:
-        said("checkpoint", checkpoint=checkpoint, notes=notes)
+        send("checkpoint", checkpoint=checkpoint, notes=notes)
     place = None if program.place is None else {"file": program.place[0], "line": program.place[1]}
-    said("seen", programs=[{"name": program.name, "place": place, "calls": 1}], notes=[], stopped=None, failure=None)
+    send("seen", programs=[{"name": program.name, "place": place, "calls": 1}], notes=[], stopped=None, failure=None)
     if 0 not in request.skipped:
-        _compile_one(Compiler(request, here), 0, program, said)
+        _compile_one(Compiler(request, here), 0, program, send)
 
 
 def _plugin(request: Request) -> plugins.Plugin:

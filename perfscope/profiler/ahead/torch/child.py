@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from perfscope.profiler.ahead.torch.cuda import FakeCuda
 
 
-def plan_all(request: Request, said: EventWriter) -> None:
+def plan_all(request: Request, send: EventWriter) -> None:
     """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be."""
     found = plugins.find("torch")
     if isinstance(found, plugins.MissingPlugin):
         raise DataError(f"torch programs cannot be planned: {found.reason}; {found.install}")
     if found.own_folder and str(found.folder) not in sys.path:
         sys.path.append(str(found.folder))
-    said("loaded", versions=found.versions, notes=[] if found.note is None else [found.note])
+    send("loaded", versions=found.versions, notes=[] if found.note is None else [found.note])
     (Path(request.folder) / "plans").mkdir(exist_ok=True)
-    plan_program(request, said)
+    plan_program(request, send)
 
 
 # Runs the program with fake tensors, has inductor plan its graphs, writes the plan. Nothing is computed and nothing
 # large is allocated: a model of 7 billion parameters is planned on a laptop.
 
 
-def plan_program(request: Request, said: EventWriter) -> None:
+def plan_program(request: Request, send: EventWriter) -> None:
     """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be."""
     if request.target.platform != "gpu":
         raise DataError(f"{request.target.asked}: PyTorch programs are planned for GPUs only")
@@ -51,7 +51,7 @@ def plan_program(request: Request, said: EventWriter) -> None:
     from perfscope.profiler.ahead.torch import compat
 
     compat.check()
-    _Planning(request, said).run()
+    _Planning(request, send).run()
 
 
 def capability_of(architecture: object) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def capability_of(architecture: object) -> tuple[int, int]:
 class _Planning:
     """One program, from its first line to the file."""
 
-    def __init__(self, request: Request, said: EventWriter) -> None:
+    def __init__(self, request: Request, send: EventWriter) -> None:
         from perfscope.profiler.ahead.torch.compiler import DynamoLog
         from perfscope.profiler.ahead.torch.cuda import AttentionRule
         from perfscope.profiler.ahead.torch.fake_tensors import FakeWorld
@@ -71,7 +71,7 @@ class _Planning:
         from perfscope.profiler.ahead.torch.memory import StepPeaks
         from perfscope.profiler.ahead.torch.processes import JobPlan
 
-        self._request, self._said = request, said
+        self._request, self._send = request, send
         first = request.arguments[0] if request.arguments else "program"
         self._program = first if request.module else Path(first).stem
         self._folder = Path(request.folder) / "plans"
@@ -86,7 +86,7 @@ class _Planning:
         capability = capability_of(self._device.get("architecture"))
         self.world = FakeWorld(None if request.module else Path(first))
         self.attention = AttentionRule()
-        self.heard = DynamoLog(self.world.frames)
+        self.dynamo_log = DynamoLog(self.world.frames)
         self.reader = KernelReader(self.world.frames, capability if request.registers else None)
         self.memory = StepPeaks(self.world.frames, self.reader.place_of)
         self.answers = self._fake_device(capability)
@@ -143,7 +143,7 @@ class _Planning:
         from perfscope.profiler.ahead.torch.steps import StopPlanningError
 
         self.planner.install()
-        self.heard.install()
+        self.dynamo_log.install()
         self.attention.install()
         self.world.install()
         self.answers.install()
@@ -160,21 +160,21 @@ class _Planning:
             except StopPlanningError:
                 pass
             except BaseException as error:
-                failure = self._in_words(error)
+                failure = self._failure_text(error)
             finally:
                 self.steps.finish()
         plan = self._plan(failure)
         path = self._folder / f"{self._stem}.json"
         plan = write_plan(path, plan)
-        self._tell(plan, f"plans/{path.name}")
+        self._report_plan(plan, f"plans/{path.name}")
 
-    def _tell(self, plan: TorchPlan, file: str) -> None:
+    def _report_plan(self, plan: TorchPlan, file: str) -> None:
         """What the manifest says of it: one entry a graph, and one for a program that has none."""
         if not plan.graphs and (plan.eager_file or plan.outside_file):
-            self._said("planned", program={"file": file, "name": "no graph", "function": plan.name, "calls": 1})
+            self._send("planned", program={"file": file, "name": "no graph", "function": plan.name, "calls": 1})
         for graph in plan.graphs:
             place = None if graph.place is None else {"file": graph.place.file, "line": graph.place.line}
-            self._said(
+            self._send(
                 "planned",
                 program={
                     "file": file,
@@ -187,12 +187,12 @@ class _Planning:
                 },
             )
         for reason in self.failures:
-            self._said("not_planned", what={"name": "a graph", "reason": reason})
+            self._send("not_planned", what={"name": "a graph", "reason": reason})
         for note in (*plan.notes, *(f"not covered by the plan: {text}" for text in plan.not_covered)):
-            self._said("note", text=note)
-        self._said("stopped", reason=plan.stopped)
+            self._send("note", text=note)
+        self._send("stopped", reason=plan.stopped)
         if plan.failure is not None:
-            self._said("failure", failure={"text": plan.failure, "lines": []})
+            self._send("failure", failure={"text": plan.failure, "lines": []})
 
     def _planned(self, scheduled: ScheduledGraph) -> int:
         from perfscope.profiler.ahead.torch.compat import is_launch
@@ -216,7 +216,7 @@ class _Planning:
         most = int(node.get("host_devices") or 0) if isinstance(node, dict) else 0
         return min(self._request.target.count, most or self._request.target.count)
 
-    def _in_words(self, error: BaseException) -> str:
+    def _failure_text(self, error: BaseException) -> str:
         """The program's own exception in a line, with its innermost line of the user's."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if self.world.frames.is_user(frame.filename)]
@@ -239,7 +239,7 @@ class _Planning:
         graphs = tuple(
             replace(graph, calls=counted[number], function=place[0], place=place[1])
             for number, graph in enumerate(self.graphs)
-            if (place := self.heard.functions.get(graph.compile_id, (None, None)))
+            if (place := self.dynamo_log.functions.get(graph.compile_id, (None, None)))
         )
         return TorchPlan(
             schema=SCHEMA,
@@ -248,8 +248,8 @@ class _Planning:
             target=self._request.target.asked,
             versions=_versions(),
             graphs=graphs,
-            breaks=self.heard.breaks(),
-            recompiles=self.heard.recompiles(),
+            breaks=self.dynamo_log.breaks(),
+            recompiles=self.dynamo_log.recompiles(),
             made_up=self.world.made_up(),
             not_covered=tuple(self._not_covered(graphs)),
             notes=tuple(self._notes()),
