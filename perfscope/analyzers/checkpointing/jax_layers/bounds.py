@@ -46,10 +46,10 @@ class Bound:
         )
 
 
-LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=24, low=-0.128, high=0.257)
-LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=26, low=-0.11, high=0.381)
-SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=12, low=-0.058, high=0.412)
-SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=13, low=-0.247, high=0.243)
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=52, low=-0.128, high=0.368)
+LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=54, low=-0.144, high=0.73)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=33, low=-0.058, high=0.799)
+SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=35, low=-0.247, high=0.243)
 
 WORDS: dict[Policy, str] = {
     "keep": "keeping everything",
