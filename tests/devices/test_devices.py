@@ -52,7 +52,9 @@ def test_ports_of_a_node_add_up_to_what_the_device_sends(device):
     assert device.node.ports * link.bandwidth == pytest.approx(device.link_bandwidth)
 
 
-@pytest.mark.parametrize("network", {one.network for one in DEVICES if one.network}, ids=lambda network: network.source)
+@pytest.mark.parametrize(
+    "network", dict.fromkeys(one.network for one in DEVICES if one.network), ids=lambda network: network.source
+)
 def test_usual_networks_are_in_the_table_of_links(network):
     assert named_link(network.link) is not None
 
