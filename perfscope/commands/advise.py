@@ -124,7 +124,7 @@ def _compiled_or_estimated(
 
     Where estimates are left, the command that compiles the policies is named, if the run names its program.
     """
-    from perfscope.analyzers.checkpointing.jax_layers.bounds import EXACT
+    from perfscope.analyzers.checkpointing.jax_layers.estimate import EXACT
 
     trace = next((one for one in traces if model.framework == "jax" and one.hlo and one.op_graph is None), traces[0])
     if not estimate and model.framework == "jax" and trace.source.format == "compiled":

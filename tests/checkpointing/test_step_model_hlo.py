@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.checkpointing.jax_layers.again import again_of
-from perfscope.analyzers.checkpointing.jax_layers.bounds import EXACT, bound_of
+from perfscope.analyzers.checkpointing.jax_layers.estimate import EXACT, bound_of
 from perfscope.analyzers.checkpointing.jax_layers.kept import runs_again
 from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
 from perfscope.analyzers.checkpointing.jax_layers.policies import flops_of, nothing, unbatched_products

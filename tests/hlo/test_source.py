@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfscope.analyzers.hlo.module import Computation
-from perfscope.analyzers.hlo.origin import FURTHEST, served, users_of
-from perfscope.analyzers.hlo.scope import FrameTable, Scope, is_library, scope_of, scopes_of
+from perfscope.analyzers.hlo.scope import FURTHEST, FrameTable, Scope, is_library, scope_of, scopes_of, served, users_of
 from tests.hlo_build import hlo_module
 
 META = 'metadata={op_name="jit(step)/while" source_file="train.py" source_line=9}'

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from perfscope.dashboards.web.timeline.palette import CATEGORY_WORDS, COLORS, MAIN, Category, op_category
+from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, COLORS, MAIN, Category, op_category
 
 Float64 = npt.NDArray[np.float64]
 

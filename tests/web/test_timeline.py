@@ -21,9 +21,8 @@ from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.web.timeline import answer
 from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save, tile
 from perfscope.dashboards.web.timeline.index import load as load_index
-from perfscope.dashboards.web.timeline.lanes import Events, Lane, events_of, piece, series_of
+from perfscope.dashboards.web.timeline.lanes import Category, Events, Lane, events_of, piece, series_of
 from perfscope.dashboards.web.timeline.marks import marks
-from perfscope.dashboards.web.timeline.palette import Category
 from perfscope.dashboards.web.views import Gathered, Job, Place, timeline
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Finding, Outcome, Where

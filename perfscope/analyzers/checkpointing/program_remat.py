@@ -21,7 +21,7 @@ from perfscope.analyzers.checkpointing.jax_layers.layers import backward_body, l
 from perfscope.analyzers.devices import find_device, roofline
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
-from perfscope.analyzers.hlo.cost.phase import phase_of
+from perfscope.analyzers.hlo.cost.types import phase_of
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Shape
 from perfscope.analyzers.hlo.parse.thunks import Schedule

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from perfscope.analyzers.checkpointing.jax_layers.again import again_of
-from perfscope.analyzers.checkpointing.jax_layers.bounds import WORDS, Bound, bound_of, notes_on
-from perfscope.analyzers.checkpointing.jax_layers.estimate import estimated_spans
+from perfscope.analyzers.checkpointing.jax_layers.estimate import WORDS, Bound, bound_of, estimated_spans, notes_on
 from perfscope.analyzers.checkpointing.jax_layers.kept import Stacks, read_again, runs_again
 from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
 from perfscope.analyzers.checkpointing.jax_layers.layers import Kept, Layers, backward_body, layer_loops, reached

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfscope.analyzers.checkpointing.jax_layers.bounds import exact_notes
+from perfscope.analyzers.checkpointing.jax_layers.estimate import exact_notes
 from perfscope.analyzers.checkpointing.plans import Plan
 from perfscope.analyzers.checkpointing.simulate import Simulator, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel

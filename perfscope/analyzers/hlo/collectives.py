@@ -7,13 +7,178 @@ move. Three things make it blocking all the same: it was never split, the backen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+import numpy as np
+
+from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_RANK, Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.program import NO_WORK, Runs, control_runs
 from perfscope.model.trace import Trace
+
+# Replica groups, written out, whatever the spelling: lists, iota with a transpose, axes of a mesh.
+#
+# ```
+# {{0,1},{2,3}}                              listed
+# [2,4]<=[8]            [2,4]<=[4,2]T(1,0)   iota: count up, reshape, transpose, then 2 groups of 4
+# mesh['x'=2,'y'=4] {'y'}                    devices that differ only along the named axes of the mesh;
+# mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y':(2)2}    its devices in another order, a part of an axis
+# ```
+
+
+Groups = tuple[tuple[int, ...], ...]
+SubAxis = tuple[int, int, int]
+"""Axis, parts before it, its own size: ``(0, 2, 4)`` is the inner 4 of an axis of 8. Size 0: the whole axis."""
+
+_LISTED = re.compile(r"\{([\d,\s]*+)\}")
+_IOTA = re.compile(r"\[([\d,\s]+)\]<=\[([\d,\s]+)\](?:T\(([\d,\s]+)\))?")
+_MESH = re.compile(
+    r"mesh\[([^\]]*+)\](?:\s*,\s*device_ids=\((?:\[([\d,\s]+)\](?:T\(([\d,\s]+)\))?|([\d,\s]+))\))?\s*\{([^}]*+)\}"
+)
+_AXIS = re.compile(r"'([^']*)'\s*=\s*(\d+)")
+_USED = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
+
+
+class GroupReader:
+    """Writes groups out, each spelling once, and refuses a module whose groups claim too many ids."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Groups | None] = {}
+        self._ids = 0
+
+    def text(self, spelling: str) -> Groups | None:
+        """Groups of an attribute's text; ``None`` for ``{}`` (all devices). ``ValueError`` if it is none."""
+        if spelling not in self._known:
+            self._known[spelling] = self._parsed(spelling.strip())
+        return self._known[spelling]
+
+    def listed(self, groups: Groups) -> Groups | None:
+        """Groups that are written out already; ``None`` if there are none."""
+        self._count(sum(map(len, groups)))
+        return groups or None
+
+    def iota(self, groups: int, size: int, dims: Sequence[int], transposed: Sequence[int] = ()) -> Groups:
+        """``groups`` groups of ``size`` ids: 0, 1, 2 ... in the shape ``dims``, axes in the order ``transposed``."""
+        key = (groups, size, tuple(dims), tuple(transposed))
+        if key not in self._known:
+            ids = self._counted(dims, transposed)
+            if groups < 0 or size < 0 or groups * size != ids.size:
+                raise ValueError(f"{groups:,} replica groups of {size:,} do not hold {ids.size:,} devices")
+            self._known[key] = _rows(ids.reshape(groups, size))
+        found = self._known[key]
+        assert found is not None
+        return found
+
+    def mesh(
+        self,
+        sizes: Sequence[int],
+        used: Sequence[SubAxis],
+        dims: Sequence[int] = (),
+        transposed: Sequence[int] = (),
+        device_ids: Sequence[int] = (),
+    ) -> Groups:
+        """Groups of the devices that differ only along ``used`` axes of a mesh of ``sizes``.
+
+        The mesh's devices count up, or are an iota of ``dims`` and ``transposed``, or ``device_ids``.
+        """
+        total = math.prod(sizes)
+        if device_ids:
+            self._count(len(device_ids))
+            ids = np.array(device_ids, dtype=np.int64)
+        else:
+            ids = self._counted(dims or [total], transposed).ravel()
+        if ids.size != total or len(sizes) > MAX_RANK:
+            raise ValueError(f"a mesh of {total:,} places for {ids.size:,} devices")
+        split, inner = _split_axes(sizes, used)
+        outer = [axis for axis in range(len(split)) if axis not in inner]
+        arranged = ids.reshape(split).transpose([*outer, *inner])
+        return _rows(arranged.reshape(-1, math.prod(split[axis] for axis in inner)))
+
+    def _parsed(self, spelling: str) -> Groups | None:
+        iota = _IOTA.fullmatch(spelling)
+        if iota is not None:
+            shape = _ints(iota[1])
+            if len(shape) != 2:
+                raise ValueError(f"replica groups of {len(shape)} dimensions")
+            return self.iota(shape[0], shape[1], _ints(iota[2]), _ints(iota[3] or ""))
+        mesh = _MESH.fullmatch(spelling)
+        if mesh is not None:
+            return self._mesh_of(mesh)
+        if not spelling.startswith("{") or not spelling.endswith("}"):
+            raise ValueError(f"unknown spelling of replica groups {spelling[:60]!r}")
+        return self.listed(tuple(_ints(group) for group in _LISTED.findall(spelling[1:-1])))
+
+    def _mesh_of(self, mesh: re.Match[str]) -> Groups:
+        axes = _AXIS.findall(mesh[1])
+        places = {name: axis for axis, (name, _) in enumerate(axes)}
+        used = []
+        for name, before, size in _USED.findall(mesh[5]):
+            if name not in places:
+                raise ValueError(f"replica groups along {name[:40]!r}, which is no axis of their mesh")
+            used.append((places[name], int(before or 1), int(size or 0)))
+        sizes = [int(size) for _, size in axes]
+        return self.mesh(sizes, used, _ints(mesh[2] or ""), _ints(mesh[3] or ""), _ints(mesh[4] or ""))
+
+    def _counted(
+        self, dims: Sequence[int], transposed: Sequence[int]
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """0, 1, 2 ... in the shape ``dims``, its axes reordered; the size is checked before it is made."""
+        if len(dims) > MAX_RANK or any(size < 1 for size in dims):
+            raise ValueError("replica groups of a shape that is none")
+        self._count(math.prod(dims))
+        if transposed and sorted(transposed) != list(range(len(dims))):
+            raise ValueError(f"replica groups: {list(transposed)} is no order of {len(dims)} axes")
+        counted = np.arange(math.prod(dims), dtype=np.int64).reshape(tuple(dims))
+        return counted.transpose(tuple(transposed)) if transposed else counted
+
+    def _count(self, ids: int) -> None:
+        self._ids += ids
+        if self._ids > MAX_GROUP_IDS:
+            raise ValueError(f"replica groups of {self._ids:,} devices: more than any machine has")
+
+
+def _split_axes(sizes: Sequence[int], used: Sequence[SubAxis]) -> tuple[list[int], list[int]]:
+    """Sizes with every used part of an axis as an axis of its own, and the places of the used ones, in order."""
+    cuts: dict[int, set[int]] = {axis: {1, size} for axis, size in enumerate(sizes)}
+    for axis, before, size in used:
+        if not 0 <= axis < len(sizes):
+            raise ValueError("replica groups along an axis that their mesh lacks")
+        if size:
+            cuts[axis] |= {before, before * size}
+    split: list[int] = []
+    place: dict[tuple[int, int], int] = {}
+    for axis, size in enumerate(sizes):
+        steps = sorted(cuts[axis])
+        if len(steps) == 1:
+            place[axis, 1] = len(split)
+            split.append(1)
+        for low, high in itertools.pairwise(steps):
+            if low < 1 or high % low:
+                raise ValueError("replica groups along a part of an axis that does not divide it")
+            place[axis, low] = len(split)
+            split.append(high // low)
+        if steps[-1] != max(size, 1):
+            raise ValueError("replica groups along a part of an axis that is larger than it")
+    inner: list[int] = []
+    for axis, before, size in used:
+        end = before * size if size else sizes[axis]
+        inner.extend(at for (of, low), at in sorted(place.items()) if of == axis and before <= low < max(end, 2))
+    if len(set(inner)) != len(inner):
+        raise ValueError("replica groups along the same axis twice")
+    return split, inner
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+def _rows(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Groups:
+    return tuple(tuple(row) for row in ids.tolist())
+
 
 KINDS = (
     "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",

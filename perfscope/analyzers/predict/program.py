@@ -10,10 +10,10 @@ from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.origin import served, users_of
 from perfscope.analyzers.hlo.parse.thunks import Thunks
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.hlo.roofline import utilization
+from perfscope.analyzers.hlo.scope import served, users_of
 from perfscope.analyzers.predict import levels as streams
 from perfscope.analyzers.predict.assumptions import BLIND_SPOTS, Factors, factors_for, listed
 from perfscope.analyzers.predict.levels import Level, Levels, Piece

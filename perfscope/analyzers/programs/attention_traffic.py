@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
-from perfscope.analyzers.hlo.cost.phase import Phase, phase_of
+from perfscope.analyzers.hlo.cost.types import Phase, phase_of
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, Instruction, Shape
 from perfscope.analyzers.hlo.program import costs, launched

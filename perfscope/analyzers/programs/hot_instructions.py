@@ -16,10 +16,9 @@ import numpy as np
 from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.origin import served, users_of
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.roofline import InstructionRoof, measured_roofline
-from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo.scope import scope_of, served, users_of
 from perfscope.analyzers.hlo.time import InstructionTime, hlo_time
 from perfscope.analyzers.programs.programs import roof_device
 from perfscope.model.trace import MISSING, Trace

@@ -10,8 +10,7 @@ from perfscope.analyzers.programs import programs
 from perfscope.dashboards.report.sections.plan import plan_part
 from perfscope.dashboards.report.summary import summarize
 from perfscope.dashboards.report.text import findings_part, line_of, not_flagged
-from perfscope.dashboards.report.text_page import WIDTH, printed
-from perfscope.dashboards.report.text_tables import fitting, table_of, tail
+from perfscope.dashboards.report.text_tables import WIDTH, fitting, printed, table_of, tail
 from perfscope.model.errors import DataError
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize

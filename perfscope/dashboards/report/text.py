@@ -16,8 +16,7 @@ from perfscope.dashboards.report.sections.memory_formats import memory_section
 from perfscope.dashboards.report.sections.plan import plan_part
 from perfscope.dashboards.report.sections.program import programs_section
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
-from perfscope.dashboards.report.text_page import WIDTH, printed
-from perfscope.dashboards.report.text_tables import tail
+from perfscope.dashboards.report.text_tables import WIDTH, printed, tail
 from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +18,35 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
+
+
+# What text reports share: their width, and printing parts into a string that looks the same everywhere.
+
+
+WIDTH = 110
+"""Columns where no terminal tells its own: a log or a file looks the same everywhere."""
+
+NARROWEST = 80
+"""Below it the columns of a table have no room for words, and wrapping by the terminal reads better."""
+
+
+def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, color: bool) -> str:
+    """The parts that ``parts(columns)`` gives, one below the other, without spaces at the ends of lines."""
+    into = io.StringIO()
+    console = Console(
+        file=into,
+        width=max(width, NARROWEST),
+        color_system="standard" if color else None,
+        force_terminal=color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    for part in parts(console.width):
+        console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
+
 
 _CUT = ("at", "source line", "scope", "lines", "mostly at", "module")
 """Columns that are cut at their beginning where all that is left is too wide still."""

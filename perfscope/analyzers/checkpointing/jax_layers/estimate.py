@@ -8,13 +8,116 @@ measured for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
 from perfscope.analyzers.checkpointing.jax_layers.layers import Kept, Layers
 from perfscope.analyzers.checkpointing.jax_layers.policies import Keeps
+from perfscope.analyzers.checkpointing.step_model import Policy
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.model.memory import MemoryTimeline
+from perfscope.model.units import format_bytes
+
+# How far estimated peaks of checkpoint policies were from programs that XLA compiled with the policy, by kind.
+#
+# The numbers are those of the table in docs/memory.md, which ``benchmarks/memory_plans_jax.py`` prints.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Errors of the estimates of one kind: estimated over compiled, less 1; no error lies within every bound."""
+
+    kind: str
+    """In words."""
+    programs: int
+    """Estimates that were compared with a compiled program."""
+    low: float
+    high: float
+
+    @property
+    def margin(self) -> float:
+        """Share of an estimate by which the compiled program needs more, at worst."""
+        return max(0.0, 1 / (1 + self.low) - 1)
+
+    def between(self, estimated: int) -> tuple[int, int]:
+        """What the compiled program would need, going by the worst of these errors. Bytes."""
+        return round(estimated / (1 + self.high)), round(estimated / (1 + self.low))
+
+    def sentence(self, estimated: Mapping[str, int]) -> str:
+        """What to expect; ``estimated``: peaks in bytes, by policy in words."""
+        ranges = ", ".join(
+            f"{policy} {format_bytes(low)} to {format_bytes(high)}"
+            for policy, size in estimated.items()
+            for low, high in (self.between(size),)
+        )
+        return (
+            f"the peak of another policy is estimated from this program: {self.programs} such estimates ({self.kind}) "
+            f"were between {self.low:+.0%} and {self.high:+.0%} of what XLA compiled with the policy; that makes "
+            f"{ranges} (docs/memory.md)"
+        )
+
+
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=52, low=-0.128, high=0.368)
+LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=54, low=-0.144, high=0.73)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=33, low=-0.058, high=0.799)
+SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=35, low=-0.247, high=0.243)
+
+WORDS: dict[Policy, str] = {
+    "keep": "keeping everything",
+    "selective": "checkpointing selectively",
+    "full": "checkpointing",
+}
+NOT_ESTIMATED = "no other checkpoint policy of the program can be estimated"
+NO_NAMES = (
+    "policies that go by name (save_only_these_names) are not estimated: checkpoint_name leaves nothing in a compiled "
+    "program"
+)
+NOT_SELECTIVELY = (
+    "checkpointing selectively is not estimated: a loop within the layers has products with weights, which that policy "
+    "keeps a turn at a time"
+)
+FROM_KEPT = (
+    "layers are checkpointed today: what keeping everything takes is estimated from what their backward reads of the "
+    "values it makes again; other policies than keeping everything are not estimated from such a program"
+)
+EXACT = (
+    "compiling a policy gives its exact number: perfscope compile --target NAME --sweep checkpoint=none,dots,full "
+    "PROGRAM (docs/compile-sweeps.md)"
+)
+
+COMPILED = (
+    "the peak of each policy for all layers is that of the program compiled with it; what a policy for some of the "
+    "layers needs is taken to lie evenly between"
+)
+
+
+def exact_notes(notes: tuple[str, ...], *, complete: bool) -> tuple[str, ...]:
+    """Notes of estimates (`notes_on`) once policies were compiled; ``complete``: all that were estimated."""
+    kept = notes[1:] if complete else notes
+    return (COMPILED, *(note for note in kept if note != EXACT))
+
+
+def bound_of(*, single: bool, checkpointed: bool) -> Bound:
+    """That of a program: whether each layer has a scope, and whether it is checkpointed today."""
+    if single:
+        return SINGLE_ALL if checkpointed else SINGLE_LESS
+    return LOOP_ALL if checkpointed else LOOP_LESS
+
+
+def notes_on(peaks: Mapping[Policy, int], bound: Bound, *, checkpointed: bool) -> tuple[str, ...]:
+    """How far to trust what is estimated, first of all the peaks.
+
+    ``peaks``: bytes of each policy other than today's, for all layers.
+    """
+    words = {WORDS[policy]: size for policy, size in peaks.items()}
+    notes = [bound.sentence(words) if words else NOT_ESTIMATED, NO_NAMES]
+    if checkpointed:
+        notes.append(FROM_KEPT)
+    elif words and "selective" not in peaks:
+        notes.append(NOT_SELECTIVELY)
+    return (*notes, EXACT)
+
 
 Span = tuple[int, int, int]
 """From a position of the schedule up to another, that many bytes more (or fewer)."""

@@ -25,7 +25,7 @@ from perfscope.analyzers.compare.runs.measures import LEAST_OF_PROGRAM, Measure
 from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.hlo.cost.module import CONTAINERS, ModuleCost, hlo_costs
-from perfscope.analyzers.hlo.cost.phase import phase_of
+from perfscope.analyzers.hlo.cost.types import phase_of
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.plans import PlanWork, plan_works

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from perfscope.analyzers.hlo.collectives import Collective, collectives_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.cost.phase import phase_of
+from perfscope.analyzers.hlo.cost.types import phase_of
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.program import NO_WORK
 from perfscope.analyzers.hlo.structure import callees_first

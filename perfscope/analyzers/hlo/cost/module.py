@@ -16,9 +16,8 @@ from typing import Literal
 from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES, group_size, wire_bytes
 from perfscope.analyzers.hlo.cost.fusion import BodyTraffic, body_traffic
 from perfscope.analyzers.hlo.cost.ops import MOVES, NO_WORK, custom_call_work, op_work, without_scratch
-from perfscope.analyzers.hlo.cost.phase import Phase, phase_of
 from perfscope.analyzers.hlo.cost.traffic import copy_traffic, fusion_traffic, op_traffic
-from perfscope.analyzers.hlo.cost.types import NO_PRODUCTS, NOTHING, Cost, Traffic, Work, cost_of
+from perfscope.analyzers.hlo.cost.types import NO_PRODUCTS, NOTHING, Cost, Phase, Traffic, Work, cost_of, phase_of
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace

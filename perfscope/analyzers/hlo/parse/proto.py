@@ -11,13 +11,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfscope.analyzers.hlo.backend_config import json_object, trip_count
-from perfscope.analyzers.hlo.module import MAX_PROTO_BYTES, Alias, Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.collectives import GroupReader, Groups
+from perfscope.analyzers.hlo.module import (
+    MAX_PROTO_BYTES,
+    Alias,
+    Computation,
+    HloModule,
+    Instruction,
+    json_object,
+    trip_count,
+)
 from perfscope.analyzers.hlo.parse.proto_values import ShapeProtoReader, attributes_of, buffer_assignment_of
 from perfscope.analyzers.hlo.platform import platform_of
 from perfscope.analyzers.hlo.proto_wire import check_size, looks_like_module
 from perfscope.analyzers.hlo.protos import decode
-from perfscope.analyzers.hlo.replica_groups import GroupReader, Groups
 from perfscope.analyzers.hlo.scope import FrameTable
 from perfscope.analyzers.hlo.structure import computation_of, linked
 from perfscope.model.errors import DataError

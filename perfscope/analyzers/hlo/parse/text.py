@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfscope.analyzers.hlo.backend_config import json_object, trip_count
+from perfscope.analyzers.hlo.collectives import GroupReader
 from perfscope.analyzers.hlo.module import (
     MAX_INSTRUCTIONS,
     Alias,
@@ -31,9 +31,10 @@ from perfscope.analyzers.hlo.module import (
     Instruction,
     Shape,
     ShapeReader,
+    json_object,
+    trip_count,
 )
 from perfscope.analyzers.hlo.platform import platform_of
-from perfscope.analyzers.hlo.replica_groups import GroupReader
 from perfscope.analyzers.hlo.scope import FrameTable
 from perfscope.analyzers.hlo.structure import computation_of, linked
 from perfscope.model.errors import DataError

@@ -26,8 +26,7 @@ from perfscope.dashboards.report.compare.rows import (
     told,
 )
 from perfscope.dashboards.report.compare.wording import SINGLE, change, percent, signed_ns, value, verdict
-from perfscope.dashboards.report.text_page import WIDTH, printed
-from perfscope.dashboards.report.text_tables import tail
+from perfscope.dashboards.report.text_tables import WIDTH, printed, tail
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 

@@ -22,8 +22,7 @@ from perfscope.dashboards.report.sections.advice import (
     verified_data,
     verified_rows,
 )
-from perfscope.dashboards.report.text_page import WIDTH, printed
-from perfscope.dashboards.report.text_tables import hanging
+from perfscope.dashboards.report.text_tables import WIDTH, hanging, printed
 from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize
 

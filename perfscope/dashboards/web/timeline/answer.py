@@ -12,8 +12,7 @@ import numpy as np
 
 from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.timeline.index import MOST_COLUMNS, MOST_LANES, Index, edges_of, load, tile
-from perfscope.dashboards.web.timeline.lanes import TABLES, piece
-from perfscope.dashboards.web.timeline.palette import CATEGORY_WORDS
+from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, TABLES, piece
 from perfscope.model.errors import DataError, UsageError
 
 MOST_NAMES = 2_000

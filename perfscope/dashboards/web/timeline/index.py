@@ -23,8 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.dashboards.web.timeline.lanes import Events, Int32, Lane, UInt8
-from perfscope.dashboards.web.timeline.palette import CATEGORY_WORDS, Category
+from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, Events, Int32, Lane, UInt8
 from perfscope.model.errors import DataError
 from perfscope.model.intervals import Int64
 

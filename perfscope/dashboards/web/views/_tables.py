@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.dashboards.report.summary import OF_MEMORY, FindingRow
-from perfscope.dashboards.web.views._planned import told_of
+from perfscope.dashboards.web.views._not_recorded import told_of
 from perfscope.model.finding import NOWHERE, Finding
 
 Unit = Literal["text", "code", "ns", "bytes", "count", "share", "number", "chance"]

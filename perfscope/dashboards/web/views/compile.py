@@ -11,7 +11,7 @@ from perfscope.analyzers.torch_compile import CompileSummary, FrameSummary, comp
 from perfscope.dashboards.report.sections.compile import compile_card, compile_view, place_text
 from perfscope.dashboards.report.sections.program import programs_cards, programs_view
 from perfscope.dashboards.web.views import Job, Place
-from perfscope.dashboards.web.views._planned import cards as modelled_cards
+from perfscope.dashboards.web.views._not_recorded import cards as modelled_cards
 from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.jax_log import CompileEvent

@@ -20,7 +20,7 @@ from perfscope.dashboards.report.sections.memory import memory_view
 from perfscope.dashboards.report.sections.memory_formats import memory_cards
 from perfscope.dashboards.report.sections.memory_picture import COLORS, NOT_KNOWN, ORDER, PHASE_COLORS, UNSEEN_COLOR
 from perfscope.dashboards.web.views import Gathered, Job, Place
-from perfscope.dashboards.web.views._planned import memory_cards as planned_memory
+from perfscope.dashboards.web.views._not_recorded import memory_cards as planned_memory
 from perfscope.dashboards.web.views._tables import Head, table
 from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, Trace

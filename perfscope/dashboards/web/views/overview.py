@@ -17,8 +17,7 @@ from perfscope.dashboards.report.html_findings import nothing_found
 from perfscope.dashboards.report.html_report import overview_parts
 from perfscope.dashboards.report.summary import summarize
 from perfscope.dashboards.web.views import Gathered, Job, Place
-from perfscope.dashboards.web.views._not_recorded import facts_of, missing
-from perfscope.dashboards.web.views._planned import tiles, told_of
+from perfscope.dashboards.web.views._not_recorded import facts_of, missing, tiles, told_of
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns

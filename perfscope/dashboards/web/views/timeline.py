@@ -12,12 +12,19 @@ import numpy as np
 
 from perfscope.analyzers.time import call_site
 from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save
-from perfscope.dashboards.web.timeline.lanes import MOST_SERIES, TABLES, events_of, series_of
+from perfscope.dashboards.web.timeline.lanes import (
+    CATEGORY_WORDS,
+    COLORS,
+    MAIN,
+    MOST_SERIES,
+    TABLES,
+    events_of,
+    series_of,
+)
 from perfscope.dashboards.web.timeline.lanes import save as save_series
 from perfscope.dashboards.web.timeline.marks import marks
-from perfscope.dashboards.web.timeline.palette import CATEGORY_WORDS, COLORS, MAIN
 from perfscope.dashboards.web.views import Gathered, Job, Place
-from perfscope.dashboards.web.views._planned import schedules
+from perfscope.dashboards.web.views._not_recorded import schedules
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.untrusted_text import sanitize
 
