@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,6 @@ import pytest
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze, chosen_rules, conclude, examine
 from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.memory import trace_memories as of_trace
 from perfscope.analyzers.memory.holders import UNSEEN
 from perfscope.analyzers.memory.trace_memories import Memory
 from perfscope.analyzers.readers.load import load
@@ -25,6 +25,9 @@ from perfscope.model.trace.tables import MemoryCategory
 from tests.memory.build import MemoryBuilder
 
 GIB = 1 << 30
+
+of_trace = importlib.import_module("perfscope.analyzers.memory.trace_memories")
+"""The module: the package exports its function under the same name."""
 
 
 def of_rank(rank: int, *, size: int = 100, capacity: int | None = None) -> Trace:
