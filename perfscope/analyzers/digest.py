@@ -39,16 +39,16 @@ from perfscope.model.trace.trace import span
 
 def new_rows(size: int, chosen: Int64) -> Int64:
     """Per row of a table of ``size``: its place among the chosen ones, ``MISSING`` for the others."""
-    at = np.full(size, MISSING, np.int64)
-    at[chosen] = np.arange(len(chosen))
-    return at
+    positions = np.full(size, MISSING, np.int64)
+    positions[chosen] = np.arange(len(chosen))
+    return positions
 
 
-def moved_references(references: np.ndarray, at: Int64) -> np.ndarray:
+def moved_references(references: np.ndarray, positions: Int64) -> np.ndarray:
     """Rows that a column points at, where they are now; ``at`` as ``places`` gives it."""
     moved = np.full(len(references), MISSING, np.int64)
     known = references != MISSING
-    moved[known] = at[references[known]]
+    moved[known] = positions[references[known]]
     return moved
 
 
@@ -85,7 +85,7 @@ def reduce_programs(trace: Trace) -> ReducedPrograms:
         return ReducedPrograms()
     if is_process(trace):
         return ReducedPrograms(
-            hlo=trace.hlo, whole=True, facts={one: trace.fact(one) for one in (programs, hot_instructions)}
+            hlo=trace.hlo, whole=True, facts={item: trace.fact(item) for item in (programs, hot_instructions)}
         )
     facts: dict[Any, Any] = {derive: trace.fact(derive) for derive in _DERIVED}
     facts[collectives] = ()
@@ -114,17 +114,19 @@ def _one_run(trace: Trace) -> Rows:
 
 def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int, str], dict[int, Any]]:
     """Communication kernels and what is known of them: rows, exposed ns by row, instructions' names, instructions."""
-    kernels, held = trace.rows["kernels"], trace.rows["collectives"]
+    kernels, table = trace.rows["kernels"], trace.rows["collectives"]
     chosen = np.flatnonzero(kernels["communication"])
-    at = new_rows(len(kernels), chosen)
-    of_kernel = np.flatnonzero(held["kernel"] != MISSING)
-    linked = held.take(of_kernel[at[held["kernel"][of_kernel]] != MISSING])
+    positions = new_rows(len(kernels), chosen)
+    of_kernel = np.flatnonzero(table["kernel"] != MISSING)
+    linked = table.take(of_kernel[positions[table["kernel"][of_kernel]] != MISSING])
     rows = {
         "kernels": kernels.take(chosen).with_columns({"call": MISSING, "op": MISSING}),
-        "collectives": linked.with_columns({"kernel": moved_references(linked["kernel"], at), "slice": MISSING}),
+        "collectives": linked.with_columns({"kernel": moved_references(linked["kernel"], positions), "slice": MISSING}),
     }
-    names = {int(at[row]): name for row, name in trace.fact(communication_names).items()}
-    instructions = {int(at[row]): one for row, one in trace.fact(communication_instructions).items()}
+    names = {int(positions[row]): name for row, name in trace.fact(communication_names).items()}
+    instructions = {
+        int(positions[row]): instruction for row, instruction in trace.fact(communication_instructions).items()
+    }
     return rows, trace.fact(exposed_communication)[chosen], names, instructions
 
 
@@ -201,12 +203,12 @@ def _reduced(trace: Trace) -> Trace:
 def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], Int64]:
     """Tables of a rank with collectives, its collectives with their rows moved, exposure by kernel that is kept."""
     kernels, calls, collectives = (trace.rows[name] for name in ("kernels", "calls", "collectives"))
-    found = trace.fact(locals_of)
-    chosen = np.unique([one.kernel for one in found if one.kernel != MISSING]).astype(np.int64)
+    results = trace.fact(locals_of)
+    chosen = np.unique([item.kernel for item in results if item.kernel != MISSING]).astype(np.int64)
     kernel_at = new_rows(len(kernels), chosen)
     launched = kernels["call"][chosen]
     call_rows = np.unique(launched[launched != MISSING])
-    slices, slice_at = _slices(trace, found)
+    slices, slice_at = _slices(trace, results)
     moved: dict[str, dict[str, Any]] = {
         "kernels": {"call": moved_references(launched, new_rows(len(calls), call_rows)), "op": MISSING},
         "calls": {"parent": MISSING},
@@ -222,12 +224,12 @@ def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], In
     members: dict[tuple[int, ...] | None, tuple[int, ...] | None] = {}
     local = tuple(
         replace(
-            one,
-            kernel=one.kernel if one.kernel == MISSING else int(kernel_at[one.kernel]),
-            slice=one.slice if one.slice == MISSING else int(slice_at[one.slice]),
-            ranks=members.setdefault(one.ranks, one.ranks),
+            item,
+            kernel=item.kernel if item.kernel == MISSING else int(kernel_at[item.kernel]),
+            slice=item.slice if item.slice == MISSING else int(slice_at[item.slice]),
+            ranks=members.setdefault(item.ranks, item.ranks),
         )
-        for one in found
+        for item in results
     )
     rows = {name: taken[name].with_columns(columns) for name, columns in moved.items()}
     return {**rows, "slices": slices}, local, trace.fact(exposed_communication)[chosen]
@@ -237,7 +239,7 @@ def _slices(trace: Trace, found: tuple[Local, ...]) -> tuple[Rows, Int64]:
     """The spans that are kept and, per row of ``slices``, where it is now; ops of a thread become when it ran any."""
     rows = trace.rows["slices"]
     collectives = trace.rows["collectives"]["slice"]
-    named = np.array([one.slice for one in found if one.slice != MISSING], np.int64)
+    named = np.array([item.slice for item in found if item.slice != MISSING], np.int64)
     kept = np.unique(
         np.concatenate((named, collectives[collectives != MISSING], input_slices(trace), _frames(trace)))
     ).astype(np.int64)
@@ -263,10 +265,10 @@ def _slices(trace: Trace, found: tuple[Local, ...]) -> tuple[Rows, Int64]:
     }
     for name in ("external_id", "sequence", "forward_thread"):
         columns[name] = np.concatenate((rows[name][kept], blank))
-    at = np.full(len(rows), MISSING, np.int64)
+    positions = np.full(len(rows), MISSING, np.int64)
     turned = np.argsort(order)
-    at[kept] = turned[: len(kept)]
-    return Rows(TABLES["slices"], {name: values[order] for name, values in columns.items()}), at
+    positions[kept] = turned[: len(kept)]
+    return Rows(TABLES["slices"], {name: values[order] for name, values in columns.items()}), positions
 
 
 def _frames(trace: Trace) -> Int64:
@@ -288,17 +290,21 @@ def _own_strings(rows: dict[str, Rows], strings: Sequence[str]) -> tuple[Mapping
     texts = [rows[name][column.name] for name in rows for column in rows[name].table.columns if column.text]
     used = np.unique(np.concatenate(texts)).astype(np.int64)
     used = used[used != MISSING]
-    at = new_rows(len(strings), used)
+    positions = new_rows(len(strings), used)
     held = {
         name: table.with_columns(
-            {column.name: moved_references(table[column.name], at) for column in table.table.columns if column.text}
+            {
+                column.name: moved_references(table[column.name], positions)
+                for column in table.table.columns
+                if column.text
+            }
         )
         for name, table in rows.items()
     }
     return held, [strings[code] for code in used.tolist()]
 
 
-def trim_evidence(one: Examined) -> Examined:
+def trim_evidence(item: Examined) -> Examined:
     """Without the evidence that is not shown of a rank among others."""
     outcomes = (
         replace(
@@ -307,6 +313,6 @@ def trim_evidence(one: Examined) -> Examined:
         )
         if outcome.findings
         else outcome
-        for outcome in one.outcomes
+        for outcome in item.outcomes
     )
-    return replace(one, outcomes=tuple(outcomes))
+    return replace(item, outcomes=tuple(outcomes))

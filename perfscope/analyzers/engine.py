@@ -228,19 +228,19 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
 
 def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
     """What all traces say together. ``rules`` are those that each of them was examined with."""
-    held = tuple(one.trace for one in examined)
+    held = tuple(item.trace for item in examined)
     return Analysis(
         sources=tuple(trace.source for trace in held),
-        devices=tuple(device for one in examined for device in one.devices),
-        steps=tuple(step for one in examined for step in one.steps),
+        devices=tuple(device for item in examined for device in item.devices),
+        steps=tuple(step for item in examined for step in item.steps),
         windows=tuple(
             TimedWindow(rank=trace.source.rank, duration_ns=trace.window_ns, steps=trace.window_steps)
             for trace in held
             if trace.window_ns is not None
         ),
         outcomes=tuple(
-            _compared(merge_outcomes([one.outcomes[place] for one in examined], held), rule, held)
-            for place, rule in enumerate(rules)
+            _compared(merge_outcomes([item.outcomes[index] for item in examined], held), rule, held)
+            for index, rule in enumerate(rules)
         ),
         programs=programs_section(held),
         compile=compile_section(held),
@@ -248,7 +248,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
         memory=memory_section(held),
         estimate=estimate_section(held),
         plans=plan_section(held),
-        starts_ns=tuple(one.start_ns for one in examined),
+        starts_ns=tuple(item.start_ns for item in examined),
     )
 
 
@@ -285,7 +285,7 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
     if rule.compare is None:
         return outcome
     try:
-        found = tuple(rule.compare(traces))
+        findings = tuple(rule.compare(traces))
     except AbstainError as cause:  # it cannot compare these; what was found in each one alone stands
         if outcome.findings or outcome.status == "abstained":
             return outcome
@@ -295,12 +295,12 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
         reason = f"the rule failed to compare: {type(error).__name__}: {error}"
         status = outcome.status if outcome.findings else "abstained"
         return replace(outcome, status=status, reason="; ".join(filter(None, (outcome.reason, reason))))
-    if not found:
+    if not findings:
         return outcome
-    found = tuple(replace(finding, spans=_placed(finding.spans, traces)) for finding in found)
-    said = {finding.subject for finding in found} if rule.replaces else set()
-    kept = [finding for finding in outcome.findings if finding.subject not in said]
-    return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *found), key=_cost_order)))
+    findings = tuple(replace(finding, spans=_placed(finding.spans, traces)) for finding in findings)
+    texts = {finding.subject for finding in findings} if rule.replaces else set()
+    kept = [finding for finding in outcome.findings if finding.subject not in texts]
+    return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *findings), key=_cost_order)))
 
 
 def _checked(rule: Rule, trace: Trace) -> Outcome:

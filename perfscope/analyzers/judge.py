@@ -55,8 +55,8 @@ class JudgeTask:
     def __call__(self, task: Task) -> TaskResult:
         """Read a task and judge its traces."""
         if is_remote(task.path if isinstance(task, RunPart) else task):
-            found: TaskResult = _scale_out().work_on_copy(task, self.judged)
-            return found
+            task_result: TaskResult = _scale_out().work_on_copy(task, self.judged)
+            return task_result
         return self.judged(read_task(task))
 
     def judged(self, read: TaskResult) -> TaskResult:
@@ -65,12 +65,12 @@ class JudgeTask:
         Compiled programs alone stay as they are: several files of them are judged as one trace, at the end.
         """
         rules = chosen_rules(self.rules)
-        return replace(read, traces=tuple(self._judged(one, rules) for one in read.traces))
+        return replace(read, traces=tuple(self._judged(trace, rules) for trace in read.traces))
 
-    def _judged(self, one: ReadTrace, rules: Sequence[Rule]) -> ReadTrace:
-        if holds_programs_only(one.trace):
-            return one
-        examined = self.examined(one.trace, rules)
+    def _judged(self, read_trace: ReadTrace, rules: Sequence[Rule]) -> ReadTrace:
+        if holds_programs_only(read_trace.trace):
+            return read_trace
+        examined = self.examined(read_trace.trace, rules)
         if self.whole:
             return examined
         kept = replace(examined, trace=reduce_trace(examined.trace))
@@ -114,7 +114,7 @@ def judge_paths(
     """
     chosen = chosen_rules(rules)
     inputs = _inputs(paths)
-    tasks = [task for one in inputs for task in one.tasks()]
+    tasks = [task for item in inputs for task in item.tasks()]
     whole = _keeps_tables(chosen, tasks, anywhere=scheduler is not None)
     work = JudgeTask(rules=tuple(rule.id for rule in chosen), device=device, topology=topology, whole=whole)
     if executor is None and not whole:
@@ -126,7 +126,9 @@ def judge_paths(
     if scheduler is not None and not whole:  # workers of a cluster are in other directories
         tasks = list(map(_absolute, tasks))
     loaded = assemble(inputs, _collected((executor or work_here)(work, tasks), tasks, whole=whole))
-    examined = [one if isinstance(one, Examined) else work.examined(one.trace, chosen) for one in loaded.results]
+    examined = [
+        result if isinstance(result, Examined) else work.examined(result.trace, chosen) for result in loaded.results
+    ]
     loaded = replace(loaded, results=tuple(examined))
     return Judged(loaded=loaded, analysis=replace(conclude(examined, chosen), run=loaded.run))
 
@@ -193,7 +195,7 @@ def _processes(tasks: Sequence[Task]) -> int:
     """Processes that have enough to read to be worth starting."""
     if any(map(_is_remote_task, tasks)):
         return min(cores(), len(tasks))
-    size = sum(place.stat().st_size for task in tasks for place in _files(task) if place.is_file())
+    size = sum(file.stat().st_size for task in tasks for file in _files(task) if file.is_file())
     return max(1, min(cores(), size // BYTES_PER_PROCESS))
 
 
@@ -209,19 +211,19 @@ def _collected(
     """Results by task; the evidence that only a single trace would show goes as soon as there are two."""
     results: dict[int, TaskResult] = {}
     examined = 0
-    for place, one in done:
-        if isinstance(one, LostTask):
-            one = TaskResult(skipped=_lost(tasks[place], one))
-        mine = sum(isinstance(trace, Examined) for trace in one.traces)
+    for index, item in done:
+        if isinstance(item, LostTask):
+            item = TaskResult(skipped=_lost(tasks[index], item))
+        mine = sum(isinstance(trace, Examined) for trace in item.traces)
         if examined and mine and not whole:
-            one = replace(one, traces=tuple(map(_trimmed, one.traces)))
+            item = replace(item, traces=tuple(map(_trimmed, item.traces)))
         examined += mine
-        results[place] = one
-    return [results[place] for place in range(len(tasks))]
+        results[index] = item
+    return [results[index] for index in range(len(tasks))]
 
 
-def _trimmed(one: ReadTrace) -> ReadTrace:
-    return trim_evidence(one) if isinstance(one, Examined) else one
+def _trimmed(read_trace: ReadTrace) -> ReadTrace:
+    return trim_evidence(read_trace) if isinstance(read_trace, Examined) else read_trace
 
 
 def _lost(task: Task, lost: LostTask) -> Skipped:

@@ -66,10 +66,10 @@ def load_rule(rule_id: str) -> Rule:
     if path is not None:
         module = importlib.import_module(path)
     else:
-        found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == wanted]
-        if not found:
+        results = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == wanted]
+        if not results:
             raise UsageError(f"{rule_id}: no such rule; `perfscope rules` lists them")
-        module = found[0].load()
+        module = results[0].load()
     return Rule(
         id=wanted,
         doc=module.__doc__ or "",

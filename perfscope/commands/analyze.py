@@ -101,10 +101,10 @@ def _format_for(output: str, form: str | None) -> str:
     """The format of an output file: ``--format``, else what its suffix says."""
     from perfscope.dashboards.report import format_of
 
-    found = form or format_of(output)
-    if found is None:
+    result = form or format_of(output)
+    if result is None:
         raise click.UsageError(f"{output}: which format? Give --format, or a suffix: .txt .json .md .html")
-    return found
+    return result
 
 
 def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:
@@ -118,12 +118,12 @@ def _tell(skipped: Sequence[Skipped]) -> None:
     """On stderr: which files of a folder were not read; each damaged trace has its own line."""
     from perfscope.model.untrusted_text import sanitize
 
-    others = [one for one in skipped if not one.broken]
-    for one in skipped:
-        if one.broken:
-            click.echo(f"perfscope: {sanitize(one.path)}: not read: {sanitize(one.reason)}", err=True)
+    others = [skipped for skipped in skipped if not skipped.broken]
+    for item in skipped:
+        if item.broken:
+            click.echo(f"perfscope: {sanitize(item.path)}: not read: {sanitize(item.reason)}", err=True)
     if others:
-        named = ", ".join(sanitize(one.path) for one in others[:MOST_NAMED])
+        named = ", ".join(sanitize(other.path) for other in others[:MOST_NAMED])
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
         click.echo(f"perfscope: skipped {len(others)} that are no traces: {named}{more}", err=True)
 

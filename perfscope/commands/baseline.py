@@ -64,16 +64,16 @@ def set_(
         raise UsageError(str(error)) from error
     if commit is not None and not is_commit_hash(commit):
         raise UsageError(f"--commit {commit}: not a commit's hash, written out")
-    held = opened(store)
-    held.is_empty()  # a store that cannot be used is told before the work
-    place = resolve(run)
-    made = record(place, branch=branch, commit=commit)
+    run_store = opened(store)
+    run_store.is_empty()  # a store that cannot be used is told before the work
+    path = resolve(run)
+    made = record(path, branch=branch, commit=commit)
     with tempfile.TemporaryDirectory(prefix="perfscope-baseline-") as scratch:
-        packed = None if numbers_only else pack(place, Path(scratch, "pack"), most=most_mib << 20)
-        let_go = held.set_baseline(name, made, packed, kept=keep)
+        packed = None if numbers_only else pack(path, Path(scratch, "pack"), most=most_mib << 20)
+        let_go = run_store.set_baseline(name, made, packed, kept=keep)
     of = "" if made.commit is None else f" of {made.commit[:SHORT]}{' with uncommitted changes' * made.dirty}"
     size = "its numbers" if packed is None else f"{packed.bytes / (1 << 20):.2f} MiB of {packed.files} files"
-    click.echo(f"baseline {name}: {made.id}{of}; {size} kept in {held.shown}")
+    click.echo(f"baseline {name}: {made.id}{of}; {size} kept in {run_store.shown}")
     if not made.finished:
         click.echo(f"perfscope: {made.id} did not finish, or its program failed: compare with care", err=True)
     if let_go:
@@ -87,31 +87,31 @@ def set_(
 @verbose_option
 def list_(name: str | None, as_json: bool, store: str | None, verbose: bool) -> None:
     """List baselines, the newest first."""
-    held = opened(store)
-    found = held.baselines(name)
+    run_store = opened(store)
+    baselines = run_store.baselines(name)
     rows = [
         {
-            "name": one.name,
-            "run": one.run.id,
-            "program": one.run.name,
-            "branch": one.run.branch,
-            "commit": one.run.commit,
-            "dirty": one.run.dirty,
-            "set_utc": one.set_utc,
-            "hardware": dict(one.run.hardware),
-            "packed_bytes": one.bytes if one.digest is not None else None,
+            "name": baseline.name,
+            "run": baseline.run.id,
+            "program": baseline.run.name,
+            "branch": baseline.run.branch,
+            "commit": baseline.run.commit,
+            "dirty": baseline.run.dirty,
+            "set_utc": baseline.set_utc,
+            "hardware": dict(baseline.run.hardware),
+            "packed_bytes": baseline.bytes if baseline.digest is not None else None,
         }
-        for one in found
+        for baseline in baselines
     ]
     if as_json:
         click.echo(json.dumps(rows, indent=1))
-    elif not found:
-        click.echo(f"no baselines in {held.shown}; `perfscope baseline set NAME RUN` keeps one")
+    elif not baselines:
+        click.echo(f"no baselines in {run_store.shown}; `perfscope baseline set NAME RUN` keeps one")
     else:
         from perfscope.commands.options import show
         from perfscope.dashboards.report.history import baselines_table
 
-        show(baselines_table(found))
+        show(baselines_table(baselines))
 
 
 @baseline.command("rm")
@@ -121,9 +121,9 @@ def list_(name: str | None, as_json: bool, store: str | None, verbose: bool) -> 
 @verbose_option
 def remove(name: str, run: str | None, store: str | None, verbose: bool) -> None:
     """Take NAME from its runs, or from RUN alone. Their numbers stay in the history."""
-    held = opened(store)
-    uid = None if run is None else held.find(run).uid
-    removed = held.remove_baseline(name, uid)
+    run_store = opened(store)
+    uid = None if run is None else run_store.find(run).uid
+    removed = run_store.remove_baseline(name, uid)
     if not removed:
-        raise DataError(f"{name}: no such baseline{'' if run is None else f' of {run}'} in {held.shown}")
-    click.echo(f"baseline {name}: removed {removed} run{'s' * (removed != 1)} from {held.shown}")
+        raise DataError(f"{name}: no such baseline{'' if run is None else f' of {run}'} in {run_store.shown}")
+    click.echo(f"baseline {name}: removed {removed} run{'s' * (removed != 1)} from {run_store.shown}")

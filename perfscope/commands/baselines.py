@@ -62,12 +62,12 @@ def sides(base: str | None, head: str | None, baseline: str | None, *, store: st
     if baseline is not None:
         if base is not None and head is not None:
             raise UsageError("--baseline stands for BASE: name HEAD alone")
-        one = base if base is not None else head
-        if one is None and baseline == ANY:
+        text = base if base is not None else head
+        if text is None and baseline == ANY:
             raise UsageError("--baseline needs HEAD: perfscope compare --baseline [NAME] HEAD")
-        name, found = (ANY, baseline) if one is None else (baseline, one)
-        path, notes = nearest(found, name or None, store=store)
-        return Sides(base=path, head=resolved(found, store=store), notes=notes)
+        name, result = (ANY, baseline) if text is None else (baseline, text)
+        path, notes = nearest(result, name or None, store=store)
+        return Sides(base=path, head=resolved(result, store=store), notes=notes)
     if base is None or head is None:
         raise UsageError("compare needs BASE and HEAD, or --baseline [NAME] HEAD")
     return Sides(base=resolved(base, store=store), head=resolved(head, store=store))
@@ -80,12 +80,12 @@ def resolved(argument: str, *, store: str | None = None) -> str:
     """
     if not argument.startswith(PREFIX) or Path(argument).exists():
         return argument
-    held = opened(store)
+    run_store = opened(store)
     name = argument.removeprefix(PREFIX)
-    found = held.baselines(name)
-    if not found or not name:
-        raise _none(held, name)
-    return str(_path_of(held, found[0]))
+    baselines = run_store.baselines(name)
+    if not baselines or not name:
+        raise _none(run_store, name)
+    return str(_path_of(run_store, baselines[0]))
 
 
 def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[str, tuple[str, ...]]:
@@ -95,15 +95,15 @@ def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[s
     no way from one to the other. ``name``: of the baseline; ``None``: any, of the same program. ``DataError`` if there
     is none: a comparison that was asked for does not pass in silence.
     """
-    held = opened(store)
-    found, facts = held.baselines(name), _facts(head)
-    found = tuple(one for one in found if one.run.uid != facts.uid)
+    run_store = opened(store)
+    baselines, facts = run_store.baselines(name), _facts(head)
+    baselines = tuple(baseline for baseline in baselines if baseline.run.uid != facts.uid)
     if name is None:
-        found = tuple(one for one in found if facts.name in (None, one.run.name))
-    if not found:
-        raise _none(held, name, facts.name if name is None else None)
-    chosen, notes = _chosen(found, facts)
-    return str(_path_of(held, chosen)), notes
+        baselines = tuple(baseline for baseline in baselines if facts.name in (None, baseline.run.name))
+    if not baselines:
+        raise _none(run_store, name, facts.name if name is None else None)
+    chosen, notes = _chosen(baselines, facts)
+    return str(_path_of(run_store, chosen)), notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +124,14 @@ def _facts(head: str) -> _Facts:
     from perfscope.model.commits import current_commit
     from perfscope.model.documents import run_folders as runs
 
-    place = resolve(head)
-    if not (place.is_dir() and runs.is_run(place)):
-        return _Facts(uid=uid_of(place), name=None, command=(), commit=current_commit(), dirty=True, hardware=None)
-    run = runs.read(place)
+    path = resolve(head)
+    if not (path.is_dir() and runs.is_run(path)):
+        return _Facts(uid=uid_of(path), name=None, command=(), commit=current_commit(), dirty=True, hardware=None)
+    run = runs.read(path)
     git = run.git or {}
     said = git.get("commit")
     return _Facts(
-        uid=uid_of(place),
+        uid=uid_of(path),
         name=run.name,
         command=run.command,
         commit=said if isinstance(said, str) else current_commit(),
@@ -144,16 +144,21 @@ def _chosen(found: Sequence[Baseline], facts: _Facts) -> tuple[Baseline, tuple[s
     from perfscope.model.commits import ancestry, commits_between
 
     line = ancestry(facts.commit)
-    behind = [one for one in found if one.run.commit in line]
+    baselines = [baseline for baseline in found if baseline.run.commit in line]
 
-    def order(one: Baseline) -> tuple[bool, bool, bool, int]:
-        again = one.run.commit == facts.commit and not facts.dirty  # of the very code that is in question
-        return _other_machine(one, facts), _other_command(one, facts), again, line.get(one.run.commit or "", 0)
+    def order(baseline: Baseline) -> tuple[bool, bool, bool, int]:
+        again = baseline.run.commit == facts.commit and not facts.dirty  # of the very code that is in question
+        return (
+            _other_machine(baseline, facts),
+            _other_command(baseline, facts),
+            again,
+            line.get(baseline.run.commit or "", 0),
+        )
 
-    chosen = min(behind or found, key=order)  # the newest first, and min keeps the first of equals
+    chosen = min(baselines or found, key=order)  # the newest first, and min keeps the first of equals
     commit = chosen.run.commit
     where = "" if commit is None else f" of {commit[:12]}"
-    if not behind:
+    if not baselines:
         where += "; git knows no way from it to HEAD (no repository, another history, a shallow clone?): the newest"
     elif commit == facts.commit:
         where += ", HEAD's own commit"
@@ -172,42 +177,43 @@ def _chosen(found: Sequence[Baseline], facts: _Facts) -> tuple[Baseline, tuple[s
     return chosen, tuple(notes)
 
 
-def _other_machine(one: Baseline, facts: _Facts) -> bool:
-    return facts.hardware is not None and dict(one.run.hardware) != facts.hardware
+def _other_machine(baseline: Baseline, facts: _Facts) -> bool:
+    return facts.hardware is not None and dict(baseline.run.hardware) != facts.hardware
 
 
-def _other_command(one: Baseline, facts: _Facts) -> bool:
-    return bool(facts.command and one.run.command) and one.run.command != facts.command
+def _other_command(baseline: Baseline, facts: _Facts) -> bool:
+    return bool(facts.command and baseline.run.command) and baseline.run.command != facts.command
 
 
-def _none(held: RunStore, name: str | None, program: str | None = None) -> DataError:
-    names = sorted({one.name for one in held.baselines()})
+def _none(run_store: RunStore, name: str | None, program: str | None = None) -> DataError:
+    names = sorted({baseline.name for baseline in run_store.baselines()})
     known = f"; there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}" if names else ""
     asked = "--baseline" if name is None else f"{PREFIX}{name}"
     of = f" of {program}" if program else ""
     return DataError(
-        f"{asked}: no such baseline{of} in {held.shown}{known}; `perfscope baseline set NAME RUN` keeps one"
+        f"{asked}: no such baseline{of} in {run_store.shown}{known}; `perfscope baseline set NAME RUN` keeps one"
     )
 
 
-def _path_of(held: RunStore, one: Baseline) -> Path:
+def _path_of(run_store: RunStore, baseline: Baseline) -> Path:
     """The run's own folder if it is as it was, else its files unpacked."""
     from perfscope.dashboards.run_store import fetch, unpack
 
     folder = Path(RUNS_FOLDER)
-    own = folder / one.run.id
-    if _is_whole(own, one):
+    own = folder / baseline.run.id
+    if _is_whole(own, baseline):
         return own
-    if one.digest is None:
+    if baseline.digest is None:
         raise DataError(
-            f"{PREFIX}{one.name}: of {one.run.id} only the numbers are in {held.shown}, and its folder is gone; "
+            f"{PREFIX}{baseline.name}: of {baseline.run.id} only the numbers are in {run_store.shown}, and "
+            "its folder is gone; "
             "`perfscope history` shows them"
         )
-    target = folder / UNPACKED / one.digest[:16]
+    target = folder / UNPACKED / baseline.digest[:16]
     if not target.is_dir():
         with tempfile.TemporaryDirectory(prefix="perfscope-baseline-") as scratch:
-            packed = fetch(held.database, one.digest, Path(scratch, "pack"))
-            unpack(packed.file, target, f"{PREFIX}{one.name}")
+            packed = fetch(run_store.database, baseline.digest, Path(scratch, "pack"))
+            unpack(packed.file, target, f"{PREFIX}{baseline.name}")
     target.touch()
     _tidy(target.parent, keep=target)
     inside = [path for path in target.iterdir() if not path.name.startswith(".")]
@@ -216,13 +222,13 @@ def _path_of(held: RunStore, one: Baseline) -> Path:
     return inside[0]
 
 
-def _is_whole(own: Path, one: Baseline) -> bool:
+def _is_whole(own: Path, baseline: Baseline) -> bool:
     """Whether that folder is the baseline's run with all that it recorded."""
     from perfscope.analyzers.compare.runs.run_record import uid_of
     from perfscope.model.documents import run_folders as runs
 
-    plain = own.name == one.run.id and not own.name.startswith(".")  # an id may come from a stranger's store
-    if not plain or not own.is_dir() or not runs.is_run(own) or uid_of(own) != one.run.uid:
+    plain = own.name == baseline.run.id and not own.name.startswith(".")  # an id may come from a stranger's store
+    if not plain or not own.is_dir() or not runs.is_run(own) or uid_of(own) != baseline.run.uid:
         return False
     return all(artifact.path.exists() for artifact in runs.read(own).artifacts(own))
 

@@ -82,13 +82,13 @@ def comment(
     if dry_run:
         click.echo(body)
         return DONE
-    found = (
+    results = (
         _github(asked, unless_fork=unless_fork) if asked.host == "github" else _gitlab(asked, unless_fork=unless_fork)
     )
-    if isinstance(found, str):
-        click.echo(f"perfscope: not posted: {found}", err=True)
+    if isinstance(results, str):
+        click.echo(f"perfscope: not posted: {results}", err=True)
         return DONE
-    code_host, change = found
+    code_host, change = results
     posted = post(code_host, change, key, body)
     if posted.twins:
         click.echo(

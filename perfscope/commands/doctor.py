@@ -127,14 +127,14 @@ def _probe(program: str | None = None, name: str = "torch") -> dict[str, Any]:
             env=environment,
             stdin=subprocess.DEVNULL,
         )
-        found: dict[str, Any] = json.loads(done.stdout.rstrip().rpartition("\n")[2])
+        result: dict[str, Any] = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     except subprocess.TimeoutExpired:
         return {"problem": f"importing {name} took more than {TORCH_SECONDS:.0f} s", "captures": {}}
     except OSError as error:
         raise DataError(f"{sys.executable}: cannot be started: {error.strerror or error}") from error
     except ValueError:
         return {"problem": f"importing {name} ended the process with code {done.returncode}", "captures": {}}
-    return found
+    return result
 
 
 def _torch_checks(probe: dict[str, Any]) -> list[Check]:
@@ -181,7 +181,7 @@ def _jax_checks(probe: dict[str, Any]) -> list[Check]:
     checks = []
     if "jax" in probe:
         version = f"{probe['jax']} (jaxlib {probe['jaxlib']})"
-        lacking = [name for name, held in probe["apis"].items() if not held]
+        lacking = [name for name, value in probe["apis"].items() if not value]
         checks.append(
             Check(name="jax", status="problem", text=f"{version} lacks {', '.join(lacking)}")
             if lacking
@@ -220,33 +220,33 @@ def _nsys() -> Check:
         return Check(name="nsys", status="absent", text="not on PATH")
     from perfscope.profiler.nsys import command
 
-    found = command.probe()
-    if isinstance(found, str):
-        return Check(name="nsys", status="problem", text=found)
+    result = command.probe()
+    if isinstance(result, str):
+        return Check(name="nsys", status="problem", text=result)
     counters = (
-        "may sample the GPUs' counters" if found.gpu_metrics else "no counters of GPUs (none here, or not allowed)"
+        "may sample the GPUs' counters" if result.gpu_metrics else "no counters of GPUs (none here, or not allowed)"
     )
-    traces = ", ".join(name for name in command.TRACES["deep"] if name in found.traces)
-    return Check(name="nsys", status="ok", text=f"{found.version or 'unknown version'}, traces {traces}; {counters}")
+    traces = ", ".join(name for name in command.TRACES["deep"] if name in result.traces)
+    return Check(name="nsys", status="ok", text=f"{result.version or 'unknown version'}, traces {traces}; {counters}")
 
 
 def _nvtx() -> Check:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("nvtx")
+        result = version("nvtx")
     except PackageNotFoundError:
         return Check(name="nvtx", status="problem", text="not installed", advice="pip install nvtx")
-    asks = tuple(int(part) for part in found.split(".")[:3] if part.isdecimal()) >= (0, 2, 12)
+    asks = tuple(int(part) for part in result.split(".")[:3] if part.isdecimal()) >= (0, 2, 12)
     if asks and shutil.which("nsys") is not None:
         return Check(
             name="nvtx",
             status="problem",
-            text=f"{found}: ranges of your own are lost under nsys 2022.4 and 2023.x, which deny that they listen; "
+            text=f"{result}: ranges of your own are lost under nsys 2022.4 and 2023.x, which deny that they listen; "
             "perfscope's arrive",
             advice="with such an nsys: pip install 'nvtx<0.2.12'",
         )
-    return Check(name="nvtx", status="ok", text=found)
+    return Check(name="nvtx", status="ok", text=result)
 
 
 def _perf() -> Check:
@@ -276,8 +276,8 @@ def _variables() -> Check:
 def _disk() -> Check:
     from perfscope.model.units import format_bytes
 
-    place = Path(RUNS_FOLDER) if Path(RUNS_FOLDER).is_dir() else Path()
-    free = shutil.disk_usage(place).free
+    path = Path(RUNS_FOLDER) if Path(RUNS_FOLDER).is_dir() else Path()
+    free = shutil.disk_usage(path).free
     if free < LEAST_FREE:
         return Check(name="disk", status="problem", text=f"{format_bytes(free)} free where runs are kept")
     return Check(name="disk", status="ok", text=f"{format_bytes(free)} free where runs are kept")
@@ -305,14 +305,14 @@ def target_checks() -> list[Check]:
 
     checks = []
     for kind in plugins.KINDS:
-        found = plugins.find(kind)
-        if isinstance(found, plugins.MissingPlugin):
-            status: Status = "problem" if found.wrong else "absent"
-            checks.append(Check(name=NAMES[kind], status=status, text=found.reason, advice=found.install))
+        result = plugins.find(kind)
+        if isinstance(result, plugins.MissingPlugin):
+            status: Status = "problem" if result.wrong else "absent"
+            checks.append(Check(name=NAMES[kind], status=status, text=result.reason, advice=result.install))
             continue
-        text = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-        advice = found.note
-        if not found.own_folder and kind in ("gpu-nvidia", "tpu"):
+        text = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+        advice = result.note
+        if not result.own_folder and kind in ("gpu-nvidia", "tpu"):
             advice = f"beside a jax without such a device it makes jax print errors at every start: {MOVE}"
         checks.append(Check(name=NAMES[kind], status="ok", text=text, advice=advice))
     return checks

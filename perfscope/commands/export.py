@@ -87,7 +87,7 @@ def _named_after(path: str, suffix: str) -> Path:
 def _spare_inputs(paths: Sequence[str], traces: Sequence[Trace], target: Path) -> None:
     """Refuse to write over what is exported, or over a file of a folder that is."""
     spare([*paths, *(trace.source.path for trace in traces)], [str(target)])
-    place = target.resolve()
+    folder = target.resolve()
     for path in paths:
-        if target.exists() and place.is_relative_to(Path(path).resolve()):
+        if target.exists() and folder.is_relative_to(Path(path).resolve()):
             raise UsageError(f"{target}: is a file of {path} itself; the export needs another one")

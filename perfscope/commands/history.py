@@ -57,20 +57,20 @@ def history(
 
     if json_file == "-" and html_file == "-":
         raise UsageError("--json - and --html -: stdout holds one of them")
-    held = opened(store)
-    held.is_empty()  # a store that cannot be used is told before runs are read
-    if not held.database.shared:
-        _take_in(held, quiet=quiet)
-    runs = held.runs(branch=branch, name=name, last=last)
+    run_store = opened(store)
+    run_store.is_empty()  # a store that cannot be used is told before runs are read
+    if not run_store.database.shared:
+        _take_in(run_store, quiet=quiet)
+    runs = run_store.runs(branch=branch, name=name, last=last)
     if not runs:
-        raise DataError(_nothing(held.shown, branch, name))
-    found = made(runs, metrics=_metrics(metric, runs), order=ancestry(current_commit()))
-    if not found.series:
-        raise DataError(f"{held.shown}: none of {len(runs)} runs finished and has a metric")
+        raise DataError(_nothing(run_store.shown, branch, name))
+    history = made(runs, metrics=_metrics(metric, runs), order=ancestry(current_commit()))
+    if not history.series:
+        raise DataError(f"{run_store.shown}: none of {len(runs)} runs finished and has a metric")
     alone = "-" in (json_file, html_file)
     for file, text in (
-        (json_file, history_json.render_json(found) if json_file is not None else ""),
-        (html_file, history_html.render_html(found, count_between=commits_between) if html_file is not None else ""),
+        (json_file, history_json.render_json(history) if json_file is not None else ""),
+        (html_file, history_html.render_html(history, count_between=commits_between) if html_file is not None else ""),
     ):
         if file == "-":
             click.echo(text, nl=False)
@@ -82,7 +82,7 @@ def history(
         from perfscope.commands.options import color_wanted, width_of
 
         screen = history_text.render_text(
-            found,
+            history,
             width=width_of(sys.stdout),
             color=color_wanted(sys.stdout),
             verbose=verbose,
@@ -91,13 +91,13 @@ def history(
         click.echo(screen, nl=False, color=True)
 
 
-def _take_in(held: RunStore, *, quiet: bool) -> None:
+def _take_in(run_store: RunStore, *, quiet: bool) -> None:
     """Runs of this folder that a local store has not; what cannot be read is said and is not in the way."""
-    added, trouble = add_new(held, Path(RUNS_FOLDER), quiet=quiet)
+    added, trouble = add_new(run_store, Path(RUNS_FOLDER), quiet=quiet)
     if quiet:
         return
     if added:
-        click.echo(f"perfscope: took {added} new run{'s' * (added != 1)} into {held.shown}", err=True)
+        click.echo(f"perfscope: took {added} new run{'s' * (added != 1)} into {run_store.shown}", err=True)
     for line in trouble:
         click.echo(f"perfscope: left out: {line}", err=True)
 
@@ -106,7 +106,7 @@ def _metrics(asked: str | None, runs: Sequence[StoredRun]) -> tuple[str, ...] | 
     """The names that are meant: exactly it, or all with that in them."""
     if asked is None:
         return None
-    names = sorted({one.name for run in runs for one in run.metrics if one.value is not None})
+    names = sorted({metric.name for run in runs for metric in run.metrics if metric.value is not None})
     close = [name for name in names if asked.lower() in name.lower()]
     if asked in names or close:
         return (asked,) if asked in names else tuple(close)

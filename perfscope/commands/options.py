@@ -74,12 +74,12 @@ def device_named(name: str) -> Device:
     """The device a person named; one line with close names where there is none of that name."""
     from perfscope.analyzers.devices import DEVICES, close_names, named_device
 
-    found = named_device(name)
-    if found is None:
+    device = named_device(name)
+    if device is None:
         close = close_names(name)
-        known = f"close: {', '.join(close)}" if close else f"known: {', '.join(one.name for one in DEVICES)}"
+        known = f"close: {', '.join(close)}" if close else f"known: {', '.join(device.name for device in DEVICES)}"
         raise UsageError(f"--device {name}: not in the hardware tables; {known}")
-    return found
+    return device
 
 
 def spare(inputs: Iterable[str], outputs: Iterable[str]) -> None:
@@ -140,17 +140,17 @@ def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int,
     from perfscope.model.documents import run_folders as runs
 
     added, trouble = 0, []
-    known = {uid_of(place): place for place in runs.directories(folder)}
+    known = {uid_of(directory): directory for directory in runs.directories(folder)}
     held = store.holds(known)
     told = sys.stderr.isatty() and not quiet
-    for number, (uid, place) in enumerate(known.items(), start=1):
+    for number, (uid, path) in enumerate(known.items(), start=1):
         if uid in held:
             continue
         if told:
             click.echo(f"\rperfscope: reading run {number} of {len(known)} ", err=True, nl=False)
         try:
-            if runs.read(place).state != "running":
-                added += store.put(record(place))
+            if runs.read(path).state != "running":
+                added += store.put(record(path))
         except DataError as error:
             trouble.append(str(error))
     if told and len(held) < len(known):

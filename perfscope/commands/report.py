@@ -64,5 +64,5 @@ def report(
 
 
 def _made(document: Document, form: str, key: str | None, link: str | None) -> str:
-    options = {name: held for name, held in (("key", key), ("url", link)) if held is not None}
+    options = {name: text for name, text in (("key", key), ("url", link)) if text is not None}
     return rendered(document, form, **options)

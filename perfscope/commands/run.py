@@ -42,18 +42,18 @@ class RunCommand(click.Command):
             for param in self.get_params(ctx)
             for name in param.opts
         }
-        at = 0
-        while at < len(args):
-            word = args[at]
+        index = 0
+        while index < len(args):
+            word = args[index]
             if word == "--":
-                return args[:at], args[at + 1 :], "command"
+                return args[:index], args[index + 1 :], "command"
             if word == "-m":
-                return args[:at], args[at + 1 :], "module"
+                return args[:index], args[index + 1 :], "module"
             if word.startswith("-m") and not word.startswith("--"):
-                return args[:at], [word[2:], *args[at + 1 :]], "module"
+                return args[:index], [word[2:], *args[index + 1 :]], "module"
             if not word.startswith("-") or word == "-":
-                return args[:at], args[at:], "script"
-            at += 2 if takes_value.get(word, False) else 1
+                return args[:index], args[index:], "script"
+            index += 2 if takes_value.get(word, False) else 1
         return args, [], "script"
 
 

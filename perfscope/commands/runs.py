@@ -54,7 +54,7 @@ def runs(*, as_json: bool, keep: int | None, folder: Path) -> None:
         return
     listed = run_folders.list_runs(folder)
     if as_json:
-        click.echo(json.dumps([row_of(one) for one in listed], indent=1))
+        click.echo(json.dumps([row_of(listed_run) for listed_run in listed], indent=1))
     elif not listed:
         click.echo(f"no runs in {folder}; `perfscope run train.py` makes one")
     else:
@@ -67,17 +67,17 @@ def _print_table(listed: list[ListedRun]) -> None:
     from perfscope.model.untrusted_text import sanitize
 
     rows: list[tuple[str, ...]] = [("run", "state", "ranks", "steps", "a step", "passes", "command")]
-    for one in listed:
-        row = row_of(one)
-        if one.compiled is not None:
+    for listed_run in listed:
+        row = row_of(listed_run)
+        if listed_run.compiled is not None:
             state = f"{row['state']} for {row['target']}" + ("" if row["complete"] else ", not all")
             cells = [row["id"], state, "", "", "", f"{len(row['programs'])}", " ".join(row["command"])]
-        elif one.run is None:
+        elif listed_run.run is None:
             cells = [row["id"], "unreadable", "", "", "", "", row["problem"]]
         else:
             state = row["state"] if row["exit_code"] in (None, 0) else f"{row['state']} ({row['exit_code']})"
             step = "-" if row["step_ns"] is None else format_ns(row["step_ns"])
-            planned = {capture.pass_name for process in one.run.processes for capture in process.captures}
+            planned = {capture.pass_name for process in listed_run.run.processes for capture in process.captures}
             captured = f"{len(row['captures'])}/{len(planned)}"
             cells = [row["id"], state, str(row["ranks"]), str(row["steps"]), step, captured, " ".join(row["command"])]
         rows.append(tuple(sanitize(cell) for cell in cells))
@@ -90,13 +90,13 @@ def _lines(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
     """The rows in columns; the last cell beside the others where there is room for it, else on lines of its own."""
     from rich.cells import cell_len, chop_cells
 
-    wide = [max(cell_len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    wide = [max(cell_len(row[index]) for row in rows) for index in range(len(rows[0]) - 1)]
     beside = sum(wide) + 2 * len(wide)
     if width - beside < COMMAND_LEAST:
         beside = 0
     gap = 2 if beside or sum(wide) + 2 * (len(wide) - 1) <= width else 1
     for row in rows:
-        left = "".join(cell + " " * (wide[place] - cell_len(cell) + gap) for place, cell in enumerate(row[:-1]))
+        left = "".join(cell + " " * (wide[index] - cell_len(cell) + gap) for index, cell in enumerate(row[:-1]))
         room = max(width - (beside or len(BELOW)), COMMAND_LEAST)
         words = textwrap.wrap(row[-1], room, break_on_hyphens=False)
         pieces = [piece for line in words for piece in chop_cells(line, room)]  # of letters two columns wide

@@ -100,7 +100,7 @@ def serve(
     asked = None if perfetto is None else _address(perfetto)
     with contextlib.closing(workshop):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the children end too
-        page, at = _perfetto_page(create_server, host, known, asked, offline=offline, own=base == "/")
+        page, index = _perfetto_page(create_server, host, known, asked, offline=offline, own=base == "/")
 
         def make() -> Any:
             from perfscope.dashboards.web.app import create_app  # its libraries take seconds
@@ -113,7 +113,7 @@ def serve(
         if len(items := shelf.items()) == 1:
             workshop.state(items[0])  # what will be looked at is read meanwhile
         if not quiet:
-            for line in _told(host, server.effective_port, base, token, at):
+            for line in _told(host, server.effective_port, base, token, index):
                 click.echo(f"perfscope: {line}", err=True)
         server.run()
         if late.problem is not None:
@@ -171,7 +171,7 @@ def _told(host: str, port: int, base: str, token: str | None, page: int | None) 
     shown = LOCAL if host in ("0.0.0.0", "::") else host  # noqa: S104
     yield f"open http://{shown}:{port}{base}{query}"
     if os.environ.get("SSH_CONNECTION"):
-        ports = " ".join(f"-L {one}:{LOCAL}:{one}" for one in (port, page) if one is not None)
+        ports = " ".join(f"-L {value}:{LOCAL}:{value}" for value in (port, page) if value is not None)
         yield f"from your own machine: ssh -N {ports} {_login()}, then the address above"
     yield "Ctrl-C ends it"
 

@@ -37,37 +37,39 @@ def import_(
     from perfscope.dashboards.run_store import import_file, looks_like_export
     from perfscope.model.documents import run_folders as runs
 
-    held = opened(store)
-    held.prepare()
+    run_store = opened(store)
+    run_store.prepare()
     for path in paths:
-        place = Path(path)
-        if place.is_file() and looks_like_export(place):
-            done = import_file(held, place, clean=cleaned)
+        folder = Path(path)
+        if folder.is_file() and looks_like_export(folder):
+            done = import_file(run_store, folder, clean=cleaned)
             there = f" ({done.runs_there + done.baselines_there} were there)"
             added = f"{_count(done.runs, 'run')} and {_count(done.baselines, 'baseline')}"
-            click.echo(f"{path}: {added} added to {held.shown}{there}")
-        elif place.is_dir() and not runs.is_run(place) and runs.directories(place) and not again:
-            new_ones, trouble = add_new(held, place)
-            click.echo(f"{path}: {_count(new_ones, 'run')} added to {held.shown}")
+            click.echo(f"{path}: {added} added to {run_store.shown}{there}")
+        elif folder.is_dir() and not runs.is_run(folder) and runs.directories(folder) and not again:
+            new_ones, trouble = add_new(run_store, folder)
+            click.echo(f"{path}: {_count(new_ones, 'run')} added to {run_store.shown}")
             for line in trouble:
                 click.echo(f"perfscope: left out: {line}", err=True)
             if trouble and not new_ones:
                 raise DataError(f"{path}: none of its runs could be read")
         else:
-            for one in _runs_below(place) if again else (path,):
-                made = record(one, branch=branch)
-                new = held.put(made, again=again)
-                click.echo(f"{made.id}: {'added to' if new else 'counted again in' if again else 'is in'} {held.shown}")
+            for item in _runs_below(folder) if again else (path,):
+                made = record(item, branch=branch)
+                new = run_store.put(made, again=again)
+                click.echo(
+                    f"{made.id}: {'added to' if new else 'counted again in' if again else 'is in'} {run_store.shown}"
+                )
 
 
 def _count(number: object, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _runs_below(place: Path) -> list[str | Path]:
+def _runs_below(path: Path) -> list[str | Path]:
     from perfscope.model.documents import run_folders as runs
 
-    return [*runs.directories(place)] if place.is_dir() and not runs.is_run(place) else [str(place)]
+    return [*runs.directories(path)] if path.is_dir() and not runs.is_run(path) else [str(path)]
 
 
 @store.command("export")
@@ -90,11 +92,11 @@ def export_(
     """Write runs, their baselines and the files of these into one FILE (a tar)."""
     from perfscope.dashboards.run_store import export
 
-    held = opened(store)
-    found = held.runs(branch=branch, name=name, last=last)
-    if not found:
-        raise DataError(f"{held.shown}: nothing to export")
-    done = export(held, file, runs=found, packs=not numbers_only)
+    run_store = opened(store)
+    stored_runs = run_store.runs(branch=branch, name=name, last=last)
+    if not stored_runs:
+        raise DataError(f"{run_store.shown}: nothing to export")
+    done = export(run_store, file, runs=stored_runs, packs=not numbers_only)
     size = file.stat().st_size / (1 << 20)
     click.echo(
         f"{file}: {_count(done.runs, 'run')}, {_count(done.baselines, 'baseline')}, "
@@ -108,35 +110,35 @@ def export_(
 @verbose_option
 def status(as_json: bool, store: str | None, verbose: bool) -> None:
     """Say where the store is and what is in it."""
-    held = opened(store)
-    said = _status(held)
+    run_store = opened(store)
+    said = _status(run_store)
     if as_json:
         click.echo(json.dumps(said, indent=1))
         return
     if said["schema"] is None:
-        click.echo(f"{held.shown}: no store yet; `perfscope store import perfscope-runs` makes one")
+        click.echo(f"{run_store.shown}: no store yet; `perfscope store import perfscope-runs` makes one")
         return
     newest = "" if said["newest_utc"] is None else f", the newest of {said['newest_utc']}"
     packed = float(said["packed_bytes"] or 0) / (1 << 20)
     click.echo(
-        f"{held.shown}: schema {said['schema']}, {_count(said['runs'], 'run')}{newest}, "
+        f"{run_store.shown}: schema {said['schema']}, {_count(said['runs'], 'run')}{newest}, "
         f"{_count(said['baselines'], 'baseline')} ({packed:.2f} MiB of files)"
     )
 
 
-def _status(held: RunStore) -> dict[str, str | int | None]:
+def _status(run_store: RunStore) -> dict[str, str | int | None]:
     from perfscope.dashboards.run_store import LATEST
 
-    empty = held.is_empty()
-    runs, newest = held.counts()
-    baselines = held.baselines()
+    empty = run_store.is_empty()
+    runs, newest = run_store.counts()
+    baselines = run_store.baselines()
     return {
-        "store": held.shown,
+        "store": run_store.shown,
         "schema": None if empty else LATEST,
         "runs": runs,
         "newest_utc": newest,
         "baselines": len(baselines),
-        "packed_bytes": sum({one.digest: one.bytes for one in baselines}.values()),
+        "packed_bytes": sum({baseline.digest: baseline.bytes for baseline in baselines}.values()),
     }
 
 
@@ -145,6 +147,6 @@ def _status(held: RunStore) -> dict[str, str | int | None]:
 @verbose_option
 def migrate(store: str | None, verbose: bool) -> None:
     """Bring the store to this perfscope's schema. A file is brought by its first use, a shared database only here."""
-    held = opened(store)
-    version = held.prepare(upgrade=True)
-    click.echo(f"{held.shown}: schema {version.schema}, for perfscope that knows {version.needs} or later")
+    run_store = opened(store)
+    version = run_store.prepare(upgrade=True)
+    click.echo(f"{run_store.shown}: schema {version.schema}, for perfscope that knows {version.needs} or later")

@@ -203,16 +203,16 @@ def timeline(
 
 def _longest_spans(trace: Trace, begin: int, finish: int, limit: int) -> dict[str, tuple[int, np.ndarray]]:
     """(how many touch the window, rows of the longest) by kind, ``limit`` of all kinds together."""
-    found: dict[str, np.ndarray] = {}
+    result: dict[str, np.ndarray] = {}
     for kind in ("kernels", "communication", "copies"):
         table = trace.rows["copies" if kind == "copies" else "kernels"]
         inside = (table["end_ns"] > begin) & (table["start_ns"] < finish)
         if kind != "copies":
             inside &= table["communication"] == (kind == "communication")
-        found[kind] = np.flatnonzero(inside)
+        result[kind] = np.flatnonzero(inside)
     durations = {
         kind: (table["end_ns"] - table["start_ns"])[rows]
-        for kind, rows in found.items()
+        for kind, rows in result.items()
         for table in (trace.rows["copies" if kind == "copies" else "kernels"],)
     }
     everything = np.concatenate(list(durations.values()))
@@ -220,9 +220,9 @@ def _longest_spans(trace: Trace, begin: int, finish: int, limit: int) -> dict[st
         kept = np.argsort(-everything, kind="stable")[:limit]
         keep = np.zeros(len(everything), bool)
         keep[kept] = True
-        parts = np.split(keep, np.cumsum([len(rows) for rows in found.values()])[:-1])
-        return {kind: (len(rows), rows[part]) for (kind, rows), part in zip(found.items(), parts, strict=True)}
-    return {kind: (len(rows), rows) for kind, rows in found.items()}
+        parts = np.split(keep, np.cumsum([len(rows) for rows in result.values()])[:-1])
+        return {kind: (len(rows), rows[part]) for (kind, rows), part in zip(result.items(), parts, strict=True)}
+    return {kind: (len(rows), rows) for kind, rows in result.items()}
 
 
 def _lane(trace: Trace, device: int, stream: int) -> str:
@@ -277,11 +277,11 @@ def memory_timeline(trace: Trace, label: str | None = None) -> go.Figure:
 
 
 def _memory_named(trace: Trace, label: str | None) -> MemoryTimeline:
-    found = [one for one in trace.fact(memory_timelines) if label is None or one.label == label]
-    if not found:
-        known = ", ".join(sanitize(one.label) for one in trace.fact(memory_timelines)) or "none"
+    timelines = [timeline for timeline in trace.fact(memory_timelines) if label is None or timeline.label == label]
+    if not timelines:
+        known = ", ".join(sanitize(timeline.label) for timeline in trace.fact(memory_timelines)) or "none"
         raise UsageError(f"no such memory in the trace; it has: {known}")
-    return max(found, key=lambda one: one.peak()[1])
+    return max(timelines, key=lambda timeline: timeline.peak()[1])
 
 
 GIB = 1 << 30
@@ -304,30 +304,32 @@ def pareto(sweep: Sweep | str | Path) -> go.Figure:
         ones = [document.variants[number] for number in members]
         if not ones:
             continue
-        times = [(one.step_ns or 0) / MS for one in ones]
+        times = [(variant.step_ns or 0) / MS for variant in ones]
         figure.add_scatter(
             name=plain(name) or "variants",
             x=times,
-            y=[(one.peak_bytes or 0) / GIB for one in ones],
+            y=[(variant.peak_bytes or 0) / GIB for variant in ones],
             mode="markers+lines" if sized else "markers",
             line={"color": color, "width": 1, "dash": "dot"},
             marker={
                 "size": 10,
-                "color": [TOO_MUCH if one.state == "does not fit" else color for one in ones],
-                "line": {"width": [2 if one.on_front else 0 for one in ones], "color": "#17202b"},
+                "color": [TOO_MUCH if variant.state == "does not fit" else color for variant in ones],
+                "line": {"width": [2 if variant.on_front else 0 for variant in ones], "color": "#17202b"},
             },
             error_x={
                 "type": "data",
                 "symmetric": False,
-                "array": [(one.step_high_ns or 0) / MS - time for one, time in zip(ones, times, strict=True)],
-                "arrayminus": [time - (one.step_low_ns or 0) / MS for one, time in zip(ones, times, strict=True)],
+                "array": [(variant.step_high_ns or 0) / MS - time for variant, time in zip(ones, times, strict=True)],
+                "arrayminus": [
+                    time - (variant.step_low_ns or 0) / MS for variant, time in zip(ones, times, strict=True)
+                ],
                 "color": color,
                 "thickness": 1,
             },
             text=[plain(words(document, number)) for number in members],
             hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.3g} GiB<extra></extra>",
         )
-    for memory in sorted({one.memory_bytes for one in document.variants if one.memory_bytes}):
+    for memory in sorted({variant.memory_bytes for variant in document.variants if variant.memory_bytes}):
         figure.add_hline(y=memory / GIB, line={"dash": "dash", "width": 1}, annotation_text=format_bytes(memory))
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")

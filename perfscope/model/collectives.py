@@ -47,8 +47,8 @@ def operation_of(name: str) -> str:
 
 def algorithm_of(kernel: str) -> tuple[str | None, str | None]:
     """(algorithm, protocol) as NCCL writes them into its kernels' names: ``('RING', 'LL')``; None where it does not."""
-    found = _KERNEL.search(kernel)
-    return (None, None) if found is None else (found[1], found[2])
+    match = _KERNEL.search(kernel)
+    return (None, None) if match is None else (match[1], match[2])
 
 
 def element_size(dtype: str | None) -> int | None:

@@ -21,22 +21,22 @@ def ancestry(commit: str | None) -> dict[str, int]:
     """Commits up to ``commit``, itself first, and how far down git's list each stands. Empty where git cannot tell."""
     if commit is None or not is_commit_hash(commit):
         return {}
-    said = ask("git", "rev-list", f"--max-count={MOST_BACK}", commit, "--")
-    return {} if said is None else {one: place for place, one in enumerate(said.split())}
+    text = ask("git", "rev-list", f"--max-count={MOST_BACK}", commit, "--")
+    return {} if text is None else {text: index for index, text in enumerate(text.split())}
 
 
 def commits_between(older: str, newer: str) -> int | None:
     """Commits that ``newer`` has and ``older`` has not; ``None`` where git cannot tell."""
     if not (is_commit_hash(older) and is_commit_hash(newer)):
         return None
-    said = ask("git", "rev-list", "--count", f"{older}..{newer}", "--")
-    return None if said is None or not said.strip().isdigit() else int(said)
+    text = ask("git", "rev-list", "--count", f"{older}..{newer}", "--")
+    return None if text is None or not text.strip().isdigit() else int(text)
 
 
 def current_commit() -> str | None:
     """The commit that is checked out."""
-    said = ask("git", "rev-parse", "--verify", "--quiet", "HEAD")
-    return None if said is None else said.strip() or None
+    text = ask("git", "rev-parse", "--verify", "--quiet", "HEAD")
+    return None if text is None else text.strip() or None
 
 
 def branch_of(commit: str | None) -> str | None:

@@ -81,11 +81,11 @@ def redact(command: Sequence[str]) -> tuple[str, ...]:
 
 def packages() -> dict[str, str]:
     """Versions of the listed packages that are installed for this interpreter."""
-    found = {}
+    result = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            result[name] = version(name)
+    return result
 
 
 def platform_facts() -> dict[str, str]:
@@ -99,10 +99,10 @@ def cpu_model() -> str | None:
     """The processor as it calls itself; ``None`` where it does not (many ARM ones)."""
     try:
         with CPU_INFO.open(encoding="utf-8", errors="replace") as lines:
-            said = next((line for line in lines if line.startswith("model name")), "")
+            text = next((line for line in lines if line.startswith("model name")), "")
     except OSError:  # no Linux
-        said = f":{ask('sysctl', '-n', 'machdep.cpu.brand_string') or ''}"
-    return " ".join(said.partition(":")[2].split()) or None
+        text = f":{ask('sysctl', '-n', 'machdep.cpu.brand_string') or ''}"
+    return " ".join(text.partition(":")[2].split()) or None
 
 
 def git_facts() -> dict[str, str | bool] | None:
@@ -120,8 +120,8 @@ def git_facts() -> dict[str, str | bool] | None:
 
 def git_branch() -> str | None:
     """The branch that is checked out, as git says it, else a CI service, which checks out a commit."""
-    said = (ask("git", "symbolic-ref", "--quiet", "--short", "HEAD") or "").strip()
-    return said or next((os.environ[name] for name in BRANCH_VARIABLES if os.environ.get(name)), None)
+    text = (ask("git", "symbolic-ref", "--quiet", "--short", "HEAD") or "").strip()
+    return text or next((os.environ[name] for name in BRANCH_VARIABLES if os.environ.get(name)), None)
 
 
 def nvidia_gpus() -> list[Gpu]:

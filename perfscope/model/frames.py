@@ -66,14 +66,14 @@ class Frame:
 @lru_cache(maxsize=65536)
 def parse_frame(name: str) -> Frame | None:
     """The frame a Kineto Python span stands for; None for built-in functions and modules."""
-    found = _FRAME.fullmatch(name)
-    if found is None or name.startswith(("<built-in", _MODULE)):
+    match = _FRAME.fullmatch(name)
+    if match is None or name.startswith(("<built-in", _MODULE)):
         return None
-    file = found["file"]
-    owner = Owner.FRAMEWORK if found["function"] in _HOOKS else owner_of(file)
-    resumed = _RESUMED.fullmatch(found["function"])  # what dynamo made of the function after a graph break
-    function = resumed["function"] if resumed else found["function"]
-    return Frame(file=file, line=int(found["line"]), function=function, owner=owner)
+    file = match["file"]
+    owner = Owner.FRAMEWORK if match["function"] in _HOOKS else owner_of(file)
+    resumed = _RESUMED.fullmatch(match["function"])  # what dynamo made of the function after a graph break
+    function = resumed["function"] if resumed else match["function"]
+    return Frame(file=file, line=int(match["line"]), function=function, owner=owner)
 
 
 def parse_module(name: str) -> str | None:

@@ -102,13 +102,13 @@ def totals(plan: TorchPlan) -> PlanTotals:
 
 def refusals_by_line(plan: TorchPlan) -> dict[tuple[str, int], tuple[tuple[PlannedGraph, PlannedRefusal], ...]]:
     """Refusals by the user's line of their second kernel (of the first where that has none); ``('', 0)``: no line."""
-    found: dict[tuple[str, int], list[tuple[PlannedGraph, PlannedRefusal]]] = {}
+    result: dict[tuple[str, int], list[tuple[PlannedGraph, PlannedRefusal]]] = {}
     for graph in plan.graphs:
         for refusal in graph.refusals:
-            places = graph.kernels[refusal.second].places or graph.kernels[refusal.first].places
-            key = (places[0].file, places[0].line) if places else ("", 0)
-            found.setdefault(key, []).append((graph, refusal))
-    return {key: tuple(rows) for key, rows in sorted(found.items())}
+            plan_lines = graph.kernels[refusal.second].places or graph.kernels[refusal.first].places
+            key = (plan_lines[0].file, plan_lines[0].line) if plan_lines else ("", 0)
+            result.setdefault(key, []).append((graph, refusal))
+    return {key: tuple(rows) for key, rows in sorted(result.items())}
 
 
 # The peak of a planned PyTorch step: which step is judged, what holds it by category, and whether it fits a device.
@@ -142,15 +142,16 @@ def memory_as_run(plan: TorchPlan) -> StepMemory | None:
 
 def by_category(step: StepMemory) -> tuple[CategoryRow, ...]:
     """Categories, the largest first. With ``left_bytes`` they sum to the peak."""
-    found: dict[MemoryOwner, list[MemoryHolder]] = {}
+    result: dict[MemoryOwner, list[MemoryHolder]] = {}
     for holder in step.holders:
-        found.setdefault(holder.category, []).append(holder)
+        result.setdefault(holder.category, []).append(holder)
     rows = (
         CategoryRow(
-            category=category, bytes=sum(one.bytes for one in held), blocks=sum(one.blocks for one in held),
-            most=held[0],
+            category=category, bytes=sum(holder.bytes for holder in holders),
+            blocks=sum(holder.blocks for holder in holders),
+            most=holders[0],
         )
-        for category, held in found.items()
+        for category, holders in result.items()
     )  # fmt: skip
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 

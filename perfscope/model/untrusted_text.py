@@ -119,10 +119,10 @@ def sanitize_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
         return shorten(clean(value), limit)
     if isinstance(value, Mapping):
         return {
-            shorten(clean(str(key)), limit): _sanitize_under_key(str(key), held, limit) for key, held in value.items()
+            shorten(clean(str(key)), limit): _sanitize_under_key(str(key), value, limit) for key, value in value.items()
         }
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [sanitize_value(held, limit) for held in value]
+        return [sanitize_value(value, limit) for value in value]
     return value
 
 

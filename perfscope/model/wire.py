@@ -41,18 +41,18 @@ class Field(NamedTuple):
     end: int
 
 
-def varint(data: Data, at: int, end: int) -> tuple[int, int]:
+def varint(data: Data, index: int, end: int) -> tuple[int, int]:
     """The low 64 bits of the number at ``at``, and the offset after it. ``WireError`` if it ends beyond ``end``."""
     value = shift = 0
-    for position in range(at, min(end, at + _LONGEST_VARINT)):
+    for position in range(index, min(end, index + _LONGEST_VARINT)):
         byte = data[position]
         if byte < 0x80:
             return (value | byte << shift) & _MASK, position + 1
         value |= (byte & 0x7F) << shift
         shift += 7
-    if end - at < _LONGEST_VARINT:
-        raise _TruncatedError("truncated varint", at)
-    raise WireError("varint of more than 10 bytes", at)
+    if end - index < _LONGEST_VARINT:
+        raise _TruncatedError("truncated varint", index)
+    raise WireError("varint of more than 10 bytes", index)
 
 
 def fields(data: Data, start: int, end: int, *, lenient: bool = False) -> Iterator[Field]:
@@ -61,38 +61,38 @@ def fields(data: Data, start: int, end: int, *, lenient: bool = False) -> Iterat
     ``lenient``: the data may be cut off at ``end``. The last field may then claim to end beyond it, and a field whose
     key or length is cut off is left out.
     """
-    at = start
+    index = start
     try:
-        while at < end:
-            begin = at
+        while index < end:
+            begin = index
             # One byte is the usual size: a call of varint() for each key and length makes this half as fast.
-            key = data[at]
-            at += 1
+            key = data[index]
+            index += 1
             if key >= 0x80:
-                key, at = varint(data, begin, end)
+                key, index = varint(data, begin, end)
             kind = key & 7
-            content = at
+            content = index
             if kind == BYTES:
-                size = data[at] if at < end else 0x80
-                at += 1
+                size = data[index] if index < end else 0x80
+                index += 1
                 if size >= 0x80:
-                    size, at = varint(data, content, end)
-                content = at
-                at += size
+                    size, index = varint(data, content, end)
+                content = index
+                index += size
             elif kind == VARINT:
-                _, at = varint(data, at, end)
+                _, index = varint(data, index, end)
             elif kind == FIXED64:
-                at += 8
+                index += 8
             elif kind == FIXED32:
-                at += 4
+                index += 4
             else:
                 raise WireError(f"field of unknown wire type {kind}", begin)
             number = key >> 3
             if not number:
                 raise WireError("field number 0", begin)
-            if at > end and not lenient:
-                raise WireError(f"field of {at - content:,} bytes where {end - content:,} are left", begin)
-            yield Field(number, kind, begin, content, at)
+            if index > end and not lenient:
+                raise WireError(f"field of {index - content:,} bytes where {end - content:,} are left", begin)
+            yield Field(number, kind, begin, content, index)
     except _TruncatedError:
         if not lenient:
             raise
@@ -100,9 +100,9 @@ def fields(data: Data, start: int, end: int, *, lenient: bool = False) -> Iterat
 
 def packed(data: Data, start: int, end: int) -> Iterator[int]:
     """The numbers in ``[start, end)``: a repeated field that is packed, or the content of one number."""
-    at = start
-    while at < end:
-        value, at = varint(data, at, end)
+    index = start
+    while index < end:
+        value, index = varint(data, index, end)
         yield value
 
 

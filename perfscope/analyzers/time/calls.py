@@ -171,7 +171,7 @@ class LaunchDelay:
 def launch_delays(trace: Trace) -> dict[int, LaunchDelay]:
     """Per row of ``devices`` that has launches with a known call. Delays below zero (clock skew) count as 0."""
     kernels, calls = trace.rows["kernels"], trace.rows["calls"]
-    found = {}
+    result = {}
     for device in range(len(trace.rows["devices"])):
         on_device = kernels["device"] == device
         linked = on_device & (kernels["call"] != MISSING)
@@ -182,14 +182,14 @@ def launch_delays(trace: Trace) -> dict[int, LaunchDelay]:
         start = kernels["start_ns"][linked][order][first]
         delay = np.maximum(start - calls["start_ns"][call], 0)
         span = int(kernels["end_ns"][on_device].max() - kernels["start_ns"][on_device].min())
-        found[device] = LaunchDelay(
+        result[device] = LaunchDelay(
             device=device,
             launches=len(call),
             median_ns=int(np.median(delay)),
             unqueued=int((delay < SHORT_DELAY_NS).sum()),
             mean_queue=float(delay.sum() / span) if span else 0.0,
         )
-    return found
+    return result
 
 
 # Pairs of short kernels that follow each other on a busy device, and what merging each would save at most.

@@ -64,7 +64,7 @@ def regions(trace: Trace) -> tuple[Region, ...]:
     is_region = real & np.isin(slices["name"], by_prefix[REGION])
     marked = is_region | (real & np.isin(slices["name"], by_prefix[_GRAPH]))
     rows = np.flatnonzero(is_region)
-    index = {int(row): place for place, row in enumerate(rows.tolist())}
+    index = {int(row): index for index, row in enumerate(rows.tolist())}
     around = nearest_ancestor(trace, slices["parent"][rows], is_region)
     marks = np.flatnonzero(marked)
     holders = nearest_ancestor(trace, slices["parent"][marks], marked)
@@ -138,7 +138,7 @@ def compiled_rows(trace: Trace) -> Mapping[int, int]:
     for index, kernel in enumerate(log.kernels):
         graphs[kernel.compile_id, kernel.direction].extend([index] * (1 if kernel.handle else kernel.calls))
     said = {key: [call_name(log.kernels[index].name) or "" for index in held] for key, held in graphs.items()}
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     joined: dict[tuple[int, str | None], _GraphKey | None] = {}
     for call, children in _calls(trace).items():
         ran = [(row, name) for row in children if (name := names[int(slices["name"][row])]) is not None]
@@ -153,9 +153,9 @@ def compiled_rows(trace: Trace) -> Mapping[int, int]:
         order = _in_order([name for _, name in ran], said[graph])
         for (row, _), position in zip(ran, order, strict=True):
             if position is not None:
-                found[row] = graphs[graph][position]
-    _by_name_alone(trace, names, log.kernels, found)
-    return found
+                result[row] = graphs[graph][position]
+    _by_name_alone(trace, names, log.kernels, result)
+    return result
 
 
 def compiled_kernel(trace: Trace, row: int) -> CompiledKernel | None:
@@ -170,7 +170,7 @@ def compiled_kernel(trace: Trace, row: int) -> CompiledKernel | None:
 
 def user_line(kernel: CompiledKernel) -> CodeLine | None:
     """The first of its lines that is the user's, else the first one."""
-    mine = (place for place in kernel.places if owner_of(place.file) is Owner.USER)
+    mine = (code_line for code_line in kernel.places if owner_of(code_line.file) is Owner.USER)
     return next(mine, kernel.places[0] if kernel.places else None)
 
 
@@ -220,7 +220,7 @@ def _graphs_of(ran: Sequence[str], said: Mapping[_GraphKey, list[str]], region: 
     fitting = [
         key
         for key, calls in said.items()
-        if calls and (region is None or key[0] == region) and all(place is not None for place in _places(calls, ran))
+        if calls and (region is None or key[0] == region) and all(index is not None for index in _places(calls, ran))
     ]
     if len(fitting) < 2:
         return fitting
@@ -230,22 +230,22 @@ def _graphs_of(ran: Sequence[str], said: Mapping[_GraphKey, list[str]], region: 
 
 def _places(wanted: Sequence[str], held: Sequence[str]) -> list[int | None]:
     """Of each wanted name its position in ``held``, each after the one before; ``None`` where it does not come."""
-    places: list[int | None] = []
-    at = 0
+    positions: list[int | None] = []
+    index = 0
     for name in wanted:
-        while at < len(held) and held[at] != name:
-            at += 1
-        places.append(at if at < len(held) else None)
-        at += 1
-    return places
+        while index < len(held) and held[index] != name:
+            index += 1
+        positions.append(index if index < len(held) else None)
+        index += 1
+    return positions
 
 
 def _in_order(ran: Sequence[str], calls: Sequence[str]) -> list[int | None]:
     """For each span that ran the call it is; ``None`` for those between (allocations, copies)."""
     order: list[int | None] = [None] * len(ran)
-    for position, place in enumerate(_places(calls, ran)):
-        if place is not None:
-            order[place] = position
+    for position, index in enumerate(_places(calls, ran)):
+        if index is not None:
+            order[index] = position
     return order
 
 

@@ -32,10 +32,10 @@ def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Interva
     kernel that is no communication ran there.
     """
     kernels = trace.rows["kernels"]
-    found = np.zeros(len(kernels), np.int64)
+    result = np.zeros(len(kernels), np.int64)
     rows = np.flatnonzero((kernels["device"] == device) & kernels["communication"])
-    found[rows] = _uncovered(kernels, rows, computing, until_ns[rows])
-    return found
+    result[rows] = _uncovered(kernels, rows, computing, until_ns[rows])
+    return result
 
 
 def exposed_copies(trace: Trace) -> Int64:
@@ -58,9 +58,9 @@ def _uncovered(table: Rows, rows: Int64, by: Intervals, until_ns: Int64 | None =
     reach = np.maximum.accumulate(ends)
     begins = np.maximum(starts, np.concatenate(([starts[0]], reach[:-1])))
     finishes = np.maximum(begins, ends if until_ns is None else np.minimum(ends, until_ns[order]))
-    found = np.zeros(len(rows), np.int64)
-    found[order] = finishes - begins - covered(by, begins, finishes)
-    return found
+    result = np.zeros(len(rows), np.int64)
+    result[order] = finishes - begins - covered(by, begins, finishes)
+    return result
 
 
 def _union(table: Rows, chosen: np.ndarray) -> Intervals:

@@ -107,7 +107,7 @@ def gaps(trace: Trace) -> Gaps:
     end = _joined([spans.starts[1:] for _, spans in per_device])
     launched = [_launch_at(trace, number, spans.starts[1:]) for number, spans in per_device]
     launch = _joined([found for found, _ in launched])
-    queued = _joined([behind for _, behind in launched]) <= start
+    queued = _joined([positions for _, positions in launched]) <= start
 
     calls = trace.rows["calls"]
     known = launch != MISSING
@@ -166,12 +166,12 @@ def _launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
 
 def _earliest_behind(stream: Int64, start: Int64, begin: Int64) -> Int64:
     """Per work: the earliest ``begin`` of it and of all that start later on its stream."""
-    found = np.full(len(start), _NEVER, np.int64)
+    result = np.full(len(start), _NEVER, np.int64)
     for number in np.unique(stream):
         rows = np.flatnonzero(stream == number)
         rows = rows[np.argsort(start[rows], kind="stable")]
-        found[rows] = np.minimum.accumulate(begin[rows][::-1])[::-1]
-    return found
+        result[rows] = np.minimum.accumulate(begin[rows][::-1])[::-1]
+    return result
 
 
 def _draining_sync(trace: Trace, gap_start: Int64, launch_begin: Int64, launch_thread: Int64) -> Int64:
@@ -179,34 +179,34 @@ def _draining_sync(trace: Trace, gap_start: Int64, launch_begin: Int64, launch_t
     calls, blocking = trace.rows["calls"], trace.fact(blocking_calls)
     launching = np.isin(calls["kind"], [CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY])
     launching_threads = np.unique(calls["thread"][launching])
-    found = np.full(len(gap_start), MISSING, np.int64)
+    result = np.full(len(gap_start), MISSING, np.int64)
     for thread in np.unique(calls["thread"][blocking]):
         rows = blocking[calls["thread"][blocking] == thread]
         rows = rows[np.argsort(calls["end_ns"][rows], kind="stable")]
         waited = _waited_into(calls["start_ns"][rows], calls["end_ns"][rows], gap_start, launch_begin)
         candidate = np.where(waited != MISSING, _pick(rows, waited), MISSING)
         same = launch_thread == thread
-        found = np.where(same & (candidate != MISSING), candidate, found)
-        elsewhere = np.flatnonzero(~same & (candidate != MISSING) & (found == MISSING))
+        result = np.where(same & (candidate != MISSING), candidate, result)
+        elsewhere = np.flatnonzero(~same & (candidate != MISSING) & (result == MISSING))
         if len(elsewhere) and thread in launching_threads:
             returned = calls["end_ns"][candidate[elsewhere]]
             open_slice = covering_slices(trace, launch_thread[elsewhere], returned)
             elsewhere = elsewhere[open_slice == MISSING]
-            found[elsewhere] = candidate[elsewhere]
-    return found
+            result[elsewhere] = candidate[elsewhere]
+    return result
 
 
 def _waited_into(starts: Int64, ends: Int64, gap_start: Int64, launch_begin: Int64) -> Int64:
     """Index of the wait (sorted by end) that was on its way at the gap's start and ended before the launch."""
     first = np.searchsorted(ends, gap_start - SYNC_SLACK_NS)
-    found = np.full(len(gap_start), MISSING, np.int64)
+    result = np.full(len(gap_start), MISSING, np.int64)
     for step in (0, 1):  # a short wait may end within the slack, just before the one that covers the gap's start
         index = first + step
         inside = index < len(ends)
         safe = np.where(inside, index, 0)
         fits = inside & (starts[safe] <= gap_start) & (ends[safe] <= launch_begin)
-        found = np.where(fits, index, found)
-    return found
+        result = np.where(fits, index, result)
+    return result
 
 
 def _time_in(spans: dict[int, Intervals], thread: Int64, start: Int64, end: Int64) -> Int64:

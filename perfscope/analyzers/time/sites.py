@@ -110,8 +110,8 @@ def graph_ops_inside(trace: Trace, enclosing: frozenset[str]) -> frozenset[int]:
     around = [code for code, text in enumerate(trace.strings) if text in enclosing]
     rows = np.array(sorted(ours.place_of), np.int64)
     inside = nearest_ancestor(trace, rows, np.isin(slices["name"], around)) != MISSING
-    found = (_same_op(ours, graph, row) for row in rows[inside].tolist())
-    return frozenset(op.index for op in found if op is not None)
+    result = (_same_op(ours, graph, row) for row in rows[inside].tolist())
+    return frozenset(op.index for op in result if op is not None)
 
 
 def _graph_ops_by_name(trace: Trace) -> dict[Hashable, list[GraphOp]]:
@@ -243,33 +243,33 @@ def _from_stack(trace: Trace, row: int) -> CallSite:
     slices = trace.rows["slices"]
     module: str | None = None
     library: Frame | None = None
-    found: Frame | None = None
-    place = MISSING
+    result: Frame | None = None
+    index = MISSING
     for ancestor in lineage(trace, row):
         if slices["kind"][ancestor] != SliceKind.PYTHON:
-            forward = MISSING if found else _forward_of(trace, ancestor)
+            forward = MISSING if result else _forward_of(trace, ancestor)
             if forward != MISSING:
                 return _from_stack(trace, forward)
             continue
         name = trace.text(int(slices["name"][ancestor]))
         module = module or parse_module(name)
-        frame = parse_frame(name) if found is None else None
+        frame = parse_frame(name) if result is None else None
         if frame is None:
-            if found is not None and module is not None:
+            if result is not None and module is not None:
                 break
         elif frame.owner is Owner.USER:
-            found, place = frame, ancestor
+            result, index = frame, ancestor
         elif frame.owner is Owner.LIBRARY and library is None:
-            library, place = frame, ancestor
-    found = found or library
-    if found is None:
+            library, index = frame, ancestor
+    result = result or library
+    if result is None:
         return CallSite(module=module)
     return CallSite(
-        file=found.file,
-        line=found.line,
-        function=found.function,
+        file=result.file,
+        line=result.line,
+        function=result.function,
         module=module,
-        running=_was_running(trace, place),
+        running=_was_running(trace, index),
     )
 
 

@@ -87,13 +87,13 @@ def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLik
     """
     slices = trace.rows["slices"]
     thread, time = np.broadcast_arrays(np.asarray(threads, np.int64), np.asarray(times_ns, np.int64))
-    found = np.full(len(thread), MISSING, np.int64)
+    result = np.full(len(thread), MISSING, np.int64)
     for value in np.unique(thread):
         first, last = np.searchsorted(slices["thread"], [value, value + 1])
         asked = thread == value
         index = first - 1 + np.searchsorted(slices["start_ns"][first:last], time[asked], side="right")
-        found[asked] = np.where(index < first, MISSING, index)
-    return _climb_until(trace, found, lambda rows, at: slices["end_ns"][rows] > time[at])
+        result[asked] = np.where(index < first, MISSING, index)
+    return _climb_until(trace, result, lambda rows, positions: slices["end_ns"][rows] > time[positions])
 
 
 def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Rows:
@@ -189,7 +189,7 @@ def subtree_ends(trace: Trace) -> Rows:
 
 def unshared_time(trace: Trace) -> dict[int, Intervals]:
     """By device: when exactly one piece of work (kernel, copy, memset) runs on it."""
-    found = {}
+    result = {}
     for device in range(len(trace.rows["devices"])):
         starts, ends = [], []
         for table in ("kernels", "copies"):
@@ -202,18 +202,18 @@ def unshared_time(trace: Trace) -> dict[int, Intervals]:
         order = np.lexsort((change, times))  # at one moment, what ends leaves before the next begins
         times, running = times[order], np.cumsum(change[order])
         alone = running[:-1] == 1
-        found[device] = union(times[:-1][alone], times[1:][alone])
-    return found
+        result[device] = union(times[:-1][alone], times[1:][alone])
+    return result
 
 
 def _work_by_op(trace: Trace) -> dict[str, tuple[Rows, Rows]]:
     """By table: its rows ordered by op, and that op for each."""
-    found = {}
+    result = {}
     for table in ("kernels", "copies"):
         ops = trace.rows[table]["op"].astype(np.int64)
         order = np.argsort(ops, kind="stable")
-        found[table] = (order, ops[order])
-    return found
+        result[table] = (order, ops[order])
+    return result
 
 
 # The pieces of time in which a finding costs most: where to look for it on a timeline.
@@ -229,8 +229,8 @@ def worst_spans(starts: npt.ArrayLike, ends: npt.ArrayLike, costs: npt.ArrayLike
 
 def spans_of_ranks(pieces: Iterable[tuple[int | None, int, int]]) -> tuple[Span, ...]:
     """The first of (rank, start, end), each on the clock of its rank's trace; the costliest come first."""
-    found = [Span(start_ns=start, end_ns=end, rank=rank) for rank, start, end in pieces]
-    return tuple(found[:MOST_SPANS])
+    spans = [Span(start_ns=start, end_ns=end, rank=rank) for rank, start, end in pieces]
+    return tuple(spans[:MOST_SPANS])
 
 
 # Self time of host ops: on a machine without an accelerator it stands for kernel time.

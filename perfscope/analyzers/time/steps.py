@@ -40,8 +40,8 @@ def step_windows(trace: Trace) -> StepWindows:
         return StepWindows(starts=rows["start_ns"], ends=rows["end_ns"], numbers=rows["number"], how="recorded")
     slices = trace.rows["slices"]
     marks = [code for code, text in enumerate(trace.strings) if text.startswith("Optimizer.step#")]
-    found = np.isin(slices["name"], marks) & (slices["kind"] == SliceKind.ANNOTATION)
-    ends = np.sort(slices["end_ns"][found])
+    result = np.isin(slices["name"], marks) & (slices["kind"] == SliceKind.ANNOTATION)
+    ends = np.sort(slices["end_ns"][result])
     if len(ends) < 2:
         nothing = np.empty(0, np.int64)
         return StepWindows(starts=nothing, ends=nothing, numbers=nothing, how="none")
@@ -168,16 +168,16 @@ def _steps(trace: Trace, mine: Array, start: int, end: int) -> tuple[StepWork, .
     step_of = _step_of_ops(trace, mine, windows.starts[order])
     if step_of is None:
         return ()
-    found: list[StepWork] = []
+    step_works: list[StepWork] = []
     done = start
-    for place, row in enumerate(order):
-        inside = mine & (step_of == place)
+    for index, row in enumerate(order):
+        inside = mine & (step_of == index)
         host_end = int(windows.ends[row])
         finish = int(ops["end_ns"][inside].max()) if inside.any() else host_end
-        last = end if place == len(order) - 1 else max(done, finish)
-        found.append(StepWork(number=int(windows.numbers[row]), end_ns=finish, complete_ns=last - done))
+        last = end if index == len(order) - 1 else max(done, finish)
+        step_works.append(StepWork(number=int(windows.numbers[row]), end_ns=finish, complete_ns=last - done))
         done = last
-    return tuple(found)
+    return tuple(step_works)
 
 
 def _step_of_ops(trace: Trace, mine: Array, starts: Array) -> Array | None:
@@ -202,13 +202,13 @@ def _step_of_ops(trace: Trace, mine: Array, starts: Array) -> Array | None:
 def _launches(trace: Trace) -> Array:
     """When the call began that launched each instruction's kernel or copy; ``MISSING`` where there is none."""
     ops, calls = trace.rows["hlo_ops"], trace.rows["calls"]
-    found = np.full(len(ops), MISSING, np.int64)
+    result = np.full(len(ops), MISSING, np.int64)
     for column, table in (("kernel", "kernels"), ("copy", "copies")):
         on_device = np.flatnonzero(ops[column] != MISSING)
         launch = trace.rows[table]["call"][ops[column][on_device]]
         known = launch != MISSING
-        found[on_device[known]] = calls["start_ns"][launch[known]]
-    return found
+        result[on_device[known]] = calls["start_ns"][launch[known]]
+    return result
 
 
 def _calls(trace: Trace) -> dict[str, Array]:

@@ -37,9 +37,9 @@ def about(trace: Trace, texts: Texts, home: Track, devices: Sequence[int]) -> Ev
         spread(Argument(name=name, value="text", values=_one(code)), _one(0), size)
         for name, code in (("source", source), ("unplaced", unplaced))
     ]
-    places = np.arange(1, size)
+    positions = np.arange(1, size)
     for column, name in words.ARGUMENTS["devices"].items():
-        arguments.append(spread(of_column(name, rows.table.column(column), rows[column]), places, size))
+        arguments.append(spread(of_column(name, rows.table.column(column), rows[column]), positions, size))
     category = constant(texts.code(words.DEVICE), size)
     category[0] = texts.code(words.SOURCE)
     titles = constant(texts.code("device"), size)
@@ -130,9 +130,9 @@ def _said(rows: Sequence[tuple[str, Finding]], texts: Texts) -> tuple[Argument, 
         "ranks": [", ".join(map(str, finding.ranks)) or None for _, finding in rows],
         "advice": [finding.advice for _, finding in rows],
     }
-    for place in range(max(len(finding.evidence) for _, finding in rows)):
-        said[f"evidence {place + 1:02}"] = [
-            _evidence(finding.evidence[place]) if place < len(finding.evidence) else None for _, finding in rows
+    for index in range(max(len(finding.evidence) for _, finding in rows)):
+        said[f"evidence {index + 1:02}"] = [
+            _evidence(finding.evidence[index]) if index < len(finding.evidence) else None for _, finding in rows
         ]
     arguments = []
     for name, values in said.items():

@@ -74,13 +74,13 @@ def _devices(trace: Trace) -> list[dict[str, Any]]:
     rows = trace.rows["devices"]
     devices = []
     for row in range(len(rows)):
-        one: dict[str, Any] = {"id": int(rows["ordinal"][row])}
+        item: dict[str, Any] = {"id": int(rows["ordinal"][row])}
         if rows["name"][row] != MISSING:
-            one["name"] = fit(trace.strings[int(rows["name"][row])])
+            item["name"] = fit(trace.strings[int(rows["name"][row])])
         for key, column in (("numSms", "cores"), ("totalGlobalMem", "memory_bytes")):
             if rows[column][row] != MISSING:
-                one[key] = int(rows[column][row])
-        devices.append(one)
+                item[key] = int(rows[column][row])
+        devices.append(item)
     return devices
 
 
@@ -127,7 +127,7 @@ def _block(events: Events, low: int, high: int, texts: Texts, tracks: Tracks, fi
         for uuid, at, value in zip(uuids, start, events.value[part].tolist(), strict=True):
             yield _sample(tracks[uuid], at, value)
         return
-    said = [_values(one, part, texts) for one in events.arguments]
+    said = [_values(argument, part, texts) for argument in events.arguments]
     flows = events.flow[part].tolist()
     call = texts.code(words.CALL)
     for row, (name, category, at, ns, uuid, flow) in enumerate(
@@ -152,11 +152,11 @@ def _us(ns: int) -> str:
     return f"{sign}{ns // 1000}.{ns % 1000:03}"
 
 
-def _sample(track: Track, at: int, value: float) -> str:
+def _sample(track: Track, index: int, value: float) -> str:
     name, _, series = track.name.rpartition(": ")
     shown = {series if name else "value": value if np.isfinite(value) else None}
     event = {"ph": "C", "name": name or track.name, "pid": track.pid, "args": shown}
-    return f'{{"ts": {_us(at)}, {json.dumps(event)[1:]}'
+    return f'{{"ts": {_us(index)}, {json.dumps(event)[1:]}'
 
 
 def _values(argument: Argument, part: slice, texts: Texts) -> Callable[[int], str]:

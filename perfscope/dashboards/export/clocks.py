@@ -34,8 +34,8 @@ def aligned(traces: Sequence[Trace]) -> tuple[tuple[Trace, ...], list[str]]:
     for ranks in _judged(traces):
         for member in ranks.job.members:
             offsets[id(member.trace)] = ranks.clocks.offset_ns.get(member.rank, 0)
-        told = f"clocks moved by up to {format_ns(ranks.clocks.largest_offset_ns)}; they agree to within "
-        remarks.append(told + format_ns(ranks.clocks.worst_ns))
+        text = f"clocks moved by up to {format_ns(ranks.clocks.largest_offset_ns)}; they agree to within "
+        remarks.append(text + format_ns(ranks.clocks.worst_ns))
         if ranks.clocks.unreached:
             remarks.append(f"{len(ranks.clocks.unreached):,} ranks share no collective with the others: not moved")
     if not remarks:
@@ -51,7 +51,7 @@ def moved(trace: Trace, by_ns: int) -> Trace:
     """The trace with every moment ``by_ns`` later; itself for 0."""
     if not by_ns:
         return trace
-    rows = {name: _moved(held, by_ns) for name, held in trace.rows.items()}
+    rows = {name: _moved(rows, by_ns) for name, rows in trace.rows.items()}
     return Trace(source=trace.source, strings=trace.strings, rows=rows, recorded=trace.recorded, hlo=trace.hlo)
 
 

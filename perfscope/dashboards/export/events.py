@@ -28,18 +28,18 @@ class Texts:
 
     def code(self, text: str) -> int:
         """Code of a text of ours."""
-        found = self._codes.get(text)
-        if found is None:
-            found = self._codes[text] = len(self._texts)
+        result = self._codes.get(text)
+        if result is None:
+            result = self._codes[text] = len(self._texts)
             self._texts.append(text)
-        return found
+        return result
 
     def shown(self, code: int) -> str:
         """The text without secrets, control characters and endless names."""
-        found = self._shown.get(code)
-        if found is None:
-            found = self._shown[code] = fit(self._texts[code])
-        return found
+        result = self._shown.get(code)
+        if result is None:
+            result = self._shown[code] = fit(self._texts[code])
+        return result
 
 
 def fit(text: str) -> str:
@@ -227,18 +227,18 @@ def together(parts: Sequence[Events]) -> Events:
     sizes = [len(part) for part in parts]
     begins = np.concatenate(([0], np.cumsum(sizes))).astype(int)
     total = int(begins[-1])
-    found: dict[tuple[str, Value], list[tuple[int, Argument]]] = {}
-    for place, part in enumerate(parts):
-        for one in part.arguments:
-            found.setdefault((one.name, one.value), []).append((place, one))
+    result: dict[tuple[str, Value], list[tuple[int, Argument]]] = {}
+    for index, part in enumerate(parts):
+        for argument in part.arguments:
+            result.setdefault((argument.name, argument.value), []).append((index, argument))
     arguments = []
-    for (name, value), held in found.items():
-        values = np.zeros(total, np.result_type(*(one.values.dtype for _, one in held)))
+    for (name, value), held in result.items():
+        values = np.zeros(total, np.result_type(*(argument.values.dtype for _, argument in held)))
         present = np.zeros(total, np.bool_)
-        for place, one in held:
-            part_of = slice(begins[place], begins[place + 1])
-            values[part_of] = one.values
-            present[part_of] = True if one.present is None else one.present
+        for index, argument in held:
+            part_of = slice(begins[index], begins[index + 1])
+            values[part_of] = argument.values
+            present[part_of] = True if argument.present is None else argument.present
         arguments.append(Argument(name=name, value=value, values=values, present=present))
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts])

@@ -28,8 +28,8 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
             with target.open("wb") as raw:
                 yield raw
             return
-        place = resolve_links(target)
-        handle, scratch = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:40]}.", suffix=".part")
+        path = resolve_links(target)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
         with os.fdopen(handle, "wb") as raw:
             if target.name.endswith(PACKED):
                 from isal import igzip
@@ -39,7 +39,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
             else:
                 yield raw
         Path(scratch).chmod(0o666 & ~_umask())
-        Path(scratch).replace(place)
+        Path(scratch).replace(path)
         scratch = None
     except OSError as error:
         raise DataError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from error

@@ -31,31 +31,31 @@ def lanes(start: Int, end: Int) -> Int:
     """Lane of each span; 0 for all where they nest. Rows of one lane nest."""
     if nest(start, end):
         return np.zeros(len(start), np.int64)
-    found = np.empty(len(start), np.int64)
+    result = np.empty(len(start), np.int64)
     stacks: list[list[int]] = []
     flat: list[tuple[int, int]] = []
     count = 0
     for row, (begins, ends) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        place = _first_fit(stacks, begins, ends)
-        if place is None:
+        index = _first_fit(stacks, begins, ends)
+        if index is None:
             if flat and flat[0][0] <= begins:
-                place = heapq.heappop(flat)[1]
+                index = heapq.heappop(flat)[1]
             else:
-                place = MOST_NESTED + count
+                index = MOST_NESTED + count
                 count += 1
-            heapq.heappush(flat, (ends, place))
-        found[row] = place
-    return found
+            heapq.heappush(flat, (ends, index))
+        result[row] = index
+    return result
 
 
 def _first_fit(stacks: list[list[int]], begins: int, ends: int) -> int | None:
     """The first lane whose open spans hold ``[begins, ends)`` or are over; ``None`` if ``MOST_NESTED`` do not."""
-    for place, stack in enumerate(stacks):
+    for index, stack in enumerate(stacks):
         while stack and stack[-1] <= begins:
             stack.pop()
         if not stack or stack[-1] >= ends:
             stack.append(ends)
-            return place
+            return index
     if len(stacks) < MOST_NESTED:
         stacks.append([ends])
         return len(stacks) - 1
@@ -86,9 +86,9 @@ def sequence(start: Int, end: Int) -> tuple[Int, Flags]:
     rows = np.empty(count + len(closing), np.int64)
     ends = np.zeros(len(rows), np.bool_)
     rows[np.arange(count) + np.searchsorted(closes, start, side="right")] = np.arange(count)
-    places = np.arange(len(closing)) + np.searchsorted(start, closes, side="left")
-    rows[places] = closing
-    ends[places] = True
+    positions = np.arange(len(closing)) + np.searchsorted(start, closes, side="left")
+    rows[positions] = closing
+    ends[positions] = True
     if not brief.any():
         return rows, ends
     doubled = ~ends & brief[rows]
@@ -135,7 +135,7 @@ def _slices(events: Events, tracks: Tracks) -> Placed:
             chosen = mine[lane == number] if len(mine) else mine
             if number:
                 track[chosen] = tracks.plain(tracks[uuid], f"{tracks[uuid].name} ({number + 1})").uuid
-            at, ending = sequence(events.start_ns[chosen], events.end_ns[chosen])
-            rows.append(chosen[at])
+            positions, ending = sequence(events.start_ns[chosen], events.end_ns[chosen])
+            rows.append(chosen[positions])
             ends.append(ending)
     return Placed(events=replace(events, track=track), rows=np.concatenate(rows), ends=np.concatenate(ends))

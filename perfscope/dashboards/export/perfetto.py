@@ -87,14 +87,14 @@ class Sequence:
         if events.kind != "counters":
             wanted[_NAMES].append(events.name[rows])
         fresh = []
-        for one in events.arguments:
-            if one.name not in self._argument_names:
-                self._argument_names[one.name] = len(self._argument_names) + 1
-                iid = self._argument_names[one.name]
-                fresh.append(bytes_field(_ARGUMENT_NAMES, number_field(1, iid), text_field(2, one.name)))
-            if one.value == "text":
-                values = one.values[rows]
-                wanted[_TEXTS].append(values if one.present is None else values[one.present[rows]])
+        for argument in events.arguments:
+            if argument.name not in self._argument_names:
+                self._argument_names[argument.name] = len(self._argument_names) + 1
+                iid = self._argument_names[argument.name]
+                fresh.append(bytes_field(_ARGUMENT_NAMES, number_field(1, iid), text_field(2, argument.name)))
+            if argument.value == "text":
+                values = argument.values[rows]
+                wanted[_TEXTS].append(values if argument.present is None else values[argument.present[rows]])
         for field, codes in wanted.items():
             known = self._known[field]
             for code in np.unique(np.concatenate(codes)).tolist() if codes else ():
@@ -108,12 +108,12 @@ class Sequence:
         events = placed.events
         time = np.where(ends, events.end_ns[rows], events.start_ns[rows])
         shape = np.where(ends, np.int64(-1), self._shapes(placed, rows))
-        found = np.empty(len(rows), object)
-        for one in np.unique(shape).tolist():
-            chosen = np.flatnonzero(shape == one)
+        result = np.empty(len(rows), object)
+        for item in np.unique(shape).tolist():
+            chosen = np.flatnonzero(shape == item)
             held = rows[chosen]
             body: list[Piece] = [tag(_UUID, VARINT), varints(events.track[held])]
-            if one == -1:
+            if item == -1:
                 body = [number_field(_TYPE, _END), *body]
             elif events.kind == "counters":
                 assert events.value is not None
@@ -123,8 +123,8 @@ class Sequence:
                 begin = number_field(_TYPE, _BEGIN if events.kind == "slices" else _INSTANT)
                 body = [begin, *body, *self._said(placed, held)]
             packet = [tag(_TIMESTAMP, VARINT), varints(time[chosen]), self._head, *nested(_TRACK_EVENT, body)]
-            found[chosen] = records(nested(_PACKET, packet), len(chosen))
-        joined: list[bytes] = found.tolist()
+            result[chosen] = records(nested(_PACKET, packet), len(chosen))
+        joined: list[bytes] = result.tolist()
         return joined
 
     @staticmethod
@@ -132,10 +132,10 @@ class Sequence:
         """A number for each entry: those of equal numbers have the same optional parts."""
         events = placed.events
         shape = (events.flow[rows] != 0).astype(np.int64)
-        for place, one in enumerate(one for one in events.arguments if one.present is not None):
-            if place % _FOLD == _FOLD - 1:  # room for more bits
+        for index, argument in enumerate(argument for argument in events.arguments if argument.present is not None):
+            if index % _FOLD == _FOLD - 1:  # room for more bits
                 shape = np.unique(shape, return_inverse=True)[1].astype(np.int64)
-            present = np.ones(1, np.bool_) if one.present is None else one.present[rows]
+            present = np.ones(1, np.bool_) if argument.present is None else argument.present[rows]
             shape = shape << 1 | present
         return np.asarray(shape, np.int64)
 
@@ -149,9 +149,9 @@ class Sequence:
         pieces = [*self._category(placed, held), tag(_NAME, VARINT), varints(events.name[held] + 1)]
         if events.flow[first]:
             pieces += [tag(_FLOW, FIXED64), fixed64(events.flow[held])]
-        for one in events.arguments:
-            if one.present is None or one.present[first]:
-                pieces += self._annotation(one, held)
+        for argument in events.arguments:
+            if argument.present is None or argument.present[first]:
+                pieces += self._annotation(argument, held)
         return pieces
 
     def _annotation(self, argument: Argument, held: Array) -> list[Piece]:

@@ -70,13 +70,13 @@ class Scene:
 
     def _host_threads(self) -> list[Track]:
         rows = self._rows["threads"]
-        found = []
+        result = []
         for process, thread in zip(rows["process"].tolist(), rows["thread"].tolist(), strict=True):
             name = self.texts.shown(thread)
-            found.append(
+            result.append(
                 self.tracks.thread(self._process(self.texts.shown(process)), words.thread_name(name), wanted=name)
             )
-        return found
+        return result
 
     def _device(self, row: int) -> Track:
         devices = self._rows["devices"]
@@ -135,9 +135,9 @@ class Scene:
             yield together(parts)
         waits = self._rows["sync_records"]
         if len(waits):
-            uuids, places = np.unique(self._stream_of(waits), return_inverse=True)
+            uuids, positions = np.unique(self._stream_of(waits), return_inverse=True)
             below = [self.tracks.plain(self.tracks[uuid], f"{self.tracks[uuid].name} waits") for uuid in uuids.tolist()]
-            track = np.array([one.uuid for one in below], np.int64)[places]
+            track = np.array([track.uuid for track in below], np.int64)[positions]
             category = constant(self.texts.code(words.SYNC), len(waits))
             yield self._spans(waits, track, category, [*self._columns("sync_records"), self._ordinals(waits)])
         yield from self._alone("collectives", words.COLLECTIVE, "collectives", {"kernels": "kernel", "slices": "slice"})
@@ -154,14 +154,14 @@ class Scene:
 
     def _stream_of(self, rows: Rows) -> Array:
         pairs = np.stack((rows["device"].astype(np.int64), rows["stream"]))
-        kinds, places = np.unique(pairs, axis=1, return_inverse=True)
+        kinds, positions = np.unique(pairs, axis=1, return_inverse=True)
         uuids = []
         for device, stream in kinds.T.tolist():
             if (device, stream) not in self.streams:
                 process = self.device_tracks[device]
                 self.streams[device, stream] = self.tracks.thread(process, f"stream {stream}")
             uuids.append(self.streams[device, stream].uuid)
-        return np.array(uuids, np.int64)[places.ravel()]
+        return np.array(uuids, np.int64)[positions.ravel()]
 
     def _ordinals(self, rows: Rows) -> Argument:
         ordinals = self._rows["devices"]["ordinal"][rows["device"]]
@@ -193,13 +193,13 @@ class Scene:
         """Rows of ``other`` that are shown on their kernel, copy or span: the only one of it, begun with it."""
         rows, target = self._rows[other], self._rows[table]
         held = rows[owner]
-        at = np.maximum(held, 0)
-        counts = np.bincount(at, weights=held != MISSING, minlength=len(target)) if len(target) else np.zeros(1)
-        fits = (held != MISSING) & (counts[at] == 1)
+        positions = np.maximum(held, 0)
+        counts = np.bincount(positions, weights=held != MISSING, minlength=len(target)) if len(target) else np.zeros(1)
+        fits = (held != MISSING) & (counts[positions] == 1)
         if len(target):
-            fits &= rows["start_ns"] == target["start_ns"][at]
+            fits &= rows["start_ns"] == target["start_ns"][positions]
             if other == "collectives":
-                fits &= rows["end_ns"] == target["end_ns"][at]
+                fits &= rows["end_ns"] == target["end_ns"][positions]
         return np.flatnonzero(fits)
 
     def _alone(self, table: str, category: str, title: str, owners: dict[str, str]) -> Iterator[Events]:
@@ -239,7 +239,7 @@ def worded(table: str, rows: Rows, column: str, name: str, texts: Texts) -> Argu
     named = words.ENUMS.get((table, column))
     if named is None:
         return of_column(name, rows.table.column(column), values)
-    codes = np.array([texts.code(one.name.lower()) for one in sorted(named)], np.int64)
+    codes = np.array([texts.code(item.name.lower()) for item in sorted(named)], np.int64)
     return Argument(name=name, value="text", values=codes[values])
 
 
@@ -294,8 +294,8 @@ def _totals(trace: Trace, tracks: Tracks, texts: Texts, home: Callable[[], Track
     """The allocator's own totals where it writes them, otherwise the sum of the blocks in use."""
     rows = trace.rows["memory"]
     told = False
-    places = np.stack((rows["on_device"].astype(np.int64), rows["ordinal"]))
-    for on_device, ordinal in np.unique(places, axis=1).T.tolist():
+    positions = np.stack((rows["on_device"].astype(np.int64), rows["ordinal"]))
+    for on_device, ordinal in np.unique(positions, axis=1).T.tolist():
         where = (f"cuda:{ordinal}" if ordinal != MISSING else "device") if on_device else "host"
         mine = (rows["on_device"] == bool(on_device)) & (rows["ordinal"] == ordinal)
         for column, title in _TOTALS:
@@ -331,11 +331,11 @@ def counters(trace: Trace, tracks: Tracks, texts: Texts, home: Callable[[], Trac
     rows = trace.rows["counters"]
     if not len(rows):
         return
-    codes, places = np.unique(rows["name"], return_inverse=True)
+    codes, positions = np.unique(rows["name"], return_inverse=True)
     made = [tracks.counter(home(), texts.shown(code)) for code in codes.tolist()]
     yield Events(
         kind="counters",
-        track=np.array([track.uuid for track in made], np.int64)[places],
+        track=np.array([track.uuid for track in made], np.int64)[positions],
         start_ns=rows["time_ns"],
         end_ns=rows["time_ns"],
         name=rows["name"].astype(np.int64),

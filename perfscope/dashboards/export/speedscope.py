@@ -101,19 +101,19 @@ def _threads(trace: Trace, index: int, label: str, frames: _Frames, stream: IO[b
         for uuid in np.unique(entries).tolist():
             mine = np.flatnonzero(entries == uuid)
             rows, ends = group.rows[mine], group.ends[mine]
-            at = np.where(ends, events.end_ns[rows], events.start_ns[rows]) - first
+            positions = np.where(ends, events.end_ns[rows], events.start_ns[rows]) - first
             track = tracks[uuid]
             head = {
                 "type": "evented",
                 "name": f"{tracks.top(uuid).name} {track.name}",
                 "unit": "nanoseconds",
-                "startValue": int(at[0]),
-                "endValue": int(at[-1]),
+                "startValue": int(positions[0]),
+                "endValue": int(positions[-1]),
             }
             stream.write(frames.begun() + json.dumps(head).encode("utf-8", "replace")[:-1] + b', "events": [')
             for low in range(0, len(rows), _BLOCK):
                 part = slice(low, low + _BLOCK)
-                columns = (events.name[rows[part]].tolist(), ends[part].tolist(), at[part].tolist())
+                columns = (events.name[rows[part]].tolist(), ends[part].tolist(), positions[part].tolist())
                 text = ",".join(
                     f'{{"type":"{"C" if ending else "O"}","frame":{numbers[code]},"at":{time}}}'
                     for code, ending, time in zip(*columns, strict=True)
@@ -136,43 +136,47 @@ def _launched(trace: Trace) -> dict[tuple[Frame, ...], int]:
         while row not in paths:
             climb.append(row)
             row = parents[row]
-        for one in reversed(climb):
-            paths[one] = (*paths[parents[one]], (trace.strings[names[one]], None, None))
+        for value in reversed(climb):
+            paths[value] = (*paths[parents[value]], (trace.strings[names[value]], None, None))
         return paths[climb[0]] if climb else paths[row]
 
-    found: dict[tuple[Frame, ...], int] = {}
+    result: dict[tuple[Frame, ...], int] = {}
     for table in ("kernels", "copies"):
         rows = trace.rows[table]
         if not len(rows):
             continue
         keys = np.stack((rows["op"].astype(np.int64), rows["name"].astype(np.int64)))
-        kinds, places = np.unique(keys, axis=1, return_inverse=True)
+        kinds, positions = np.unique(keys, axis=1, return_inverse=True)
         total = np.zeros(kinds.shape[1], np.int64)
-        np.add.at(total, places.ravel(), rows["end_ns"] - rows["start_ns"])
+        np.add.at(total, positions.ravel(), rows["end_ns"] - rows["start_ns"])
         for (op, name), ns in zip(kinds.T.tolist(), total.tolist(), strict=True):
             stack = (*path(op), (trace.strings[name], None, None))
-            found[stack] = found.get(stack, 0) + ns
-    return found
+            result[stack] = result.get(stack, 0) + ns
+    return result
 
 
 def _scoped(trace: Trace) -> dict[tuple[Frame, ...], int]:
     """Measured time of instructions by program and scope. Those around others are left out: their time is in these."""
-    found: dict[tuple[Frame, ...], int] = {}
+    result: dict[tuple[Frame, ...], int] = {}
     if not len(trace.rows["hlo_ops"]):
-        return found
-    for one in trace.fact(hlo_time).instructions:
-        if one.encloses:
+        return result
+    for instruction in trace.fact(hlo_time).instructions:
+        if instruction.encloses:
             continue
-        stack: list[Frame] = [(one.module, None, None)]
-        leaf: Frame = (one.instruction, None, None)
-        if one.module_index is not None and one.computation is not None:
-            held = trace.hlo[one.module_index].computations[one.computation].by_name[one.instruction]
+        stack: list[Frame] = [(instruction.module, None, None)]
+        leaf: Frame = (instruction.instruction, None, None)
+        if instruction.module_index is not None and instruction.computation is not None:
+            held = (
+                trace.hlo[instruction.module_index]
+                .computations[instruction.computation]
+                .by_name[instruction.instruction]
+            )
             scope = scope_of(held.op_name)
             stack += [(scope.phase, None, None), *((name, None, None) for name in scope.path)]
-            leaf = (one.instruction, held.file, held.line)
+            leaf = (instruction.instruction, held.file, held.line)
         key = (*stack, leaf)
-        found[key] = found.get(key, 0) + one.total_ns
-    return found
+        result[key] = result.get(key, 0) + instruction.total_ns
+    return result
 
 
 def _sampled(name: str, stacks: dict[tuple[Frame, ...], int], frames: _Frames) -> bytes:

@@ -83,7 +83,7 @@ def _space(trace: Trace, index: int) -> bytes:
     scene = Scene(trace, tracks, index=index, label="")
     planes: dict[int, list[bytes]] = {0: []}
     names: dict[int, dict[int, str]] = {0: {}}
-    devices = {track.uuid: place + 1 for place, track in enumerate(scene.device_tracks)}
+    devices = {track.uuid: index + 1 for index, track in enumerate(scene.device_tracks)}
     stats = {name: number + 1 for number, name in enumerate((*_NUMBERS.values(), *_TEXTS.values()))}
     texts: dict[int, str] = {}
     wait = scene.texts.code(words.SYNC)  # XProf would take waits for kernels
@@ -101,12 +101,12 @@ def _space(trace: Trace, index: int) -> bytes:
             line = _line(tracks[uuid].name, number, events, rows, scene.texts, stats, texts)
             planes.setdefault(plane, []).append(line)
     titles = {0: "/host:CPU"}
-    for place, ordinal in enumerate(trace.rows["devices"]["ordinal"].tolist(), start=1):
-        titles[place] = f"/device:GPU:{ordinal}"
+    for position, ordinal in enumerate(trace.rows["devices"]["ordinal"].tolist(), start=1):
+        titles[position] = f"/device:GPU:{ordinal}"
     held = {**{number: name for name, number in stats.items()}, **texts}
     parts = [
-        bytes_field(_PLANES, *_plane(place, titles[place], planes.get(place, []), names.get(place, {}), held))
-        for place in titles
+        bytes_field(_PLANES, *_plane(title, titles[title], planes.get(title, []), names.get(title, {}), held))
+        for title in titles
     ]
     parts.append(text_field(_HOSTNAMES, _host(trace, index)))
     if sum(map(len, parts)) > LARGEST:
@@ -140,28 +140,30 @@ def _line(
         tag(_METADATA, VARINT), varints(events.name[rows] + 1), tag(_OFFSET, VARINT), varints(offset),
         tag(_DURATION, VARINT), varints(lasted),
     ]  # fmt: skip
-    kept = [one for one in events.arguments if one.name in _NUMBERS or one.name in _TEXTS]
+    kept = [argument for argument in events.arguments if argument.name in _NUMBERS or argument.name in _TEXTS]
     shape = np.zeros(len(rows), np.int64)
-    for place, one in enumerate(kept):
-        shape |= (np.ones(1, np.int64) if one.present is None else one.present[rows].astype(np.int64)) << place
-    found = np.empty(len(rows), object)
+    for index, argument in enumerate(kept):
+        shape |= (
+            np.ones(1, np.int64) if argument.present is None else argument.present[rows].astype(np.int64)
+        ) << index
+    result = np.empty(len(rows), object)
     for pattern in np.unique(shape).tolist():
         chosen = np.flatnonzero(shape == pattern)
         pieces = [piece if isinstance(piece, bytes) else piece[chosen] for piece in head]
-        for place, one in enumerate(kept):
-            if pattern >> place & 1:
-                pieces += _stat(one, rows[chosen], texts, stats, used)
-        found[chosen] = records(nested(_EVENTS, pieces), len(chosen))
+        for index, argument in enumerate(kept):
+            if pattern >> index & 1:
+                pieces += _stat(argument, rows[chosen], texts, stats, used)
+        result[chosen] = records(nested(_EVENTS, pieces), len(chosen))
     fields = [number_field(_LINE_ID, number), text_field(_LINE_NAME, name), number_field(_LINE_TIME, first)]
-    return bytes_field(_LINES, *fields, *found.tolist())
+    return bytes_field(_LINES, *fields, *result.tolist())
 
 
-def _stat(one: Argument, rows: Array, texts: Texts, stats: Mapping[str, int], used: dict[int, str]) -> list[Piece]:
-    values = one.values[rows].astype(np.int64)
-    if one.name in _NUMBERS:
-        name = number_field(1, stats[_NUMBERS[one.name]])
+def _stat(argument: Argument, rows: Array, texts: Texts, stats: Mapping[str, int], used: dict[int, str]) -> list[Piece]:
+    values = argument.values[rows].astype(np.int64)
+    if argument.name in _NUMBERS:
+        name = number_field(1, stats[_NUMBERS[argument.name]])
         return nested(_STATS, [name, tag(_INT64, VARINT), varints(values)])
     codes = values + 1 + len(stats)  # texts are named by stat metadata: numbers behind those of the stats
     for code in np.unique(values).tolist():
         used[code + 1 + len(stats)] = texts.shown(code)
-    return nested(_STATS, [number_field(1, stats[_TEXTS[one.name]]), tag(_REFERENCE, VARINT), varints(codes)])
+    return nested(_STATS, [number_field(1, stats[_TEXTS[argument.name]]), tag(_REFERENCE, VARINT), varints(codes)])

@@ -47,8 +47,8 @@ def varints(values: Array) -> Block:
     left = np.ascontiguousarray(values).astype(np.uint64, copy=False)
     width = max(1, -(-int(left.max()).bit_length() // 7)) if len(left) else 1
     block = np.empty((len(left), width), np.uint8)
-    for place in range(width):
-        block[:, place] = (left >> np.uint64(7 * place)).astype(np.uint8) & 0x7F
+    for index in range(width):
+        block[:, index] = (left >> np.uint64(7 * index)).astype(np.uint8) & 0x7F
     block[:, :-1] |= 0x80
     return block
 
@@ -73,13 +73,13 @@ def records(pieces: Sequence[Piece], count: int) -> list[bytes]:
     """The rows, one after the other; ``count`` of them."""
     size = width(pieces)
     block = np.empty((count, size), np.uint8)
-    place = 0
+    index = 0
     for piece in pieces:
         if isinstance(piece, bytes):
-            block[:, place : place + len(piece)] = np.frombuffer(piece, np.uint8)
-            place += len(piece)
+            block[:, index : index + len(piece)] = np.frombuffer(piece, np.uint8)
+            index += len(piece)
         else:
-            block[:, place : place + piece.shape[1]] = piece
-            place += piece.shape[1]
+            block[:, index : index + piece.shape[1]] = piece
+            index += piece.shape[1]
     rows: Any = block.view(np.dtype((np.void, size))).ravel()
     return list(rows.tolist())

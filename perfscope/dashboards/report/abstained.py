@@ -97,8 +97,10 @@ def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...
     reasons: dict[str, list[str]] = {}
     alone = logs_alone(analysis)
     own, why = (COMPILE_RULES, LOG_ALONE) if analysis.compile.ranks else (DUMP_RULES, DUMPS_ALONE)
-    compiled = bool(analysis.sources) and {one.format for one in analysis.sources} == {COMPILED_FORMAT}
-    of_ranks = [one for one in analysis.outcomes if one.status == "abstained" and one.rule in RANK_RULES]
+    compiled = bool(analysis.sources) and {source.format for source in analysis.sources} == {COMPILED_FORMAT}
+    of_ranks = [
+        outcome for outcome in analysis.outcomes if outcome.status == "abstained" and outcome.rule in RANK_RULES
+    ]
     single = (
         not alone and len(of_ranks) > 1 and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
     )

@@ -105,25 +105,27 @@ def _target_lines(target: Target) -> Iterator[str]:
 
 
 def _programs_table(manifest: Compiled, trace: Trace, width: int) -> RenderableType:
-    said = {f"{trace.source.path}/{one.file}": one for one in manifest.programs}
-    rows = [one for one in trace.fact(programs) if one.module_index is not None]
+    said = {f"{trace.source.path}/{program.file}": program for program in manifest.programs}
+    rows = [program for program in trace.fact(programs) if program.module_index is not None]
     held = [_cells(row, said.get(trace.hlo[row.module_index or 0].source), trace) for row in rows[:MOST_ROWS]]
     return table_of(fitting(held, _GIVE_WAY, width))
 
 
-def _cells(row: Program, said: CompiledProgram | None, trace: Trace) -> dict[str, str]:
+def _cells(row: Program, program: CompiledProgram | None, trace: Trace) -> dict[str, str]:
     module = trace.hlo[row.module_index or 0]
     memory = "-" if row.peak_bytes is None else format_bytes(row.peak_bytes)
     most = None if trace.target is None else trace.target.memory_bytes
     if row.peak_bytes is not None and most:
         memory += f" ({format_share(row.peak_bytes, most)})"
     at_least = "" if row.exact else ">= "
-    place = None if said is None else said.place
+    place = None if program is None else program.place
     return {
         "program": sanitize(row.name),
         "at": "" if place is None else sanitize(tail(f"{place.file}:{place.line}", PLACE)),
-        "calls": "-" if said is None else f"{said.calls:,}",
-        "compiled in": "-" if said is None or said.seconds_to_compile is None else f"{said.seconds_to_compile:.1f} s",
+        "calls": "-" if program is None else f"{program.calls:,}",
+        "compiled in": "-"
+        if program is None or program.seconds_to_compile is None
+        else f"{program.seconds_to_compile:.1f} s",
         "peak memory": memory,
         "FLOPs": "-" if row.flops is None else f"{at_least}{format_count(row.flops)}",
         "HBM bytes": "-" if row.bytes is None else f"{at_least}{format_bytes(row.bytes)}",
@@ -133,19 +135,19 @@ def _cells(row: Program, said: CompiledProgram | None, trace: Trace) -> dict[str
 
 
 def _collectives(module: HloModule) -> str:
-    found = collectives_of(module)
-    blocking = sum(one.blocks is not None for one in found)
-    if not found:
+    collectives = collectives_of(module)
+    blocking = sum(collective.blocks is not None for collective in collectives)
+    if not collectives:
         return "none"
-    return f"{len(found)}" + (f", {blocking} block" if blocking else "")
+    return f"{len(collectives)}" + (f", {blocking} block" if blocking else "")
 
 
 def _modelled(module: HloModule, trace: Trace) -> str:
     """The modelled time of a run as a range."""
-    found = _estimate(module, trace)
-    if found is None:
+    estimate = _estimate(module, trace)
+    if estimate is None:
         return "-"
-    low, high = format_ns(found.step_ns.low), format_ns(found.step_ns.high)
+    low, high = format_ns(estimate.step_ns.low), format_ns(estimate.step_ns.high)
     return low if low == high else f"{low} to {high}"
 
 
@@ -174,9 +176,9 @@ def _known_by(trace: Trace) -> Iterator[RenderableType]:
 
 def _not_here(manifest: Compiled, *, verbose: bool) -> Iterator[RenderableType]:
     """What was not compiled, where the program was left, and what it was given that nobody computed."""
-    for one in manifest.not_compiled[: None if verbose else MOST_NOTES]:
-        where = "" if one.place is None else f" ({one.place.file}:{one.place.line})"
-        yield line_of("  not compiled: ", sanitize(f"{one.name}{where}: {one.reason}", MOST_LINE))
+    for not_compiled in manifest.not_compiled[: None if verbose else MOST_NOTES]:
+        where = "" if not_compiled.place is None else f" ({not_compiled.place.file}:{not_compiled.place.line})"
+        yield line_of("  not compiled: ", sanitize(f"{not_compiled.name}{where}: {not_compiled.reason}", MOST_LINE))
     if manifest.stopped:
         yield line_of("  stopped: ", sanitize(manifest.stopped, MOST_LINE))
     for note in manifest.notes[: None if verbose else MOST_NOTES]:

@@ -68,9 +68,9 @@ def evidence_cell(key: str, value: Cell) -> str:
 
 def evidence_headers(keys: Iterable[str]) -> dict[str, str]:
     """Of the columns of one table, by key. Where two would be called the same, each says what it counts."""
-    found = {key: evidence_header(key) for key in keys}
-    often = Counter(found.values())
-    return {key: head if often[head] == 1 else _with_unit(key) for key, head in found.items()}
+    result = {key: evidence_header(key) for key in keys}
+    often = Counter(result.values())
+    return {key: head if often[head] == 1 else _with_unit(key) for key, head in result.items()}
 
 
 def _with_unit(key: str) -> str:

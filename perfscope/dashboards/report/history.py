@@ -72,59 +72,61 @@ class Program:
     @property
     def runs(self) -> int:
         """Of the metric that most runs have."""
-        return max(len(one.points) for one in self.series)
+        return max(len(series.points) for series in self.series)
 
     def parted(self) -> tuple[tuple[Series, ...], str | None]:
         """The series that moved at all (all of them where they are few), and the others in one line."""
-        still = [one for one in self.series if len({point.value for point in one.points}) == 1]
+        still = [series for series in self.series if len({point.value for point in series.points}) == 1]
         if len(self.series) < FEW or not still:
             return self.series, None
-        words = ", ".join(f"{sanitize(one.metric)} {amount(one.points[-1].value, one.unit)}" for one in still)
+        words = ", ".join(
+            f"{sanitize(series.metric)} {amount(series.points[-1].value, series.unit)}" for series in still
+        )
         of = "its only run" if self.runs == 1 else "the same in all runs"  # of one nothing can be the same or another
-        return tuple(one for one in self.series if one not in still), f"{of}: {words}"
+        return tuple(series for series in self.series if series not in still), f"{of}: {words}"
 
     @property
     def newest_utc(self) -> str:
         """When it ran last."""
-        return max(point.created_utc for one in self.series for point in one.points)
+        return max(point.created_utc for series in self.series for point in series.points)
 
     def moved(self, count: CountBetween | None) -> tuple[Moved, ...]:
         """Where levels changed, the newest first. ``count``: commits between two, as git says."""
         places: dict[tuple[str, str], list[tuple[Series, Change]]] = {}
-        for one in self.series:
-            for change in one.changes:
-                places.setdefault((change.before.run, change.after.run), []).append((one, change))
+        for series in self.series:
+            for change in series.changes:
+                places.setdefault((change.before.run, change.after.run), []).append((series, change))
         ordered = sorted(places.values(), key=lambda held: held[0][1].after.created_utc, reverse=True)
         return tuple(
             Moved(
                 where=where_words(held[0][1], count),
-                lines=tuple(f"{sanitize(one.metric)} {size_words(change, one)}" for one, change in held),
+                lines=tuple(f"{sanitize(series.metric)} {size_words(change, series)}" for series, change in held),
             )
             for held in ordered
         )
 
 
-def programs(found: History) -> tuple[Program, ...]:
+def programs(history: History) -> tuple[Program, ...]:
     """The series by program and machine, what ran last first; times first in each."""
     made = [
-        Program(title=_title(members[0]), series=tuple(sorted(members, key=lambda one: one.known == "exact")))
-        for members in (list(group) for _, group in groupby(sorted(found.series, key=_which), key=_which))
+        Program(title=_title(members[0]), series=tuple(sorted(members, key=lambda series: series.known == "exact")))
+        for members in (list(group) for _, group in groupby(sorted(history.series, key=_which), key=_which))
     ]
-    return tuple(sorted(made, key=lambda one: one.newest_utc, reverse=True))
+    return tuple(sorted(made, key=lambda program: program.newest_utc, reverse=True))
 
 
-def _which(one: Series) -> tuple[str, tuple[str, ...], str]:
-    return one.name, one.command, one.machine
+def _which(series: Series) -> tuple[str, tuple[str, ...], str]:
+    return series.name, series.command, series.machine
 
 
-def _title(one: Series) -> str:
-    words = [sanitize(value) for key, value in one.hardware.items() if key in ("gpu", "cpu")] or [
-        sanitize(value) for value in one.hardware.values()
+def _title(series: Series) -> str:
+    words = [sanitize(value) for key, value in series.hardware.items() if key in ("gpu", "cpu")] or [
+        sanitize(value) for value in series.hardware.values()
     ]
     on = f" on {', '.join(words)}" if words else " (no machine recorded)"
-    how = "by commit" if one.ordered == "commits" else "by time"
-    command = f": {sanitize(shlex.join(one.command))}" if one.command else ""
-    return f"{sanitize(one.name)}{command}{on}, {how}"
+    how = "by commit" if series.ordered == "commits" else "by time"
+    command = f": {sanitize(shlex.join(series.command))}" if series.command else ""
+    return f"{sanitize(series.name)}{command}{on}, {how}"
 
 
 def amount(value: float, unit: str) -> str:
@@ -149,7 +151,7 @@ def sparkline(values: Sequence[float], width: int = SPARK) -> str:
     if not values:
         return ""
     count = min(width, len(values))
-    edges = [round(place * len(values) / count) for place in range(count + 1)]
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
     held = [sorted(values[start:end])[(end - start) // 2] for start, end in pairwise(edges)]
     if min(held) == max(held):
         return FLAT * count
@@ -195,12 +197,12 @@ def where_words(change: Change, count: CountBetween | None) -> str:
 
 def newest_words(series: Series) -> str | None:
     """The last run where it lies outside of what neighbours differ by; one run proves nothing, and that is said."""
-    one = series.newest
-    if one is None or not one.outside:
+    fence_result = series.newest
+    if fence_result is None or not fence_result.outside:
         return None
     return (
-        f"the newest run is {percent(one.change)} from the one before; neighbours here differ by at most "
-        f"{100 * one.bound:.1f}% as a rule (one run: `perfscope compare --ab` settles it)"
+        f"the newest run is {percent(fence_result.change)} from the one before; neighbours here differ by at most "
+        f"{100 * fence_result.bound:.1f}% as a rule (one run: `perfscope compare --ab` settles it)"
     )
 
 
@@ -210,55 +212,55 @@ def newest_words(series: Series) -> str | None:
 SCHEMA = "perfscope.history/1"
 
 
-def render_json(found: History) -> str:
+def render_json(history: History) -> str:
     """The history as indented JSON text."""
-    return json.dumps(document(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(document(history), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def document(found: History) -> dict[str, Any]:
+def document(history: History) -> dict[str, Any]:
     """The history as plain dicts and lists; times are ns."""
     held: dict[str, Any] = sanitize_value(
         {
             "schema": SCHEMA,
-            "runs": found.runs,
-            "left_out": list(found.left_out),
-            "notes": list(found.notes),
-            "series": [_series(one) for one in found.series],
+            "runs": history.runs,
+            "left_out": list(history.left_out),
+            "notes": list(history.notes),
+            "series": [_series(series) for series in history.series],
         }
     )
     return held
 
 
-def _series(one: Series) -> dict[str, Any]:
+def _series(series: Series) -> dict[str, Any]:
     return {
-        "metric": one.metric,
-        "unit": one.unit,
-        "known": one.known,
-        "program": one.name,
-        "command": list(one.command),
-        "machine": one.machine,
-        "hardware": dict(one.hardware),
-        "ordered_by": one.ordered,
-        "points": [asdict(point) for point in one.points],
-        "changes": [_change(change) for change in one.changes],
-        "newest": None if one.newest is None else asdict(one.newest),
-        "remarks": list(one.remarks),
+        "metric": series.metric,
+        "unit": series.unit,
+        "known": series.known,
+        "program": series.name,
+        "command": list(series.command),
+        "machine": series.machine,
+        "hardware": dict(series.hardware),
+        "ordered_by": series.ordered,
+        "points": [asdict(point) for point in series.points],
+        "changes": [_change(change) for change in series.changes],
+        "newest": None if series.newest is None else asdict(series.newest),
+        "remarks": list(series.remarks),
     }
 
 
-def _change(one: Change) -> dict[str, Any]:
+def _change(change: Change) -> dict[str, Any]:
     return {
-        "index": one.index,
-        "after_commit": one.before.commit,
-        "up_to_commit": one.after.commit,
-        "after_run": one.before.run,
-        "up_to_run": one.after.run,
-        "old": one.old,
-        "new": one.new,
-        "change": one.change if one.change is None or math.isfinite(one.change) else None,
-        "p": one.p,
-        "same_commit": one.same_commit,
-        "software": list(one.software),
+        "index": change.index,
+        "after_commit": change.before.commit,
+        "up_to_commit": change.after.commit,
+        "after_run": change.before.run,
+        "up_to_run": change.after.run,
+        "old": change.old,
+        "new": change.new,
+        "change": change.change if change.change is None or math.isfinite(change.change) else None,
+        "p": change.p,
+        "same_commit": change.same_commit,
+        "software": list(change.software),
     }
 
 
@@ -274,7 +276,7 @@ MOST_POINTS = 20
 
 
 def render_text(
-    found: History,
+    history: History,
     *,
     width: int = WIDTH,
     color: bool = False,
@@ -282,13 +284,13 @@ def render_text(
     count_between: CountBetween | None = None,
 ) -> str:
     """The history as text; of a single metric with its runs. ``count_between``: commits between two, as git says."""
-    return printed(lambda _: _parts(found, verbose=verbose, count=count_between), width=width, color=color)
+    return printed(lambda _: _parts(history, verbose=verbose, count=count_between), width=width, color=color)
 
 
-def _parts(found: History, *, verbose: bool, count: CountBetween | None) -> Iterator[RenderableType]:
-    alone = len({one.metric for one in found.series}) == 1
-    held = programs(found)
-    rows = [one for one in held if verbose or one.runs > 1] or list(held)
+def _parts(history: History, *, verbose: bool, count: CountBetween | None) -> Iterator[RenderableType]:
+    alone = len({series.metric for series in history.series}) == 1
+    held = programs(history)
+    rows = [program for program in held if verbose or program.runs > 1] or list(held)
     for program in rows if verbose else rows[:MOST_PROGRAMS]:
         yield Text(program.title, style="bold")
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -298,43 +300,43 @@ def _parts(found: History, *, verbose: bool, count: CountBetween | None) -> Iter
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         series, still = (program.series, None) if verbose else program.parted()
-        for one in series:
-            table.add_row(*map(Text, _row(one)))
+        for item in series:
+            table.add_row(*map(Text, _row(item)))
         if series:
             yield Padding(table, (0, 0, 0, 2))
         if still is not None:
             yield Padding(Text(still), (0, 0, 0, 2))
         yield from _changes(program, verbose=verbose, count=count)
         if alone:
-            for one in program.series:
-                yield from _points(one, verbose=verbose)
+            for item in program.series:
+                yield from _points(item, verbose=verbose)
         yield ""
     left = len(held) - (len(rows) if verbose else min(len(rows), MOST_PROGRAMS))
     if left:
         yield Text(f"and {left} more (programs with other arguments, other machines, single runs): -v shows all")
-    for line in (*(f"left out: {one}" for one in found.left_out), *found.notes):
+    for line in (*(f"left out: {text}" for text in history.left_out), *history.notes):
         yield Text(f"note: {line}", style="dim")
 
 
-def _row(one: Series) -> tuple[str, ...]:
-    first, last = one.points[0].value, one.points[-1].value
+def _row(series: Series) -> tuple[str, ...]:
+    first, last = series.points[0].value, series.points[-1].value
     moved = percent(last / first - 1) if first and last != first else "" if last == first else "-"
     return (
-        sanitize(one.metric),
-        str(len(one.points)),
-        amount(first, one.unit),
-        amount(last, one.unit),
+        sanitize(series.metric),
+        str(len(series.points)),
+        amount(first, series.unit),
+        amount(last, series.unit),
         moved,
-        sparkline([point.value for point in one.points]),
+        sparkline([point.value for point in series.points]),
     )
 
 
 def _changes(program: Program, *, verbose: bool, count: CountBetween | None) -> Iterator[RenderableType]:
     moved = program.moved(count)
     rows = moved if verbose else moved[:MOST_CHANGES]
-    for one in rows:
-        yield Padding(Text(f"changed {one.where}", style="bold"), (0, 0, 0, 2))
-        yield from (Padding(Text(line), (0, 0, 0, 6)) for line in one.lines)
+    for row in rows:
+        yield Padding(Text(f"changed {row.where}", style="bold"), (0, 0, 0, 2))
+        yield from (Padding(Text(line), (0, 0, 0, 6)) for line in row.lines)
     if len(rows) < len(moved):
         yield Padding(Text(f"and at {len(moved) - len(rows)} earlier points: -v shows all"), (0, 0, 0, 2))
     for series in program.series:
@@ -343,25 +345,25 @@ def _changes(program: Program, *, verbose: bool, count: CountBetween | None) -> 
             yield Padding(Text(f"{sanitize(series.metric)}: {line}", style="dim"), (0, 0, 0, 2))
 
 
-def _points(one: Series, *, verbose: bool) -> Iterator[RenderableType]:
-    points = one.points if verbose else one.points[-MOST_POINTS:]
-    starts = {change.index for change in one.changes}
+def _points(series: Series, *, verbose: bool) -> Iterator[RenderableType]:
+    points = series.points if verbose else series.points[-MOST_POINTS:]
+    starts = {change.index for change in series.changes}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("run", "commit", "branch"):
         table.add_column(name, overflow="fold")
-    table.add_column(sanitize(one.metric), justify="right", no_wrap=True)
+    table.add_column(sanitize(series.metric), justify="right", no_wrap=True)
     table.add_column("")
-    for place, point in enumerate(points, start=len(one.points) - len(points)):
+    for index, point in enumerate(points, start=len(series.points) - len(points)):
         table.add_row(
             Text(sanitize(point.run)),
             Text(commit_words(point)),
             Text(sanitize(point.branch or "-")),
-            Text(amount(point.value, one.unit)),
-            Text("<- new level" if place in starts else "", style="bold"),
+            Text(amount(point.value, series.unit)),
+            Text("<- new level" if index in starts else "", style="bold"),
         )
     yield Padding(table, (1, 0, 0, 2))
-    if len(points) < len(one.points):
-        yield Padding(Text(f"and {len(one.points) - len(points)} earlier runs: -v shows all"), (0, 0, 0, 2))
+    if len(points) < len(series.points):
+        yield Padding(Text(f"and {len(series.points) - len(points)} earlier runs: -v shows all"), (0, 0, 0, 2))
 
 
 def baselines_table(found: Sequence[Baseline]) -> RenderableType:
@@ -370,15 +372,15 @@ def baselines_table(found: Sequence[Baseline]) -> RenderableType:
     for name in ("name", "run", "commit", "branch", "set (UTC)"):
         table.add_column(name, overflow="fold")
     table.add_column("files", justify="right", no_wrap=True)
-    for one in found:
-        commit = "-" if one.run.commit is None else one.run.commit[:12] + ("+" if one.run.dirty else "")
+    for baseline in found:
+        commit = "-" if baseline.run.commit is None else baseline.run.commit[:12] + ("+" if baseline.run.dirty else "")
         table.add_row(
-            Text(sanitize(one.name), style="bold"),
-            Text(sanitize(one.run.id)),
+            Text(sanitize(baseline.name), style="bold"),
+            Text(sanitize(baseline.run.id)),
             Text(commit),
-            Text(sanitize(one.run.branch or "-")),
-            Text(sanitize(one.set_utc[:19].replace("T", " "))),
-            Text("numbers only" if one.digest is None else f"{one.bytes / (1 << 20):.2f} MiB"),
+            Text(sanitize(baseline.run.branch or "-")),
+            Text(sanitize(baseline.set_utc[:19].replace("T", " "))),
+            Text("numbers only" if baseline.digest is None else f"{baseline.bytes / (1 << 20):.2f} MiB"),
         )
     return table
 
@@ -404,31 +406,33 @@ h3{font-size:15px;margin:18px 0 2px}
 """
 
 
-def render_html(found: History, *, count_between: CountBetween | None = None) -> str:
+def render_html(history: History, *, count_between: CountBetween | None = None) -> str:
     """The page; ``count_between``: commits between two, as git says."""
-    data = json.dumps(document(found), ensure_ascii=False, allow_nan=False)
+    data = json.dumps(document(history), ensure_ascii=False, allow_nan=False)
     for sign in "<>&":
         data = data.replace(sign, f"\\u{ord(sign):04x}")
-    body = _page(found, count_between)
+    body = _page(history, count_between)
     return page(body, title="history", data_id="perfscope-history", data=data, style=STYLE)
 
 
-def _page(found: History, count: CountBetween | None) -> Iterator[str]:
+def _page(history: History, count: CountBetween | None) -> Iterator[str]:
     yield "<h1><b>perfscope</b> <span>history</span></h1>"
-    changed = sum(bool(one.changes) for one in found.series)
-    yield f'<p class="sub">{found.runs} runs, {len(found.series)} series, {changed} of them with a change of level. '
+    changed = sum(bool(series.changes) for series in history.series)
+    yield (
+        f'<p class="sub">{history.runs} runs, {len(history.series)} series, {changed} of them with a change of level. '
+    )
     yield "A history reports; it proves nothing of one commit: <code>perfscope compare --ab</code> does.</p>"
-    for program in programs(found):
+    for program in programs(history):
         yield f'<section class="card"><h2>{escape(program.title)}</h2>'
         for moved in program.moved(count):
             yield moved_html(moved)
         series, still = program.parted()
-        for one in series:
-            yield metric_html(one)
+        for item in series:
+            yield metric_html(item)
         if still is not None:
             yield f'<p class="note">{escape(still)}</p>'
         yield "</section>"
-    lines = (*(f"left out: {one}" for one in found.left_out), *found.notes)
+    lines = (*(f"left out: {text}" for text in history.left_out), *history.notes)
     yield from (f'<p class="note">{escape(sanitize(line, 400))}</p>' for line in lines)
 
 
@@ -438,50 +442,50 @@ def moved_html(moved: Moved) -> str:
     return f"<p><b>changed</b> {escape(moved.where)}</p><ul>{items}</ul>"
 
 
-def metric_html(one: Series) -> str:
+def metric_html(series: Series) -> str:
     """A series: its picture, what is to be said of it, and its newest runs as a table."""
-    return "".join(_metric(one))
+    return "".join(_metric(series))
 
 
-def _metric(one: Series) -> Iterator[str]:
-    newest = one.points[-1]
-    yield f"<h3>{escape(sanitize(one.metric))}: {escape(amount(newest.value, one.unit))}</h3>"
-    yield _picture(one)
-    values = [point.value for point in one.points[-MOST_PICTURED:]]
-    between = f"{amount(min(values), one.unit)} to {amount(max(values), one.unit)}"
-    texts = (commit_words(one.points[-len(values)]), between, commit_words(newest))
+def _metric(series: Series) -> Iterator[str]:
+    newest = series.points[-1]
+    yield f"<h3>{escape(sanitize(series.metric))}: {escape(amount(newest.value, series.unit))}</h3>"
+    yield _picture(series)
+    values = [point.value for point in series.points[-MOST_PICTURED:]]
+    between = f"{amount(min(values), series.unit)} to {amount(max(values), series.unit)}"
+    texts = (commit_words(series.points[-len(values)]), between, commit_words(newest))
     yield f'<div class="ends">{"".join(f"<span>{escape(text)}</span>" for text in texts)}</div>'
-    for line in (*one.remarks, newest_words(one)):
+    for line in (*series.remarks, newest_words(series)):
         if line is not None:
             yield f'<p class="note">{escape(sanitize(line, 400))}</p>'
     yield "<details><summary>the runs</summary><div class='scroll'><table>"
     yield "<tr><th>run</th><th>commit</th><th>branch</th><th class='n'>value</th></tr>"
-    for point in reversed(one.points[-MOST_ROWS:]):
+    for point in reversed(series.points[-MOST_ROWS:]):
         cells = (sanitize(point.run), commit_words(point), sanitize(point.branch or "-"))
-        value = f'<td class="n">{escape(amount(point.value, one.unit))}</td>'
+        value = f'<td class="n">{escape(amount(point.value, series.unit))}</td>'
         yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{value}</tr>"
     yield "</table></div></details>"
 
 
-def _picture(one: Series) -> str:
+def _picture(series: Series) -> str:
     """The last values from the smallest to the largest; dashed where the level changed."""
-    skipped = max(0, len(one.points) - MOST_PICTURED)
-    values = [point.value for point in one.points[skipped:]]
+    skipped = max(0, len(series.points) - MOST_PICTURED)
+    values = [point.value for point in series.points[skipped:]]
     low, high = scale(values)
     step = CHART_WIDTH / max(1, len(values) - 1)
 
     def height(value: float) -> float:
         return HEIGHT / 2 if high <= low else EDGE + (HEIGHT - 2 * EDGE) * (high - value) / (high - low)
 
-    places = [(place * step, height(value)) for place, value in enumerate(values)]
-    cuts = [change.index - skipped for change in one.changes if change.index > skipped]
+    places = [(index * step, height(value)) for index, value in enumerate(values)]
+    cuts = [change.index - skipped for change in series.changes if change.index > skipped]
     lines = "".join(
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT:.0f}"/>' for x in ((cut - 0.5) * step for cut in cuts)
     )
     course = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     x, y = places[-1]
     dot = f'<line class="dot" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    ends = f"{amount(min(values), one.unit)} to {amount(max(values), one.unit)}"
+    ends = f"{amount(min(values), series.unit)} to {amount(max(values), series.unit)}"
     words = f"{len(values)} runs from {ends}, {len(cuts)} changes of level"
     return (
         f'<svg class="ps-history" role="img" aria-label="{escape(words)}" '

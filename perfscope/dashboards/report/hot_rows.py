@@ -181,22 +181,22 @@ def place_table(what: str, places: Sequence[HotPlace], spots: HotSpots, key: str
     rows = tuple(
         HotRow(
             cells=(
-                ("time", format_ns(place.time_ns)),
-                ("share", format_share(place.time_ns, spots.total_ns)),
-                (what, _place(place)),
-                *((("mainly", shorten(sanitize(place.mainly), PLACE_LIMIT)),) if what != "scope" else ()),
-                ("instructions", f"{place.instructions:,}" if place.instructions else "-"),
+                ("time", format_ns(hot_place.time_ns)),
+                ("share", format_share(hot_place.time_ns, spots.total_ns)),
+                (what, _place(hot_place)),
+                *((("mainly", shorten(sanitize(hot_place.mainly), PLACE_LIMIT)),) if what != "scope" else ()),
+                ("instructions", f"{hot_place.instructions:,}" if hot_place.instructions else "-"),
             ),
-            share=place.time_ns / spots.total_ns if spots.total_ns else 0.0,
+            share=hot_place.time_ns / spots.total_ns if spots.total_ns else 0.0,
         )
-        for place in places
+        for hot_place in places
     )
     return HotTable(title=f"by {what}", rows=rows, left=_left(spots, key))
 
 
-def _place(place: HotPlace) -> str:
-    phase = f" ({place.phase})" if place.phase not in (None, "forward") else ""
-    return place_end(sanitize(place.name)) + phase
+def _place(hot_place: HotPlace) -> str:
+    phase = f" ({hot_place.phase})" if hot_place.phase not in (None, "forward") else ""
+    return place_end(sanitize(hot_place.name)) + phase
 
 
 def place_end(text: str) -> str:
@@ -226,10 +226,10 @@ def _instruction(row: HotInstruction, spots: HotSpots) -> Iterator[tuple[str, st
         "" if row.file is None else place_end(sanitize(row.file if row.line is None else f"{row.file}:{row.line}")),
     )
     yield "calls", f"{row.calls:,}"
-    if any(one.bound is not None for one in spots.instructions):
+    if any(instruction.bound is not None for instruction in spots.instructions):
         yield "bound by", row.bound or "-"
         yield "roof", "-" if row.roof_ns is None else format_ns(row.roof_ns)
-    if any(one.headroom_ns is not None for one in spots.instructions):
+    if any(instruction.headroom_ns is not None for instruction in spots.instructions):
         yield "headroom", "-" if row.headroom_ns is None else format_ns(row.headroom_ns)
 
 

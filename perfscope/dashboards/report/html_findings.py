@@ -64,13 +64,13 @@ def finding_card(row: FindingRow, *, opened: bool) -> str:
         share = "<span>of memory</span>"
     per = f"<span>{over}{', ' if share else ''}</span>" if over else ""
     saves = f"<b>{escape(amount)}</b>{per}{share}" if row.saves or row.memory else f"<span>{NO_TIME}</span>"
-    place = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
+    text = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
     moves = f" · moves {escape(row.bytes)}" if row.bytes else ""
     return (
         f'<article class="card finding {row.severity}"><div class="row">'
         f'<div class="saves">{saves}</div>'
         f'<div class="what"><div class="title">{escape(row.rule)}: {prose(row.title + row.on_ranks)}</div>'
-        f'<div class="where">{place}{moves}</div></div>'
+        f'<div class="where">{text}{moves}</div></div>'
         f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
         f'<span class="chip">{escape(row.known_by)}</span></div></div>'
         f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
@@ -95,8 +95,8 @@ def _evidence(row: FindingRow) -> str:
     kinds = {key: _side([cells.get(key) for cells in row.evidence]) for key in names}
     heads = [f'<th class="{kinds[key]}">{name}</th>' for key, name in names.items()]
     body = [
-        f"<tr>{''.join(_cell(kinds[key], name, told[key][at]) for key, name in names.items())}</tr>"
-        for at in range(len(row.evidence))
+        f"<tr>{''.join(_cell(kinds[key], name, told[key][index]) for key, name in names.items())}</tr>"
+        for index in range(len(row.evidence))
     ]
     least = sum(_least_px(kinds[key], [name, *told[key]]) for key, name in names.items())
     kind = "stacks wide" if least > TABLET_PX else "stacks" if len(heads) > FEW_COLUMNS else ""
@@ -108,8 +108,8 @@ def _evidence(row: FindingRow) -> str:
     return f"{first}<details><summary>{more}</summary>{rest}{left}</details>"
 
 
-def _cell(kind: str, name: str, told: str) -> str:
-    return f'<td class="{kind}" data-name="{name}">{escape(told)}</td>'
+def _cell(kind: str, name: str, text: str) -> str:
+    return f'<td class="{kind}" data-name="{name}">{escape(text)}</td>'
 
 
 def _side(values: Sequence[object]) -> str:
@@ -121,9 +121,9 @@ def _side(values: Sequence[object]) -> str:
     return "s" if longest <= SHORT_CHARS else "t" if longest <= LINE_CHARS else "l"
 
 
-def _least_px(kind: str, told: Sequence[str]) -> int:
+def _least_px(kind: str, texts: Sequence[str]) -> int:
     """How narrow a column can be, about."""
-    return BETWEEN_PX + ({"t": LINE_PX, "l": LIST_PX}.get(kind) or LETTER_PX * max(map(len, told)))
+    return BETWEEN_PX + ({"t": LINE_PX, "l": LIST_PX}.get(kind) or LETTER_PX * max(map(len, texts)))
 
 
 def advice_html(text: str) -> Iterator[str]:

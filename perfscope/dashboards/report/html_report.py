@@ -68,13 +68,13 @@ def embedded(analysis: Analysis) -> str:
     if len(held["steps"]) > MOST_STEPS:
         left_out.append(f"{len(held['steps']) - MOST_STEPS} steps")
         held["steps"] = held["steps"][:MOST_STEPS]
-    found = 0
+    result = 0
     for outcome in held["outcomes"]:
-        kept = outcome["findings"][: max(0, MOST_FINDINGS - found)]
-        found += len(outcome["findings"])
+        kept = outcome["findings"][: max(0, MOST_FINDINGS - result)]
+        result += len(outcome["findings"])
         outcome["findings"] = kept
-    if found > MOST_FINDINGS:
-        left_out.append(f"{found - MOST_FINDINGS} findings")
+    if result > MOST_FINDINGS:
+        left_out.append(f"{result - MOST_FINDINGS} findings")
     if left_out:
         held["left_out"] = left_out
     text = json.dumps(held, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -131,7 +131,7 @@ def tiles(
     first: Sequence[tuple[str, str, str]] = (),
 ) -> str:
     """The few numbers at the top; ``first`` and ``more``: further ones, (name, value, note)."""
-    drawn = (*(_tile(*one) for one in first), *_tiles(summary, analysis), *(_tile(*one) for one in more))
+    drawn = (*(_tile(*item) for item in first), *_tiles(summary, analysis), *(_tile(*item) for item in more))
     return f'<section class="tiles">{"".join(drawn)}</section>'
 
 
@@ -272,7 +272,7 @@ def _run(run: Mapping[str, Any]) -> str:
 def _words(value: Any) -> str:
     """A part of the manifest on one line; nothing for what is not known."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_words(held)}" for key, held in value.items() if held not in (None, ""))
+        return ", ".join(f"{key} {_words(value)}" for key, value in value.items() if value not in (None, ""))
     if isinstance(value, list | tuple):
         return " ".join(map(_words, value))
     if isinstance(value, bool):

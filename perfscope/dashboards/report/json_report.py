@@ -42,7 +42,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
     held: dict[str, Any] = sanitize_value(
         {
             "schema": SCHEMA,
-            "sources": [_source(source, at, analysis) for at, source in enumerate(analysis.sources)],
+            "sources": [_source(source, index, analysis) for index, source in enumerate(analysis.sources)],
             "devices": [_device(device) for device in analysis.devices],
             "steps": [_step(step) for step in analysis.steps],
             "windows": [asdict(window) for window in analysis.windows],
@@ -59,7 +59,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
     return held
 
 
-def _source(source: Source, at: int, analysis: Analysis) -> dict[str, Any]:
+def _source(source: Source, index: int, analysis: Analysis) -> dict[str, Any]:
     return {
         "path": source.path,
         "format": source.format,
@@ -71,7 +71,7 @@ def _source(source: Source, at: int, analysis: Analysis) -> dict[str, Any]:
         "notes": list(source.notes),
         "world_size": source.world_size,
         "backend": source.backend,
-        "start_ns": analysis.starts_ns[at] if at < len(analysis.starts_ns) else None,
+        "start_ns": analysis.starts_ns[index] if index < len(analysis.starts_ns) else None,
     }
 
 
@@ -126,9 +126,9 @@ def _finding(finding: Finding, over: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A value as JSON can hold it: numpy numbers as Python's, what is not finite as ``null``."""
     if isinstance(value, dict):
-        return {str(key): _plain(held) for key, held in value.items()}
+        return {str(key): _plain(value) for key, value in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(held) for held in value]
+        return [_plain(value) for value in value]
     if hasattr(value, "item"):  # a numpy scalar: reading its value needs no import of numpy
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

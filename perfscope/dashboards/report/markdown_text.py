@@ -36,16 +36,16 @@ def inline(text: str) -> str:
 
 def in_html(text: str) -> str:
     """``text`` inside an HTML block, where Markdown is not read: no tag, mention or link."""
-    return _COMMIT.sub(lambda found: _APART.join(re.findall(".{1,4}", found[0])), _unlinked(text))
+    return _COMMIT.sub(lambda match: _APART.join(re.findall(".{1,4}", match[0])), _unlinked(text))
 
 
 def _unlinked(text: str) -> str:
-    return _LINKED.sub(lambda found: found[0] + _APART, text.translate(_ENTITIES))
+    return _LINKED.sub(lambda match: match[0] + _APART, text.translate(_ENTITIES))
 
 
 def code(text: str) -> str:
     """``text`` as code in a table cell. HTML, because a backtick or ``|`` in a name would end Markdown's own."""
-    return f"<code>{_ACTIVE.sub(lambda found: f'&#{ord(found[0])};', _unlinked(text))}</code>"
+    return f"<code>{_ACTIVE.sub(lambda match: f'&#{ord(match[0])};', _unlinked(text))}</code>"
 
 
 def advice_text(text: str) -> str:

@@ -105,5 +105,5 @@ def _table(heads: Iterable[str], rows: Iterable[Sequence[str]], align: str) -> s
 
 
 def _frame(*parts: str) -> str:
-    held = "".join(filter(None, parts))
-    return f"<div style='font-family:system-ui,sans-serif;font-size:13px;line-height:1.45'>{held}</div>"
+    text = "".join(filter(None, parts))
+    return f"<div style='font-family:system-ui,sans-serif;font-size:13px;line-height:1.45'>{text}</div>"

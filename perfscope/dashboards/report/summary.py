@@ -316,8 +316,8 @@ def window_mean(analysis: Analysis, host_ns: float | None) -> tuple[float, int] 
 
 def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
     """``window_mean`` in words."""
-    found = window_mean(analysis, host_ns)
-    return None if found is None else f"step {format_ns(found[0])} (mean of {found[1]:,} {WAITED})"
+    results = window_mean(analysis, host_ns)
+    return None if results is None else f"step {format_ns(results[0])} (mean of {results[1]:,} {WAITED})"
 
 
 def starts_by_label(analysis: Analysis) -> dict[str, int]:

@@ -101,11 +101,11 @@ def _finding_table(rows: Sequence[FindingRow], width: int) -> RenderableType:
     table.add_column("known by", no_wrap=True)
     for row in rows:
         saves = Text(row.gain, style="dim" if row.gain == NO_TIME else _STYLES[row.severity])
-        place = tail(row.where, width * WHERE_SHARE // 100)
-        title = Text(f"{row.rule}: {row.title}{row.on_ranks}" + ("" if beside else f"\n{place}"))
+        text = tail(row.where, width * WHERE_SHARE // 100)
+        title = Text(f"{row.rule}: {row.title}{row.on_ranks}" + ("" if beside else f"\n{text}"))
         title.stylize("bold", 0, len(row.rule))
         share = [Text(row.share)] if with_share else []
-        table.add_row(saves, *share, title, *([Text(place)] if beside else []), Text(row.known_by))
+        table.add_row(saves, *share, title, *([Text(text)] if beside else []), Text(row.known_by))
     return Padding(table, (0, 0, 0, 2))
 
 

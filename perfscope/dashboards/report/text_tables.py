@@ -67,14 +67,14 @@ def fitting(rows: Sequence[Mapping[str, str]], give_way: Sequence[str], width: i
     kept = list(rows[0])
 
     def missing() -> int:
-        return INDENT + sum(widest[one] + GAP for one in kept) - GAP - width
+        return INDENT + sum(widest[text] + GAP for text in kept) - GAP - width
 
     for name in give_way:
         if missing() > 0 and name in kept:
             kept.remove(name)
-    place = next((name for name in _CUT if name in kept), None)
-    limit = 0 if place is None or missing() <= 0 else max(NARROWEST_PLACE, widest[place] - missing())
-    return [{name: tail(row[name], limit) if limit and name == place else row[name] for name in kept} for row in rows]
+    text = next((name for name in _CUT if name in kept), None)
+    limit = 0 if text is None or missing() <= 0 else max(NARROWEST_PLACE, widest[text] - missing())
+    return [{name: tail(row[name], limit) if limit and name == text else row[name] for name in kept} for row in rows]
 
 
 def table_of(rows: Sequence[Mapping[str, str]]) -> RenderableType:
@@ -97,9 +97,9 @@ def hanging(text: str) -> RenderableType:
     return table
 
 
-def tail(place: str, limit: int) -> str:
+def tail(text: str, limit: int) -> str:
     """The last parts of a path that fit, marked as cut; other text is cut in the middle."""
-    if len(place) <= limit:
-        return place
-    kept = place[-(limit - 2) :]
-    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(place, limit)
+    if len(text) <= limit:
+        return text
+    kept = text[-(limit - 2) :]
+    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(text, limit)

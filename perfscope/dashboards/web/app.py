@@ -87,7 +87,7 @@ def create_app(
         token=token,
         hosts=frozenset(hosts),
         base_path=base_path,
-        inline_hashes=tuple(f"{one}" for one in app.csp_hashes()),
+        inline_hashes=tuple(f"{csp_hash}" for csp_hash in app.csp_hashes()),
     ).install(app.server)
     return app
 
@@ -281,14 +281,14 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
 
     complete = dataclasses.replace(asked, folder=state.folder)
     named = state.folder.name if state.folder is not None else ""
-    told = _planned(state)
-    banner = [html.P(told, className="ps-card ps-modelled", role="note")] if told else []
+    text = _planned(state)
+    banner = [html.P(text, className="ps-card ps-modelled", role="note")] if text else []
 
     def drawn() -> Any:
         page = module.layout(complete, view["view"])
         return [*banner, *(page if isinstance(page, list) else [page])]
 
-    return drawn, f"{named} {state.stage if state.stale else ''} {told}"
+    return drawn, f"{named} {state.stage if state.stale else ''} {text}"
 
 
 def _planned(state: Readiness) -> str:

@@ -90,15 +90,15 @@ class Pairs:
 
 def pairs_of(launches: Sequence[Launch], phase: Phase) -> tuple[Pair, ...]:
     """The whole pairs of a phase by number: both launches of one attempt, without a problem."""
-    found: dict[int, Pair] = {}
+    result: dict[int, Pair] = {}
     for first, second in itertools.pairwise(launches):
         partners = (first.phase, first.pair, first.attempt) == (second.phase, second.pair, second.attempt)
         if first.phase != phase or not partners or (first.slot, second.slot) != (0, 1):
             continue
         if first.problem is None and second.problem is None:
             swap = phase != "calibrate" and first.arm == "head"
-            found[first.pair] = (second, first) if swap else (first, second)
-    return tuple(found[pair] for pair in sorted(found))
+            result[first.pair] = (second, first) if swap else (first, second)
+    return tuple(result[pair] for pair in sorted(result))
 
 
 # An A/B on disk: its plan, and a line for each launch as it ends. What was interrupted goes on where it was.

@@ -28,9 +28,9 @@ def read_document(file: Path, kind: type[Document], schema: str, *, what: str, m
         raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON ({str(error)[:MOST_SAID]})") from error
-    found = raw.get("schema") if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or found != schema:
-        raise DataError(f"{file}: its schema is {str(found)[:60]!r}; this perfscope reads {schema!r}")
+    result = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict) or result != schema:
+        raise DataError(f"{file}: its schema is {str(result)[:60]!r}; this perfscope reads {schema!r}")
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:

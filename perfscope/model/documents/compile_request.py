@@ -155,17 +155,17 @@ def parse_checkpoint(text: str, *, option: str = "--checkpoint") -> CheckpointRe
     if len(text) > MAX_CHECKPOINT_OPTION or not text.isprintable():
         raise UsageError(f"{option} {text[:60]!r}: write a policy, e.g. full or dots@train.py:35")
     head, *places = text.strip().split("@")
-    said, colon, rest = head.partition(":")
-    word = JAX_POLICY_NAMES.get(said, said)
+    sentence, colon, rest = head.partition(":")
+    word = JAX_POLICY_NAMES.get(sentence, sentence)
     if word not in POLICIES:
-        raise UsageError(f"{option} {said[:60]}: no such policy; there are {', '.join(POLICIES)}")
+        raise UsageError(f"{option} {sentence[:60]}: no such policy; there are {', '.join(POLICIES)}")
     names = tuple(rest.split("+")) if colon else ()
     if colon and (word != "names" or not all(names)):
         raise UsageError(f"{option} {head[:60]}: names go with the policy names: names:qkv+hidden")
     spots = []
-    for place in places:
-        found = re.fullmatch(r"(?:\./)?([^:@]{1,200}):(\d{1,7})", place)
-        if found is None:
-            raise UsageError(f"{option} {text[:60]}: {place[:40]!r} is no line; write {said}@train.py:35")
-        spots.append(Spot(file=found[1], line=int(found[2])))
+    for label in places:
+        match = re.fullmatch(r"(?:\./)?([^:@]{1,200}):(\d{1,7})", label)
+        if match is None:
+            raise UsageError(f"{option} {text[:60]}: {label[:40]!r} is no line; write {sentence}@train.py:35")
+        spots.append(Spot(file=match[1], line=int(match[2])))
     return CheckpointRequest(word=word, names=names, spots=tuple(spots))

@@ -177,8 +177,8 @@ def _load_manifest(path: Path, kind: type[Manifest], schema: str) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(raw, dict) or raw.get("schema") != schema:
-        found = raw.get("schema") if isinstance(raw, dict) else None
-        raise DataError(f"{path}: its schema is {found!r}; this perfscope reads {schema!r}")
+        result = raw.get("schema") if isinstance(raw, dict) else None
+        raise DataError(f"{path}: its schema is {result!r}; this perfscope reads {schema!r}")
     try:
         manifest: Manifest = msgspec.convert(_from_json(raw), kind)
     except msgspec.ValidationError as error:
@@ -200,7 +200,7 @@ def _from_json(raw: dict[str, Any]) -> dict[str, Any]:
         ]
     processes = named.get("processes")
     if isinstance(processes, list):
-        named["processes"] = [_from_json(one) if isinstance(one, dict) else one for one in processes]
+        named["processes"] = [_from_json(process) if isinstance(process, dict) else process for process in processes]
     return named
 
 
@@ -249,7 +249,7 @@ def missing_ranks(ranks: Collection[int], world_size: int | None) -> str | None:
 
 def ranks_of(run: Run) -> tuple[set[int], int | None]:
     """The ranks that recorded something, and how many there were: as they told, else as many as tasks."""
-    ranks = {process.rank for process in run.processes if any(one.artifact for one in process.captures)}
+    ranks = {process.rank for process in run.processes if any(capture.artifact for capture in process.captures)}
     worlds = {process.world_size for process in run.processes if process.world_size is not None}
     return ranks, max(worlds, default=run.tasks)
 

@@ -196,7 +196,7 @@ def read(directory: Path) -> Run:
 def read_processes(directory: Path) -> tuple[tuple[Process, ...], tuple[str, ...]]:
     """What the processes of a run wrote of themselves, by rank, and a note for each whose manifest is damaged."""
     processes, damaged = _readable(sorted(directory.glob(f"rank*/{PROCESS_FILE}")), load_process)
-    return tuple(sorted(processes, key=lambda one: (one.rank, one.directory))), damaged
+    return tuple(sorted(processes, key=lambda process: (process.rank, process.directory))), damaged
 
 
 def _readable(files: Iterable[Path], load: Callable[[Path], Manifest]) -> tuple[list[Manifest], tuple[str, ...]]:
@@ -226,12 +226,12 @@ def kept_directories(root: Path) -> list[Path]:
     """Directories below ``root`` that hold a run or what was compiled, the newest first."""
     if not root.is_dir():
         return []
-    found = [
+    results = [
         path
         for path in root.iterdir()
         if not path.is_symlink() and path.is_dir() and (is_run(path) or is_compiled(path))
     ]
-    return sorted(found, key=_age, reverse=True)
+    return sorted(results, key=_age, reverse=True)
 
 
 def _age(directory: Path) -> tuple[str, str]:
@@ -373,17 +373,17 @@ def step_ns_of(run: Run) -> int | None:
     return None
 
 
-def run_files(place: Path) -> list[Path]:
+def run_files(folder: Path) -> list[Path]:
     """The files of a recording, sorted: no links, nothing hidden, no reports. ``DataError`` if there are too many."""
-    if place.is_file():
-        return [place]
+    if folder.is_file():
+        return [folder]
     files = []
-    for root, folders, names in os.walk(place):
+    for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(root, name)
             if not name.startswith((".", *_WRITTEN_FROM_THE_REST)) and path.is_file() and not path.is_symlink():
                 files.append(path)
                 if len(files) > MAX_RUN_FILES:
-                    raise DataError(f"{place}: more than {MAX_RUN_FILES:,} files; a baseline is one run")
+                    raise DataError(f"{folder}: more than {MAX_RUN_FILES:,} files; a baseline is one run")
     return files

@@ -157,15 +157,15 @@ def decode(text: str | bytes, origin: str) -> StoredRun:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise DataError(f"{origin}: not valid JSON ({error})") from error
     if not isinstance(raw, dict) or raw.get("schema") != RECORD_SCHEMA:
-        found = raw.get("schema") if isinstance(raw, dict) else None
-        raise DataError(f"{origin}: its schema is {found!r}; this perfscope reads {RECORD_SCHEMA!r}")
+        result = raw.get("schema") if isinstance(raw, dict) else None
+        raise DataError(f"{origin}: its schema is {result!r}; this perfscope reads {RECORD_SCHEMA!r}")
     try:
         record = msgspec.convert(raw, StoredRun)
     except (msgspec.ValidationError, OverflowError) as error:
         raise DataError(f"{origin}: {error}") from error
-    names = [one.name for one in record.metrics]
+    names = [metric.name for metric in record.metrics]
     if len(set(names)) < len(names):
         raise DataError(f"{origin}: a metric is in it twice")
-    if any(one.value and not 1 / MOST_VALUE < abs(one.value) < MOST_VALUE for one in record.metrics):
+    if any(metric.value and not 1 / MOST_VALUE < abs(metric.value) < MOST_VALUE for metric in record.metrics):
         raise DataError(f"{origin}: a metric is no number that can be measured")
     return record

@@ -445,6 +445,6 @@ def read_plan(path: Path) -> TorchPlan:
 def _check_indices(
     path: Path, number: int, kernels: Sequence[PlannedKernel], refusals: Sequence[PlannedRefusal]
 ) -> None:
-    worst = max((max(one.first, one.second) for one in refusals), default=-1)
+    worst = max((max(refusal.first, refusal.second) for refusal in refusals), default=-1)
     if worst >= len(kernels):
         raise DataError(f"{path}: graph {number} has {len(kernels)} kernels, and a refusal names kernel {worst}")

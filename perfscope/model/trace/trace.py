@@ -178,8 +178,8 @@ class Trace:
         """``derive(self)``, computed once and kept. Facts are pure functions of a trace."""
         if derive not in self._facts:
             self._facts[derive] = derive(self)
-        found: FactT = self._facts[derive]
-        return found
+        result: FactT = self._facts[derive]
+        return result
 
     def seed(self, derive: Callable[[Trace], FactT], value: FactT) -> None:
         """Hold ``value`` for ``derive(self)``: the rows it is derived from are not all here."""
@@ -298,7 +298,7 @@ class Trace:
     def sizes(self) -> dict[str, int]:
         """Rows of each frame that has any, by name of its table."""
         of = {name: self.memory_pass if name in MEMORY_TABLES else self for name in self.rows}
-        return {name: len(one.rows[name]) for name, one in of.items() if len(one.rows[name])}
+        return {name: len(trace.rows[name]) for name, trace in of.items() if len(trace.rows[name])}
 
     def check(self) -> None:
         """Hold the trace to its declaration; ``ValueError`` names the first thing that is wrong.

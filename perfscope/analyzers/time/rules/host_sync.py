@@ -250,11 +250,11 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
     if trace.op_graph is None:
         raise AbstainError("the ops of the planned program were not kept")
     times: dict[tuple[str, int], int] = defaultdict(int)
-    for held in trace.torch_plans:
-        for read in held.plan.made_up:
+    for torch_plan in trace.torch_plans:
+        for read in torch_plan.plan.made_up:
             if read.place is not None:
                 # of a program that ended before all steps were seen once may be every step
-                times[read.place.file, read.place.line] += read.times if held.plan.stopped == ALL_STEPS else 2
+                times[read.place.file, read.place.line] += read.times if torch_plan.plan.stopped == ALL_STEPS else 2
     for finding in _structural(trace, trace.op_graph):
         read_at = (finding.where.file or "", finding.where.line or 0)
         if finding.subject == "to_host read" or times[read_at] > 1:
@@ -280,7 +280,7 @@ def _measured(trace: Trace) -> list[Finding]:
 
 def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Finding:
     advice = FIXES.get(line.kind(), OTHER_FIX)
-    found, idle = trace.fact(gaps), np.array(line.gaps, np.int64)
+    result, idle = trace.fact(gaps), np.array(line.gaps, np.int64)
     if harmless:
         waited = format_ns(sum(other.wait_ns for other in harmless))
         count = sum(other.waits for other in harmless)
@@ -293,17 +293,17 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         advice=advice,
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: ROWS - 1])),
-        spans=worst_spans(found.start_ns[idle], found.end_ns[idle], found.duration_ns[idle]),
+        spans=worst_spans(result.start_ns[idle], result.end_ns[idle], result.duration_ns[idle]),
     )
 
 
 def _lines(trace: Trace) -> list[_Line]:
     """All waits of the program by op and place, with the idle time charged to them."""
-    calls, found = trace.rows["calls"], trace.fact(gaps)
-    charged = found.charged_ns(GapCause.HOST_SYNC)
+    calls, result = trace.rows["calls"], trace.fact(gaps)
+    charged = result.charged_ns(GapCause.HOST_SYNC)
     of_sync: dict[int, list[int]] = defaultdict(list)
     for gap in np.flatnonzero(charged).tolist():
-        of_sync[int(found.sync[gap])].append(gap)
+        of_sync[int(result.sync[gap])].append(gap)
     lines: dict[tuple[str, Where], _Line] = {}
     for call in trace.fact(blocking_calls).tolist():
         parent = int(calls["parent"][call])
@@ -317,7 +317,7 @@ def _lines(trace: Trace) -> list[_Line]:
         line.charged += call in of_sync
         line.gaps += of_sync.get(call, ())
         for gap in of_sync.get(call, ()):
-            line.idle_by_device[int(found.device[gap])] += int(charged[gap])
+            line.idle_by_device[int(result.device[gap])] += int(charged[gap])
     return list(lines.values())
 
 

@@ -67,23 +67,23 @@ def _outermost(trace: Trace) -> Int64:
 
 def _late_ns(trace: Trace) -> int:
     """Idle time of the device that idles most in which the host was late or is unknown."""
-    found = trace.fact(gaps)
-    late = found.duration_ns[found.cause != GapCause.DEPENDENCY]
-    devices = found.device[found.cause != GapCause.DEPENDENCY]
+    result = trace.fact(gaps)
+    late = result.duration_ns[result.cause != GapCause.DEPENDENCY]
+    devices = result.device[result.cause != GapCause.DEPENDENCY]
     return max((int(late[devices == device.device].sum()) for device in trace.fact(device_times)), default=0)
 
 
 def _device_idle_in(trace: Trace, rows: Int64) -> Int64:
     """Per loader span: time of it in gaps that ended with a late launch of its thread; the worst device."""
-    slices, found, calls = trace.rows["slices"], trace.fact(gaps), trace.rows["calls"]
+    slices, result, calls = trace.rows["slices"], trace.fact(gaps), trace.rows["calls"]
     worst = np.zeros(len(rows), np.int64)
     for device in trace.fact(device_busy):
         stalled = np.zeros(len(rows), np.int64)
         for thread in np.unique(slices["thread"][rows]):
-            late = (found.input_ns > 0) & (found.device == device)
-            late[late] = calls["thread"][found.launch[late]] == thread
-            begin = calls["start_ns"][found.launch[late]] if late.any() else np.empty(0, np.int64)
-            idle = union(found.start_ns[late], np.minimum(found.end_ns[late], begin))
+            late = (result.input_ns > 0) & (result.device == device)
+            late[late] = calls["thread"][result.launch[late]] == thread
+            begin = calls["start_ns"][result.launch[late]] if late.any() else np.empty(0, np.int64)
+            idle = union(result.start_ns[late], np.minimum(result.end_ns[late], begin))
             own = slices["thread"][rows] == thread
             stalled[own] = covered(idle, slices["start_ns"][rows[own]], slices["end_ns"][rows[own]])
         if stalled.sum() > worst.sum():

@@ -55,43 +55,43 @@ ROWS = 20
 
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield up to three findings for the device that waits longest for its launches."""
-    found = trace.fact(gaps)
+    result = trace.fact(gaps)
     devices = trace.fact(device_times)
-    late = {device.device: _late_ns(found)[found.device == device.device].sum() for device in devices}
+    late = {device.device: _late_ns(result)[result.device == device.device].sum() for device in devices}
     judged = [device for device in devices if late[device.device] >= LATE_SHARE * device.span_ns > 0]
     if not judged:
         for device in devices:
-            unknown = found.totals(device.device)["unknown"]
+            unknown = result.totals(device.device)["unknown"]
             if unknown > UNKNOWN_SHARE * device.idle_ns and unknown >= LATE_SHARE * device.span_ns:
                 raise AbstainError(
                     f"{format_share(unknown, device.idle_ns)} of the idle time follows work whose launch was not "
                     "recorded; record runtime calls with correlation ids from before the window"
                 )
         return []
-    return _findings(trace, found, max(judged, key=lambda device: int(late[device.device])))
+    return _findings(trace, result, max(judged, key=lambda device: int(late[device.device])))
 
 
-def _late_ns(found: Gaps) -> Int64:
-    return found.charged_ns(GapCause.LAUNCH)
+def _late_ns(gaps: Gaps) -> Int64:
+    return gaps.charged_ns(GapCause.LAUNCH)
 
 
-def _findings(trace: Trace, found: Gaps, device: DeviceTime) -> Iterator[Finding]:
-    here = found.device == device.device
-    own = np.where(here, _late_ns(found) - found.allocator_ns, 0)
+def _findings(trace: Trace, gaps: Gaps, device: DeviceTime) -> Iterator[Finding]:
+    here = gaps.device == device.device
+    own = np.where(here, _late_ns(gaps) - gaps.allocator_ns, 0)
     long = own >= STALL_NS
-    allocating = np.where(here, found.allocator_ns, 0)
+    allocating = np.where(here, gaps.allocator_ns, 0)
     least = PART_SHARE * device.span_ns
     if own[~long].sum() >= least:
-        yield _overhead(trace, found, device, np.where(long, 0, own))
+        yield _overhead(trace, gaps, device, np.where(long, 0, own))
     if own[long].sum() >= least:
-        yield _stall(trace, found, device, np.where(long, own, 0))
+        yield _stall(trace, gaps, device, np.where(long, own, 0))
     if allocating.sum() >= least:
-        yield _allocator(trace, found, device, allocating)
+        yield _allocator(trace, gaps, device, allocating)
 
 
-def _overhead(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Finding:
+def _overhead(trace: Trace, gaps: Gaps, device: DeviceTime, idle: Int64) -> Finding:
     cost, count = int(idle.sum()), int((idle > 0).sum())
-    lookup = int(found.compile_lookup_ns[idle > 0].sum())
+    lookup = int(gaps.compile_lookup_ns[idle > 0].sum())
     delay = trace.fact(launch_delays).get(device.device)
     queue = (
         f"{delay.unqueued} of {delay.launches} launches started within 10 us, "
@@ -107,16 +107,16 @@ def _overhead(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Fin
         **timed_cost(trace, cost, whole_ns(trace)),
         advice=f'{queue}{lookups}Launch less often: `torch.compile(model, mode="reduce-overhead")` or a '
         "`torch.cuda.CUDAGraph` around the step, larger batches, fused optimizers (`fused=True`).",
-        evidence=_by_op(trace, found, idle),
-        spans=worst_spans(found.start_ns, found.end_ns, idle),
+        evidence=_by_op(trace, gaps, idle),
+        spans=worst_spans(gaps.start_ns, gaps.end_ns, idle),
     )
 
 
-def _stall(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Finding:
+def _stall(trace: Trace, gaps: Gaps, device: DeviceTime, idle: Int64) -> Finding:
     cost, count = int(idle.sum()), int((idle > 0).sum())
     worst = np.flatnonzero(idle)[np.argsort(-idle[idle > 0], kind="stable")][:ROWS]
-    middle = (found.start_ns[worst] + found.end_ns[worst]) // 2
-    threads = trace.rows["calls"]["thread"][found.launch[worst]]
+    middle = (gaps.start_ns[worst] + gaps.end_ns[worst]) // 2
+    threads = trace.rows["calls"]["thread"][gaps.launch[worst]]
     doing = covering_slices(trace, threads, middle)
     rows: list[Mapping[str, Cell]] = []
     for gap, row in zip(worst.tolist(), doing.tolist(), strict=True):
@@ -128,7 +128,7 @@ def _stall(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Findin
                 "host_was_in": name,
                 "site": site.where().label(),
                 "line_is": site.line_is(),
-                "start_ns": int(found.start_ns[gap]),
+                "start_ns": int(gaps.start_ns[gap]),
             }
         )
     site = call_site(trace, int(doing[0]))
@@ -141,11 +141,11 @@ def _stall(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Findin
         "record with Python stacks). Move it to another thread or process, or out of the step.",
         where=site.where(op=op_of(trace, int(doing[0]))),
         evidence=tuple(rows),
-        spans=worst_spans(found.start_ns, found.end_ns, idle),
+        spans=worst_spans(gaps.start_ns, gaps.end_ns, idle),
     )
 
 
-def _allocator(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Finding:
+def _allocator(trace: Trace, gaps: Gaps, device: DeviceTime, idle: Int64) -> Finding:
     cost = int(idle.sum())
     return Finding(
         subject="device memory calls",
@@ -155,22 +155,22 @@ def _allocator(trace: Trace, found: Gaps, device: DeviceTime, idle: Int64) -> Fi
         advice="The caching allocator asked the driver for memory in the loop. Keep shapes stable, warm up with the "
         "largest batch, remove `torch.cuda.empty_cache()`, or set "
         "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
-        where=_most_of(trace, found, idle),
-        evidence=_by_op(trace, found, idle),
-        spans=worst_spans(found.start_ns, found.end_ns, idle),
+        where=_most_of(trace, gaps, idle),
+        evidence=_by_op(trace, gaps, idle),
+        spans=worst_spans(gaps.start_ns, gaps.end_ns, idle),
     )
 
 
-def _by_op(trace: Trace, found: Gaps, idle: Int64) -> tuple[Mapping[str, Cell], ...]:
+def _by_op(trace: Trace, gaps: Gaps, idle: Int64) -> tuple[Mapping[str, Cell], ...]:
     """Idle time by the op whose launch came late, worst first."""
     chosen = np.flatnonzero(idle)
     return tuple(
         {"op": op, "idle_ns": total, "gaps": count, "longest_ns": longest}
-        for op, total, count, longest in largest_by_op(trace, found.launch[chosen], idle[chosen], ROWS)
+        for op, total, count, longest in largest_by_op(trace, gaps.launch[chosen], idle[chosen], ROWS)
     )
 
 
-def _most_of(trace: Trace, found: Gaps, idle: Int64) -> Where:
+def _most_of(trace: Trace, gaps: Gaps, idle: Int64) -> Where:
     """The place of the longest gap."""
-    op = int(ops_of_calls(trace, found.launch[[int(np.argmax(idle))]])[0])
+    op = int(ops_of_calls(trace, gaps.launch[[int(np.argmax(idle))]])[0])
     return call_site(trace, op).where(op=op_of(trace, op))

@@ -120,11 +120,11 @@ def _lines(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
 
 def _idle_by_wait(trace: Trace) -> dict[tuple[int, int], int]:
     """(device, row of ``calls`` that waited) -> idle time charged to it."""
-    found = trace.fact(gaps)
-    charged = found.charged_ns(GapCause.HOST_SYNC)
+    result = trace.fact(gaps)
+    charged = result.charged_ns(GapCause.HOST_SYNC)
     idle: dict[tuple[int, int], int] = defaultdict(int)
     for gap in np.flatnonzero(charged).tolist():
-        idle[int(found.device[gap]), int(found.sync[gap])] += int(charged[gap])
+        idle[int(result.device[gap]), int(result.sync[gap])] += int(charged[gap])
     return dict(idle)
 
 

@@ -46,7 +46,7 @@ ROWS = 20
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding for the device where merging short kernels would save most."""
     kernels = trace.rows["kernels"]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for device in trace.fact(device_times):
         compute = (kernels["device"] == device.device) & ~kernels["communication"]
         short = compute & (kernels["end_ns"] - kernels["start_ns"] < SHORT_NS)
@@ -54,8 +54,8 @@ def check(trace: Trace) -> Iterable[Finding]:
             continue
         pairs = short_pairs(trace, device.device)
         if pairs.saved_ns.sum() >= COST_SHARE * device.span_ns:
-            found.append(_finding(trace, device, pairs, int(short.sum()), int(compute.sum())))
-    return sorted(found, key=lambda finding: -(finding.cost_ns or 0))[:1]
+            findings.append(_finding(trace, device, pairs, int(short.sum()), int(compute.sum())))
+    return sorted(findings, key=lambda finding: -(finding.cost_ns or 0))[:1]
 
 
 def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, compute: int) -> Finding:

@@ -176,9 +176,9 @@ def _facts(plans: Plans) -> list[str]:
         (model.gradient_bytes, "gradients"),
         (model.other_bytes, "others held all of the step"),
     ]
-    said = ", ".join(f"{words} {format_bytes(size)}" for size, words in held if size)
+    text = ", ".join(f"{words} {format_bytes(size)}" for size, words in held if size)
     rest = today.peak_bytes - sum(size for size, _ in held)
-    facts.append(f"{said or 'no state'}; about {format_bytes(max(0, rest))} of the peak is activations and temporaries")
+    facts.append(f"{text or 'no state'}; about {format_bytes(max(0, rest))} of the peak is activations and temporaries")
     if plans.budget_bytes is not None:
         whose = "asked"
         if plans.budget_from == "device" and model.capacity_bytes:
@@ -254,7 +254,7 @@ def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:
     notes += [f"{note[:1].upper()}{note[1:]}." for note in model.notes]
     if others:
         notes.append(f"{others} more steps of this recording have a lower peak and are not shown.")
-    return [*notes, *(f"Not looked at: {one}" for one in unseen)]
+    return [*notes, *(f"Not looked at: {text}" for text in unseen)]
 
 
 def _rates(plans: Plans) -> str:
@@ -289,7 +289,7 @@ class VerifiedRow:
 
 def verified_rows(model: StepModel, plans: Sequence[VerifiedPlan]) -> tuple[VerifiedRow, ...]:
     """A row for each plan, as given."""
-    return tuple(_row_advice_verified_rows(model, one) for one in plans)
+    return tuple(_row_advice_verified_rows(model, plan) for plan in plans)
 
 
 def verified_data(model: StepModel, plans: Sequence[VerifiedPlan] | None) -> list[dict[str, Any]] | None:
@@ -298,32 +298,32 @@ def verified_data(model: StepModel, plans: Sequence[VerifiedPlan] | None) -> lis
         return None
     return [
         {
-            "plan": sanitize(describe(model, one.plan)),
-            "checkpoint": one.checkpoint,
-            "predicted_peak_bytes": one.predicted_peak_bytes,
-            "compiled_peak_bytes": one.compiled_peak_bytes,
-            "error": None if one.error is None else round(one.error, 6),
-            "predicted_recompute_flops": one.predicted_recompute_flops,
-            "compiled_recompute_flops": one.compiled_recompute_flops,
-            "folder": sanitize(one.folder),
-            "kept": one.kept,
-            "reason": sanitize(one.reason, TEXT_LIMIT),
+            "plan": sanitize(describe(model, plan.plan)),
+            "checkpoint": plan.checkpoint,
+            "predicted_peak_bytes": plan.predicted_peak_bytes,
+            "compiled_peak_bytes": plan.compiled_peak_bytes,
+            "error": None if plan.error is None else round(plan.error, 6),
+            "predicted_recompute_flops": plan.predicted_recompute_flops,
+            "compiled_recompute_flops": plan.compiled_recompute_flops,
+            "folder": sanitize(plan.folder),
+            "kept": plan.kept,
+            "reason": sanitize(plan.reason, TEXT_LIMIT),
         }
-        for one in plans
+        for plan in plans
     ]
 
 
-def _row_advice_verified_rows(model: StepModel, one: VerifiedPlan) -> VerifiedRow:
+def _row_advice_verified_rows(model: StepModel, plan: VerifiedPlan) -> VerifiedRow:
     cells = (
-        sanitize(describe(model, one.plan)),
-        one.checkpoint or "-",
-        format_bytes(one.predicted_peak_bytes),
-        "-" if one.compiled_peak_bytes is None else format_bytes(one.compiled_peak_bytes),
-        "-" if one.error is None else f"{one.error:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%"),
-        _flops(one.predicted_recompute_flops),
-        _flops(one.compiled_recompute_flops),
+        sanitize(describe(model, plan.plan)),
+        plan.checkpoint or "-",
+        format_bytes(plan.predicted_peak_bytes),
+        "-" if plan.compiled_peak_bytes is None else format_bytes(plan.compiled_peak_bytes),
+        "-" if plan.error is None else f"{plan.error:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%"),
+        _flops(plan.predicted_recompute_flops),
+        _flops(plan.compiled_recompute_flops),
     )
-    return VerifiedRow(cells=cells, reason=sanitize(one.reason, TEXT_LIMIT))
+    return VerifiedRow(cells=cells, reason=sanitize(plan.reason, TEXT_LIMIT))
 
 
 def _flops(number: int | None) -> str:

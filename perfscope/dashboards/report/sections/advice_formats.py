@@ -333,8 +333,8 @@ def _labels(rows: Sequence[PlanRow], places: Sequence[tuple[float, float]]) -> I
             continue
         box, dx, anchor, dy = (free or inside or spots)[0]
         taken.append(box)
-        said = ' class="ps-said"' if must else ""
-        yield f'<text{said} x="{at:.2f}%" dx="{dx}" y="{y + dy:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+        text = ' class="ps-said"' if must else ""
+        yield f'<text{text} x="{at:.2f}%" dx="{dx}" y="{y + dy:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def caption(view: PlansView) -> str:
@@ -342,15 +342,15 @@ def caption(view: PlansView) -> str:
     plans = view.plans
     first, last, top = _ranges(view)
     added = f", from {signed_time(first)} to {signed_time(last)}" if last > first else ": nothing, whichever it is"
-    said = (
+    text = (
         f"Predicted. Upwards: the peak, from nothing to {format_bytes(top)}. To the right: what a plan adds to "
         f"the step{added}; the upright line is today's step. A bar reaches from all transfers hidden to none."
     )
     if plans.budget_bytes is None:
-        return said
+        return text
     if plans.budget_bytes > top:
-        return f"{said} The budget, {format_bytes(plans.budget_bytes)}, is above the picture."
-    return f"{said} Dashed: the budget, {format_bytes(plans.budget_bytes)}; grey plans do not fit it."
+        return f"{text} The budget, {format_bytes(plans.budget_bytes)}, is above the picture."
+    return f"{text} Dashed: the budget, {format_bytes(plans.budget_bytes)}; grey plans do not fit it."
 
 
 def _ranges(view: PlansView) -> tuple[int, int, int]:

@@ -89,12 +89,12 @@ def _headline(job: JobCollectives) -> str:
     messages = f"{job.paired:,} messages between two {job.members}s paired" if job.paired else ""
     if not job.matched:
         return messages or f"nothing matched on {len(job.recorded):,} {job.members}s"
-    waits = sorted(job.ranks, key=lambda one: one.wait_ns)
-    said = f"{job.matched:,} collectives matched on {len(job.recorded):,} {job.members}s"
+    waits = sorted(job.ranks, key=lambda rank_total: rank_total.wait_ns)
+    text = f"{job.matched:,} collectives matched on {len(job.recorded):,} {job.members}s"
     if messages:
-        said += f", {messages}"
+        text += f", {messages}"
     if not waits:
-        return said
+        return text
     least, most = waits[0], waits[-1]
     between = (
         f"{format_ns(least.wait_ns)} ({job.members} {least.rank}) to "
@@ -103,7 +103,7 @@ def _headline(job: JobCollectives) -> str:
         else format_ns(most.wait_ns)
     )
     return (
-        f"{said}: the collectives themselves took {format_ns(most.core_ns)}, {job.members}s waited {between} for each "
+        f"{text}: the collectives themselves took {format_ns(most.core_ns)}, {job.members}s waited {between} for each "
         "other"
     )
 
@@ -329,7 +329,7 @@ def _job_collective_markdown(job: JobView) -> Iterator[str]:
     more = job.ranks_left + len(job.ranks[MOST_RANKS:])
     if more:
         yield f"- and {more:,} more {job.member}s"
-    yield from (f"- {escape(said)}" for said in (*job.groups, *job.notes))
+    yield from (f"- {escape(text)}" for text in (*job.groups, *job.notes))
     yield "</details>"
 
 
@@ -369,5 +369,5 @@ def _job_html_collectives(job: JobView) -> Iterator[str]:
     yield _list(job.notes)
 
 
-def _list(said: tuple[str, ...]) -> str:
-    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in said)}</ul>" if said else ""
+def _list(texts: tuple[str, ...]) -> str:
+    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in texts)}</ul>" if texts else ""

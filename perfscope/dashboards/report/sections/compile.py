@@ -52,7 +52,7 @@ def headline(section: CompileSection) -> str:
     ranks = section.ranks
     if len(ranks) == 1:
         whose = ""
-    elif len({one.counts() for one in ranks}) == 1:
+    elif len({rank.counts() for rank in ranks}) == 1:
         whose = f", each of {len(ranks):,} {_kind(ranks)}"
     else:
         whose = f", {len(ranks):,} {_kind(ranks)}"
@@ -62,13 +62,13 @@ def headline(section: CompileSection) -> str:
 def rank_notes(section: CompileSection) -> Iterator[str]:
     """Where ranks compile different things: which ranks compile what."""
     groups: dict[tuple[int, ...], list[RankCompile]] = {}
-    for one in section.ranks:
-        groups.setdefault(one.counts(), []).append(one)
+    for rank in section.ranks:
+        groups.setdefault(rank.counts(), []).append(rank)
     if len(groups) < 2:
         return
-    largest = sorted(groups.values(), key=lambda held: -len(held))
-    for held in largest[:MOST_GROUPS]:
-        yield f"{_named(held)}: {_counts(held)}"
+    largest = sorted(groups.values(), key=lambda compiles: -len(compiles))
+    for compiles in largest[:MOST_GROUPS]:
+        yield f"{_named(compiles)}: {_counts(compiles)}"
     if largest[MOST_GROUPS:]:
         yield f"and {len(largest) - MOST_GROUPS:,} more kinds of ranks"
 
@@ -79,29 +79,29 @@ def counted(count: int, what: str) -> str:
 
 
 def _kind(ranks: Sequence[RankCompile]) -> str:
-    return "ranks" if all(one.rank is not None for one in ranks) else "logs"
+    return "ranks" if all(rank.rank is not None for rank in ranks) else "logs"
 
 
 def _named(ranks: Sequence[RankCompile]) -> str:
-    known = [one.rank for one in ranks if one.rank is not None]
+    known = [rank.rank for rank in ranks if rank.rank is not None]
     if len(known) == len(ranks):
         return f"rank{'' if len(known) == 1 else 's'} {span_text(known)}"
-    return ", ".join(one.label for one in ranks[:MOST_GROUPS]) + (" ..." if ranks[MOST_GROUPS:] else "")
+    return ", ".join(rank.label for rank in ranks[:MOST_GROUPS]) + (" ..." if ranks[MOST_GROUPS:] else "")
 
 
 def _counts(ranks: Sequence[RankCompile]) -> str:
-    graphs = _spread([one.graphs for one in ranks], "graph")
-    frames = _spread([one.frames for one in ranks], "frame")
-    said = [f"{graphs} of {frames}"]
-    breaks = [one.breaks for one in ranks]
-    said.append(_spread(breaks, "graph break") if any(breaks) else "no graph break")
-    if any(again := [one.recompiles for one in ranks]):
-        said.append(_spread(again, "recompile"))
-    if any(eager := [one.eager_frames for one in ranks]):
-        said.append(f"{_spread(eager, 'frame')} in eager mode")
-    if any(limits := [one.limit_frames for one in ranks]):
-        said.append(f"{_spread(limits, 'frame')} at the recompile limit")
-    return ", ".join(said)
+    graphs = _spread([rank.graphs for rank in ranks], "graph")
+    frames = _spread([rank.frames for rank in ranks], "frame")
+    texts = [f"{graphs} of {frames}"]
+    breaks = [rank.breaks for rank in ranks]
+    texts.append(_spread(breaks, "graph break") if any(breaks) else "no graph break")
+    if any(again := [rank.recompiles for rank in ranks]):
+        texts.append(_spread(again, "recompile"))
+    if any(eager := [rank.eager_frames for rank in ranks]):
+        texts.append(f"{_spread(eager, 'frame')} in eager mode")
+    if any(limits := [rank.limit_frames for rank in ranks]):
+        texts.append(f"{_spread(limits, 'frame')} at the recompile limit")
+    return ", ".join(texts)
 
 
 def _spread(counts: Sequence[int], what: str) -> str:
@@ -111,21 +111,21 @@ def _spread(counts: Sequence[int], what: str) -> str:
 
 
 def _times(ranks: Sequence[RankCompile]) -> str:
-    said = f"{_time_span([one.total_ns for one in ranks])} of compiling"
-    inside = [one.in_steps_ns for one in ranks if one.in_steps_ns is not None]
+    text = f"{_time_span([rank.total_ns for rank in ranks])} of compiling"
+    inside = [rank.in_steps_ns for rank in ranks if rank.in_steps_ns is not None]
     more = []
     if inside:
         more.append(
             f"{_time_span(inside)} of it inside the traced steps" if any(inside) else "none in the traced steps"
         )
     fx: Counter[str] = Counter()
-    for one in ranks:
-        fx.update(one.caches.get("fx_graph", {}))
+    for rank in ranks:
+        fx.update(rank.caches.get("fx_graph", {}))
     words = (("hit", "hits"), ("miss", "misses"), ("bypass", "bypasses"))
     results = ", ".join(f"{fx[key]:,} {key if fx[key] == 1 else many}" for key, many in words if fx[key])
     if results:
         more.append(f"FX graph cache: {results}" + (" in all" if len(ranks) > 1 else ""))
-    return said + (f" ({'; '.join(more)})" if more else "")
+    return text + (f" ({'; '.join(more)})" if more else "")
 
 
 def _time_span(times_ns: Sequence[int]) -> str:
@@ -209,9 +209,9 @@ def compile_view(section: CompileSection) -> CompileView | None:
     detail = section.detail
     if detail is None:
         return None if not section.problems else _problems(section)
-    rows = tuple(_frame(one, detail) for one in detail.frames)
+    rows = tuple(_frame(frame, detail) for frame in detail.frames)
     events = (*map(_break, detail.break_rows), *map(_recompile, detail.recompile_rows))
-    timed = any(one.time_ns is not None for one in detail.kernels)
+    timed = any(kernel.time_ns is not None for kernel in detail.kernels)
     return CompileView(
         headline=headline(section),
         title="torch.compile",
@@ -221,10 +221,10 @@ def compile_view(section: CompileSection) -> CompileView | None:
         stages=_stages("compile time", detail.total_ns, detail.stages_ns),
         events=events,
         events_left=tuple(_events_left(section)),
-        kernels=tuple(_kernel(one, timed=timed) for one in detail.kernels),
+        kernels=tuple(_kernel(kernel, timed=timed) for kernel in detail.kernels),
         kernels_left=section.left.get("kernels", 0),
         kernels_title=f"compiled kernels, {BY_TIME if timed else BY_OPS}",
-        legend="graphs and ops: forward + backward" if any(len(one.graphs) > 1 for one in detail.frames) else "",
+        legend="graphs and ops: forward + backward" if any(len(frame.graphs) > 1 for frame in detail.frames) else "",
         notes=tuple(_notes(section, detail)),
         hint=_hint(detail),
     )
@@ -237,31 +237,31 @@ def _problems(section: CompileSection) -> CompileView:
     )  # fmt: skip
 
 
-def _frame(one: FrameSummary, whole: CompileSummary) -> FrameRow:
-    name = shorten(sanitize(one.function), NAME_LIMIT)
+def _frame(summary: FrameSummary, whole: CompileSummary) -> FrameRow:
+    name = shorten(sanitize(summary.function), NAME_LIMIT)
     return FrameRow(
         cells=(
-            ("frame", name if one.after_line is None else f"{name}, behind line {one.after_line}"),
-            ("at", place_text(one.place)),
-            ("compiled", f"{one.compiles:,}x"),
-            ("graphs", _graphs(one)),
-            ("ops", " + ".join(_ops(group) for group in one.graphs)),
-            ("breaks", f"{one.breaks:,}" if one.breaks else ""),
-            ("recompiled", f"{one.recompiles:,}x" if one.recompiles else ""),
-            ("FX cache", _results(one.caches.get("fx_graph", {}))),
-            ("time", format_ns(one.time_ns) if one.time_ns else ""),
-            ("share", format_share(one.time_ns, whole.total_ns) if whole.total_ns else ""),
-            ("state", one.state),
+            ("frame", name if summary.after_line is None else f"{name}, behind line {summary.after_line}"),
+            ("at", place_text(summary.place)),
+            ("compiled", f"{summary.compiles:,}x"),
+            ("graphs", _graphs(summary)),
+            ("ops", " + ".join(_ops(group) for group in summary.graphs)),
+            ("breaks", f"{summary.breaks:,}" if summary.breaks else ""),
+            ("recompiled", f"{summary.recompiles:,}x" if summary.recompiles else ""),
+            ("FX cache", _results(summary.caches.get("fx_graph", {}))),
+            ("time", format_ns(summary.time_ns) if summary.time_ns else ""),
+            ("share", format_share(summary.time_ns, whole.total_ns) if whole.total_ns else ""),
+            ("state", summary.state),
         ),
-        details=tuple(_details(one)),
+        details=tuple(_details(summary)),
     )
 
 
-def _graphs(one: FrameSummary) -> str:
+def _graphs(summary: FrameSummary) -> str:
     """``'8 + 8'``: of the forward and of the backward; dynamo's where inductor compiled none."""
-    if one.graphs:
-        return " + ".join(f"{group.count:,}" for group in one.graphs)
-    return f"{one.dynamo_graphs:,}" if one.dynamo_graphs else ""
+    if summary.graphs:
+        return " + ".join(f"{group.count:,}" for group in summary.graphs)
+    return f"{summary.dynamo_graphs:,}" if summary.dynamo_graphs else ""
 
 
 def _ops(group: GraphGroup) -> str:
@@ -274,49 +274,51 @@ def _results(counts: Mapping[CacheResult, int]) -> str:
     return ", ".join(f"{counts[key]:,} {key if counts[key] == 1 else many}" for key, many in words if counts.get(key))
 
 
-def _details(one: FrameSummary) -> Iterator[str]:
-    if one.stages_ns:
-        yield _stages("compile time", one.time_ns, one.stages_ns)
-    said = [f"{_CACHES.get(name, sanitize(name))} cache: {_results(counts)}" for name, counts in one.caches.items()]
-    if one.restarts:
-        said.append(f"dynamo began anew {one.restarts:,}x")
-    if said:
-        yield "; ".join(said)
-    if one.cache_reasons:
-        yield f"cache: {sanitize(one.cache_reasons[0], REASON_LIMIT)}"
+def _details(summary: FrameSummary) -> Iterator[str]:
+    if summary.stages_ns:
+        yield _stages("compile time", summary.time_ns, summary.stages_ns)
+    texts = [
+        f"{_CACHES.get(name, sanitize(name))} cache: {_results(counts)}" for name, counts in summary.caches.items()
+    ]
+    if summary.restarts:
+        texts.append(f"dynamo began anew {summary.restarts:,}x")
+    if texts:
+        yield "; ".join(texts)
+    if summary.cache_reasons:
+        yield f"cache: {sanitize(summary.cache_reasons[0], REASON_LIMIT)}"
 
 
 def _stages(what: str, total_ns: int, stages_ns: Mapping[Stage, int]) -> str:
     """``'compile time 38.2 s: building kernels 30.1 s, AOT autograd 2.0 s ...'``, the largest first."""
     large = [(name, spent) for name, spent in stages_ns.items() if total_ns and spent >= SMALL_PART * total_ns]
     rest = sum(stages_ns.values()) - sum(spent for _, spent in large)
-    said = [f"{_EXPLAINED.sub('', sanitize(name))} {format_ns(spent)}" for name, spent in large]
+    texts = [f"{_EXPLAINED.sub('', sanitize(name))} {format_ns(spent)}" for name, spent in large]
     if rest:
-        said.append(f"the rest {format_ns(rest)}")
-    return f"{what} {format_ns(total_ns)}" + (f": {', '.join(said)}" if said else "")
+        texts.append(f"the rest {format_ns(rest)}")
+    return f"{what} {format_ns(total_ns)}" + (f": {', '.join(texts)}" if texts else "")
 
 
-def _break(one: BreakSummary) -> str:
-    doc = f" ({sanitize(one.doc_id)})" if one.doc_id else ""
-    what = "frame left to eager mode" if one.whole_frame else "graph break"
-    return f"{one.count:,}x {what} at {place_text(one.place)}: {sanitize(one.reason, REASON_LIMIT)}{doc}"
+def _break(summary: BreakSummary) -> str:
+    doc = f" ({sanitize(summary.doc_id)})" if summary.doc_id else ""
+    what = "frame left to eager mode" if summary.whole_frame else "graph break"
+    return f"{summary.count:,}x {what} at {place_text(summary.place)}: {sanitize(summary.reason, REASON_LIMIT)}{doc}"
 
 
-def _recompile(one: RecompileSummary) -> str:
+def _recompile(summary: RecompileSummary) -> str:
     """The first guard; of several that differ in a value alone, the values behind it."""
     made = ""
-    if one.guard_place is not None:
-        needed = place_text(one.guard_place)
-        made = "" if needed == place_text(one.place) else f", needed at {needed}"
-    values = f"; values {', '.join(map(_short, one.values))}" if len(one.values) > 2 else ""
-    guard = sanitize(_short(one.guard), REASON_LIMIT)
-    frame = f"{sanitize(one.function, NAME_LIMIT)} ({place_text(one.place)})"
-    return f"{one.count:,}x recompiled: {frame}, guard {guard}{sanitize(values, REASON_LIMIT)}{made}"
+    if summary.guard_place is not None:
+        needed = place_text(summary.guard_place)
+        made = "" if needed == place_text(summary.place) else f", needed at {needed}"
+    values = f"; values {', '.join(map(_short, summary.values))}" if len(summary.values) > 2 else ""
+    guard = sanitize(_short(summary.guard), REASON_LIMIT)
+    frame = f"{sanitize(summary.function, NAME_LIMIT)} ({place_text(summary.place)})"
+    return f"{summary.count:,}x recompiled: {frame}, guard {guard}{sanitize(values, REASON_LIMIT)}{made}"
 
 
 def _short(text: str) -> str:
     """Floats with six digits: ``0.09`` for ``0.09000000000000001``."""
-    return _NUMBER.sub(lambda found: f"{float(found[0]):g}", text)
+    return _NUMBER.sub(lambda match: f"{float(match[0]):g}", text)
 
 
 def _events_left(section: CompileSection) -> Iterator[str]:
@@ -325,28 +327,30 @@ def _events_left(section: CompileSection) -> Iterator[str]:
             yield f"and {count:,} more rows of {what}, {counted(section.left_records.get(name, 0), 'record')}"
 
 
-def _kernel(one: KernelSummary, *, timed: bool) -> tuple[tuple[str, str], ...]:
-    named = [op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor") for op in one.ops]
+def _kernel(summary: KernelSummary, *, timed: bool) -> tuple[tuple[str, str], ...]:
+    named = [op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor") for op in summary.ops]
     ops = ", ".join(dict.fromkeys(named[:FEW_OPS])) + (f" and {len(named) - FEW_OPS} more" if named[FEW_OPS:] else "")
-    lines = list(dict.fromkeys(map(place_text, one.places)))
-    time = "-" if one.time_ns is None else format_ns(one.time_ns)
+    lines = list(dict.fromkeys(map(place_text, summary.places)))
+    time = "-" if summary.time_ns is None else format_ns(summary.time_ns)
     return (
         *((("time", time),) if timed else ()),
-        ("kernel", shorten(sanitize(one.name), NAME_LIMIT)),
-        ("backend", one.backend),
-        ("calls", f"{one.calls:,}"),
+        ("kernel", shorten(sanitize(summary.name), NAME_LIMIT)),
+        ("backend", summary.backend),
+        ("calls", f"{summary.calls:,}"),
         ("lines", ", ".join(lines[:2]) + (f" and {len(lines) - 2} more" if lines[2:] else "")),
         ("ATen ops", sanitize(ops)),
     )
 
 
-def place_text(place: CodeLine | None) -> str:
+def place_text(code_line: CodeLine | None) -> str:
     """``'model/mlp.py:41'``: the file with the folder it lies in."""
-    if place is None:
+    if code_line is None:
         return "an unknown line"
-    parts = PurePath(sanitize(place.file)).parts or ("",)  # a home is ~ before it is cut: its folder is a user's name
-    whole = f"{'/'.join(parts[-2:]).lstrip('/')}:{place.line}"
-    return whole if len(whole) <= PLACE_LIMIT else f"{shorten(parts[-1], PLACE_LIMIT)}:{place.line}"
+    parts = PurePath(sanitize(code_line.file)).parts or (
+        "",
+    )  # a home is ~ before it is cut: its folder is a user's name
+    whole = f"{'/'.join(parts[-2:]).lstrip('/')}:{code_line.line}"
+    return whole if len(whole) <= PLACE_LIMIT else f"{shorten(parts[-1], PLACE_LIMIT)}:{code_line.line}"
 
 
 def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:
@@ -380,7 +384,7 @@ def _quoted(path: str) -> str:
 def compile_document(section: CompileSection) -> dict[str, Any]:
     """The section as dicts and lists; times are integer ns."""
     return {
-        "ranks": [asdict(one) for one in section.ranks],
+        "ranks": [asdict(rank) for rank in section.ranks],
         "detail": None if section.detail is None else {"of": section.detail_label, **_detail(section.detail)},
         "left": dict(section.left),
         "left_records": dict(section.left_records),
@@ -398,24 +402,24 @@ def _detail(detail: CompileSummary) -> dict[str, Any]:
         "total_ns": detail.total_ns,
         "unowned_ns": detail.unowned_ns,
         "stages_ns": _stages_compile_formats(detail.stages_ns),
-        "frames": [_frame_compile_formats(one) for one in detail.frames],
-        "breaks": [{**asdict(one), "place": _place(one.place)} for one in detail.break_rows],
+        "frames": [_frame_compile_formats(frame) for frame in detail.frames],
+        "breaks": [{**asdict(break_row), "place": _place(break_row.place)} for break_row in detail.break_rows],
         "recompiles": [
-            {**asdict(one), "place": _place(one.place), "guard_place": _place(one.guard_place)}
-            for one in detail.recompile_rows
+            {**asdict(row), "place": _place(row.place), "guard_place": _place(row.guard_place)}
+            for row in detail.recompile_rows
         ],
-        "kernels": [_kernel_compile_formats(one) for one in detail.kernels],
+        "kernels": [_kernel_compile_formats(kernel) for kernel in detail.kernels],
         "corrupt_records": detail.corrupt,
         "unknown_records": dict(detail.unknown),
     }
 
 
-def _frame_compile_formats(one: FrameSummary) -> dict[str, Any]:
-    return {**asdict(one), "place": _place(one.place), "stages_ns": _stages_compile_formats(one.stages_ns)}
+def _frame_compile_formats(summary: FrameSummary) -> dict[str, Any]:
+    return {**asdict(summary), "place": _place(summary.place), "stages_ns": _stages_compile_formats(summary.stages_ns)}
 
 
-def _kernel_compile_formats(one: KernelSummary) -> dict[str, Any]:
-    return {**asdict(one), "places": [_place(place) for place in one.places]}
+def _kernel_compile_formats(summary: KernelSummary) -> dict[str, Any]:
+    return {**asdict(summary), "places": [_place(code_line) for code_line in summary.places]}
 
 
 def _stages_compile_formats(stages_ns: Mapping[Stage, int]) -> dict[str, int]:
@@ -423,9 +427,11 @@ def _stages_compile_formats(stages_ns: Mapping[Stage, int]) -> dict[str, int]:
     return {stage.name.lower(): spent for stage, spent in stages_ns.items()}
 
 
-def _place(place: CodeLine | None) -> dict[str, Any] | None:
+def _place(code_line: CodeLine | None) -> dict[str, Any] | None:
     """Where it is; the text of the line is the program's and stays there."""
-    return None if place is None else {"file": place.file, "line": place.line, "function": place.function}
+    return (
+        None if code_line is None else {"file": code_line.file, "line": code_line.line, "function": code_line.function}
+    )
 
 
 # What torch.compile did, on a terminal: short by default, every list with ``-v``.
@@ -499,8 +505,8 @@ def compile_details(view: CompileView) -> str:
 
 def _summary(view: CompileView) -> str:
     count = len(view.frames) + view.frames_left
-    said = f"{view.title}: {count:,} compiled frame{'' if count == 1 else 's'}"
-    return f"{said}; {view.events[0]}" if view.events else said
+    text = f"{view.title}: {count:,} compiled frame{'' if count == 1 else 's'}"
+    return f"{text}; {view.events[0]}" if view.events else text
 
 
 def _body(view: CompileView) -> Iterator[str]:
@@ -511,10 +517,10 @@ def _body(view: CompileView) -> Iterator[str]:
     if left:
         yield f"- and {left:,} more frames"
     events = view.events[:MOST_EVENTS]
-    yield from (f"- {escape(said)}" for said in (view.stages, *events) if said)
+    yield from (f"- {escape(text)}" for text in (view.stages, *events) if text)
     if len(events) < len(view.events):
         yield f"- and {len(view.events) - len(events):,} more rows of breaks and recompiles"
-    yield from (f"- {escape(said)}" for said in (*view.events_left, *view.notes, view.legend) if said)
+    yield from (f"- {escape(text)}" for text in (*view.events_left, *view.notes, view.legend) if text)
     yield ""
     if view.kernels:
         yield f"{escape(view.kernels_title)}\n"
@@ -538,8 +544,8 @@ def compile_card(view: CompileView) -> str:
 
 def _body_html_compile(view: CompileView) -> Iterator[str]:
     if view.headline:
-        said = view.headline.removeprefix(view.title).lstrip(",: ")
-        yield f"<p>{escape_html(said[:1].upper() + said[1:])}.</p>"
+        text = view.headline.removeprefix(view.title).lstrip(",: ")
+        yield f"<p>{escape_html(text[:1].upper() + text[1:])}.</p>"
     frames = [view.cells_of(row) for row in view.frames]
     if frames:
         yield html_cells_table(frames[:FIRST_FRAMES])
@@ -558,8 +564,8 @@ def _body_html_compile(view: CompileView) -> Iterator[str]:
         yield f'<p class="note">{escape_html(" ".join(f"{note[:1].upper()}{note[1:]}." for note in notes))}</p>'
     details = [(dict(row.cells)["frame"], ". ".join(row.details)) for row in view.frames if row.details]
     if details:
-        said = "".join(f"<li><b>{escape_html(name)}</b> {escape_html(detail)}</li>" for name, detail in details)
-        yield _folded("compile time and caches of each frame", f"<ul>{said}</ul>")
+        text = "".join(f"<li><b>{escape_html(name)}</b> {escape_html(detail)}</li>" for name, detail in details)
+        yield _folded("compile time and caches of each frame", f"<ul>{text}</ul>")
     if view.kernels:
         left = f'<p class="note">and {view.kernels_left:,} more</p>' if view.kernels_left else ""
         yield _folded(view.kernels_title, html_cells_table(view.kernels) + left)
@@ -568,8 +574,8 @@ def _body_html_compile(view: CompileView) -> Iterator[str]:
         yield f'<p class="note">{escape_html(what)}: <code>{escape_html(command)}</code></p>'
 
 
-def _list(said: tuple[str, ...]) -> str:
-    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in said)}</ul>" if said else ""
+def _list(texts: tuple[str, ...]) -> str:
+    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
 def _folded(summary: str, body: str) -> str:

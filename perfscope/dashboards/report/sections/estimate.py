@@ -42,7 +42,7 @@ def range_text(found: Range) -> str:
 
 def of_step(part: Range, step: Range) -> str:
     """``'12-31%'``: of the low end at the low end, of the high end at the high end, the smaller first."""
-    shares = sorted(100 * one / whole for one, whole in ((part.low, step.low), (part.high, step.high)) if whole)
+    shares = sorted(100 * value / whole for value, whole in ((part.low, step.low), (part.high, step.high)) if whole)
     if not shares:
         return "-"
     low, high = (f"{share:.0f}" for share in (shares[0], shares[-1]))
@@ -110,7 +110,7 @@ def estimate_view(section: EstimateSection) -> EstimateView | None:
     """The section as rows; ``None`` where no program was compiled for a target and nothing went wrong."""
     if not section.programs and not section.problems:
         return None
-    targets = list(dict.fromkeys(one.estimate.target.shown for one in section.programs))
+    targets = list(dict.fromkeys(program.estimate.target.shown for program in section.programs))
     notes = [*section.problems]
     if section.step is not None:
         parts = sum(count is not None for count in section.step.calls)
@@ -118,16 +118,20 @@ def estimate_view(section: EstimateSection) -> EstimateView | None:
             f"a step of {counted(parts, 'program')}, one after another: {range_text(section.step.time)} "
             f"(by {counted(section.step.steps, 'call')} that were seen)"
         )
-    held = [one.estimate for one in section.programs]
-    said = dict.fromkeys(f"{one.name}: {one.text} ({one.source})" for each in held for one in each.assumptions)
+    estimates = [program.estimate for program in section.programs]
+    said = dict.fromkeys(
+        f"{assumption.name}: {assumption.text} ({assumption.source})"
+        for each in estimates
+        for assumption in each.assumptions
+    )
     return EstimateView(
         title=f"Modelled time on {sanitize(', '.join(targets))}" if targets else "Modelled time",
         headline=_headline(section),
         tile=_tile(section),
-        programs=tuple(_program(one, several=len(section.programs) > 1) for one in section.programs),
+        programs=tuple(_program(program, several=len(section.programs) > 1) for program in section.programs),
         programs_left=section.programs_left,
         assumptions=tuple(sanitize(text, TEXT_LIMIT) for text in said),
-        blind_spots=held[0].blind_spots if held else (),
+        blind_spots=estimates[0].blind_spots if estimates else (),
         notes=tuple(sanitize(note, TEXT_LIMIT) for note in notes),
     )
 
@@ -147,42 +151,45 @@ def _tile(section: EstimateSection) -> tuple[str, str, str] | None:
     return ("modelled time of a run", range_text(first.estimate.step_ns), note)
 
 
-def _target(one: ProgramTime) -> str:
-    return sanitize(one.estimate.target.shown)
+def _target(program_time: ProgramTime) -> str:
+    return sanitize(program_time.estimate.target.shown)
 
 
-def _program(one: ProgramTime, *, several: bool) -> ProgramView:
-    found = one.estimate
-    calls = "" if one.calls is None else f", called {one.calls:,}x while it was watched"
+def _program(program_time: ProgramTime, *, several: bool) -> ProgramView:
+    estimate = program_time.estimate
+    calls = "" if program_time.calls is None else f", called {program_time.calls:,}x while it was watched"
+    label = f"{sanitize(program_time.label)}: " if several else ""
     return ProgramView(
-        title=sanitize(one.label),
-        summary=f"{f'{sanitize(one.label)}: ' if several else ''}{range_text(found.step_ns)} a run, modelled{calls}",
-        facts=tuple(_facts(found)),
-        lines=tuple(_line(line, found) for line in one.lines),
-        lines_left=one.lines_left,
-        instructions=tuple(_instruction(row, found) for row in found.rows),
-        instructions_left=one.rows_left,
-        warnings=tuple(sanitize(text, TEXT_LIMIT) for text in _warnings(found)),
-        errors=() if one.calibration is None else tuple(_errors(one.calibration)),
-        error_groups=() if one.calibration is None else tuple(map(_group, one.calibration.groups)),
-        error_rows=() if one.calibration is None else tuple(map(_error, one.calibration.instructions)),
-        pictures=tuple(one for one in found.pictures if len({span.stream for span in one.spans}) > 1),
+        title=sanitize(program_time.label),
+        summary=f"{label}{range_text(estimate.step_ns)} a run, modelled{calls}",
+        facts=tuple(_facts(estimate)),
+        lines=tuple(_line(line, estimate) for line in program_time.lines),
+        lines_left=program_time.lines_left,
+        instructions=tuple(_instruction(row, estimate) for row in estimate.rows),
+        instructions_left=program_time.rows_left,
+        warnings=tuple(sanitize(text, TEXT_LIMIT) for text in _warnings(estimate)),
+        errors=() if program_time.calibration is None else tuple(_errors(program_time.calibration)),
+        error_groups=() if program_time.calibration is None else tuple(map(_group, program_time.calibration.groups)),
+        error_rows=()
+        if program_time.calibration is None
+        else tuple(map(_error, program_time.calibration.instructions)),
+        pictures=tuple(picture for picture in estimate.pictures if len({span.stream for span in picture.spans}) > 1),
     )
 
 
-def _facts(found: Estimate) -> Iterator[str]:
-    low, high = found.parts
+def _facts(estimate: Estimate) -> Iterator[str]:
+    low, high = estimate.parts
     yield f"low end: {_parts(low)}; high end: {_parts(high)}"
-    if found.mfu is not None and found.hfu is not None:
-        mfu = f"{format_share(found.mfu[0], 1)} to {format_share(found.mfu[1], 1)}"
-        hfu = f"{format_share(found.hfu[0], 1)} to {format_share(found.hfu[1], 1)}"
+    if estimate.mfu is not None and estimate.hfu is not None:
+        mfu = f"{format_share(estimate.mfu[0], 1)} to {format_share(estimate.mfu[1], 1)}"
+        hfu = f"{format_share(estimate.hfu[0], 1)} to {format_share(estimate.hfu[1], 1)}"
         yield f"MFU {mfu}" + (f", HFU {hfu} (with what is computed again)" if hfu != mfu else "")
-    if found.peak_bytes is not None:
-        of = "" if found.memory_bytes is None else f" of {format_bytes(found.memory_bytes)}"
-        yield f"memory at its peak {format_bytes(found.peak_bytes)}{of}"
-    launched = f"{found.launches:,} launches"
-    if found.host_ns.high:
-        launched += f", {range_text(found.host_ns)} of the host if one by one"
+    if estimate.peak_bytes is not None:
+        of = "" if estimate.memory_bytes is None else f" of {format_bytes(estimate.memory_bytes)}"
+        yield f"memory at its peak {format_bytes(estimate.peak_bytes)}{of}"
+    launched = f"{estimate.launches:,} launches"
+    if estimate.host_ns.high:
+        launched += f", {range_text(estimate.host_ns)} of the host if one by one"
     yield launched
 
 
@@ -197,37 +204,37 @@ def _parts(parts: Parts) -> str:
     return ", ".join(f"{name} {format_ns(spent)}" for name, spent in named if spent) or "nothing runs"
 
 
-def _warnings(found: Estimate) -> Iterator[str]:
-    if found.fits is False and found.peak_bytes is not None and found.memory_bytes is not None:
-        yield f"does not fit: {format_bytes(found.peak_bytes)} of {format_bytes(found.memory_bytes)}"
-    if found.host_bound:
+def _warnings(estimate: Estimate) -> Iterator[str]:
+    if estimate.fits is False and estimate.peak_bytes is not None and estimate.memory_bytes is not None:
+        yield f"does not fit: {format_bytes(estimate.peak_bytes)} of {format_bytes(estimate.memory_bytes)}"
+    if estimate.host_bound:
         yield (
-            f"launch bound without command buffers: the host needs {range_text(found.host_ns)} for "
-            f"{found.launches:,} launches, the device {format_ns(found.parts[0].total)} at the least"
+            f"launch bound without command buffers: the host needs {range_text(estimate.host_ns)} for "
+            f"{estimate.launches:,} launches, the device {format_ns(estimate.parts[0].total)} at the least"
         )
-    yield from (f"longer than the range says: {text}" for text in found.lower_bounds)
+    yield from (f"longer than the range says: {text}" for text in estimate.lower_bounds)
 
 
-def _line(line: LineTime, found: Estimate) -> Cells:
+def _line(line: LineTime, estimate: Estimate) -> Cells:
     return (
         (
             "source line",
             _place(line.where) if line.where.file else f"no line: {sanitize(line.where.op or line.opcode)}",
         ),
         ("of the step", range_text(line.exposed)),
-        ("share", of_step(line.exposed, found.step_ns)),
+        ("share", of_step(line.exposed, estimate.step_ns)),
         ("instructions", f"{line.instructions:,}"),
         ("bound by", ", ".join(line.bounds[:2])),
     )
 
 
-def _instruction(row: Row, found: Estimate) -> Cells:
+def _instruction(row: Row, estimate: Estimate) -> Cells:
     return (
         ("instruction", shorten(sanitize(row.name), NAME_LIMIT)),
         ("each", range_text(row.once)),
         ("runs", f"{row.runs:,}{'' if row.runs_exact else ' at least'}"),
         ("of the step", range_text(row.exposed)),
-        ("share", of_step(row.exposed, found.step_ns)),
+        ("share", of_step(row.exposed, estimate.step_ns)),
         ("bound by", _bound(row)),
         ("at", f"{_place(row.where)}{' (added by XLA)' if row.added else ''}" if row.where.file else ""),
     )
@@ -235,52 +242,53 @@ def _instruction(row: Row, found: Estimate) -> Cells:
 
 def _place(where: Where) -> str:
     """The end of a place: the beginning of a path is the same for all."""
-    found = sanitize(where.label())
-    return found if len(found) <= PLACE_LIMIT else f"…{found[1 - PLACE_LIMIT :]}"
+    result = sanitize(where.label())
+    return result if len(result) <= PLACE_LIMIT else f"…{result[1 - PLACE_LIMIT :]}"
 
 
 def _bound(row: Row) -> str:
-    said = "not known" if row.bound == "unknown" else str(row.bound)
+    text = "not known" if row.bound == "unknown" else str(row.bound)
     if row.what == "collective":
-        said = row.detail if row.known else f"{row.detail}: not known"
-        said = f"{said}, blocks" if row.blocks else said
-    return said if row.on_path else f"{said}, off the critical path"
+        text = row.detail if row.known else f"{row.detail}: not known"
+        text = f"{text}, blocks" if row.blocks else text
+    return text if row.on_path else f"{text}, off the critical path"
 
 
-def _errors(found: Calibration) -> Iterator[str]:
-    run, inside = found.run, "inside" if found.inside else "outside"
+def _errors(calibration: Calibration) -> Iterator[str]:
+    run, inside = calibration.run, "inside" if calibration.inside else "outside"
     how = f"median of {counted(run.runs, 'run')}" if run.apart else f"of {counted(run.runs, 'run')}, gaps not recorded"
     yield (
-        f"measured {format_ns(run.step_ns)} a run ({how}, {found.matched}): {inside} the modelled "
-        f"{range_text(found.modelled)}, {times_text(run.step_ns, found.modelled)}"
+        f"measured {format_ns(run.step_ns)} a run ({how}, {calibration.matched}): {inside} the modelled "
+        f"{range_text(calibration.modelled)}, {times_text(run.step_ns, calibration.modelled)}"
     )
-    yield f"with measured times in it: {range_text(found.calibrated)}"
-    if found.not_measured:
+    yield f"with measured times in it: {range_text(calibration.calibrated)}"
+    if calibration.not_measured:
         yield (
-            f"{counted(found.not_measured, 'instruction')} without a measured time, {found.by_group:,} of them priced "
+            f"{counted(calibration.not_measured, 'instruction')} without a measured time, "
+            f"{calibration.by_group:,} of them priced "
             "by what their kind reached, the others as modelled"
         )
-    yield from (sanitize(text, TEXT_LIMIT) for text in found.differences)
+    yield from (sanitize(text, TEXT_LIMIT) for text in calibration.differences)
 
 
-def _group(one: GroupError) -> Cells:
+def _group(group_error: GroupError) -> Cells:
     return (
-        ("category", one.group),
-        ("instructions", f"{one.instructions:,}"),
-        ("measured", format_ns(one.measured_ns)),
-        ("modelled", range_text(one.modelled)),
-        ("inside", f"{one.inside:,}"),
-        ("of the peaks", f"{one.share:.0%} (half {one.low_share:.0%} to {one.high_share:.0%})"),
+        ("category", group_error.group),
+        ("instructions", f"{group_error.instructions:,}"),
+        ("measured", format_ns(group_error.measured_ns)),
+        ("modelled", range_text(group_error.modelled)),
+        ("inside", f"{group_error.inside:,}"),
+        ("of the peaks", f"{group_error.share:.0%} (half {group_error.low_share:.0%} to {group_error.high_share:.0%})"),
     )
 
 
-def _error(one: InstructionError) -> Cells:
+def _error(error: InstructionError) -> Cells:
     return (
-        ("instruction", shorten(sanitize(one.row.name), NAME_LIMIT)),
-        ("measured", format_ns(one.measured_ns)),
-        ("modelled", range_text(one.row.once)),
-        ("runs", f"{one.row.runs:,}"),
-        ("off by", format_ns(one.off_ns) if one.off_ns else "inside"),
+        ("instruction", shorten(sanitize(error.row.name), NAME_LIMIT)),
+        ("measured", format_ns(error.measured_ns)),
+        ("modelled", range_text(error.row.once)),
+        ("runs", f"{error.row.runs:,}"),
+        ("off by", format_ns(error.off_ns) if error.off_ns else "inside"),
     )
 
 
@@ -301,44 +309,44 @@ def share_of(exposed: Range, step: Range) -> float:
 def estimate_document(section: EstimateSection) -> dict[str, Any]:
     """The section as dicts and lists; times are integer ns, ranges ``{"low", "high"}``."""
     return {
-        "programs": [_program_estimate_formats(one) for one in section.programs],
+        "programs": [_program_estimate_formats(program) for program in section.programs],
         "left": section.programs_left,
         "step": None if section.step is None else asdict(section.step),
         "problems": list(section.problems),
     }
 
 
-def _program_estimate_formats(one: ProgramTime) -> dict[str, Any]:
+def _program_estimate_formats(program_time: ProgramTime) -> dict[str, Any]:
     return {
-        "program": one.label,
+        "program": program_time.label,
         "known_by": "modelled",
-        "calls": one.calls,
-        **_estimate(one.estimate),
-        "lines": [asdict(line) for line in one.lines],
-        "lines_left": one.lines_left,
-        "instructions": [_row(row) for row in one.estimate.rows],
-        "instructions_left": one.rows_left,
-        "calibration": None if one.calibration is None else _calibration(one.calibration),
+        "calls": program_time.calls,
+        **_estimate(program_time.estimate),
+        "lines": [asdict(line) for line in program_time.lines],
+        "lines_left": program_time.lines_left,
+        "instructions": [_row(row) for row in program_time.estimate.rows],
+        "instructions_left": program_time.rows_left,
+        "calibration": None if program_time.calibration is None else _calibration(program_time.calibration),
     }
 
 
-def _estimate(found: Estimate) -> dict[str, Any]:
+def _estimate(estimate: Estimate) -> dict[str, Any]:
     return {
-        "target": found.target.shown,
-        "step_ns": asdict(found.step_ns),
-        "parts_ns": {"low": asdict(found.parts[0]), "high": asdict(found.parts[1])},
-        "launches": found.launches,
-        "host_ns": asdict(found.host_ns),
-        "host_bound": found.host_bound,
-        "mfu": None if found.mfu is None else list(found.mfu),
-        "hfu": None if found.hfu is None else list(found.hfu),
-        "peak_bytes": found.peak_bytes,
-        "memory_bytes": found.memory_bytes,
-        "fits": found.fits,
-        "assumptions": [asdict(one) for one in found.assumptions],
-        "blind_spots": list(found.blind_spots),
-        "lower_bounds": list(found.lower_bounds),
-        "not_known": len(found.not_known),
+        "target": estimate.target.shown,
+        "step_ns": asdict(estimate.step_ns),
+        "parts_ns": {"low": asdict(estimate.parts[0]), "high": asdict(estimate.parts[1])},
+        "launches": estimate.launches,
+        "host_ns": asdict(estimate.host_ns),
+        "host_bound": estimate.host_bound,
+        "mfu": None if estimate.mfu is None else list(estimate.mfu),
+        "hfu": None if estimate.hfu is None else list(estimate.hfu),
+        "peak_bytes": estimate.peak_bytes,
+        "memory_bytes": estimate.memory_bytes,
+        "fits": estimate.fits,
+        "assumptions": [asdict(assumption) for assumption in estimate.assumptions],
+        "blind_spots": list(estimate.blind_spots),
+        "lower_bounds": list(estimate.lower_bounds),
+        "not_known": len(estimate.not_known),
     }
 
 
@@ -346,33 +354,33 @@ def _row(row: Row) -> dict[str, Any]:
     return {**asdict(row), "total": asdict(row.total)}
 
 
-def _calibration(found: Calibration) -> dict[str, Any]:
+def _calibration(calibration: Calibration) -> dict[str, Any]:
     return {
-        "matched": found.matched,
-        "differences": list(found.differences),
-        "measured_ns": found.run.step_ns,
-        "measured_busy_ns": found.run.busy_ns,
-        "runs": found.run.runs,
-        "devices": found.run.devices,
-        "inside": found.inside,
-        "calibrated_ns": asdict(found.calibrated),
-        "groups": [asdict(one) for one in found.groups],
-        "instructions": [_error_estimate_formats(one) for one in found.instructions],
-        "not_measured": found.not_measured,
-        "priced_by_group": found.by_group,
+        "matched": calibration.matched,
+        "differences": list(calibration.differences),
+        "measured_ns": calibration.run.step_ns,
+        "measured_busy_ns": calibration.run.busy_ns,
+        "runs": calibration.run.runs,
+        "devices": calibration.run.devices,
+        "inside": calibration.inside,
+        "calibrated_ns": asdict(calibration.calibrated),
+        "groups": [asdict(group) for group in calibration.groups],
+        "instructions": [_error_estimate_formats(instruction) for instruction in calibration.instructions],
+        "not_measured": calibration.not_measured,
+        "priced_by_group": calibration.by_group,
     }
 
 
-def _error_estimate_formats(one: InstructionError) -> dict[str, Any]:
+def _error_estimate_formats(error: InstructionError) -> dict[str, Any]:
     return {
-        "computation": one.row.computation,
-        "name": one.row.name,
-        "group": one.group,
-        "runs": one.row.runs,
-        "measured_ns": one.measured_ns,
-        "modelled_ns": asdict(one.row.once),
-        "off_ns": one.off_ns,
-        "inside": one.inside,
+        "computation": error.row.computation,
+        "name": error.row.name,
+        "group": error.group,
+        "runs": error.row.runs,
+        "measured_ns": error.measured_ns,
+        "modelled_ns": asdict(error.row.once),
+        "off_ns": error.off_ns,
+        "inside": error.inside,
     }
 
 
@@ -525,7 +533,11 @@ def _program_html_estimate(view: ProgramView) -> Iterator[str]:
 
 def picture(view: StreamPicture) -> str:
     """What runs beside what at the high end of the range; a loop in it is one stretch."""
-    streams = list(dict.fromkeys(span.stream for span in sorted(view.spans, key=lambda one: one.stream != "compute")))
+    streams = list(
+        dict.fromkeys(
+            span.stream for span in sorted(view.spans, key=lambda stream_span: stream_span.stream != "compute")
+        )
+    )
     whole = max(1, view.length_ns)
     shapes = []
     for span in view.spans:
@@ -557,8 +569,8 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _list(said: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in said)}</ul>"
+def _list(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in texts)}</ul>"
 
 
 def _folded(summary: str, body: str) -> str:

@@ -43,11 +43,11 @@ def memory_name(memory: Memory) -> str:
 
 def headline(memory: Memory) -> str:
     """``'peak 11.6 GiB at 50.5 ms of 280 ms: step 0, backward, aten::mm, train.py:3'``."""
-    said = size_words(memory)
+    text = size_words(memory)
     if not memory.peak_bytes:
-        return said
+        return text
     if memory.first != memory.last:
-        said += f" at {moment(memory, memory.peak_position)}"
+        text += f" at {moment(memory, memory.peak_position)}"
     where = [] if memory.step is None else [f"step {memory.step}"]
     if memory.phase != MemoryPhase.UNKNOWN:
         where.append(phase_words(memory.phase))
@@ -55,7 +55,7 @@ def headline(memory: Memory) -> str:
         where.append(shorten(sanitize(memory.op), PLACE_LIMIT))
     if memory.line is not None:
         where.append(place_text(memory.line))
-    return f"{said}: {', '.join(where)}" if where else said
+    return f"{text}: {', '.join(where)}" if where else text
 
 
 def size_words(memory: Memory) -> str:
@@ -111,13 +111,13 @@ def _reserved(memory: Memory, reserved: Reserved) -> Iterator[str]:
     if reserved.excess_bytes < 0:
         yield f"{most} reserved at most, as recorded: less than what is in use, so one of the two is not complete"
         return
-    said = f"{most} reserved at most"
+    text = f"{most} reserved at most"
     if reserved.fragmentation is not None:
-        said += f", {format_share(reserved.peak_bytes - (reserved.allocated_bytes or 0), reserved.peak_bytes)} of it"
-        said += " not in use then" + (", rounding included" if reserved.as_requested else "")
+        text += f", {format_share(reserved.peak_bytes - (reserved.allocated_bytes or 0), reserved.peak_bytes)} of it"
+        text += " not in use then" + (", rounding included" if reserved.as_requested else "")
     if reserved.excess_bytes > 0:
-        said += f"; {format_bytes(reserved.excess_bytes)} more than the peak in use"
-    yield said
+        text += f"; {format_bytes(reserved.excess_bytes)} more than the peak in use"
+    yield text
     if reserved.split_bytes:
         yield (
             f"{format_bytes(reserved.split_bytes)} of free pieces at the snapshot cannot go back to the driver, the "
@@ -127,8 +127,8 @@ def _reserved(memory: Memory, reserved: Reserved) -> Iterator[str]:
 
 def known_words(memory: Memory) -> str:
     """``'measured, CUDA memory snapshot'``."""
-    said = f"{memory.basis}, {sanitize(memory.known_from)}"
-    return f"{said}: blocks that a framework's allocator took from the driver" if memory.of_driver else said
+    text = f"{memory.basis}, {sanitize(memory.known_from)}"
+    return f"{text}: blocks that a framework's allocator took from the driver" if memory.of_driver else text
 
 
 def unmatched_words(memory: Memory) -> Iterator[str]:
@@ -219,11 +219,11 @@ def memory_view(section: MemorySection) -> MemoriesView | None:
     """The section as rows; ``None`` where no memory is known of."""
     if not section.entries and not section.problems:
         return None
-    fullest = next((one for one in section.entries if one.worst.basis == "measured"), None)
+    fullest = next((entry for entry in section.entries if entry.worst.basis == "measured"), None)
     return MemoriesView(
         summary="" if fullest is None else _summary(fullest),
         fullest=None if fullest is None else _glance(fullest),
-        memories=tuple(_entry(one, minor=_is_minor(one, section)) for one in section.entries),
+        memories=tuple(_entry(entry, minor=_is_minor(entry, section)) for entry in section.entries),
         memories_left=section.entries_left,
         notes=tuple(sanitize(problem) for problem in section.problems),
     )
@@ -232,7 +232,7 @@ def memory_view(section: MemorySection) -> MemoriesView | None:
 def _is_minor(entry: MemoryEntry, section: MemorySection) -> bool:
     peak, program = entry.worst.peak_bytes, entry.worst.space == "program"
     largest = section.entries[0].worst.peak_bytes
-    programs = [one.worst.peak_bytes for one in section.entries if one.worst.space == "program"]
+    programs = [entry.worst.peak_bytes for entry in section.entries if entry.worst.space == "program"]
     return peak < SMALL_MEMORY * largest or (program and peak < SMALL_PROGRAM * programs[0])
 
 
@@ -245,7 +245,7 @@ def _entry(entry: MemoryEntry, *, minor: bool) -> MemoryView:
         categories=tuple(_categories(memory)),
         modules=_holders("by module", "module", memory.by_module, memory.peak_bytes),
         lines=_holders("by line of the program", "source line", memory.by_line, memory.peak_bytes),
-        others=tuple(_other(one, entry) for one in entry.others),
+        others=tuple(_other(other, entry) for other in entry.others),
         others_left=entry.others_left,
         notes=(*(sanitize(note) for note in memory.notes), *unmatched_words(memory)),
         picture=None if memory.picture is None or _is_flat(memory.picture) else picture_view(memory, memory.picture),
@@ -270,8 +270,8 @@ def _glance(entry: MemoryEntry) -> tuple[str, str, str]:
 
 def _parts(memory: Memory) -> list[str]:
     """The largest of its categories, what was held before among them."""
-    held = [(one.bytes, category_words(one.category)) for one in memory.by_category]
-    largest = sorted([*held, (memory.unseen_bytes, UNSEEN)], key=lambda one: -one[0])[:MOST_PARTS]
+    held = [(category.bytes, category_words(category.category)) for category in memory.by_category]
+    largest = sorted([*held, (memory.unseen_bytes, UNSEEN)], key=lambda item: -item[0])[:MOST_PARTS]
     return [
         f"{words} {format_share(bytes_, memory.peak_bytes)}"
         for bytes_, words in largest
@@ -297,7 +297,7 @@ def _whole_name(entry: MemoryEntry) -> str:
 
 def _members(entry: MemoryEntry) -> str:
     """What stands side by side."""
-    sources = {one.source for one in entry.others}
+    sources = {other.source for other in entry.others}
     if len(sources) == 1:
         return "devices"
     return "ranks" if _is_of_ranks(entry) and len(sources) == len(entry.others) else "recordings"
@@ -305,8 +305,8 @@ def _members(entry: MemoryEntry) -> str:
 
 def _is_of_ranks(entry: MemoryEntry) -> bool:
     """Every trace is another rank's: a run has the memory at a failed allocation as a trace of its own."""
-    ranks = {one.rank for one in entry.others}
-    return None not in ranks and len(ranks) == len({one.source for one in entry.others})
+    ranks = {other.rank for other in entry.others}
+    return None not in ranks and len(ranks) == len({other.source for other in entry.others})
 
 
 def _beside(entry: MemoryEntry) -> Iterator[str]:
@@ -319,7 +319,7 @@ def _beside(entry: MemoryEntry) -> Iterator[str]:
 
 
 def _categories(memory: Memory) -> Iterator[Cells]:
-    rows = [(one.bytes, _category(one, memory)) for one in memory.by_category]
+    rows = [(category.bytes, _category(category, memory)) for category in memory.by_category]
     if memory.unseen_bytes:
         rows.append((memory.unseen_bytes, _unseen(memory)))
     filled = {name for _, cells in rows for name, cell in cells if cell}
@@ -327,14 +327,14 @@ def _categories(memory: Memory) -> Iterator[Cells]:
         yield tuple((name, cell) for name, cell in cells if name in filled)
 
 
-def _category(one: HeldCategory, memory: Memory) -> Cells:
-    where = "" if one.place is None else place_text(one.place)
+def _category(category: HeldCategory, memory: Memory) -> Cells:
+    where = "" if category.place is None else place_text(category.place)
     return (
-        ("category", category_words(one.category)),
-        *_amount(one.bytes, memory.peak_bytes, one.blocks),
-        ("known by", _KNOWN_BY[one.known_by]),
-        ("mostly at", where or place_end(sanitize(one.name or ""))),
-        ("there", format_bytes(one.place_bytes) if where or one.name else ""),
+        ("category", category_words(category.category)),
+        *_amount(category.bytes, memory.peak_bytes, category.blocks),
+        ("known by", _KNOWN_BY[category.known_by]),
+        ("mostly at", where or place_end(sanitize(category.name or ""))),
+        ("there", format_bytes(category.place_bytes) if where or category.name else ""),
     )
 
 
@@ -358,51 +358,51 @@ def _amount(bytes_: int, whole: int, blocks: int) -> Cells:
 
 def _holders(title: str, column: str, holders: Holders, peak: int) -> HolderTable | None:
     """A table of owners; ``None`` where no owner but what is not known is told of, or nothing is held."""
-    if not peak or all(one.name is None or one.name == UNSEEN for one in holders.rows):
+    if not peak or all(row.name is None or row.name == UNSEEN for row in holders.rows):
         return None
     return HolderTable(
         title=title,
-        rows=tuple(_holder(column, one, peak) for one in holders.rows),
-        row_bytes=tuple(one.bytes for one in holders.rows),
+        rows=tuple(_holder(column, row, peak) for row in holders.rows),
+        row_bytes=tuple(row.bytes for row in holders.rows),
         more=holders.left,
         more_bytes=holders.left_bytes,
     )
 
 
-def _holder(column: str, one: Holder, peak: int) -> Cells:
-    name = NOT_KNOWN if one.name is None else sanitize(one.name)
-    name = place_end(name if one.line is None else path_text(one.line))
-    many = f" ({one.members:,} of them)" if one.members > 1 else ""
-    return ((column, name + many), *_amount(one.bytes, peak, one.blocks))
+def _holder(column: str, holder: Holder, peak: int) -> Cells:
+    name = NOT_KNOWN if holder.name is None else sanitize(holder.name)
+    name = place_end(name if holder.line is None else path_text(holder.line))
+    many = f" ({holder.members:,} of them)" if holder.members > 1 else ""
+    return ((column, name + many), *_amount(holder.bytes, peak, holder.blocks))
 
 
-def _whose(one: RankMemory, entry: MemoryEntry) -> str:
+def _whose(rank_memory: RankMemory, entry: MemoryEntry) -> str:
     """``rank 3``, ``source 3``; several devices of one trace by their own name."""
-    label = shorten(sanitize(one.label), NAME_LIMIT)
+    label = shorten(sanitize(rank_memory.label), NAME_LIMIT)
     sources = {other.source for other in entry.others}
     if len(sources) == 1:
         return label
-    whose = f"rank {one.rank}" if _is_of_ranks(entry) else f"source {one.source}"
+    whose = f"rank {rank_memory.rank}" if _is_of_ranks(entry) else f"source {rank_memory.source}"
     alike = len({(other.source, other.label) for other in entry.others}) > len(sources)
     return f"{whose} {label}" if alike else whose
 
 
-def _other(one: RankMemory, entry: MemoryEntry) -> Cells:
+def _other(rank_memory: RankMemory, entry: MemoryEntry) -> Cells:
     shows = entry.others
-    cells = [("memory", _whose(one, entry)), ("peak", format_bytes(one.peak_bytes))]
-    cells += _optional("reserved", [other.reserved_bytes for other in shows], one.reserved_bytes)
-    cells += _optional("never taken", [other.headroom_bytes for other in shows], one.headroom_bytes)
+    cells = [("memory", _whose(rank_memory, entry)), ("peak", format_bytes(rank_memory.peak_bytes))]
+    cells += _optional("reserved", [other.reserved_bytes for other in shows], rank_memory.reserved_bytes)
+    cells += _optional("never taken", [other.headroom_bytes for other in shows], rank_memory.headroom_bytes)
     if any(other.step is not None for other in shows):
-        cells.append(("step", "" if one.step is None else str(one.step)))
+        cells.append(("step", "" if rank_memory.step is None else str(rank_memory.step)))
     if any(other.phase != MemoryPhase.UNKNOWN for other in shows):
-        cells.append(("phase", "" if one.phase == MemoryPhase.UNKNOWN else phase_words(one.phase)))
+        cells.append(("phase", "" if rank_memory.phase == MemoryPhase.UNKNOWN else phase_words(rank_memory.phase)))
     if any(other.out_of_memory for other in shows):
-        cells.append(("failed", f"{one.out_of_memory:,}"))
+        cells.append(("failed", f"{rank_memory.out_of_memory:,}"))
     return tuple(cells)
 
 
 def _optional(name: str, of_all: Sequence[int | None], value: int | None) -> list[tuple[str, str]]:
     """A column, if any row fills it."""
-    if all(one is None for one in of_all):
+    if all(value is None for value in of_all):
         return []
     return [(name, "" if value is None else format_bytes(max(0, value)))]

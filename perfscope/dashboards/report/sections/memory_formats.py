@@ -41,7 +41,7 @@ def _entry(entry: MemoryEntry) -> dict[str, Any]:
     return {
         "source": entry.source,
         **_memory(entry.worst),
-        "others": [_other(one) for one in entry.others],
+        "others": [_other(other) for other in entry.others],
         "others_left": entry.others_left,
     }
 
@@ -63,7 +63,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
         "step": memory.step,
         "op": memory.op,
         "where": _line(memory.line),
-        "by_category": [_category(one) for one in memory.by_category],
+        "by_category": [_category(category) for category in memory.by_category],
         "by_module": _holders(memory.by_module),
         "by_line": _holders(memory.by_line),
         "unseen_bytes": memory.unseen_bytes,
@@ -83,33 +83,33 @@ def _line(line: SourceLine | None) -> dict[str, Any] | None:
     return None if line is None else asdict(line)
 
 
-def _category(one: HeldCategory) -> dict[str, Any]:
+def _category(category: HeldCategory) -> dict[str, Any]:
     return {
-        "category": one.category.name.lower(),
-        "bytes": one.bytes,
-        "blocks": one.blocks,
-        "known_by": one.known_by.name.lower(),
-        "mostly_at": _line(one.place),
-        "largest_name": one.name,
-        "place_bytes": one.place_bytes,
+        "category": category.category.name.lower(),
+        "bytes": category.bytes,
+        "blocks": category.blocks,
+        "known_by": category.known_by.name.lower(),
+        "mostly_at": _line(category.place),
+        "largest_name": category.name,
+        "place_bytes": category.place_bytes,
     }
 
 
 def _holders(holders: Holders) -> dict[str, Any]:
     return {
-        "rows": [_held(one) for one in holders.rows],
+        "rows": [_held(row) for row in holders.rows],
         "left": holders.left,
         "left_bytes": holders.left_bytes,
     }
 
 
-def _held(one: Holder) -> dict[str, Any]:
+def _held(holder: Holder) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "bytes": one.bytes,
-        "blocks": one.blocks,
-        "members": one.members,
-        "where": _line(one.line),
+        "name": holder.name,
+        "bytes": holder.bytes,
+        "blocks": holder.blocks,
+        "members": holder.members,
+        "where": _line(holder.line),
     }
 
 
@@ -117,16 +117,16 @@ def _reserved(reserved: Reserved) -> dict[str, Any]:
     return {**asdict(reserved), "fragmentation": reserved.fragmentation}
 
 
-def _other(one: RankMemory) -> dict[str, Any]:
-    return {**asdict(one), "phase": one.phase.name.lower()}
+def _other(rank_memory: RankMemory) -> dict[str, Any]:
+    return {**asdict(rank_memory), "phase": rank_memory.phase.name.lower()}
 
 
 def _picture(picture: MemoryPicture) -> dict[str, Any]:
     return {
         "positions": picture.positions.tolist(),
         "bytes": {
-            category.name.lower(): held
-            for category, held in zip(picture.categories, picture.bytes.tolist(), strict=True)
+            category.name.lower(): value
+            for category, value in zip(picture.categories, picture.bytes.tolist(), strict=True)
         },
         "unseen_bytes": picture.unseen_bytes,
         "reserved": None if picture.reserved is None else picture.reserved.tolist(),
@@ -156,9 +156,9 @@ _GIVE_WAY = ("known by", "blocks", "there")
 
 def memory_section(view: MemoriesView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     """Each memory's peak, and with ``-v`` its modules, lines and ranks. Ends with an empty line."""
-    memories = view.memories if verbose else [one for one in view.memories[:FEW_MEMORIES] if not one.minor]
-    for one in memories:
-        yield from _memory_memory_text(one, width, verbose=verbose)
+    memories = view.memories if verbose else [memory for memory in view.memories[:FEW_MEMORIES] if not memory.minor]
+    for memory in memories:
+        yield from _memory_memory_text(memory, width, verbose=verbose)
         yield ""
     left = view.memories_left + len(view.memories) - len(memories)
     if left:
@@ -169,26 +169,26 @@ def memory_section(view: MemoriesView, width: int, *, verbose: bool) -> Iterator
         yield ""
 
 
-def _memory_memory_text(one: MemoryView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    yield _lead(f"{one.title}: {one.headline}")
-    rows = one.categories if verbose else one.categories[:FEW_CATEGORIES]
+def _memory_memory_text(memory_view: MemoryView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    yield _lead(f"{memory_view.title}: {memory_view.headline}")
+    rows = memory_view.categories if verbose else memory_view.categories[:FEW_CATEGORIES]
     if rows:
         yield table_of(fitting([dict(cells) for cells in rows], _GIVE_WAY, width))
-    if len(rows) < len(one.categories):
-        yield f"    and {len(one.categories) - len(rows)} more categories, which hold less"
-    yield hanging("; ".join(one.facts))
-    yield from map(hanging, one.notes if verbose else one.notes[:FEW_NOTES])
+    if len(rows) < len(memory_view.categories):
+        yield f"    and {len(memory_view.categories) - len(rows)} more categories, which hold less"
+    yield hanging("; ".join(memory_view.facts))
+    yield from map(hanging, memory_view.notes if verbose else memory_view.notes[:FEW_NOTES])
     if not verbose:
         return
-    for holders in (one.modules, one.lines):
+    for holders in (memory_view.modules, memory_view.lines):
         if holders is not None:
             yield ""
             yield from _holders_memory_text(holders, width)
-    if one.others:
+    if memory_view.others:
         yield ""
-        yield table_of(fitting([dict(cells) for cells in one.others], ("phase", "step"), width))
-        if one.others_left:
-            yield f"    and {one.others_left:,} more, with lower peaks"
+        yield table_of(fitting([dict(cells) for cells in memory_view.others], ("phase", "step"), width))
+        if memory_view.others_left:
+            yield f"    and {memory_view.others_left:,} more, with lower peaks"
 
 
 def _lead(text: str) -> RenderableType:
@@ -214,29 +214,29 @@ MEMORY_MARKDOWN_MOST_ROWS = 8
 
 def memory_details(view: MemoriesView) -> str:
     """A folded block for each memory; its summary is its peak."""
-    memories = [one for one in view.memories[:MOST_MEMORIES] if not one.minor]
-    parts = [part for one in memories for part in _memory_memory_markdown(one)]
+    memories = [memory for memory in view.memories[:MOST_MEMORIES] if not memory.minor]
+    parts = [part for memory in memories for part in _memory_memory_markdown(memory)]
     left = view.memories_left + len(view.memories) - len(memories)
     if left:
         parts.append(f"and {left:,} more memor{'y' if left == 1 else 'ies'}, with lower peaks\n")
     return "\n".join([*parts, *(f"{escape(note)}\n" for note in view.notes)])
 
 
-def _memory_memory_markdown(one: MemoryView) -> Iterator[str]:
-    yield f"<details><summary>{in_html(f'{one.title}: {one.headline}')}</summary>\n"
-    if one.categories:
-        yield cells_table(one.categories)
-    for holders in (one.modules, one.lines):
+def _memory_memory_markdown(memory_view: MemoryView) -> Iterator[str]:
+    yield f"<details><summary>{in_html(f'{memory_view.title}: {memory_view.headline}')}</summary>\n"
+    if memory_view.categories:
+        yield cells_table(memory_view.categories)
+    for holders in (memory_view.modules, memory_view.lines):
         if holders is not None:
             yield cells_table(holders.rows[:MEMORY_MARKDOWN_MOST_ROWS])
             if left := holders.left(MEMORY_MARKDOWN_MOST_ROWS):
                 yield f"- {left}"
-    if one.others:
-        yield cells_table(one.others[:MEMORY_MARKDOWN_MOST_ROWS])
-    more = one.others_left + len(one.others[MEMORY_MARKDOWN_MOST_ROWS:])
+    if memory_view.others:
+        yield cells_table(memory_view.others[:MEMORY_MARKDOWN_MOST_ROWS])
+    more = memory_view.others_left + len(memory_view.others[MEMORY_MARKDOWN_MOST_ROWS:])
     if more:
         yield f"- and {more:,} more, with lower peaks"
-    yield from (f"- {escape(said)}" for said in (*one.facts, *one.notes))
+    yield from (f"- {escape(text)}" for text in (*memory_view.facts, *memory_view.notes))
     yield "</details>"
 
 
@@ -249,38 +249,49 @@ FIRST_MEMORIES = 4
 
 def memory_cards(view: MemoriesView) -> Iterator[str]:
     """A card for each memory."""
-    first = [one for one in view.memories[:FIRST_MEMORIES] if not one.minor]
-    for one in first:
-        yield card(one.title, "".join(_memory_html_memory(one)))
+    first = [memory for memory in view.memories[:FIRST_MEMORIES] if not memory.minor]
+    for memory_view in first:
+        yield card(memory_view.title, "".join(_memory_html_memory(memory_view)))
     rest = view.memories[len(first) :]
-    said = [f"<details><summary>{escape_html(f'{one.title}: {one.headline}')}</summary>{''.join(_body(one))}</details>"
-            for one in rest]  # fmt: skip
+    texts = [
+        f"<details><summary>{escape_html(f'{memory.title}: {memory.headline}')}</summary>{''.join(_body(memory))}</details>"
+        for memory in rest
+    ]
     if view.memories_left:
-        said.append(f'<p class="note">and {view.memories_left:,} more, with lower peaks</p>')
-    if said or view.notes:
-        yield card("More memories" if view.memories else "Memory", "".join(said) + _list(view.notes))
+        texts.append(f'<p class="note">and {view.memories_left:,} more, with lower peaks</p>')
+    if texts or view.notes:
+        yield card("More memories" if view.memories else "Memory", "".join(texts) + _list(view.notes))
 
 
-def _memory_html_memory(one: MemoryView) -> Iterator[str]:
-    yield f"<p>{escape_html(one.headline[:1].upper() + one.headline[1:])}.</p>"
-    if one.picture is not None:
-        yield memory_chart(one.picture, f"{one.title}: {one.headline}. The same in numbers below.")
-        yield f'<div class="legend">{legend(one.picture)}</div>'
-    yield from _body(one)
+def _memory_html_memory(memory_view: MemoryView) -> Iterator[str]:
+    yield f"<p>{escape_html(memory_view.headline[:1].upper() + memory_view.headline[1:])}.</p>"
+    if memory_view.picture is not None:
+        yield memory_chart(
+            memory_view.picture, f"{memory_view.title}: {memory_view.headline}. The same in numbers below."
+        )
+        yield f'<div class="legend">{legend(memory_view.picture)}</div>'
+    yield from _body(memory_view)
 
 
-def _body(one: MemoryView) -> Iterator[str]:
-    if one.categories:
-        yield html_cells_table(one.categories)
-    yield _list((*one.facts, *one.notes))
-    for holders in (one.modules, one.lines):
+def _body(memory_view: MemoryView) -> Iterator[str]:
+    if memory_view.categories:
+        yield html_cells_table(memory_view.categories)
+    yield _list((*memory_view.facts, *memory_view.notes))
+    for holders in (memory_view.modules, memory_view.lines):
         if holders is not None:
             yield f"<details><summary>{escape_html(holders.title)}</summary>{_holders_html_memory(holders)}</details>"
-    if one.others:
-        left = f'<p class="note">and {one.others_left:,} more, with lower peaks</p>' if one.others_left else ""
-        yield f"<details><summary>side by side</summary>{html_cells_table(one.others)}{left}</details>"
-    if one.picture is not None:
-        yield f"<details><summary>the picture in numbers</summary>{html_cells_table(one.picture.moments)}</details>"
+    if memory_view.others:
+        left = (
+            f'<p class="note">and {memory_view.others_left:,} more, with lower peaks</p>'
+            if memory_view.others_left
+            else ""
+        )
+        yield f"<details><summary>side by side</summary>{html_cells_table(memory_view.others)}{left}</details>"
+    if memory_view.picture is not None:
+        yield (
+            f"<details><summary>the picture in "
+            f"numbers</summary>{html_cells_table(memory_view.picture.moments)}</details>"
+        )
 
 
 def _holders_html_memory(holders: HolderTable) -> str:
@@ -288,5 +299,5 @@ def _holders_html_memory(holders: HolderTable) -> str:
     return html_cells_table(holders.rows) + (f'<p class="note">{escape_html(left)}</p>' if left else "")
 
 
-def _list(said: tuple[str, ...]) -> str:
-    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in said)}</ul>" if said else ""
+def _list(texts: tuple[str, ...]) -> str:
+    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in texts)}</ul>" if texts else ""

@@ -94,10 +94,10 @@ class PictureView:
 
 def moment(memory: Memory, position: int) -> str:
     """``'50.5 ms of 280 ms'``, ``'event 1,204 of 8,255'``, ``'instruction 15 of 22'``."""
-    at, whole = position - memory.first, memory.last - memory.first
+    index, whole = position - memory.first, memory.last - memory.first
     if memory.axis == "ns":
-        return f"{format_ns(at)} of {format_ns(whole)}"
-    return f"{memory.axis} {at + 1:,} of {whole + 1:,}"
+        return f"{format_ns(index)} of {format_ns(whole)}"
+    return f"{memory.axis} {index + 1:,} of {whole + 1:,}"
 
 
 def picture_view(memory: Memory, picture: MemoryPicture) -> PictureView:
@@ -109,16 +109,16 @@ def picture_view(memory: Memory, picture: MemoryPicture) -> PictureView:
 
     held = dict(zip(picture.categories, picture.bytes.tolist(), strict=True))
     areas = [
-        Area(name=category_words(one), color=COLORS[one], bytes=tuple(held[one]))
-        for one in ORDER
-        if any(held.get(one, ()))
+        Area(name=category_words(category), color=COLORS[category], bytes=tuple(held[category]))
+        for category in ORDER
+        if any(held.get(category, ()))
     ]
     if picture.unseen_bytes:
         many = len(picture.positions)
         areas.insert(0, Area(name="held before", color=UNSEEN_COLOR, bytes=(picture.unseen_bytes,) * many))
 
-    def band(one: Band) -> BandView:
-        return BandView(name=sanitize(one.name), start=place(one.start), end=place(one.end))
+    def band(band: Band) -> BandView:
+        return BandView(name=sanitize(band.name), start=place(band.start), end=place(band.end))
 
     begins, ends = ("0", format_ns(span - 1)) if memory.axis == "ns" else (f"{memory.axis} 1", f"{span:,}")
     return PictureView(
@@ -209,7 +209,7 @@ def legend(picture: PictureView) -> str:
     said = [(area.color, area.name) for area in reversed(picture.areas) if max(area.bytes) >= least]
     if picture.reserved is not None:
         said.insert(0, (RESERVED_COLOR, "reserved (line)"))
-    phases = [(PHASE_COLORS[name], name) for name in dict.fromkeys(one.name for one in picture.phases)]
+    phases = [(PHASE_COLORS[name], name) for name in dict.fromkeys(phase.name for phase in picture.phases)]
     below = f"<span>below:</span>{_keys(phases)}" if phases else ""
     return f"{_keys(said)}{below}"
 
@@ -229,16 +229,16 @@ def ceiling(picture: PictureView) -> float:
 def _areas(picture: PictureView) -> Iterator[str]:
     """The highest sum first; each lower one is drawn over it, so every area ends where the next begins."""
     top = ceiling(picture)
-    places = [round(_X * place) for place in (*picture.places, 1.0)]
+    positions = [round(_X * place) for place in (*picture.places, 1.0)]
     sums = [[0] * len(picture.places)]
     for area in picture.areas:
         sums.append([below + here for below, here in zip(sums[-1], area.bytes, strict=True)])
     for area, heights in zip(reversed(picture.areas), reversed(sums[1:]), strict=True):
         most = f"{area.name}: at most {format_bytes(max(area.bytes))}"
-        yield f'<path d="{_steps(places, heights, top, closed=True)}" fill="{area.color}"><title>{escape(most)}'
+        yield f'<path d="{_steps(positions, heights, top, closed=True)}" fill="{area.color}"><title>{escape(most)}'
         yield "</title></path>"
     if picture.reserved is not None:
-        path = _steps(places, picture.reserved, top, closed=False)
+        path = _steps(positions, picture.reserved, top, closed=False)
         yield f'<path class="ps-line" d="{path}" fill="none" stroke="{RESERVED_COLOR}"><title>reserved: at most '
         yield f"{format_bytes(max(picture.reserved))}</title></path>"
 
@@ -269,8 +269,8 @@ def _lines(picture: PictureView) -> Iterator[str]:
         x, anchor = ("100%", "end") if picture.peak_place < 0.5 else ("0", "start")  # not on the peak's line
         yield f'<text x="{x}" y="{height - 4:.1f}" text-anchor="{anchor}">size of the device</text>'
     for band in picture.steps[1:]:
-        at = f"{100 * band.start:.2f}%"
-        yield f'<line class="ps-grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{_TOP + _PLOT}"/>'
+        text = f"{100 * band.start:.2f}%"
+        yield f'<line class="ps-grid" x1="{text}" x2="{text}" y1="{_TOP}" y2="{_TOP + _PLOT}"/>'
 
 
 def _height(bytes_: float, top: float) -> float:

@@ -113,8 +113,8 @@ def place_of(file: str | None, line: int | None) -> str:
 
 def exchange_cells(plan: PlanSummary) -> Iterator[Cells]:
     """Collectives of the step as the program runs it, by kind and line."""
-    held = plan.exchanges
-    for row in () if held is None else held.rows:
+    summary = plan.exchanges
+    for row in () if summary is None else summary.rows:
         yield (
             ("collective", row.kind),
             ("asked for by", sanitize(row.by)),
@@ -131,24 +131,25 @@ def exchange_cells(plan: PlanSummary) -> Iterator[Cells]:
 
 def exchange_sentences(plan: PlanSummary) -> Iterator[str]:
     """What is said of them above and below the rows."""
-    held = plan.exchanges
-    if held is None:
+    summary = plan.exchanges
+    if summary is None:
         return
-    yield f"planned as rank 0 of {held.world_size:,} processes ({sanitize(held.backend or 'no backend named')})"
-    for name, totals in (("eager", held.eager), ("compiled", held.compiled)):
+    yield f"planned as rank 0 of {summary.world_size:,} processes ({sanitize(summary.backend or 'no backend named')})"
+    for name, totals in (("eager", summary.eager), ("compiled", summary.compiled)):
         if totals is not None and totals.collectives:
             yield _totals(name, totals)
-    rows = held.eager if held.step == "eager" else held.compiled
+    rows = summary.eager if summary.step == "eager" else summary.compiled
     if rows is not None and rows.blocking:
         yield (
-            f"{rows.blocking:,} of {rows.collectives:,} collectives of the {held.step} step can hide behind nothing: "
+            f"{rows.blocking:,} of {rows.collectives:,} collectives of the {summary.step} step can hide "
+            "behind nothing: "
             "the step waits for them before any kernel that could run beside them"
         )
-    if held.buckets is not None:
-        yield _buckets(held)
-    if held.left:
-        yield f"and {held.left:,} more lines of collectives"
-    yield from (sanitize(text) for text in held.notes)
+    if summary.buckets is not None:
+        yield _buckets(summary)
+    if summary.left:
+        yield f"and {summary.left:,} more lines of collectives"
+    yield from (sanitize(text) for text in summary.notes)
 
 
 def _totals(name: str, totals: ExchangeTotals) -> str:
@@ -160,15 +161,15 @@ def _totals(name: str, totals: ExchangeTotals) -> str:
     )
 
 
-def _buckets(held: ExchangeSummary) -> str:
-    found = held.buckets
-    if found is None:
+def _buckets(summary: ExchangeSummary) -> str:
+    totals = summary.buckets
+    if totals is None:
         return ""
-    sizes = format_bytes(found.largest_bytes)
-    if found.smallest_bytes != found.largest_bytes:
-        sizes = f"{format_bytes(found.smallest_bytes)} to {sizes}"
-    count = f"{found.buckets:,} buckets" if found.buckets > 1 else "1 bucket"
-    gradients = f"{format_bytes(found.bytes)} of gradients in {count}"
+    sizes = format_bytes(totals.largest_bytes)
+    if totals.smallest_bytes != totals.largest_bytes:
+        sizes = f"{format_bytes(totals.smallest_bytes)} to {sizes}"
+    count = f"{totals.buckets:,} buckets" if totals.buckets > 1 else "1 bucket"
+    gradients = f"{format_bytes(totals.bytes)} of gradients in {count}"
     return f"DistributedDataParallel sums up {gradients} ({sizes})"
 
 
@@ -238,7 +239,7 @@ def _view(plan: PlanSummary) -> PlanView:
         graphs=tuple(map(_graph, plan.graphs)),
         kernels=tuple(map(_kernel, plan.kernels)),
         apart=tuple(_counted(map(_apart, plan.apart))),
-        breaks=tuple(_break(one, plan) for one in plan.breaks)
+        breaks=tuple(_break(break_row, plan) for break_row in plan.breaks)
         + tuple(
             f"compiled again: {sanitize(function)}: {sanitize(reason, REASON)}" for function, reason in plan.recompiles
         ),
@@ -295,7 +296,7 @@ def _kernel(row: KernelRow) -> Cells:
     cells = (
         ("kernel", shorten(sanitize(row.name), NAME)),
         ("computes", shorten(sanitize(what), NAME)),
-        ("at", ", ".join(_place(place) for place in row.places[:1]) or "-"),
+        ("at", ", ".join(_place(plan_line) for plan_line in row.places[:1]) or "-"),
         ("way", row.direction),
         ("nodes", f"{row.members:,}"),
         ("runs", f"{row.calls:,}"),
@@ -306,14 +307,14 @@ def _kernel(row: KernelRow) -> Cells:
     if registers is None:
         return (*cells, ("registers", ""), ("block size", ""))
     spilled = f", {format_bytes(registers.spilled_bytes)} spilled" if registers.spilled_bytes else ""
-    said = "not compiled" if registers.registers is None else f"{registers.registers}{spilled}"
-    return (*cells, ("registers", said), ("block size", sanitize(registers.blocks)))
+    text = "not compiled" if registers.registers is None else f"{registers.registers}{spilled}"
+    return (*cells, ("registers", text), ("block size", sanitize(registers.blocks)))
 
 
 def _apart(row: ApartRow) -> str:
-    at = f" at {_place(row.place)}" if row.place is not None else ""
+    text = f" at {_place(row.place)}" if row.place is not None else ""
     return (
-        f"not fused{at}: {sanitize(row.first, NAME)} and {sanitize(row.second, NAME)} ({row.direction}), "
+        f"not fused{text}: {sanitize(row.first, NAME)} and {sanitize(row.second, NAME)} ({row.direction}), "
         f"{format_bytes(row.shared_bytes)} between them; inductor: {sanitize(row.reason, REASON)}"
     )
 
@@ -326,9 +327,9 @@ def _counted(sentences: Iterable[str]) -> Iterator[str]:
 
 def _break(row: BreakRow, plan: PlanSummary) -> str:
     verb = "ends" if plan.compiled_by == "program" else "would end"
-    at = "" if row.file is None else f" at {file_of(row.file)}:{row.line}"
+    text = "" if row.file is None else f" at {file_of(row.file)}:{row.line}"
     eager = "; the whole function stays in eager mode" if row.eager else ""
-    return f"{sanitize(row.reason, REASON)} {verb} a graph of {sanitize(', '.join(row.functions))}{at}{eager}"
+    return f"{sanitize(row.reason, REASON)} {verb} a graph of {sanitize(', '.join(row.functions))}{text}{eager}"
 
 
 def _notes(plan: PlanSummary) -> Iterator[str]:
@@ -352,8 +353,8 @@ def range_text(span: Range) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _place(place: PlanLine | None) -> str:
-    return "-" if place is None else place_of(place.file, place.line)
+def _place(plan_line: PlanLine | None) -> str:
+    return "-" if plan_line is None else place_of(plan_line.file, plan_line.line)
 
 
 # Plans of PyTorch programs in the JSON report: counts and bytes exact, times modelled as ``{low, high}`` in ns.
@@ -461,10 +462,10 @@ MOST_ROWS = 8
 
 def plan_details(view: PlanView) -> str:
     """A folded block; its summary is the plan's title and how many graphs break."""
-    said = f"torch.compile, {view.title}: {len(view.graphs):,} graphs"
+    text = f"torch.compile, {view.title}: {len(view.graphs):,} graphs"
     if view.breaks:
-        said += f", {len(view.breaks):,} breaks or recompilations"
-    return "\n".join([f"<details><summary>{in_html(said)}</summary>\n", *_body(view), "</details>"])
+        text += f", {len(view.breaks):,} breaks or recompilations"
+    return "\n".join([f"<details><summary>{in_html(text)}</summary>\n", *_body(view), "</details>"])
 
 
 def _body(view: PlanView) -> Iterator[str]:
@@ -523,8 +524,8 @@ def _table_html_plan(rows: Sequence[Cells], few: int, what: str) -> Iterator[str
         yield _folded(f"{len(rows) - few:,} more {what}", html_cells_table(rows[few:]))
 
 
-def _list_html_plan(said: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in said)}</ul>" if said else ""
+def _list_html_plan(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape_html(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
 def _folded(summary: str, body: str) -> str:

@@ -96,7 +96,9 @@ def programs_view(section: ProgramsSection) -> ProgramsView | None:
     """The section as rows; ``None`` where there is no program."""
     if not section.programs and not section.problems:
         return None
-    rows = tuple(_program(one, section) for one in section.programs if one.execution is not None or not section.ran)
+    rows = tuple(
+        _program(program, section) for program in section.programs if program.execution is not None or not section.ran
+    )
     left = section.programs_left + len(section.programs) - len(rows)
     filled = {name for row in rows for name, cell in row.cells() if cell}
     spots = section.hot_spots[0] if section.hot_spots else None
@@ -184,22 +186,22 @@ _WORDS = {"unnamed": "added by XLA", "unknown": "what is not known"}
 def _parts(parts: Mapping[Any, float], whole: float) -> str:
     """``'backward 65.1%, forward 34.5%'``, the largest first."""
     largest = sorted(parts, key=lambda name: -parts[name])
-    said = [
+    texts = [
         f"{_WORDS.get(name, name)} {format_share(parts[name], whole)}"
         for name in largest
         if whole and parts[name] / whole >= SMALL_PART
     ]
-    return ", ".join(said)
+    return ", ".join(texts)
 
 
 def _known_by(programs: Sequence[Program]) -> str:
     said = []
-    if any(one.execution is not None for one in programs):
+    if any(program.execution is not None for program in programs):
         said.append("runs and time measured")
-    if any(one.flops is not None for one in programs):
-        least = ", least time" if any(one.least is not None for one in programs) else ""
+    if any(program.flops is not None for program in programs):
+        least = ", least time" if any(program.least is not None for program in programs) else ""
         said.append(f"FLOPs, bytes{least} modelled")
-    kinds = {one.peak_known_by for one in programs if one.peak_known_by is not None}
+    kinds = {program.peak_known_by for program in programs if program.peak_known_by is not None}
     if kinds == {"assigned"}:
         said.append("peak memory as XLA assigned it")
     elif kinds:
@@ -208,9 +210,9 @@ def _known_by(programs: Sequence[Program]) -> str:
 
 
 def _notes(section: ProgramsSection) -> Iterator[str]:
-    recorded = [one for one in section.programs if one.module_index is not None]
-    if recorded and all(one.least is None for one in recorded):
-        platforms = {one.platform for one in recorded} - {None}
+    recorded = [program for program in section.programs if program.module_index is not None]
+    if recorded and all(program.least is None for program in recorded):
+        platforms = {program.platform for program in recorded} - {None}
         if platforms == {"cpu"}:
             yield NO_PEAKS_CPU
         elif platforms:
@@ -278,8 +280,8 @@ def _hot_spots(spots: HotSpots) -> dict[str, Any]:
         "total_ns": spots.total_ns,
         "unmatched_ns": spots.unmatched_ns,
         "instructions": [asdict(row) for row in spots.instructions],
-        "lines": [asdict(place) for place in spots.lines],
-        "scopes": [asdict(place) for place in spots.scopes],
+        "lines": [asdict(line) for line in spots.lines],
+        "scopes": [asdict(scope) for scope in spots.scopes],
         "left": {name: asdict(left) for name, left in spots.left.items()},
     }
 
@@ -354,11 +356,11 @@ def programs_details(view: ProgramsView) -> str:
 
 def _summary(view: ProgramsView) -> str:
     count = len(view.rows) + view.rows_left
-    said = f"{count:,} compiled program{'' if count == 1 else 's'}"
+    text = f"{count:,} compiled program{'' if count == 1 else 's'}"
     if view.lines is None or not view.lines.rows:
-        return said
+        return text
     cells = dict(view.lines.rows[0].cells)
-    return f"{said}; {view.hot_title}; most at {cells['source line']} ({cells['share']})"
+    return f"{text}; {view.hot_title}; most at {cells['source line']} ({cells['share']})"
 
 
 def _body(view: ProgramsView) -> Iterator[str]:
@@ -490,5 +492,5 @@ def _row(cells: Iterable[tuple[str, str]], bar: str = "") -> str:
     return f"<tr>{''.join(drawn)}</tr>"
 
 
-def _sentences(said: Iterable[str]) -> str:
-    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in said)
+def _sentences(texts: Iterable[str]) -> str:
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)

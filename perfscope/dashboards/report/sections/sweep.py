@@ -136,7 +136,7 @@ def sweep_document(
     front = pareto_front(axes, points)
     alike: dict[int, tuple[int, ...]] = {}
     for numbers in front.same:
-        alike |= {number: tuple(one for one in numbers if one != number) for number in numbers}
+        alike |= {number: tuple(value for value in numbers if value != number) for number in numbers}
     reached = size_limits(front.sizes, points)
     return Sweep(
         schema=SCHEMA,
@@ -156,17 +156,17 @@ def sweep_document(
         ),
         reaches=tuple(
             SweptReach(
-                held=sanitize(one.rest), axis=one.axis, memory_bytes=one.memory_bytes, fits_to=one.fits_to,
-                first_that_does_not=one.first_that_does_not, not_known=one.not_known,
+                held=sanitize(item.rest), axis=item.axis, memory_bytes=item.memory_bytes, fits_to=item.fits_to,
+                first_that_does_not=item.first_that_does_not, not_known=item.not_known,
             )
-            for one in reached
+            for item in reached
         ),
         dominated=tuple(
-            SweptDominance(worse=sanitize(one.worse), better=sanitize(one.better), sizes=one.groups)
-            for one in front.dominated
+            SweptDominance(worse=sanitize(dominance.worse), better=sanitize(dominance.better), sizes=dominance.groups)
+            for dominance in front.dominated
         ),
-        said=tuple(sanitize(one, 400) for one in sentences(front, reached, points)),
-        notes=tuple(sanitize(one, 400) for one in notes),
+        said=tuple(sanitize(sentence, 400) for sentence in sentences(front, reached, points)),
+        notes=tuple(sanitize(note, 400) for note in notes),
         complete=not any(point.state == "not reached" for point in points),
     )  # fmt: skip
 
@@ -201,8 +201,10 @@ def load(path: Path) -> Sweep:
     """The document in a file or a sweep's folder. ``DataError`` in one line for whatever else."""
     file = path / FILE if path.is_dir() else path
     sweep = read_document(file, Sweep, SCHEMA, what="a sweep", most_bytes=MOST_BYTES)
-    wrong = next((one for one in sweep.variants if set(one.settings) != {axis.name for axis in sweep.axes}), None)
-    beyond = [number for one in sweep.variants for number in (*one.dominated_by, *one.same_as)]
+    wrong = next(
+        (variant for variant in sweep.variants if set(variant.settings) != {axis.name for axis in sweep.axes}), None
+    )
+    beyond = [number for variant in sweep.variants for number in (*variant.dominated_by, *variant.same_as)]
     if wrong is not None or any(number >= len(sweep.variants) for number in beyond):
         raise DataError(f"{file}: its variants and axes do not agree")
     return sweep
@@ -215,8 +217,8 @@ def json_schema() -> dict[str, Any]:
     whole["properties"]["schema"] = {"const": SCHEMA}
     title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"A sweep, {SCHEMA}"}
     rest = {key: value for key, value in whole.items() if key != "title"}
-    found: dict[str, Any] = json.loads(json.dumps({**title, **rest, "$defs": dict(sorted(parts.items()))}))
-    return found
+    result: dict[str, Any] = json.loads(json.dumps({**title, **rest, "$defs": dict(sorted(parts.items()))}))
+    return result
 
 
 # The rows that every face of a sweep shows: group by group, the quickest first.
@@ -242,19 +244,19 @@ class SweepRow:
 def rows_of(sweep: Sweep) -> tuple[SweepRow, ...]:
     """All variants: by machine and size in the order of the values, then by time; those without one come last."""
     order = [axis for axis in sweep.axes if axis.kind != "choice"]
-    places = {axis.name: {value: at for at, value in enumerate(axis.values)} for axis in order}
+    places = {axis.name: {value: index for index, value in enumerate(axis.values)} for axis in order}
 
     def key(number: int) -> tuple[object, ...]:
-        one = sweep.variants[number]
-        group = tuple(places[axis.name].get(one.settings[axis.name], 0) for axis in order)
-        return (group, one.step_ns is None, one.step_ns or 0, one.peak_bytes or 0, number)
+        variant = sweep.variants[number]
+        group = tuple(places[axis.name].get(variant.settings[axis.name], 0) for axis in order)
+        return (group, variant.step_ns is None, variant.step_ns or 0, variant.peak_bytes or 0, number)
 
     return tuple(_row(sweep, number) for number in sorted(range(len(sweep.variants)), key=key))
 
 
 def headline(sweep: Sweep) -> str:
     """``attention: 12 variants for H100 SXM``."""
-    targets = list(dict.fromkeys(one.target for one in sweep.variants if one.target))
+    targets = list(dict.fromkeys(variant.target for variant in sweep.variants if variant.target))
     what = f"{sweep.name}: {len(sweep.variants)} variants"
     if len(targets) > 2:
         return f"{what} for {len(targets)} targets"
@@ -264,16 +266,16 @@ def headline(sweep: Sweep) -> str:
 def facts(sweep: Sweep) -> tuple[str, ...]:
     """What was varied, and how the numbers are known."""
     axes = [f"{axis.name}={','.join(axis.values)} ({axis.kind})" for axis in sweep.axes]
-    reused = sum(one.reused for one in sweep.variants)
+    reused = sum(variant.reused for variant in sweep.variants)
     known = "times are modelled, not measured; peaks are as the compiler planned them"
     return (*axes, known, *([f"{reused} of an earlier sweep"] if reused else []))
 
 
-def step_words(one: SweptVariant) -> str:
+def step_words(variant: SweptVariant) -> str:
     """``3.10 - 4.40 ms``, or one number where both ends round to it."""
-    if one.step_low_ns is None or one.step_high_ns is None:
+    if variant.step_low_ns is None or variant.step_high_ns is None:
         return "-"
-    low, high = format_ns(one.step_low_ns), format_ns(one.step_high_ns)
+    low, high = format_ns(variant.step_low_ns), format_ns(variant.step_high_ns)
     if low == high:
         return low
     number, _, unit = low.rpartition(" ")
@@ -285,52 +287,52 @@ def words(sweep: Sweep, number: int) -> str:
     return " ".join(f"{name}={value}" for name, value in sweep.variants[number].settings.items())
 
 
-def choice_words(sweep: Sweep, one: SweptVariant) -> str:
+def choice_words(sweep: Sweep, variant: SweptVariant) -> str:
     """The same without sizes: what a picture tells apart."""
     choices = [axis.name for axis in sweep.axes if axis.kind != "size"]
-    return " ".join(f"{name}={one.settings[name]}" for name in choices)
+    return " ".join(f"{name}={variant.settings[name]}" for name in choices)
 
 
 def _row(sweep: Sweep, number: int) -> SweepRow:
-    one = sweep.variants[number]
-    peak, memory = one.peak_bytes, one.memory_bytes
+    variant = sweep.variants[number]
+    peak, memory = variant.peak_bytes, variant.memory_bytes
     return SweepRow(
         number=number,
-        settings=tuple(one.settings[axis.name] for axis in sweep.axes),
-        step=step_words(one),
+        settings=tuple(variant.settings[axis.name] for axis in sweep.axes),
+        step=step_words(variant),
         peak="-" if peak is None else format_bytes(peak),
         share="-" if peak is None or memory is None else format_share(peak, memory),
         fits={"fits": "yes", "does not fit": "no", "compiled": "not known", "failed": "-", "not reached": "-"}[
-            one.state
+            variant.state
         ],
-        note=_note(sweep, one),
-        on_front=one.on_front,
+        note=_note(sweep, variant),
+        on_front=variant.on_front,
     )
 
 
-def _note(sweep: Sweep, one: SweptVariant) -> str:
-    if one.state == "not reached":
+def _note(sweep: Sweep, variant: SweptVariant) -> str:
+    if variant.state == "not reached":
         return "not reached"
-    if one.state == "failed":
-        return f"failed: {one.reason}"
-    if one.state == "does not fit" and one.step_low_ns is None:
-        return f"the compiler refused it: {one.reason.rpartition('RESOURCE_EXHAUSTED: ')[2]}"
+    if variant.state == "failed":
+        return f"failed: {variant.reason}"
+    if variant.state == "does not fit" and variant.step_low_ns is None:
+        return f"the compiler refused it: {variant.reason.rpartition('RESOURCE_EXHAUSTED: ')[2]}"
     said = []
-    if one.on_front:
+    if variant.on_front:
         said.append("front")
-    elif one.dominated_by:
-        said.append(f"dominated by {_apart(sweep, one, one.dominated_by[0])}")
-    if one.same_as:
-        said.append(f"as {_apart(sweep, one, one.same_as[0])}")
-    if one.reason:
-        said.append(one.reason)
+    elif variant.dominated_by:
+        said.append(f"dominated by {_apart(sweep, variant, variant.dominated_by[0])}")
+    if variant.same_as:
+        said.append(f"as {_apart(sweep, variant, variant.same_as[0])}")
+    if variant.reason:
+        said.append(variant.reason)
     return "; ".join(said)
 
 
-def _apart(sweep: Sweep, one: SweptVariant, other: int) -> str:
+def _apart(sweep: Sweep, variant: SweptVariant, other: int) -> str:
     """What another variant has different."""
     its = sweep.variants[other].settings
-    return " ".join(f"{name}={value}" for name, value in its.items() if one.settings.get(name) != value)
+    return " ".join(f"{name}={value}" for name, value in its.items() if variant.settings.get(name) != value)
 
 
 # A sweep on a terminal: what follows from it, and every variant with the front marked.
@@ -346,7 +348,7 @@ def _parts(sweep: Sweep) -> Iterator[RenderableType]:
     yield from (Padding(Text(fact), (0, 0, 0, 2)) for fact in facts(sweep))
     if sweep.said:
         yield ""
-        yield from (hanging(one) for one in sweep.said)
+        yield from (hanging(text) for text in sweep.said)
     yield ""
     yield _table(sweep)
     if sweep.notes:
@@ -363,10 +365,10 @@ def _table(sweep: Sweep) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("fits", no_wrap=True)
     table.add_column("", overflow="fold", ratio=1)
-    apart = [at for at, axis in enumerate(sweep.axes) if axis.kind != "choice"]
+    apart = [index for index, axis in enumerate(sweep.axes) if axis.kind != "choice"]
     last: tuple[str, ...] | None = None
     for row in rows_of(sweep):
-        group = tuple(row.settings[at] for at in apart)
+        group = tuple(row.settings[index] for index in apart)
         if last is not None and group != last and len(apart) < len(sweep.axes):
             table.add_row()
         last = group
@@ -403,13 +405,13 @@ paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
 
 def colors_of(sweep: Sweep) -> dict[str, str]:
     """Choice -> colour, in the order of the variants; beyond eight they come again."""
-    names = dict.fromkeys(choice_words(sweep, one) for one in sweep.variants)
-    return {name: COLORS[at % len(COLORS)] for at, name in enumerate(names)}
+    names = dict.fromkeys(choice_words(sweep, variant) for variant in sweep.variants)
+    return {name: COLORS[index % len(COLORS)] for index, name in enumerate(names)}
 
 
 def drawn(sweep: Sweep) -> list[int]:
     """Numbers of the variants that have a place in the picture."""
-    return [number for number, one in enumerate(sweep.variants) if one.step_ns and one.peak_bytes]
+    return [number for number, variant in enumerate(sweep.variants) if variant.step_ns and variant.peak_bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,11 +437,11 @@ def sweep_picture(sweep: Sweep) -> str:
     shown = [sweep.variants[number] for number in drawn(sweep)]
     if not shown:
         return ""
-    peaks = [one.peak_bytes or 1 for one in shown]
-    memories = [size for size in sorted({one.memory_bytes or 0 for one in shown}) if 0 < size <= 4 * max(peaks)]
+    peaks = [variant.peak_bytes or 1 for variant in shown]
+    memories = [size for size in sorted({variant.memory_bytes or 0 for variant in shown}) if 0 < size <= 4 * max(peaks)]
     scale = _Scale(
-        quick=min(one.step_low_ns or 1 for one in shown) / 1.3,
-        slow=max(one.step_high_ns or 1 for one in shown) * 1.3,
+        quick=min(variant.step_low_ns or 1 for variant in shown) / 1.3,
+        slow=max(variant.step_high_ns or 1 for variant in shown) * 1.3,
         lean=min(peaks) / 1.5,
         full=max([*peaks, *memories]) * 1.3,
     )
@@ -451,10 +453,10 @@ def sweep_picture(sweep: Sweep) -> str:
     colors = colors_of(sweep)
     shapes += _joins(sweep, colors, scale)
     for number in drawn(sweep):
-        one = sweep.variants[number]
-        shapes += _point(one, words(sweep, number), colors[choice_words(sweep, one)], scale)
-    said = f"{len(shown)} variants: peak of memory against modelled time of a step; the table has the numbers"
-    return f'<svg class="ps-sweep" role="img" aria-label="{escape(said)}">{"".join(shapes)}</svg>'
+        variant = sweep.variants[number]
+        shapes += _point(variant, words(sweep, number), colors[choice_words(sweep, variant)], scale)
+    text = f"{len(shown)} variants: peak of memory against modelled time of a step; the table has the numbers"
+    return f'<svg class="ps-sweep" role="img" aria-label="{escape(text)}">{"".join(shapes)}</svg>'
 
 
 def key_of(sweep: Sweep) -> str:
@@ -476,7 +478,7 @@ def _grid(scale: _Scale) -> Iterator[str]:
         yield f'<line class="ps-grid" x1="{_LEFT}%" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{_LEFT - 1:.1f}%" y="{y + 4:.1f}" text-anchor="end">{format_bytes(size)}</text>'
     round_times = [first * 10**power for power in range(18) for first in (1, 2, 5)]
-    for ns in _spread([one for one in round_times if scale.quick <= one <= scale.slow], 4):
+    for ns in _spread([round_time for round_time in round_times if scale.quick <= round_time <= scale.slow], 4):
         x = scale.across(ns)
         yield f'<line class="ps-grid" x1="{x:.2f}%" x2="{x:.2f}%" y1="{_TOP}" y2="{_BOTTOM}"/>'
         yield f'<text x="{x:.2f}%" y="{_BOTTOM + 18}" text-anchor="middle">{format_ns(ns)}</text>'
@@ -495,23 +497,23 @@ def _joins(sweep: Sweep, colors: dict[str, str], scale: _Scale) -> Iterator[str]
     if not any(axis.kind == "size" for axis in sweep.axes):
         return
     for name, line in lines.items():
-        for one, other in pairwise(line):
-            ends = [(scale.across(end.step_ns or 1), scale.down(end.peak_bytes or 1)) for end in (one, other)]
+        for variant, other in pairwise(line):
+            ends = [(scale.across(end.step_ns or 1), scale.down(end.peak_bytes or 1)) for end in (variant, other)]
             yield (
                 f'<line class="ps-join" stroke="{colors[name]}" x1="{ends[0][0]:.2f}%" y1="{ends[0][1]:.1f}" '
                 f'x2="{ends[1][0]:.2f}%" y2="{ends[1][1]:.1f}"/>'
             )
 
 
-def _point(one: SweptVariant, name: str, color: str, scale: _Scale) -> Iterator[str]:
-    y, x = scale.down(one.peak_bytes or 1), scale.across(one.step_ns or 1)
-    low, high = scale.across(one.step_low_ns or 1), scale.across(one.step_high_ns or 1)
-    fill = TOO_MUCH if one.state == "does not fit" else color
-    title = f"{name}: {step_words(one)}, {format_bytes(one.peak_bytes or 0)}" + (
-        ", does not fit" if one.state == "does not fit" else ", front" if one.on_front else ""
+def _point(variant: SweptVariant, name: str, color: str, scale: _Scale) -> Iterator[str]:
+    y, x = scale.down(variant.peak_bytes or 1), scale.across(variant.step_ns or 1)
+    low, high = scale.across(variant.step_low_ns or 1), scale.across(variant.step_high_ns or 1)
+    fill = TOO_MUCH if variant.state == "does not fit" else color
+    title = f"{name}: {step_words(variant)}, {format_bytes(variant.peak_bytes or 0)}" + (
+        ", does not fit" if variant.state == "does not fit" else ", front" if variant.on_front else ""
     )
     yield f'<line class="ps-reach" stroke="{fill}" x1="{low:.2f}%" x2="{high:.2f}%" y1="{y:.1f}" y2="{y:.1f}"/>'
-    if one.on_front:
+    if variant.on_front:
         yield f'<circle class="ps-front" cx="{x:.2f}%" cy="{y:.1f}" r="8"/>'
     yield f'<circle cx="{x:.2f}%" cy="{y:.1f}" r="5" fill="{fill}"><title>{escape(title)}</title></circle>'
 
@@ -532,7 +534,7 @@ def _page(sweep: Sweep) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(headline(sweep))}</span></h1>"
     yield f'<p class="sub">{" · ".join(escape(fact) for fact in facts(sweep))}</p></header>'
     if sweep.said:
-        items = "".join(f"<li>{escape(one)}</li>" for one in sweep.said)
+        items = "".join(f"<li>{escape(text)}</li>" for text in sweep.said)
         yield f'<section class="card"><h2>What follows</h2><ul>{items}</ul></section>'
     picture = sweep_picture(sweep)
     if picture:
@@ -572,7 +574,7 @@ def _row_sweep_formats(sweep: Sweep, row: SweepRow) -> str:
     cells = [*map(escape, row.settings), row.step, row.peak, row.share, row.fits, escape(note) + chip]
     names = _columns(sweep)
     body = "".join(
-        f'<td data-name="{escape(name)}" class="{"n" if name in _NUMBERS else "t" if at == 0 else ""}">{cell}</td>'
-        for at, (name, cell) in enumerate(zip(names, cells, strict=True))
+        f'<td data-name="{escape(name)}" class="{"n" if name in _NUMBERS else "t" if index == 0 else ""}">{cell}</td>'
+        for index, (name, cell) in enumerate(zip(names, cells, strict=True))
     )
     return f"<tr{' class=mark' if row.on_front else ''}>{body}</tr>"

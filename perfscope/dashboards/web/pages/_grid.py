@@ -53,7 +53,7 @@ def grid(
     rows = [dict(zip(keys, row, strict=True)) for row in held["rows"]]
     empty = [column for column in held["columns"] if column["title"] and _is_empty(held["rows"], keys, column["key"])]
     for column in columns:
-        if column["field"] in {one["key"] for one in empty}:
+        if column["field"] in {item["key"] for item in empty}:
             column |= {"hide": True}
     whose = key if key is not None else "" if asked.item is None else asked.item.key
     csv = f"{asked.base_path}api/table/{whose}/{view or name}/{table}.csv"
@@ -64,7 +64,7 @@ def grid(
         columns[0] |= {"cellRenderer": "PsTo"}
     ticks = {"rowSelection": {"mode": "multiRow", "enableClickSelection": False}} if picks else {}
     left = [html.P(f"{held['left']:,} more rows are left out", className="ps-soft")] if held["left"] else []
-    absent = " · ".join(one["title"] for one in empty)
+    absent = " · ".join(item["title"] for item in empty)
     left += [html.P(f"nothing in any row, so left out: {absent}", className="ps-soft ps-absent")] if absent else []
     return html.Div(
         [
@@ -111,8 +111,8 @@ def register_grid(app: Any, name: str) -> None:
 
 
 def _is_empty(rows: list[list[Any]], keys: list[str], key: str) -> bool:
-    at = keys.index(key)
-    return bool(rows) and all(row[at] is None or row[at] == "" for row in rows)
+    index = keys.index(key)
+    return bool(rows) and all(row[index] is None or row[index] == "" for row in rows)
 
 
 def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | None) -> dict[str, Any]:

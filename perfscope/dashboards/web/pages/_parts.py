@@ -43,8 +43,8 @@ def chosen(asked: Asked, parameter: str, known: Mapping[str, str]) -> str:
 def origins(asked: Asked) -> dict[str, str]:
     """What stands at 0 in the timeline, by number of the trace; empty while it is still being made."""
     held = None if asked.folder is None else read_view(asked.folder, "timeline")
-    found = {} if held is None else held.get("view", {})
-    return {str(one["trace"]): one["origin"] for one in found.get("traces", ()) if one["events"]}
+    result = {} if held is None else held.get("view", {})
+    return {str(item["trace"]): item["origin"] for item in result.get("traces", ()) if item["events"]}
 
 
 OTHERS = {"compile": "what was compiled or planned", "memory": "memory", "graph": "graph"}
@@ -82,11 +82,11 @@ def _has(asked: Asked, page: str) -> bool:
 def pictures(asked: Asked) -> dict[int, str]:
     """Number of a finding -> the first picture of the graph that is about it; empty while they are being made."""
     held = None if asked.folder is None else read_view(asked.folder, "graph")
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     for number, subject in enumerate(({} if held is None else held.get("view", {})).get("subjects", ())):
-        for one in subject["findings"]:
-            found.setdefault(one["at"], str(number + 1))
-    return found
+        for item in subject["findings"]:
+            result.setdefault(item["at"], str(number + 1))
+    return result
 
 
 def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title: str, words: str = "") -> Any:

@@ -38,18 +38,18 @@ def sides_of(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> dict[st
     if not all(held.get(side) for side in SIDES):
         return {}
     wanted = {side: asked.parameters.get(f"{side}_run") for side in SIDES}
-    return {side: next((one for one in held[side] if one.key == wanted[side]), held[side][0]) for side in SIDES}
+    return {side: next((item for item in held[side] if item.key == wanted[side]), held[side][0]) for side in SIDES}
 
 
 def falls(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> dict[str, Any]:
     """Rows of the waterfall by place as links: to the timelines below, or where there are none to those of a side."""
-    found = {}
+    result = {}
     for place, names in view.get("places", {}).items() if sides else ():
         patterns = {side: f"^({'|'.join(map(re.escape, names[side]))})$" for side in SIDES if names[side]}
         side = "head" if "head" in patterns else "base"
         href = address(asked.base_path, "timeline", sides[side].key, find=patterns[side])
-        found[place] = {"href": href, "find": patterns}
-    return found
+        result[place] = {"href": href, "find": patterns}
+    return result
 
 
 def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
@@ -71,7 +71,7 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
         head = html.H3(
             [f"{side}: ", dcc.Link(sanitize(item.title), href=address(asked.base_path, "timeline", item.key))]
         )
-        if held is None or not any(one["events"] for one in held.get("view", {}).get("traces", ())):
+        if held is None or not any(item["events"] for item in held.get("view", {}).get("traces", ())):
             nothing = "There are no events with a time in it."
             drawn += [head, html.P(nothing if state.stage == "ready" else sanitize(state.told), className="ps-card")]
             continue
@@ -83,13 +83,13 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
 
 def _pickers(asked: Asked, held: dict[str, tuple[Item, ...]], sides: dict[str, Item]) -> list[Any]:
     """Of several launches a side, which two are shown."""
-    if all(len(found) < 2 for found in held.values()):
+    if all(len(items) < 2 for items in held.values()):
         return []
     selects = [
         dmc.Select(
             id={"launch": side},
             label=f"launch of {side}",
-            data=[{"value": one.key, "label": sanitize(one.title)} for one in held[side]],
+            data=[{"value": item.key, "label": sanitize(item.title)} for item in held[side]],
             value=sides[side].key,
             searchable=True,
             allowDeselect=False,
@@ -145,7 +145,7 @@ def layout(asked: Asked, view: None) -> Any:
 
 def mark(asked: Asked) -> str:
     """Changes with what is open, with how far the comparison is, and when both timelines can be shown."""
-    items = " ".join([*(item.key for item in asked.shelf.items()), *(one.key for one in stored(asked.shelf))])
+    items = " ".join([*(item.key for item in asked.shelf.items()), *(item.key for item in stored(asked.shelf))])
     work = _work(asked)
     if isinstance(work, str):
         return f"{items}|{work}"
@@ -193,8 +193,8 @@ def _work(asked: Asked) -> Pair | Stored | str:
     """What is to be compared, or why nothing is."""
     kept = asked.parameters.get("stored")
     if kept is not None:
-        found = find_work(asked.shelf, kept)
-        return found if isinstance(found, Stored) else "No such comparison is open here (any more)."
+        work = find_work(asked.shelf, kept)
+        return work if isinstance(work, Stored) else "No such comparison is open here (any more)."
     keys = [asked.parameters.get(side, "") for side in SIDES]
     if not any(keys) and len(asked.shelf.items()) < 2 and not stored(asked.shelf):
         return "There is one thing open here. Two are compared: perfscope serve BASE HEAD."
@@ -237,11 +237,11 @@ def _pickers_compare(asked: Asked) -> Any:
     ]
     kept = stored(asked.shelf)
     named = asked.parameters.get("stored")
-    held = dmc.Select(
+    value = dmc.Select(
         id="compare-stored",
         label="or a comparison that was kept",
-        data=[{"value": one.key, "label": sanitize(one.title)} for one in kept],
-        value=named if named in {one.key for one in kept} else None,
+        data=[{"value": item.key, "label": sanitize(item.title)} for item in kept],
+        value=named if named in {item.key for item in kept} else None,
         placeholder="compare --ab, --json",
         searchable=True,
         allowDeselect=False,
@@ -249,7 +249,9 @@ def _pickers_compare(asked: Asked) -> Any:
         w=300,
         style={} if kept else {"display": "none"},
     )
-    return html.Div([dcc.Store(id="compare-now", data=now), dmc.Group([*selects, held], gap="md")], className="ps-card")
+    return html.Div(
+        [dcc.Store(id="compare-now", data=now), dmc.Group([*selects, value], gap="md")], className="ps-card"
+    )
 
 
 def _titles(work: Pair | Stored) -> str:
@@ -280,8 +282,8 @@ def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]
 
 def _causes(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> Any:
     rows = [
-        html.Div([Fragment(html=one["html"]), *_looks(asked, one, sides)], className="ps-cause")
-        for one in view["causes"]
+        html.Div([Fragment(html=item["html"]), *_looks(asked, item, sides)], className="ps-cause")
+        for item in view["causes"]
     ]
     more = rows[FIRST_CAUSES:]
     left = [html.P(f"and {view['causes_left']:,} more")] if view["causes_left"] else []
@@ -290,14 +292,14 @@ def _causes(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> Any:
     return html.Section([html.H2("What changed"), *rows[:FIRST_CAUSES], *hidden, *nothing], className="ps-card")
 
 
-def _looks(asked: Asked, one: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+def _looks(asked: Asked, entry: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
     """Links into the timeline of each side that has something there."""
     links: list[Any] = []
     for side, item in sides.items():
-        for at, name in enumerate(one[side]):
+        for index, name in enumerate(entry[side]):
             label = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
             href = address(asked.base_path, "timeline", item.key, find=f"^{re.escape(name)}$")
-            links += [f"in the timeline of {side}: " if at == 0 else " ", html.A(html.Code(label), href=href), " "]
+            links += [f"in the timeline of {side}: " if index == 0 else " ", html.A(html.Code(label), href=href), " "]
     return [html.Div(links, className="ps-look")] if links else []
 
 
@@ -314,14 +316,14 @@ def _tables(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict
         ),
         ("kernels", "Kernels", "Of several launches; q is corrected for how many kernels there are."),
     ):
-        held = view["tables"][name]
-        if not held["rows"]:
+        value = view["tables"][name]
+        if not value["rows"]:
             continue
         others = view["other_parts"] if name == "parts" else 0
         left = f" {others:,} more are one row of the document." if others else ""
         drawn += [
             html.H2(title, className="ps-title"),
             html.P(f"{note}{left}", className="ps-soft ps-note"),
-            grid(f"compare-{name}", held, asked, table=name, links=links, key=work.key, view="compare"),
+            grid(f"compare-{name}", value, asked, table=name, links=links, key=work.key, view="compare"),
         ]
     return drawn

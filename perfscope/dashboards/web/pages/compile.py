@@ -61,8 +61,8 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _many(view: dict[str, Any], name: str) -> str:
-    held = view["tables"][name]
-    return f"{len(held['rows']) + held['left']:,}"
+    value = view["tables"][name]
+    return f"{len(value['rows']) + value['left']:,}"
 
 
 def _bars(view: dict[str, Any]) -> list[Any]:

@@ -20,10 +20,10 @@ HOW = {"piece": "", "line": "events of its line: ", "name": "events of its op or
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page; ``rule`` in the address shows those of one rule, ``at`` the one of that number."""
-    rule, at = asked.parameters.get("rule", ""), asked.parameters.get("at", "")
+    rule, text = asked.parameters.get("rule", ""), asked.parameters.get("at", "")
     numbered = list(enumerate(view["findings"]))
-    rows = [(place, row) for place, row in numbered if (not rule or row["rule"] == rule) and at in ("", str(place))]
-    some = (rule or at) and len(rows) < len(numbered)
+    rows = [(index, row) for index, row in numbered if (not rule or row["rule"] == rule) and text in ("", str(index))]
+    some = (rule or text) and len(rows) < len(numbered)
     what = f"Of {rule} alone. " if rule else "One of several. "
     everything = [html.P([what, dcc.Link("all findings", href=asked.link("findings"))])] if some else []
     nothing = [html.P(view["nothing"] or "No findings.", className="ps-card")] if not rows else []
@@ -33,16 +33,16 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         html.H1(TITLE, className="ps-title"),
         *everything,
         *nothing,
-        *(_finding(asked, place, row, drawn.get(place), opened=bool(rule or at)) for place, row in rows),
+        *(_finding(asked, index, row, drawn.get(index), opened=bool(rule or text)) for index, row in rows),
         *left,
         Fragment(html=view["after"]),
     ]
 
 
-def _finding(asked: Asked, place: int, row: dict[str, Any], picture: str | None, *, opened: bool) -> Any:
+def _finding(asked: Asked, index: int, row: dict[str, Any], picture: str | None, *, opened: bool) -> Any:
     links: list[Any] = [HOW[row["how"]]] if row["at"] else []
     for piece in row["at"]:
-        href = asked.link("timeline", mark=piece["mark"], finding=str(place))
+        href = asked.link("timeline", mark=piece["mark"], finding=str(index))
         links += [html.A(piece["said"], href=href), " · "]
     for name in row["find"]:
         label = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
@@ -55,8 +55,8 @@ def _finding(asked: Asked, place: int, row: dict[str, Any], picture: str | None,
     more = [dcc.Link("memory over time", href=asked.link("memory"))] if row["memory"] else []
     more += [dcc.Link("the graph around it", href=asked.link("graph", picture=picture))] if picture else []
     if more:
-        between = [one for link in more for one in (link, " · ")][:-1]
+        between = [item for link in more for item in (link, " · ")][:-1]
         shown.append(html.Div(["see also: ", *between], className="ps-look"))
     card = row["html"].replace("<details>", "<details open>", 1) if opened else row["html"]
-    named = html.H2(f"Finding {place + 1}: {row['rule']}", className="ps-hidden")
+    named = html.H2(f"Finding {index + 1}: {row['rule']}", className="ps-hidden")
     return html.Div([named, Fragment(html=card), *shown], className="ps-finding")

@@ -34,13 +34,13 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     tabs = [
         html.Div(
             dcc.Link(
-                KINDS[one][0],
-                href=asked.link("flame", kind=one),
-                className="ps-tab" + (" ps-here" if one == kind else ""),
+                KINDS[text][0],
+                href=asked.link("flame", kind=text),
+                className="ps-tab" + (" ps-here" if text == kind else ""),
             ),
-            **({"aria-current": "true"} if one == kind else {}),
+            **({"aria-current": "true"} if text == kind else {}),
         )
-        for one in there
+        for text in there
     ]
     return [
         html.H1(TITLE, className="ps-title"),

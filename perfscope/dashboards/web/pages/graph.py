@@ -30,29 +30,33 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     if not subjects:
         return [title, *(lacks or [html.P(NOTHING, className="ps-card")])]
     word = _plain(asked.parameters.get("find", ""))
-    found = _found(subjects, word)
-    number = _number(asked.parameters.get("picture", ""), found, len(subjects))
+    results = _found(subjects, word)
+    number = _number(asked.parameters.get("picture", ""), results, len(subjects))
     subject = subjects[number]
-    sel = asked.parameters.get("sel", "") or next((one["name"] for one in subject["nodes"] if one["name"] == word), "")
-    held = view["tables"]["edges"]
-    rows = [row for row in held["rows"] if row[0] == number + 1]
-    said = [html.P(one) for one in subject["said"]]
+    sel = asked.parameters.get("sel", "") or next(
+        (item["name"] for item in subject["nodes"] if item["name"] == word), ""
+    )
+    value = view["tables"]["edges"]
+    rows = [row for row in value["rows"] if row[0] == number + 1]
+    said = [html.P(item) for item in subject["said"]]
     told = [
-        html.P(["Finding ", dcc.Link(one["rule"], href=asked.link("findings", at=str(one["at"]))), ": ", one["title"]])
-        for one in subject["findings"]
+        html.P(
+            ["Finding ", dcc.Link(item["rule"], href=asked.link("findings", at=str(item["at"]))), ": ", item["title"]]
+        )
+        for item in subject["findings"]
     ]
     alike = [html.P(f"Alike, of the same ops and bytes: {subject['alike']:,} more.")] if subject["alike"] else []
     return [
         title,
         *lacks,
-        _choice(asked, view, found, number, word),
+        _choice(asked, view, results, number, word),
         html.Div([html.H2(subject["title"]), *told, *said, *alike], className="ps-card"),
         html.P(NOTE, className="ps-soft ps-note"),
         Graph(id="graph", graph=subject, named=subject["kind"], timeline=asked.link("timeline"), sel=sel),
         html.H2(
             "As a table: what goes from where to where (the CSV holds all pictures)", className="ps-title ps-below"
         ),
-        grid("graph", {**held, "rows": rows}, asked, table="edges"),
+        grid("graph", {**value, "rows": rows}, asked, table="edges"),
     ]
 
 
@@ -70,13 +74,15 @@ def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, w
     if asked.item is not None:
         fields.append(dcc.Input(type="hidden", name="run", value=asked.item.key))
     rows = []
-    for at in found:
-        one = view["subjects"][at]
-        tags = "".join(f" · {finding['rule']}" for finding in one["findings"])
-        link = dcc.Link(one["title"], href=asked.link("graph", picture=str(at + 1), **({"find": word} if word else {})))
-        words = html.Span(f" {one['why']}{tags}", className="ps-soft")
-        here = {"aria-current": "true"} if at == number else {}
-        rows.append(html.Li([link, words], className="ps-here" if at == number else "", **here))
+    for index in found:
+        item = view["subjects"][index]
+        tags = "".join(f" · {finding['rule']}" for finding in item["findings"])
+        link = dcc.Link(
+            item["title"], href=asked.link("graph", picture=str(index + 1), **({"find": word} if word else {}))
+        )
+        words = html.Span(f" {item['why']}{tags}", className="ps-soft")
+        here = {"aria-current": "true"} if index == number else {}
+        rows.append(html.Li([link, words], className="ps-here" if index == number else "", **here))
     none = [html.P(f"Nothing that is drawn is called {word}.")] if not found else []
     left = f" {view['left']:,} smaller ones are left out." if view["left"] else ""
     return html.Div(
@@ -110,14 +116,14 @@ def _found(subjects: list[dict[str, Any]], word: str) -> list[int]:
     if not word:
         return list(range(len(subjects)))
     ranked = []
-    for at, subject in enumerate(subjects):
-        nodes = [one for one in subject["nodes"] if word.lower() in f"{one['name']}\n{one['line']}".lower()]
+    for index, subject in enumerate(subjects):
+        nodes = [item for item in subject["nodes"] if word.lower() in f"{item['name']}\n{item['line']}".lower()]
         kernels = [box for box in subject["boxes"] if word.lower() in box["title"].lower()]
         if nodes or kernels:
-            exact = any(one["name"] == word for one in nodes) or any(box["title"] == word for box in kernels)
-            centre = bool(kernels) or any(one["chosen"] for one in nodes)
-            ranked.append((not (exact and centre), not exact, not centre, at))
-    return [one[-1] for one in sorted(ranked)]
+            exact = any(node["name"] == word for node in nodes) or any(box["title"] == word for box in kernels)
+            centre = bool(kernels) or any(node["chosen"] for node in nodes)
+            ranked.append((not (exact and centre), not exact, not centre, index))
+    return [item[-1] for item in sorted(ranked)]
 
 
 def _number(asked: str, found: list[int], count: int) -> int:

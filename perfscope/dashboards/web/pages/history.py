@@ -50,18 +50,18 @@ def mark(asked: Asked) -> str:
 
 def _asked_for(asked: Asked, held: tuple[Kept, ...]) -> Kept:
     key = asked.parameters.get("store")
-    return next((one for one in held if one.key == key), held[0])
+    return next((item for item in held if item.key == key), held[0])
 
 
 def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
     return html.Div(
         [
             _tab(
-                sanitize(str(one.path.parent)),
-                address(asked.base_path, "history", asked.whose, store=one.key),
-                here=one == kept,
+                sanitize(str(item.path.parent)),
+                address(asked.base_path, "history", asked.whose, store=item.key),
+                here=item == kept,
             )
-            for one in held
+            for item in held
         ],
         className="ps-tabs",
     )
@@ -82,8 +82,8 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     tabs = [
         _tab("times and what changed", address(asked.base_path, "history", asked.whose, **named), here=not metric),
         *(
-            _tab(one, address(asked.base_path, "history", asked.whose, **named, metric=one), here=one == metric)
-            for one in view["metrics"]
+            _tab(item, address(asked.base_path, "history", asked.whose, **named, metric=item), here=item == metric)
+            for item in view["metrics"]
         ),
     ]
     about = (
@@ -94,23 +94,23 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     return [
         html.P([about, " ", view.get("ordered", "")], className="ps-soft ps-note"),
         html.Div(tabs, className="ps-tabs"),
-        *(card for one in view["programs"] for card in _program(one, metric)),
+        *(card for item in view["programs"] for card in _program(item, metric)),
         *(html.P(line, className="ps-soft ps-note") for line in (*left, *view["notes"])),
     ]
 
 
-def _program(one: dict[str, Any], metric: str) -> list[Any]:
-    rows = [series for series in one["series"] if (series["metric"] == metric if metric else series["plain"])]
-    if not rows and (metric or not one["moved"]):
+def _program(item: dict[str, Any], metric: str) -> list[Any]:
+    rows = [series for series in item["series"] if (series["metric"] == metric if metric else series["plain"])]
+    if not rows and (metric or not item["moved"]):
         return []
-    left = f"{one['left']:,} more metrics are left out: perfscope history shows them"
+    left = f"{item['left']:,} more metrics are left out: perfscope history shows them"
     return [
         html.Section(
             [
-                html.H2(one["title"]),
-                *([] if metric else [Fragment(html=one["moved"])]),
+                html.H2(item["title"]),
+                *([] if metric else [Fragment(html=item["moved"])]),
                 *(Fragment(html=series["html"]) for series in rows),
-                *([html.P(left, className="ps-soft")] if one["left"] else []),
+                *([html.P(left, className="ps-soft")] if item["left"] else []),
             ],
             className="ps-card",
         )

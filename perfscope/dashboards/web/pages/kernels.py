@@ -33,26 +33,26 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     if not there:
         return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
     kind = asked.parameters.get("kind", "")
-    kind = kind if kind in there else next(one for one in USUAL if one in there)
+    kind = kind if kind in there else next(text for text in USUAL if text in there)
     tabs = [
         html.Div(
             dcc.Link(
-                KINDS[one][0],
-                href=asked.link("kernels", kind=one),
-                className="ps-tab" + (" ps-here" if one == kind else ""),
+                KINDS[text][0],
+                href=asked.link("kernels", kind=text),
+                className="ps-tab" + (" ps-here" if text == kind else ""),
             ),
-            **({"aria-current": "true"} if one == kind else {}),
+            **({"aria-current": "true"} if text == kind else {}),
         )
-        for one in there
+        for text in there
     ]
-    held = view["tables"][kind]
+    value = view["tables"][kind]
     ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
-    said = f"{KINDS[kind][1]} {len(held['rows']):,} names, {format_ns(held['ns'])} in all{ranks}."
+    text = f"{KINDS[kind][1]} {len(value['rows']):,} names, {format_ns(value['ns'])} in all{ranks}."
     return [
         html.H1(TITLE, className="ps-title"),
         html.Div(tabs, className="ps-tabs"),
-        html.P(said, className="ps-soft ps-note"),
-        grid("kernels", held, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
+        html.P(text, className="ps-soft ps-note"),
+        grid("kernels", value, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
     ]
 
 

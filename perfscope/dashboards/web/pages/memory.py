@@ -37,10 +37,10 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         drawn = "".join((view["html"], view["planned"]))
         cards = [Fragment(html=drawn)] if drawn else [html.P(NOTHING, className="ps-card")]
         return [html.H1(TITLE, className="ps-title"), *cards]
-    names = {str(at): _name(one) for at, one in enumerate(memories)}
-    place = chosen(asked, "memory", names)
-    memory = memories[int(place)]
-    picks = [tabs(_without(asked, "at"), "memory", names, place, label="memories")] if len(memories) > 1 else []
+    names = {str(index): _name(item) for index, item in enumerate(memories)}
+    text = chosen(asked, "memory", names)
+    memory = memories[int(text)]
+    picks = [tabs(_without(asked, "at"), "memory", names, text, label="memories")] if len(memories) > 1 else []
     left = (
         [html.P(f"{view['left']:,} more memories are left out.", className="ps-soft ps-note")] if view["left"] else []
     )
@@ -50,7 +50,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         *left,
         html.P(_said(memory), className="ps-soft ps-note"),
         _curve(asked, memory),
-        *_holders(asked, view, place),
+        *_holders(asked, view, text),
         Fragment(html=view["html"]),
     ]
 
@@ -94,12 +94,12 @@ def _curve(asked: Asked, memory: dict[str, Any]) -> Any:
     )
 
 
-def _holders(asked: Asked, view: dict[str, Any], place: str) -> list[Any]:
-    kinds = {kind: words for kind, words in KINDS.items() if f"{place}-{kind}" in view["tables"]}
+def _holders(asked: Asked, view: dict[str, Any], text: str) -> list[Any]:
+    kinds = {kind: words for kind, words in KINDS.items() if f"{text}-{kind}" in view["tables"]}
     if not kinds:
         return []
     kind = chosen(asked, "by", kinds)
-    name = f"{place}-{kind}"
+    name = f"{text}-{kind}"
     return [
         html.H2("Who holds the peak", className="ps-title"),
         tabs(asked, "by", kinds, kind, label="tables"),

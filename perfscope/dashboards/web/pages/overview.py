@@ -51,8 +51,8 @@ def _compare(asked: Asked) -> Any:
     if asked.item is None or "compare" not in PAGES:
         return html.Span()
     items, kind = list(asked.shelf.items()), _kind(asked.item)
-    at = next((place for place, item in enumerate(items) if item.key == asked.item.key), 0)
-    alike = [item for item in (*items[at + 1 :], *reversed(items[:at])) if _kind(item)[:3] == kind[:3]]
+    index = next((index for index, item in enumerate(items) if item.key == asked.item.key), 0)
+    alike = [item for item in (*items[index + 1 :], *reversed(items[:index])) if _kind(item)[:3] == kind[:3]]
     if not alike:
         return html.Span()
     other = next((item for item in alike if _kind(item) == kind), alike[0])
@@ -107,13 +107,13 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                     [
                         html.Div(
                             [
-                                dcc.Link(row["rule"], href=asked.link("findings", at=str(place))),
+                                dcc.Link(row["rule"], href=asked.link("findings", at=str(index))),
                                 html.Span(f": {row['title'].replace('`', '')}"),
                             ],
                             className="ps-over-two",
                             title=row["title"].replace("`", ""),
                         ),
-                        *(html.Div(one, className="ps-over-place") for one in _place(row)),
+                        *(html.Div(item, className="ps-over-place") for item in _place(row)),
                     ]
                 ),
                 html.Td(_place(row), className="ps-over-where", **{"data-name": heads[3]}),
@@ -121,7 +121,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
             ],
             className=f"ps-{row['severity']}",
         )
-        for place, row in enumerate(rows)
+        for index, row in enumerate(rows)
     ]
     more = view["findings"] - len(rows)
     named = [

@@ -35,9 +35,9 @@ CORE, WAIT = "var(--ps-core)", "var(--ps-wait)"
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: a heat map, bars and one table at a time, and the cards of the report below."""
-    jobs = {str(at): one["label"] for at, one in enumerate(view["jobs"])}
+    jobs = {str(index): item["label"] for index, item in enumerate(view["jobs"])}
     maps = {}
-    if any(one["heat"] for one in view["jobs"]):
+    if any(item["heat"] for item in view["jobs"]):
         maps["wait"] = "waiting by collective"
     if view["busy"] is not None:
         maps["busy"] = "device busy by step"
@@ -115,8 +115,8 @@ def _tables(asked: Asked, view: dict[str, Any], job: dict[str, Any]) -> list[Any
     }
     wanted = asked.parameters.get("table", "")
     name = wanted if wanted in names else next(iter(names))
-    held = view["tables"].get(name)
-    shown = html.P(NO_LINKS, className="ps-card") if held is None else grid("ranks", held, asked, table=name)
+    value = view["tables"].get(name)
+    shown = html.P(NO_LINKS, className="ps-card") if value is None else grid("ranks", value, asked, table=name)
     return [tabs(asked, "table", names, name, label="tables"), shown]
 
 

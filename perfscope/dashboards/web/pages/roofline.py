@@ -34,21 +34,21 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         return [title, *lacks]
     kind = asked.parameters.get("kind", "")
     kind = kind if kind in there else there[0]
-    held = view["tables"][kind]
+    value = view["tables"][kind]
     tabs = [
         html.Div(
             dcc.Link(
-                KINDS[one][0],
-                href=asked.link("roofline", kind=one),
-                className="ps-tab" + (" ps-here" if one == kind else ""),
+                KINDS[text][0],
+                href=asked.link("roofline", kind=text),
+                className="ps-tab" + (" ps-here" if text == kind else ""),
             ),
-            **({"aria-current": "true"} if one == kind else {}),
+            **({"aria-current": "true"} if text == kind else {}),
         )
-        for one in there
+        for text in there
     ]
     picture = Roofline(
         id="roofline",
-        table={"columns": held["columns"], "rows": held["rows"]},
+        table={"columns": value["columns"], "rows": value["rows"]},
         devices=view["devices"],
         what=kind,
         timeline=asked.link("timeline"),
@@ -57,18 +57,18 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         find=asked.parameters.get("find", ""),
         sel=asked.parameters.get("sel", ""),
     )
-    drawable = held["plain_ns"] < held["ns"]
+    drawable = value["plain_ns"] < value["ns"]
     nothing = "Nothing in the table has FLOPs that are counted, so there is no picture."
     return [
         title,
         html.Div(tabs, className="ps-tabs"),
         *lacks,
-        html.P(_said(kind, held, view), className="ps-soft ps-note"),
-        *([html.P(MODELLED, className="ps-soft ps-note")] if _modelled(held) else []),
+        html.P(_said(kind, value, view), className="ps-soft ps-note"),
+        *([html.P(MODELLED, className="ps-soft ps-note")] if _modelled(value) else []),
         *(_roofs(device) for device in view["devices"]),
         *([_legend(), picture] if drawable else [html.P(nothing, className="ps-card")]),
         html.H2("As a table, the largest time beyond the roof first", className="ps-title ps-below"),
-        grid("roofline", held, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
+        grid("roofline", value, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
     ]
 
 
@@ -89,12 +89,12 @@ def _said(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:
 
 
 def _modelled(held: dict[str, Any]) -> bool:
-    at = next(index for index, column in enumerate(held["columns"]) if column["key"] == "basis")
-    return all(row[at] == "modelled" for row in held["rows"])
+    index = next(index for index, column in enumerate(held["columns"]) if column["key"] == "basis")
+    return all(row[index] == "modelled" for row in held["rows"])
 
 
 def _roofs(device: dict[str, Any]) -> Any:
-    peaks = "; ".join(f"{one['label']} {format_count(one['flops'])}FLOP/s" for one in device["peaks"])
+    peaks = "; ".join(f"{item['label']} {format_count(item['flops'])}FLOP/s" for item in device["peaks"])
     name = device["name"] + (" (assumed: the programs name no device)" if device["assumed"] else "")
     return html.P(
         f"Roofs of {name}: {peaks}; memory {format_count(device['bandwidth'])}B/s. Source: {device['source']}.",

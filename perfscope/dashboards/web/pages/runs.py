@@ -68,7 +68,7 @@ def layout(asked: Asked, view: None) -> Any:
 def mark(asked: Asked) -> str:
     """Changes with what is open, and with the manifests of what runs."""
     items = " ".join(f"{item.key}{_growth(item) if item.running() else ''}" for item in asked.shelf.items())
-    return f"{items}|{' '.join(one.key for one in stored(asked.shelf)[:MOST_KEPT])}"
+    return f"{items}|{' '.join(item.key for item in stored(asked.shelf)[:MOST_KEPT])}"
 
 
 def register(app: Any) -> None:
@@ -139,8 +139,8 @@ def _kept(asked: Asked) -> list[Any]:
     if not held:
         return []
     links = [
-        html.Li(dcc.Link(sanitize(one.title), href=address(asked.base_path, "compare", None, stored=one.key)))
-        for one in held[:MOST_KEPT]
+        html.Li(dcc.Link(sanitize(item.title), href=address(asked.base_path, "compare", None, stored=item.key)))
+        for item in held[:MOST_KEPT]
     ]
     left = [html.P(f"and {len(held) - MOST_KEPT:,} older ones")] if len(held) > MOST_KEPT else []
     return [html.Section([html.H2("Comparisons"), html.Ul(links), *left], className="ps-card")]

@@ -21,7 +21,7 @@ MODELLED = "Nothing of this ran: there are no events with a time. Below is one r
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page."""
     assert asked.item is not None
-    if not any(one["events"] for one in view["traces"]):
+    if not any(item["events"] for item in view["traces"]):
         told, *others = nothing(asked, NOTHING)
         more = [Fragment(html=view["modelled"])] if view.get("modelled") else others
         said = html.P(MODELLED, className="ps-card", role="status") if view.get("modelled") else told

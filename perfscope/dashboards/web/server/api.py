@@ -156,13 +156,13 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def csv_of(folder: Path, view: str, table: str) -> bytes:
     """A table of a view, all its rows, numbers as they are (ns, bytes). ``DataError`` where there is none."""
     held = read_view(folder, view)
-    found = None if held is None else held.get("view", {}).get("tables", {}).get(table)
-    if found is None:
+    result = None if held is None else held.get("view", {}).get("tables", {}).get(table)
+    if result is None:
         raise DataError(f"{view}/{table}: no such table")
     out = io.StringIO(newline="")
     writer = csv.writer(out)
-    writer.writerow([cell(column["key"]) for column in found["columns"]])
-    writer.writerows([cell(value) for value in row] for row in found["rows"])
+    writer.writerow([cell(column["key"]) for column in result["columns"]])
+    writer.writerows([cell(value) for value in row] for row in result["rows"])
     return out.getvalue().encode("utf-8", "replace")
 
 

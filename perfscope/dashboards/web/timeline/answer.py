@@ -50,7 +50,7 @@ def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     np.add.at(ns, at, inside)
     count = np.bincount(at, minlength=len(keys)) if len(keys) else np.empty(0, np.int64)
     order = np.argsort(-ns, kind="stable")[:MOST_NAMES]
-    found = [
+    results = [
         {
             "name": int(keys[place] // len(CATEGORY_WORDS)),
             "category": int(keys[place] % len(CATEGORY_WORDS)),
@@ -59,7 +59,7 @@ def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
         }
         for place in order.tolist()
     ]
-    return msgspec.json.encode({"rows": found, "names": len(keys), "events": len(chosen), "ns": int(ns.sum())})
+    return msgspec.json.encode({"rows": results, "names": len(keys), "events": len(chosen), "ns": int(ns.sum())})
 
 
 def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
@@ -72,7 +72,7 @@ def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
             **_row(index, event, texts),
             "lane_label": index.lanes[lane].label,
             "group": index.lanes[lane].group,
-            "enclosing": [_row(index, one, texts) for one in _enclosing(index, event)],
+            "enclosing": [_row(index, value, texts) for value in _enclosing(index, event)],
             **_details(folder, asked, event, index),
         }
     )
@@ -82,14 +82,14 @@ def next_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     """The neighbour of an event: ``trace``, ``event``, ``by`` (1 or -1), in its lane, or with ``name`` of its name."""
     index = _index(folder, asked)
     event, by = _event(asked, index), _number(asked, "by", -1, 1)
-    found = event + by
+    result = event + by
     if asked.get("name"):
         alike = np.flatnonzero(index.name == index.name[event])
         alike = alike[np.argsort(index.start[alike], kind="stable")]
-        found = int(alike[(int(np.flatnonzero(alike == event)[0]) + by) % len(alike)])
-    elif not 0 <= found < len(index) or index.lane[found] != index.lane[event]:
-        found = event
-    return msgspec.json.encode(_row(index, found, _texts(_place(folder, asked) / "texts.json")))
+        result = int(alike[(int(np.flatnonzero(alike == event)[0]) + by) % len(alike)])
+    elif not 0 <= result < len(index) or index.lane[result] != index.lane[event]:
+        result = event
+    return msgspec.json.encode(_row(index, result, _texts(_place(folder, asked) / "texts.json")))
 
 
 def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
@@ -99,9 +99,9 @@ def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     if held.start == held.stop:
         raise UsageError("lane: nothing is in it")
     at = held.start + int(np.searchsorted(index.start[held], moment, side="right")) - 1
-    beside = [one for one in (at, at + 1) if held.start <= one < held.stop]
-    found = min(beside, key=lambda one: max(int(index.start[one]) - moment, moment - int(index.end[one]), 0))
-    return msgspec.json.encode(_row(index, found, _texts(_place(folder, asked) / "texts.json")))
+    beside = [item for item in (at, at + 1) if held.start <= item < held.stop]
+    result = min(beside, key=lambda item: max(int(index.start[item]) - moment, moment - int(index.end[item]), 0))
+    return msgspec.json.encode(_row(index, result, _texts(_place(folder, asked) / "texts.json")))
 
 
 def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
@@ -122,15 +122,15 @@ def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 def counter_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     """A counter: ``trace``, ``counter``, ``t0``, ``t1``, ``w``. Lowest and highest value a pixel; null: no sample."""
-    place, number = _place(folder, asked), _number(asked, "counter", 0, 1 << 10)
+    path, number = _place(folder, asked), _number(asked, "counter", 0, 1 << 10)
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
     columns = _number(asked, "w", 1, MOST_COLUMNS)
     if high <= low:
         raise UsageError("t1 is not behind t0")
-    times, values = (_mapped(place / f"counter_{number}_{kind}.npy") for kind in ("times", "values"))
-    found = piece(times, values, edges_of(low, high, columns))
+    times, values = (_mapped(path / f"counter_{number}_{kind}.npy") for kind in ("times", "values"))
+    results = piece(times, values, edges_of(low, high, columns))
     return msgspec.json.encode(
-        {"low": [_plain(one) for one in found[0].tolist()], "high": [_plain(one) for one in found[1].tolist()]}
+        {"low": [_plain(item) for item in results[0].tolist()], "high": [_plain(item) for item in results[1].tolist()]}
     )
 
 
@@ -179,7 +179,7 @@ def _row(index: Index, event: int, texts: Mapping[int, str]) -> dict[str, Any]:
 
 def _enclosing(index: Index, event: int) -> list[int]:
     """Events of the same line of the picture that enclose it, the innermost first."""
-    found = []
+    result = []
     lane = int(index.lane[event])
     mine = index.lanes[lane]
     while lane > 0 and (index.lanes[lane - 1].group, index.lanes[lane - 1].label) == (mine.group, mine.label):
@@ -187,19 +187,19 @@ def _enclosing(index: Index, event: int) -> list[int]:
         held = index.of_lane(lane)
         at = held.start + int(np.searchsorted(index.start[held], index.start[event], side="right")) - 1
         if at >= held.start and index.end[at] >= index.end[event]:
-            found.append(int(at))
-    return found
+            result.append(int(at))
+    return result
 
 
 def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -> dict[str, Any]:
     """Partner and place in the code, as the child wrote them."""
-    place = _place(folder, asked)
-    partner = int(_mapped(place / "partner.npy")[event])
-    site = int(_mapped(place / "site.npy")[event])
-    number = int(_mapped(place / "number.npy")[event])
-    sites = _sites(place / "sites.json")
+    path = _place(folder, asked)
+    partner = int(_mapped(path / "partner.npy")[event])
+    site = int(_mapped(path / "site.npy")[event])
+    number = int(_mapped(path / "number.npy")[event])
+    sites = _sites(path / "sites.json")
     return {
-        "partner": None if partner < 0 else _row(index, partner, _texts(place / "texts.json")),
+        "partner": None if partner < 0 else _row(index, partner, _texts(path / "texts.json")),
         "site": None if site < 0 else sites[site],
         "number": None if number < 0 else number,
     }
@@ -241,23 +241,23 @@ def _event(asked: Mapping[str, str], index: Index) -> int:
 
 
 def _lanes(asked: Mapping[str, str], index: Index) -> Sequence[int]:
-    found: list[int] = []
+    result: list[int] = []
     for word in asked.get("lanes", "").split(","):
         low, _, high = word.partition("-")
         first = _whole(low) if word else 0
         last = _whole(high) if high else first
-        if word and 0 <= first <= last < len(index.lanes) and len(found) + last - first < MOST_LANES:
-            found += range(first, last + 1)
+        if word and 0 <= first <= last < len(index.lanes) and len(result) + last - first < MOST_LANES:
+            result += range(first, last + 1)
         elif word:
             raise UsageError("lanes: none of that number, or too many")
-    return found
+    return result
 
 
 def _number(asked: Mapping[str, str], key: str, low: int, high: int) -> int:
-    found = _whole(asked.get(key, ""))
-    if not low <= found <= high:
+    result = _whole(asked.get(key, ""))
+    if not low <= result <= high:
         raise UsageError(f"{key}: out of range")
-    return found
+    return result
 
 
 def _whole(word: str) -> int:

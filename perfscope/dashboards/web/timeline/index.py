@@ -80,7 +80,7 @@ class Index:
 
         The categories, and shape (categories, n).
         """
-        kinds, found = [], []
+        kinds, result = [], []
         first = lane * len(CATEGORY_WORDS)
         for category in range(len(CATEGORY_WORDS)):
             low, high = int(self.busy_at[first + category]), int(self.busy_at[first + category + 1])
@@ -89,25 +89,25 @@ class Index:
             first_in, behind = np.searchsorted(self.busy_start[low:high], edges[[0, -1]], side="right") + low
             inside = slice(max(int(first_in) - 1, low), int(behind))  # a search in these alone reads few pages
             start, end, before = self.busy_start[inside], self.busy_end[inside], self.busy_sum[inside]
-            at = np.searchsorted(start, edges, side="right") - 1
-            place = np.maximum(at, 0)
+            positions = np.searchsorted(start, edges, side="right") - 1
+            place = np.maximum(positions, 0)
             until = before[place] + np.minimum(edges, end[place]) - start[place]
-            until[at < 0] = before[0]
+            until[positions < 0] = before[0]
             kinds.append(category)
-            found.append(np.diff(until))
-        return kinds, np.array(found) if found else np.empty((0, len(edges) - 1), np.int64)
+            result.append(np.diff(until))
+        return kinds, np.array(result) if result else np.empty((0, len(edges) - 1), np.int64)
 
     def instants(self, lane: int, low_ns: int, high_ns: int) -> Int64:
         """Events of a lane that take no time and begin in [low, high), by start: of those of a ns at most."""
         rows = self.by_class[self.class_at[lane * CLASSES] : self.class_at[lane * CLASSES + 1]]
         first, last = (bisect_left(rows, edge, key=lambda row: int(self.start[row])) for edge in (low_ns, high_ns))
-        found = np.asarray(rows[first:last], np.int64)
-        return np.asarray(found[self.end[found] == self.start[found]], np.int64)
+        results = np.asarray(rows[first:last], np.int64)
+        return np.asarray(results[self.end[results] == self.start[results]], np.int64)
 
     def wide(self, lane: int, low_ns: int, high_ns: int, least_ns: int) -> Int64:
         """Events of a lane that touch [low, high) and last at least ``least_ns``, by start."""
         lowest = max(int(least_ns).bit_length() - 1, 0)
-        found = []
+        result = []
         for step in range(lowest, CLASSES):
             begin, stop = self.class_at[lane * CLASSES + step], self.class_at[lane * CLASSES + step + 1]
             if begin == stop:
@@ -120,10 +120,10 @@ class Index:
                 first = int(np.searchsorted(self.end[rows], low_ns, side="right"))
                 last = int(np.searchsorted(start, high_ns, side="left"))
             if last > first:
-                found.append(np.asarray(rows[first:last], np.int64))
-        if not found:
+                result.append(np.asarray(rows[first:last], np.int64))
+        if not result:
             return np.empty(0, np.int64)
-        rows = np.concatenate(found)
+        rows = np.concatenate(result)
         rows = rows[self.end[rows] - self.start[rows] >= least_ns]
         return np.sort(rows)
 
@@ -209,9 +209,9 @@ def _mode(path: Path) -> Any:
 
 def names_by_time(index: Index) -> Iterator[tuple[int, int, int]]:
     """(name, events, ns) of all names, those with most time first."""
-    codes, at = np.unique(index.name, return_inverse=True)
-    total = np.bincount(at, weights=(index.end - index.start).astype(np.float64)) if len(codes) else np.empty(0)
-    count = np.bincount(at) if len(codes) else np.empty(0, np.int64)
+    codes, positions = np.unique(index.name, return_inverse=True)
+    total = np.bincount(positions, weights=(index.end - index.start).astype(np.float64)) if len(codes) else np.empty(0)
+    count = np.bincount(positions) if len(codes) else np.empty(0, np.int64)
     for place in np.argsort(-total, kind="stable").tolist():
         yield int(codes[place]), int(count[place]), int(total[place])
 
@@ -254,14 +254,14 @@ def tile(index: Index, low_ns: int, high_ns: int, columns: int, lanes: Sequence[
     least = max(-(-span * WIDE_PX // columns), 1)
     cells: list[tuple[npt.NDArray[np.int64], ...]] = []
     boxes: list[tuple[int, npt.NDArray[np.int64]]] = []
-    for place, lane in enumerate(lanes):
+    for position, lane in enumerate(lanes):
         held = index.of_lane(lane)
         if held.start == held.stop or index.start[held.start] > high_ns or index.end[held.stop - 1] < low_ns:
             continue
         rows = index.wide(lane, low_ns, high_ns, least)
         if len(rows):
-            boxes.append((place, rows))
-        cells.append((np.array(place), *_cells(index, lane, edges)))
+            boxes.append((position, rows))
+        cells.append((np.array(position), *_cells(index, lane, edges)))
     return _packed(index, (low_ns, high_ns, columns), lanes, cells, boxes)
 
 
@@ -302,7 +302,7 @@ def _packed(
     low, high, columns = shape
     scale = columns / max(high - low, 1)
     rows = np.concatenate([found for _, found in boxes]) if boxes else np.empty(0, np.int64)
-    box_lane = np.repeat([place for place, _ in boxes], [len(found) for _, found in boxes]) if boxes else rows
+    box_lane = np.repeat([index for index, _ in boxes], [len(found) for _, found in boxes]) if boxes else rows
     clipped = (-MARGIN_PX, columns + MARGIN_PX)
     arrays: dict[str, npt.NDArray[np.generic]] = {
         "box_event": rows.astype("<u4"),
@@ -310,11 +310,13 @@ def _packed(
         "box_high": np.clip((index.end[rows] - low) * scale, *clipped).astype("<f4"),
         "box_name": index.name[rows].astype("<u4"),
         "box_lane": np.asarray(box_lane).astype("<u2"),
-        "cell_lane": np.repeat([int(one[0]) for one in cells], [len(one[1]) for one in cells]).astype("<u2"),
+        "cell_lane": np.repeat([int(cell[0]) for cell in cells], [len(cell[1]) for cell in cells]).astype("<u2"),
     }
-    for place, (key, kind) in enumerate((("x", "<u2"), ("width", "<u2"), ("category", "u1"), ("level", "u1")), start=1):
-        found = [one[place] for one in cells]
-        arrays[f"cell_{key}"] = (np.concatenate(found) if found else np.empty(0)).astype(kind)
+    for position, (key, kind) in enumerate(
+        (("x", "<u2"), ("width", "<u2"), ("category", "u1"), ("level", "u1")), start=1
+    ):
+        results = [cell[position] for cell in cells]
+        arrays[f"cell_{key}"] = (np.concatenate(results) if results else np.empty(0)).astype(kind)
     arrays["box_category"] = index.category[rows].astype("u1")
     body, places = [], {}
     offset = 0

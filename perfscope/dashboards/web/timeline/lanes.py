@@ -232,7 +232,7 @@ def events_of(trace: Trace) -> Events:
         depth = _apart(start, end, np.concatenate([part.depth for part in parts]))
         order = np.lexsort((end, start, depth))
         first = len(lanes)
-        lanes += [Lane(group=group, label=label, depth=at) for at in range(int(depth.max()) + 1)]
+        lanes += [Lane(group=group, label=label, depth=index) for index in range(int(depth.max()) + 1)]
         held["lane"].append((first + depth[order]).astype(np.int32))
         held["start"].append(start[order])
         held["end"].append(end[order])
@@ -276,7 +276,10 @@ def _devices(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
         streams = np.union1d(kernels["stream"][mine[0]], copies["stream"][mine[1]])
         for stream in streams.tolist():
             label = f"stream {stream}"
-            rows = [at[table["stream"][at] == stream] for at, table in zip(mine, (kernels, copies), strict=True)]
+            rows = [
+                positions[table["stream"][positions] == stream]
+                for positions, table in zip(mine, (kernels, copies), strict=True)
+            ]
             parts = [
                 _part(trace, "kernels", rows[0], of_kernel[rows[0]], label=label, group=group),
                 _part(trace, "copies", rows[1], np.full(len(rows[1]), Category.COPY), label=label, group=group),
@@ -335,8 +338,8 @@ def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
 
 def _host_collectives(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
     """Collectives that are neither a kernel nor a host span of the tables above."""
-    found = trace.rows["collectives"]
-    rows = np.flatnonzero((found["kernel"] == MISSING) & (found["slice"] == MISSING))
+    result = trace.rows["collectives"]
+    rows = np.flatnonzero((result["kernel"] == MISSING) & (result["slice"] == MISSING))
     if len(rows):
         categories = np.full(len(rows), Category.COLLECTIVE)
         yield "collectives", "as recorded", [_part(trace, "collectives", rows, categories, label="as recorded")]
@@ -352,26 +355,26 @@ def _part(
     group: str = "",
     depth: Int64 | None = None,
 ) -> _Part:
-    held, at = trace.rows[table], np.asarray(rows, np.int64)
+    held, positions = trace.rows[table], np.asarray(rows, np.int64)
     return _Part(
         group=group,
         label=label,
-        start=held["start_ns"][at],
-        end=held["end_ns"][at],
-        name=held["name"][at],
+        start=held["start_ns"][positions],
+        end=held["end_ns"][positions],
+        name=held["name"][positions],
         category=np.asarray(category, np.uint8),
         table=TABLES.index(table),
-        row=at,
-        depth=np.zeros(len(at), np.int64) if depth is None else np.asarray(depth, np.int64),
+        row=positions,
+        depth=np.zeros(len(positions), np.int64) if depth is None else np.asarray(depth, np.int64),
     )
 
 
 def _kernel_categories(trace: Trace) -> UInt8:
     kernels = trace.rows["kernels"]
-    codes, at = np.unique(kernels["name"], return_inverse=True)
+    codes, positions = np.unique(kernels["name"], return_inverse=True)
     known = np.array([OF_CLASS.get(work_class(trace.text(int(code))), Category.KERNEL) for code in codes], np.uint8)
-    found = known[at] if len(codes) else np.empty(0, np.uint8)
-    return np.where(kernels["communication"], np.uint8(Category.COLLECTIVE), found)
+    results = known[positions] if len(codes) else np.empty(0, np.uint8)
+    return np.where(kernels["communication"], np.uint8(Category.COLLECTIVE), results)
 
 
 def _named(trace: Trace, names: npt.NDArray[np.generic], others: UInt8) -> UInt8:
@@ -381,8 +384,8 @@ def _named(trace: Trace, names: npt.NDArray[np.generic], others: UInt8) -> UInt8
     codes, at = np.unique(names, return_inverse=True)
     unknown = 255
     told = [op_category(trace.text(int(code)), None) for code in codes]
-    found = np.array([unknown if one is None else one for one in told], np.uint8)[at]
-    return np.where(found == unknown, others, found)
+    results = np.array([unknown if category is None else category for category in told], np.uint8)[at]
+    return np.where(results == unknown, others, results)
 
 
 def _mapped(
@@ -392,8 +395,8 @@ def _mapped(
     known = np.zeros(max(int(kind) for kind in words) + 1, np.uint8)
     for kind, category in words.items():
         known[int(kind)] = category
-    found: UInt8 = known[kinds]
-    return found
+    result: UInt8 = known[kinds]
+    return result
 
 
 def _depths(parents: npt.NDArray[np.generic], counted: npt.NDArray[np.bool_]) -> Int64:
@@ -413,7 +416,7 @@ def _apart(start: Int64, end: Int64, depth: Int64) -> Int64:
 
     Of what overlaps, later ones go to new depths below all others (a stream that runs kernels side by side).
     """
-    found = depth.copy()
+    results = depth.copy()
     below = int(depth.max(initial=0)) + 1
     for level in np.unique(depth).tolist():
         rows = np.flatnonzero(depth == level)
@@ -423,9 +426,9 @@ def _apart(start: Int64, end: Int64, depth: Int64) -> Int64:
             continue
         spilled = _packed(start[rows], end[rows])
         moved = spilled > 0
-        found[rows[moved]] = below + spilled[moved] - 1
+        results[rows[moved]] = below + spilled[moved] - 1
         below += int(spilled.max())
-    return found
+    return results
 
 
 def _packed(start: Int64, end: Int64) -> Int64:
@@ -434,14 +437,14 @@ def _packed(start: Int64, end: Int64) -> Int64:
     busy: list[tuple[int, int]] = []
     free: list[int] = []
     used = 0
-    for at, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+    for index, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         while busy and busy[0][0] <= begin:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if free:
             line = heapq.heappop(free)
         else:
             line, used = used, used + 1
-        lines[at] = line
+        lines[index] = line
         heapq.heappush(busy, (finish, line))
     return lines
 
@@ -493,8 +496,8 @@ def piece(times: Int64, values: Float64, edges: Int64) -> tuple[Float64, Float64
 
     What a pixel holds is the value it begins with and every sample in it, so no spike is lost at any zoom.
     """
-    at = np.searchsorted(times, edges, side="right")
-    first, stop = at[:-1], at[1:]
+    positions = np.searchsorted(times, edges, side="right")
+    first, stop = positions[:-1], positions[1:]
     held = np.where(first > 0, values[np.maximum(first - 1, 0)] if len(values) else np.nan, np.nan)
     low, high = held.copy(), held.copy()
     filled = stop > first

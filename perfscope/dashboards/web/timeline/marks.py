@@ -28,9 +28,9 @@ _WORK = tuple(TABLES.index(table) for table in ("kernels", "copies"))
 
 def ordered(job: Job) -> Iterator[tuple[FindingRow, Finding]]:
     """Findings as pages number them, each as a row and as the rule gave it."""
-    pairs = zip(summarize(job.analysis).findings, (found for _, found in job.analysis.findings()), strict=True)
-    for at, pair in enumerate(pairs):
-        if at == MOST_MARKED:
+    pairs = zip(summarize(job.analysis).findings, (finding for _, finding in job.analysis.findings()), strict=True)
+    for index, pair in enumerate(pairs):
+        if index == MOST_MARKED:
             return
         yield pair
 
@@ -38,13 +38,13 @@ def ordered(job: Job) -> Iterator[tuple[FindingRow, Finding]]:
 def numbers(sources: Sequence[Source], gathered: Sequence[Gathered]) -> dict[int, int]:
     """Place of a source in the analysis -> number of its trace: they are read in another order than they are shown."""
     free: dict[tuple[str, str, int | None], list[int]] = {}
-    for one in gathered:
-        free.setdefault(_key(one.source), []).append(one.place.number)
-    found = {}
-    for place, source in enumerate(sources):
+    for item in gathered:
+        free.setdefault(_key(item.source), []).append(item.place.number)
+    result = {}
+    for index, source in enumerate(sources):
         if held := free.get(_key(source)):
-            found[place] = held.pop(0)
-    return found
+            result[index] = held.pop(0)
+    return result
 
 
 def _key(source: Source) -> tuple[str, str, int | None]:
@@ -53,7 +53,7 @@ def _key(source: Source) -> tuple[str, str, int | None]:
 
 def spans_in(finding: Finding, known: Mapping[int, int]) -> list[tuple[int, int, int]]:
     """(trace, start, end) of the pieces that the rule names, each on its trace's clock; ``known``: as of `numbers`."""
-    return [(known[one.source], one.start_ns, one.end_ns) for one in finding.spans if one.source in known]
+    return [(known[span.source], span.start_ns, span.end_ns) for span in finding.spans if span.source in known]
 
 
 def marks(job: Job) -> list[dict[str, Any]]:
@@ -64,17 +64,17 @@ def marks(job: Job) -> list[dict[str, Any]]:
     """
     return [
         {
-            "finding": place,
-            "rule": one.row.rule,
-            "title": (one.row.title + one.row.on_ranks).replace("`", ""),
-            "severity": one.row.severity,
-            "gain": one.row.gain,
-            "known_by": one.row.known_by,
-            "how": one.how,
-            "spans": [[trace, str(start), str(end)] for trace, start, end in one.spans],
+            "finding": index,
+            "rule": item.row.rule,
+            "title": (item.row.title + item.row.on_ranks).replace("`", ""),
+            "severity": item.row.severity,
+            "gain": item.row.gain,
+            "known_by": item.row.known_by,
+            "how": item.how,
+            "spans": [[trace, str(start), str(end)] for trace, start, end in item.spans],
         }
-        for place, one in enumerate(marked(job, [one for one in job.gathered if one.held["events"]]))
-        if one.spans
+        for index, item in enumerate(marked(job, [item for item in job.gathered if item.held["events"]]))
+        if item.spans
     ]
 
 
@@ -91,7 +91,7 @@ class Marked:
 
 def marked(job: Job, indexed: Sequence[Gathered]) -> Iterator[Marked]:
     """All findings as pages number them. ``indexed``: traces with events, their place that of the timeline's index."""
-    known, events = numbers(job.analysis.sources, job.gathered), [_Events(one) for one in indexed]
+    known, events = numbers(job.analysis.sources, job.gathered), [_Events(item) for item in indexed]
     for row, finding in ordered(job):
         how, spans = "piece", spans_in(finding, known)
         if not spans:
@@ -102,13 +102,15 @@ def marked(job: Job, indexed: Sequence[Gathered]) -> Iterator[Marked]:
 class _Events:
     """The index of one trace with its lines and names, read once."""
 
-    def __init__(self, one: Gathered) -> None:
-        folder = one.place.folder
-        self.number = one.place.number
-        self.rank = one.source.rank
+    def __init__(self, item: Gathered) -> None:
+        folder = item.place.folder
+        self.number = item.place.number
+        self.rank = item.source.rank
         self.index: Index = load(folder)
         self.site = np.load(folder / "site.npy")
-        self.lines = {each["label"]: at for at, each in enumerate(_plain(folder / "sites.json", list[dict[str, str]]))}
+        self.lines = {
+            each["label"]: index for index, each in enumerate(_plain(folder / "sites.json", list[dict[str, str]]))
+        }
         self.names = {text: code for code, text in _plain(folder / "texts.json", dict[int, str]).items()}
 
     def longest(self, rows: Any) -> list[tuple[int, int, int, int]]:
@@ -123,8 +125,8 @@ class _Events:
         ]
 
     def of_line(self, label: str) -> Any:
-        at = self.lines.get(sanitize(label, NAME_CHARS))
-        return np.flatnonzero(self.site == at) if at is not None else np.empty(0, np.int64)
+        index = self.lines.get(sanitize(label, NAME_CHARS))
+        return np.flatnonzero(self.site == index) if index is not None else np.empty(0, np.int64)
 
     def of_name(self, name: str) -> Any:
         code = self.names.get(sanitize(name, NAME_CHARS))
@@ -134,16 +136,18 @@ class _Events:
 def _by_place(finding: Finding, events: Sequence[_Events]) -> tuple[str, list[tuple[int, int, int]]]:
     """Events of what the finding names, on the ranks that show it."""
     where = finding.where
-    mine = [one for one in events if not finding.ranks or one.rank is None or one.rank in finding.ranks]
+    mine = [event for event in events if not finding.ranks or event.rank is None or event.rank in finding.ranks]
     looks = [("line", where.label())] if where.file is not None and where.line is not None else []
     looks += [("name", name) for name in (where.kernel, where.op) if name]
     for how, label in looks:
-        found = [
-            each for one in mine for each in one.longest(one.of_line(label) if how == "line" else one.of_name(label))
+        results = [
+            each
+            for item in mine
+            for each in item.longest(item.of_line(label) if how == "line" else item.of_name(label))
         ]
-        if found:
-            found.sort(key=lambda each: -each[0])
-            return how, [(trace, start, end) for _, trace, start, end in found]
+        if results:
+            results.sort(key=lambda each: -each[0])
+            return how, [(trace, start, end) for _, trace, start, end in results]
     return "piece", []
 
 

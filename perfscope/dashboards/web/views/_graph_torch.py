@@ -60,16 +60,16 @@ class _Drawing:
         ops = [self.graph.ops[index] for index in group.ops]
         names = ", ".join(dict.fromkeys(short_name(op) for op in ops[:12]))
         spent = None if self.ns is None else float(self.ns[list(group.ops)].sum())
-        said = [
+        texts = [
             f"{len(ops):,} ops that one kernel could run: {format_bytes(group.saved_bytes)} of "
             f"{format_bytes(group.eager_bytes)} a step ({format_share(group.saved_bytes, group.eager_bytes)}) would "
             "not go through memory (counted from shapes). torch.compile makes such kernels."
         ]
         if spent:
-            said.append(f"They take {format_ns(spent)} a step ({self.basis}).")
+            texts.append(f"They take {format_ns(spent)} a step ({self.basis}).")
         title = f"{len(ops):,} ops: {names}"
         why = f"{format_bytes(group.saved_bytes)} a step could stay on the chip"
-        return self._subject(title, why, float(group.saved_bytes), group.ops[:MOST_OF_GROUP], group.ops, tuple(said))
+        return self._subject(title, why, float(group.saved_bytes), group.ops[:MOST_OF_GROUP], group.ops, tuple(texts))
 
     def of_op(self, index: int) -> Subject:
         """One op and its neighbours."""
@@ -78,7 +78,7 @@ class _Drawing:
         return self._subject(short_name(self.graph.ops[index]), why, spent, (index,), (index,), ())
 
     def _subject(
-        self, title: str, why: str, weight: float, drawn: Sequence[int], all_ops: Sequence[int], said: tuple[str, ...]
+        self, title: str, why: str, weight: float, drawn: Sequence[int], all_ops: Sequence[int], texts: tuple[str, ...]
     ) -> Subject:
         chosen = set(drawn)
         near: dict[int, int] = {}
@@ -90,7 +90,7 @@ class _Drawing:
         beside = sorted((index for index in near if index not in chosen), key=lambda index: (-near[index], index))
         room = MOST_NODES - len(drawn) - MOST_BEFORE
         kept = sorted([*drawn, *beside[:room]])
-        numbers = {index: at for at, index in enumerate(kept)}
+        numbers = {index: position for position, index in enumerate(kept)}
         boxes, box_of = self._boxes(kept, chosen)
         nodes = [self._node(self.graph.ops[index], box_of.get(index, -1), chosen=index in chosen) for index in kept]
         edges = [
@@ -106,7 +106,7 @@ class _Drawing:
         left = len(beside) - len(beside[:room]) + len(all_ops) - len(drawn)
         return Subject(
             kind="ops", title=title, why=why, weight=weight, nodes=nodes, edges=edges, boxes=boxes,
-            names=frozenset(), lines=frozenset(places), said=said, left=left,
+            names=frozenset(), lines=frozenset(places), said=texts, left=left,
         )  # fmt: skip
 
     def _boxes(self, kept: Sequence[int], chosen: set[int]) -> tuple[list[Box], dict[int, int]]:
@@ -122,10 +122,10 @@ class _Drawing:
                 continue
             group = self.groups[number]
             which = "these could be one kernel" if chosen & set(ops) else "a group of its own"
-            said = f"{len(group.ops):,} ops, {format_bytes(group.saved_bytes)} a step"
+            text = f"{len(group.ops):,} ops, {format_bytes(group.saved_bytes)} a step"
             for index in ops:
                 box_of[index] = len(boxes)
-            boxes.append(Box(title=which, said=said, is_one=False))
+            boxes.append(Box(title=which, said=text, is_one=False))
         return boxes, box_of
 
     def _before(self, drawn: Iterable[int], numbers: dict[int, int], nodes: list[Node], edges: list[Edge]) -> None:
@@ -152,10 +152,13 @@ class _Drawing:
         tensors = self.graph.tensors
 
         def spelled(indices: Iterable[int]) -> str:
-            held = (tensors[at] for at in indices)
-            return ", ".join(f"{one.dtype.removeprefix('torch.')}{list(one.shape)} @{one.storage}" for one in held)
+            held = (tensors[index] for index in indices)
+            return ", ".join(
+                f"{graph_tensor.dtype.removeprefix('torch.')}{list(graph_tensor.shape)} @{graph_tensor.storage}"
+                for graph_tensor in held
+            )
 
-        written = [tensors[at].bytes for at in self.flow.writes[op.index]]
+        written = [tensors[write].bytes for write in self.flow.writes[op.index]]
         lines = [f"{op.name}({spelled(op.inputs)})", f"  -> {spelled(op.outputs)}"]
         lines.append(f"  {op.phase} {op.module}".rstrip())
         if op.file is not None:
@@ -178,7 +181,9 @@ def inductor_subjects(trace: Trace) -> Iterator[Subject]:
     log = trace.compile_log
     if log is None:
         return
-    graphs: dict[tuple[str | None, str | None], Graph] = {(one.compile_id, one.direction): one for one in log.graphs}
+    graphs: dict[tuple[str | None, str | None], Graph] = {
+        (graph.compile_id, graph.direction): graph for graph in log.graphs
+    }
     for pair in sorted(trace.fact(refused_pairs), key=lambda pair: -pair.saved_bytes)[:MOST_PAIRS]:
         graph = graphs.get((pair.refusal.compile_id, pair.refusal.direction))
         if graph is not None:
@@ -194,16 +199,16 @@ def _pair(pair: RefusedPair, graph: Graph) -> Subject:
     box_of: dict[str, int] = {}
     boxes = []
     for number, (kernel, wanted, name) in enumerate(sides):
-        inside = [one for one in dict.fromkeys((*wanted, *(kernel.nodes if kernel else ()))) if one in held]
-        for one in inside[: MOST_NODES // 2 - 4]:
-            box_of.setdefault(one, number)
+        inside = [text for text in dict.fromkeys((*wanted, *(kernel.nodes if kernel else ()))) if text in held]
+        for text in inside[: MOST_NODES // 2 - 4]:
+            box_of.setdefault(text, number)
         boxes.append(Box(title=kernel.name if kernel else name, said=f"{len(inside):,} nodes in one kernel"))
-    inputs = [one for name in box_of for one in held[name].inputs if one in held and one not in box_of]
+    inputs = [text for name in box_of for text in held[name].inputs if text in held and text not in box_of]
     readers = [node.name for node in graph.nodes if node.name not in box_of and set(node.inputs) & set(box_of)]
-    order = {name: at for at, name in enumerate(held)}
+    order = {name: index for index, name in enumerate(held)}
     around = list(dict.fromkeys((*inputs, *readers)))
     kept = sorted([*box_of, *around[: MOST_NODES - len(box_of)]], key=lambda name: order[name])
-    numbers = {name: at for at, name in enumerate(kept)}
+    numbers = {name: index for index, name in enumerate(kept)}
     nodes = [_graph_node(held[name], box_of.get(name, -1)) for name in kept]
     edges = []
     for name in kept:
@@ -215,15 +220,15 @@ def _pair(pair: RefusedPair, graph: Graph) -> Subject:
                 edges.append(Edge(start=numbers[source], end=numbers[name], bytes=size, saved=saved,
                                   said="could stay on the chip" if saved else ""))  # fmt: skip
     reason = fusion_reason(pair.refusal.reason)
-    said = [
+    texts = [
         f"inductor kept them apart: {reason.meaning} ({pair.refusal.reason}).",
         f"{format_bytes(pair.saved_bytes)} each time would not go through memory in one kernel (counted from shapes).",
         *([reason.fix] if reason.fix else []),
     ]
-    lines = frozenset(_spot(place) for place in (pair.written_at, pair.read_at) if place is not None)
+    lines = frozenset(_spot(code_line) for code_line in (pair.written_at, pair.read_at) if code_line is not None)
     return Subject(
         kind="compiled", title=f"{boxes[0].title} to {boxes[1].title}", weight=float(pair.saved_bytes), nodes=nodes,
-        why=f"not fused: {reason.meaning}", edges=edges, boxes=boxes, lines=lines, said=tuple(said),
+        why=f"not fused: {reason.meaning}", edges=edges, boxes=boxes, lines=lines, said=tuple(texts),
         names=frozenset(box.title for box in boxes), left=len(around) - (len(kept) - len(box_of)),
     )  # fmt: skip
 
@@ -237,5 +242,5 @@ def _graph_node(node: GraphNode, box: int) -> Node:
     )  # fmt: skip
 
 
-def _spot(place: CodeLine) -> str:
-    return f"{place.file}:{place.line}"
+def _spot(code_line: CodeLine) -> str:
+    return f"{code_line.file}:{code_line.line}"

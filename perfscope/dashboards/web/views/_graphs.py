@@ -58,8 +58,8 @@ def laid_out(boxes: Sequence[int], edges: Iterable[LayoutEdge]) -> dict[str, Any
         if boxes[nodes[0]] < 0:
             sizes.append((NODE_W, NODE_H))
             continue
-        place = {node: at for at, node in enumerate(nodes)}
-        inside = [(place[a], place[b]) for a, b in pairs if a in place and b in place]
+        index = {node: index for index, node in enumerate(nodes)}
+        inside = [(index[a], index[b]) for a, b in pairs if a in index and b in index]
         inner[number] = laid = _layered([(NODE_W, NODE_H)] * len(nodes), inside)
         sizes.append((laid.width + 2 * PAD, laid.height + PAD + HEAD))
     between = {(unit_of[a], unit_of[b]) for a, b in pairs if unit_of[a] != unit_of[b]}
@@ -91,7 +91,7 @@ def _layered(sizes: Sequence[tuple[float, float]], edges: Iterable[LayoutEdge]) 
     top, widest = 0.0, 0.0
     lines: list[tuple[list[int], float]] = []
     for level in sorted(rows):
-        above = {node: [x[one] + sizes[one][0] / 2 for one in sources.get(node, [])] for node in rows[level]}
+        above = {node: [x[source] + sizes[source][0] / 2 for source in sources.get(node, [])] for node in rows[level]}
         middle = {node: sum(found) / len(found) if found else 0.0 for node, found in above.items()}
         nodes = sorted(rows[level], key=lambda node: (middle[node], node))
         for first in range(0, len(nodes), ABREAST):
@@ -120,7 +120,7 @@ def _layers(count: int, edges: Sequence[LayoutEdge]) -> list[int]:
     left = set(range(count))
     ready = [node for node in range(count) if not waits[node]]
     while left:
-        node = ready.pop() if ready else min(left, key=lambda one: (waits[one], one))
+        node = ready.pop() if ready else min(left, key=lambda value: (waits[value], value))
         if node not in left:
             continue
         left.discard(node)
@@ -172,12 +172,12 @@ class Edge:
 
 def _merged(edges: Sequence[Edge]) -> list[dict[str, Any]]:
     """Edges as JSON, all values between the same two nodes as one: their bytes are summed."""
-    found: dict[tuple[int, int], list[Edge]] = {}
+    result: dict[tuple[int, int], list[Edge]] = {}
     for edge in edges:
         if edge.start != edge.end:
-            found.setdefault((edge.start, edge.end), []).append(edge)
+            result.setdefault((edge.start, edge.end), []).append(edge)
     made = []
-    for (start, end), held in found.items():
+    for (start, end), held in result.items():
         sizes = [edge.bytes for edge in held if edge.bytes is not None]
         words = list(dict.fromkeys(edge.said for edge in held if edge.said))
         if len(held) > 1:
@@ -228,7 +228,7 @@ class Subject:
             "kind": self.kind,
             "title": sanitize(self.title, 300),
             "why": sanitize(self.why, 400),
-            "said": [sanitize(one, 600) for one in self.said],
+            "said": [sanitize(text, 600) for text in self.said],
             "left": self.left,
             "width": round(place["width"]),
             "height": round(place["height"]),
@@ -239,15 +239,15 @@ class Subject:
                     "line": sanitize(node.line, 200),
                     "bytes": node.bytes, "ns": node.ns, "text": shorten(clean(node.text), TEXT_CHARS),
                     "chosen": node.chosen, "runs": node.runs, "box": node.box,
-                    "x": round(place["x"][at], 1), "y": round(place["y"][at], 1),
+                    "x": round(place["x"][index], 1), "y": round(place["y"][index], 1),
                 }
-                for at, node in enumerate(self.nodes)
+                for index, node in enumerate(self.nodes)
             ],
             "edges": _merged(self.edges),
             "boxes": [
                 {
                     "title": sanitize(box.title, 120), "said": sanitize(box.said, 400), "one": box.is_one,
-                    "at": [round(one, 1) for one in place["boxes"].get(number, ())],
+                    "at": [round(item, 1) for item in place["boxes"].get(number, ())],
                 }
                 for number, box in enumerate(self.boxes)
             ],

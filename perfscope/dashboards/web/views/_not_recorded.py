@@ -28,7 +28,7 @@ def told_of(analysis: Analysis) -> str:
     """What stands above every page of such programs; ``''`` where something ran."""
     if analysis.steps or analysis.devices:
         return ""
-    targets = [one.estimate.target.shown for one in analysis.estimate.programs]
+    targets = [program.estimate.target.shown for program in analysis.estimate.programs]
     targets += [plan.target for plan in analysis.plans.plans]
     if not targets:
         return ""
@@ -47,12 +47,12 @@ def _plan_tiles(plan: PlanSummary) -> list[Tile]:
         ("Step compiled, modelled", plan.compiled or plan.inside, "torch.compile's plan"),
         ("Step eager, modelled", plan.eager, "op by op"),
     ]
-    found = [
+    results = [
         (name, plan_range_text(work.step), f"{named} on {sanitize(plan.target, 40)}, {how}, launches included")
         for name, work, how in held
         if work is not None
     ]
-    return found + [
+    return results + [
         (f"Peak {row['a step']}, planned", row["peak, planned"], f"{row['of memory']} of the device's, in {row['in']}")
         for row in map(dict, peak_rows(plan))
     ]
@@ -81,9 +81,9 @@ def _memory(plan: PlanSummary) -> str:
 def schedules(analysis: Analysis) -> str:
     """What the timeline of such a program would be, as HTML: its streams in one modelled run; ``''``: none."""
     return "".join(
-        f'<section class="card"><h2>{escape(sanitize(one.label))}: one run, modelled</h2>{drawn}</section>'
-        for one in analysis.estimate.programs
-        if (drawn := "".join(map(picture, one.estimate.pictures)))
+        f'<section class="card"><h2>{escape(sanitize(program.label))}: one run, modelled</h2>{drawn}</section>'
+        for program in analysis.estimate.programs
+        if (drawn := "".join(map(picture, program.estimate.pictures)))
     )
 
 
@@ -122,7 +122,7 @@ def facts_of(trace: Trace) -> dict[str, Any]:
     """What `missing` must know of one rank."""
     passes = (trace,) if trace.detail is None else (trace, trace.detail)
     return {
-        "recorded": sorted({key for one in passes for key in one.recorded}),
+        "recorded": sorted({key for pass_ in passes for key in pass_.recorded}),
         "jax": is_jax(trace),
         "timed": bool(trace.step_times_ns or trace.window_steps),
         "world": trace.source.world_size,
@@ -145,16 +145,16 @@ def _missing(analysis: Analysis, held: list[dict[str, Any]]) -> Iterator[tuple[s
     if programs_alone(analysis) or logs_alone(analysis) or memory_alone(analysis):
         yield "a recording of the run: times of steps, ops and kernels", RUN
         return
-    recorded = {key for one in held for key in one["recorded"]}
+    recorded = {key for item in held for key in item["recorded"]}
     nsys = {source.format for source in analysis.sources} == {"nsys"}
-    for key, what, command in JAX if any(one["jax"] for one in held) else NSYS if nsys else TORCH:
+    for key, what, command in JAX if any(item["jax"] for item in held) else NSYS if nsys else TORCH:
         if key not in recorded:
-            why = next((one["why"] for one in held if one["why"]), "") if key == "op_graph" else ""
+            why = next((item["why"] for item in held if item["why"]), "") if key == "op_graph" else ""
             yield (f"{what} ({sanitize(why, WHY_CHARS)})", "") if why else (what, command)
-    if not any(one["timed"] for one in held):
+    if not any(item["timed"] for item in held):
         yield "steps without a profiler on: tracing makes them longer", RUN
-    world = max((one["world"] or 0 for one in held), default=0)
+    world = max((item["world"] or 0 for item in held), default=0)
     if world > len(held):
-        told = f"{world - len(held):,} of {world:,} ranks"
-        jax = any(one["jax"] for one in held)
-        yield told, "srun perfscope run train.py" if jax else "perfscope run -- torchrun --nproc-per-node 8 train.py"
+        text = f"{world - len(held):,} of {world:,} ranks"
+        jax = any(item["jax"] for item in held)
+        yield text, "srun perfscope run train.py" if jax else "perfscope run -- torchrun --nproc-per-node 8 train.py"

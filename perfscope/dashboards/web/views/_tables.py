@@ -32,7 +32,7 @@ class Head:
 def table(heads: Sequence[Head], rows: Iterable[Sequence[Any]], *, most: int = MOST_ROWS) -> dict[str, Any]:
     """A table as plain values: ``columns``, ``rows`` (each as long as the columns) and how many were left out."""
     held = [list(row) for row in rows]
-    columns = [{"key": one.key, "title": one.title, "unit": one.unit, "width": one.width} for one in heads]
+    columns = [{"key": head.key, "title": head.title, "unit": head.unit, "width": head.width} for head in heads]
     return {"columns": columns, "rows": held[:most], "left": max(0, len(held) - most)}
 
 
@@ -59,14 +59,14 @@ def is_of_memory(row: FindingRow) -> bool:
 
 
 def _of_memory(analysis: Analysis) -> str:
-    held = [entry.worst for entry in analysis.memory.entries]
-    timed = [one for one in held if one.space != "program"]
+    memories = [entry.worst for entry in analysis.memory.entries]
+    timed = [memory for memory in memories if memory.space != "program"]
     if not timed:
         return "its memory is that of a compiled program, which counts instructions and no time"
-    if any("detail pass" in one.known_from for one in timed):
+    if any("detail pass" in memory.known_from for memory in timed):
         return "its memory was recorded in the detail pass, behind the steps that the timeline shows"
-    if all(one.axis == "event" for one in timed):
+    if all(memory.axis == "event" for memory in timed):
         return "its memory was recorded by the order of its events, without times"
-    if all(one.first == one.last for one in timed):
+    if all(memory.first == memory.last for memory in timed):
         return "one moment of its memory was recorded"
     return "nothing but memory was recorded"

@@ -62,7 +62,7 @@ def view_of(document: Document) -> dict[str, Any]:
     Times in the tables are ns per step (``per``).
     """
     per = "step" if document.step is None else document.step.per
-    exact = [one for one in document.causes if one.exact]
+    exact = [cause for cause in document.causes if cause.exact]
     step = document.step
     return {
         "headline": headline(document),
@@ -72,7 +72,7 @@ def view_of(document: Document) -> dict[str, Any]:
         "titles": list(short_titles(document)),
         "per": per,
         "before": "".join((*top_cards(document), *program_cards(document))),
-        "causes": [_cause(one, step, per) for one in exact[:MOST_CAUSES]],
+        "causes": [_cause(cause, step, per) for cause in exact[:MOST_CAUSES]],
         "causes_left": max(0, len(exact) - MOST_CAUSES),
         "metrics": metric_card(document),
         "findings": "".join(findings_cards(document)),
@@ -91,20 +91,20 @@ def _places(step: Step | None) -> dict[str, dict[str, list[str]]]:
     held: dict[str, list[Part]] = {}
     for part in () if step is None else step.parts:
         held.setdefault(sanitize(part.place or part.name), []).append(part)
-    found = {}
-    for place, parts in sorted(held.items(), key=lambda pair: -abs(sum(part.delta_ns for part in pair[1])))[
+    result = {}
+    for text, parts in sorted(held.items(), key=lambda pair: -abs(sum(part.delta_ns for part in pair[1])))[
         :MOST_CAUSES
     ]:
         sides = {"base": _names(part.base for part in parts), "head": _names(part.head for part in parts)}
         if any(sides.values()):
-            found[place] = sides
-    return found
+            result[text] = sides
+    return result
 
 
-def _cause(one: Cause, step: Step | None, per: str) -> dict[str, Any]:
-    parts = [] if step is None else [part for part in step.parts if (part.place or part.name) == one.place]
+def _cause(cause: Cause, step: Step | None, per: str) -> dict[str, Any]:
+    parts = [] if step is None else [part for part in step.parts if (part.place or part.name) == cause.place]
     return {
-        "html": cause_card(one, per),
+        "html": cause_card(cause, per),
         "base": _names(part.base for part in parts),
         "head": _names(part.head for part in parts),
     }
@@ -112,8 +112,8 @@ def _cause(one: Cause, step: Step | None, per: str) -> dict[str, Any]:
 
 def _names(sides: Iterable[PartSide]) -> list[str]:
     """Ops and kernels as the timeline names them."""
-    found = (name for side in sides for name in _recorded(side))
-    return list(dict.fromkeys(found))[:MOST_NAMES]
+    result = (name for side in sides for name in _recorded(side))
+    return list(dict.fromkeys(result))[:MOST_NAMES]
 
 
 def _recorded(side: PartSide) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _recorded(side: PartSide) -> Iterator[str]:
 
 
 def _parts(step: Step) -> Iterator[list[Any]]:
-    for part in sorted(step.parts, key=lambda one: -abs(one.delta_ns)):
+    for part in sorted(step.parts, key=lambda part: -abs(part.delta_ns)):
         yield [
             part.delta_ns, sanitize(part.place) or _why(part), sanitize(part.status), part.base.ns, part.head.ns,
             next(_recorded(part.base), None), next(_recorded(part.head), None), part.base.calls, part.head.calls,
@@ -139,8 +139,9 @@ def _why(part: Part) -> str:
 
 
 def _kernels(kernels: Iterable[Kernel]) -> Iterator[list[Any]]:
-    for one in kernels:
+    for kernel in kernels:
         yield [
-            sanitize(one.name, NAME_CHARS), one.change_ns, one.base_ns, one.head_ns, one.effect, one.p, one.q,
-            kernel_word(one),
+            sanitize(kernel.name, NAME_CHARS), kernel.change_ns, kernel.base_ns, kernel.head_ns, kernel.effect,
+            kernel.p, kernel.q,
+            kernel_word(kernel),
         ]  # fmt: skip

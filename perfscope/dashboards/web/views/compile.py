@@ -114,15 +114,15 @@ def rows_of(trace: Trace) -> dict[str, list[list[Any]]]:
     """The rows of each table of `HEADS`; empty lists for what was not compiled or not logged."""
     rank = trace.source.rank
     summary = trace.fact(compile_summary)
-    found: dict[str, list[list[Any]]] = {name: [] for name in HEADS}
+    result: dict[str, list[list[Any]]] = {name: [] for name in HEADS}
     if summary is not None:
-        found |= _of_torch(summary)
+        result |= _of_torch(summary)
     if trace.compile_log is not None:
-        found["graphs"] = _graphs(trace.compile_log)
-    found["jax"] = [_event(one) for one in trace.compile_events]
+        result["graphs"] = _graphs(trace.compile_log)
+    result["jax"] = [_event(event) for event in trace.compile_events]
     if trace.hlo or len(trace.rows["hlo_ops"]):
-        found["programs"] = [_program(one) for one in trace.fact(programs)]
-    return {name: [[rank, *row] for row in rows] for name, rows in found.items()}
+        result["programs"] = [_program(program) for program in trace.fact(programs)]
+    return {name: [[rank, *row] for row in rows] for name, rows in result.items()}
 
 
 def stages_of(trace: Trace) -> list[dict[str, Any]]:
@@ -130,41 +130,42 @@ def stages_of(trace: Trace) -> list[dict[str, Any]]:
     summary = trace.fact(compile_summary)
     return [
         {
-            "function": _function(one),
-            "line": place_text(one.place) if one.place is not None else "",
-            "ns": one.time_ns,
-            "stages": {str(stage): spent for stage, spent in one.stages_ns.items()},
+            "function": _function(summary),
+            "line": place_text(summary.place) if summary.place is not None else "",
+            "ns": summary.time_ns,
+            "stages": {str(stage): spent for stage, spent in summary.stages_ns.items()},
         }
-        for one in (() if summary is None else summary.frames)
-        if one.stages_ns
+        for summary in (() if summary is None else summary.frames)
+        if summary.stages_ns
     ]
 
 
 def _of_torch(summary: CompileSummary) -> dict[str, list[list[Any]]]:
     return {
-        "frames": [_frame(one) for one in summary.frames],
+        "frames": [_frame(frame) for frame in summary.frames],
         "breaks": [
             [
-                place_text(one.place), one.count, "the whole frame" if one.whole_frame else "",
-                sanitize(one.reason, TEXT_CHARS), sanitize(one.hint or "", TEXT_CHARS), sanitize(one.doc_id or ""),
+                place_text(break_row.place), break_row.count, "the whole frame" if break_row.whole_frame else "",
+                sanitize(break_row.reason, TEXT_CHARS), sanitize(break_row.hint or "", TEXT_CHARS),
+                sanitize(break_row.doc_id or ""),
             ]
-            for one in summary.break_rows
+            for break_row in summary.break_rows
         ],
         "recompiles": [
             [
-                sanitize(one.function), place_text(one.place), one.count, sanitize(one.guard, TEXT_CHARS),
-                sanitize(", ".join(one.values[:FEW]), TEXT_CHARS),
-                "" if one.guard_place is None else place_text(one.guard_place),
+                sanitize(row.function), place_text(row.place), row.count, sanitize(row.guard, TEXT_CHARS),
+                sanitize(", ".join(row.values[:FEW]), TEXT_CHARS),
+                "" if row.guard_place is None else place_text(row.guard_place),
             ]
-            for one in summary.recompile_rows
+            for row in summary.recompile_rows
         ],
         "kernels": [
             [
-                sanitize(one.name, TEXT_CHARS), one.time_ns, one.backend, one.calls,
-                _few([op.removeprefix("aten.") for op in one.ops]),
-                _few(list(dict.fromkeys(map(place_text, one.places)))),
+                sanitize(kernel.name, TEXT_CHARS), kernel.time_ns, kernel.backend, kernel.calls,
+                _few([op.removeprefix("aten.") for op in kernel.ops]),
+                _few(list(dict.fromkeys(map(place_text, kernel.places)))),
             ]
-            for one in summary.kernels
+            for kernel in summary.kernels
         ],
     }  # fmt: skip
 
@@ -174,17 +175,18 @@ def _few(names: list[str]) -> str:
     return sanitize(", ".join(names[:FEW]), TEXT_CHARS) + more
 
 
-def _function(one: FrameSummary) -> str:
-    return sanitize(one.function) + ("" if one.after_line is None else f", behind line {one.after_line}")
+def _function(summary: FrameSummary) -> str:
+    return sanitize(summary.function) + ("" if summary.after_line is None else f", behind line {summary.after_line}")
 
 
-def _frame(one: FrameSummary) -> list[Any]:
-    caches = "; ".join(f"{sanitize(name)}: {_counts(results)}" for name, results in one.caches.items())
-    stage = max(one.stages_ns, key=lambda name: one.stages_ns[name], default=None)
+def _frame(summary: FrameSummary) -> list[Any]:
+    caches = "; ".join(f"{sanitize(name)}: {_counts(results)}" for name, results in summary.caches.items())
+    stage = max(summary.stages_ns, key=lambda name: summary.stages_ns[name], default=None)
     return [
-        _function(one), one.time_ns or None, place_text(one.place), one.state, one.compiles, one.recompiles, one.breaks,
-        sum(group.count for group in one.graphs) or one.dynamo_graphs,
-        max((group.ops_most for group in one.graphs), default=None), one.restarts, caches,
+        _function(summary), summary.time_ns or None, place_text(summary.place), summary.state,
+        summary.compiles, summary.recompiles, summary.breaks,
+        sum(group.count for group in summary.graphs) or summary.dynamo_graphs,
+        max((group.ops_most for group in summary.graphs), default=None), summary.restarts, caches,
         "" if stage is None else str(stage),
     ]  # fmt: skip
 
@@ -195,15 +197,16 @@ def _counts(results: Mapping[Any, int]) -> str:
 
 def _graphs(log: CompileLog) -> list[list[Any]]:
     """The graphs that inductor compiled, the largest first."""
-    functions = {one.compile_id: plain_function(one.function) for one in log.compiles if one.function}
+    functions = {item.compile_id: plain_function(item.function) for item in log.compiles if item.function}
     rows = []
-    for one in sorted(log.graphs, key=lambda graph: -len(graph.nodes)):
-        ops = Counter(node.op.removeprefix("aten.").removesuffix(".default") for node in one.nodes)
+    for graph in sorted(log.graphs, key=lambda graph: -len(graph.nodes)):
+        ops = Counter(node.op.removeprefix("aten.").removesuffix(".default") for node in graph.nodes)
         most = ", ".join(f"{sanitize(op)} {count:,}x" for op, count in ops.most_common(6))
         rows.append(
             [
-                sanitize(one.compile_id), sanitize(functions.get(one.compile_id, "")), one.direction, len(one.nodes),
-                len(one.inputs), len(one.outputs), len(one.recomputed), most,
+                sanitize(graph.compile_id), sanitize(functions.get(graph.compile_id, "")), graph.direction,
+                len(graph.nodes),
+                len(graph.inputs), len(graph.outputs), len(graph.recomputed), most,
             ]
         )  # fmt: skip
     return rows
@@ -216,22 +219,25 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _event(one: CompileEvent) -> list[Any]:
-    line = "" if one.file is None else sanitize(f"{one.file}:{one.line}" if one.line else one.file, TEXT_CHARS)
+def _event(event: CompileEvent) -> list[Any]:
+    line = (
+        "" if event.file is None else sanitize(f"{event.file}:{event.line}" if event.line else event.file, TEXT_CHARS)
+    )
     return [
-        _WORDS[one.kind], one.duration_ns, sanitize(one.function or one.module or ""), one.step, line,
-        sanitize(one.reason or "", TEXT_CHARS),
+        _WORDS[event.kind], event.duration_ns, sanitize(event.function or event.module or ""), event.step, line,
+        sanitize(event.reason or "", TEXT_CHARS),
     ]  # fmt: skip
 
 
-def _program(one: Program) -> list[Any]:
-    ran, least, used = one.execution, one.least, one.utilization
+def _program(program: Program) -> list[Any]:
+    ran, least, used = program.execution, program.least, program.utilization
     return [
-        sanitize(one.name, TEXT_CHARS), None if ran is None else ran.count,
+        sanitize(program.name, TEXT_CHARS), None if ran is None else ran.count,
         None if ran is None else ran.instructions_ns, None if ran is None else round(ran.run_ns),
         None if least is None else round(least.total_ns), "" if least is None else least.bound,
-        None if used is None else used.mfu, None if used is None else used.hfu, one.flops, one.bytes, one.peak_bytes,
-        one.peak_known_by or "", "" if one.flops is None else "exact" if one.exact else "at least",
+        None if used is None else used.mfu, None if used is None else used.hfu, program.flops, program.bytes,
+        program.peak_bytes,
+        program.peak_known_by or "", "" if program.flops is None else "exact" if program.exact else "at least",
         "" if least is None else sanitize(least.device),
     ]  # fmt: skip
 
@@ -262,28 +268,28 @@ def view(job: Job) -> dict[str, Any]:
         cards.append(compile_card(compiled))
     tables = {}
     for name, heads in HEADS.items():
-        rows = [row for one in job.gathered for row in one.held["rows"][name]]
+        rows = [row for item in job.gathered for row in item.held["rows"][name]]
         if not rows:
             continue
         ranked = len({row[0] for row in rows}) > 1
         made = table(heads, rows) if ranked else table(heads[1:], [row[1:] for row in rows])
-        counted = sum(one.held["counts"][name] for one in job.gathered)
+        counted = sum(item.held["counts"][name] for item in job.gathered)
         tables[name] = {**made, "left": counted - len(made["rows"])}
     return {
         "html": "".join(cards),
         "tables": tables,
         "bars": _bars(job),
-        "log": any(one.held["log"] for one in job.gathered),
+        "log": any(item.held["log"] for item in job.gathered),
         "problems": [*job.analysis.programs.problems, *job.analysis.compile.problems],
     }
 
 
 def _bars(job: Job) -> list[dict[str, Any]]:
     """Of the rank that compiled longest, the frames that took longest; the stages of a frame sum to its time."""
-    held = [one for one in job.gathered if one.held["stages"]]
+    held = [item for item in job.gathered if item.held["stages"]]
     if not held:
         return []
-    longest = max(held, key=lambda one: sum(frame["ns"] for frame in one.held["stages"]))
+    longest = max(held, key=lambda item: sum(frame["ns"] for frame in item.held["stages"]))
     frames = longest.held["stages"]
     sums: dict[str, int] = {}
     for frame in frames:
@@ -291,7 +297,7 @@ def _bars(job: Job) -> list[dict[str, Any]]:
             sums[stage] = sums.get(stage, 0) + spent
     named = sorted(sums, key=lambda stage: -sums[stage])[:MOST_STAGES]
     rows = []
-    for frame in sorted(frames, key=lambda one: -one["ns"])[:MOST_BARS]:
+    for frame in sorted(frames, key=lambda item: -item["ns"])[:MOST_BARS]:
         parts = {stage: frame["stages"].get(stage, 0) for stage in named}
         parts[REST] = sum(frame["stages"].values()) - sum(parts.values())
         rows.append({**frame, "stages": parts, "rank": longest.source.rank, "of": len(frames)})

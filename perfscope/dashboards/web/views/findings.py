@@ -34,23 +34,23 @@ def view(job: Job) -> dict[str, Any]:
     """
     summary = summarize(job.analysis)
     beside = job.folder.parent / "timeline"  # made before any view is written
-    placed = [replace(one, place=replace(one.place, folder=beside / str(one.place.number))) for one in job.gathered]
-    events = [events_kept(one.place.folder) for one in placed]
-    indexed = [one for one, held in zip(placed, events, strict=True) if held]
-    empty = all(held == 0 for held in events)
+    placed = [replace(item, place=replace(item.place, folder=beside / str(item.place.number))) for item in job.gathered]
+    events = [events_kept(item.place.folder) for item in placed]
+    indexed = [item for item, held in zip(placed, events, strict=True) if held]
+    empty = all(event == 0 for event in events)
     rows = [
         {
-            "rule": one.row.rule,
-            "html": finding_card(one.row, opened=at == 0),
-            "at": [] if empty else _pieces(job, one.spans),
-            "how": one.how,
+            "rule": item.row.rule,
+            "html": finding_card(item.row, opened=index == 0),
+            "at": [] if empty else _pieces(job, item.spans),
+            "how": item.how,
             "none": ""
-            if one.spans and not empty
-            else why_unplaced(job.analysis, one.row, one.finding, anything=not empty),
-            "memory": is_of_memory(one.row),
-            "find": [] if empty else _names(one.row),
+            if item.spans and not empty
+            else why_unplaced(job.analysis, item.row, item.finding, anything=not empty),
+            "memory": is_of_memory(item.row),
+            "find": [] if empty else _names(item.row),
         }
-        for at, one in enumerate(marked(job, indexed))
+        for index, item in enumerate(marked(job, indexed))
     ]
     return {
         "findings": rows,
@@ -62,19 +62,19 @@ def view(job: Job) -> dict[str, Any]:
 
 def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, str]]:
     starts, sources = job.analysis.starts_ns, job.analysis.sources
-    place_of = {number: place for place, number in numbers(sources, job.gathered).items()}
-    found = []
+    place_of = {number: index for index, number in numbers(sources, job.gathered).items()}
+    result = []
     for number, start, end in spans[:MOST_PIECES]:
         rank, since = sources[place_of[number]].rank, start - starts[place_of[number]]
-        said = f"{format_ns(end - start)}, {format_ns(abs(since))} {'behind' if since >= 0 else 'before'} the start"
+        text = f"{format_ns(end - start)}, {format_ns(abs(since))} {'behind' if since >= 0 else 'before'} the start"
         whose = "" if len(sources) == 1 or rank is None else f" of rank {rank}"
-        found.append({"mark": f"{number}:{start}-{end}", "said": said + whose})
-    return found
+        result.append({"mark": f"{number}:{start}-{end}", "said": text + whose})
+    return result
 
 
 def _names(row: FindingRow) -> list[str]:
     """Kernels and ops that the finding, or its evidence, names."""
-    found = [name for what, name in row.place if what in ("kernel", "op")]
+    results = [name for what, name in row.place if what in ("kernel", "op")]
     for cells in row.evidence:
-        found += [str(cells[key]) for key in ("kernel", "op") if cells.get(key)]
-    return list(dict.fromkeys(found))[:MOST_NAMES]
+        results += [str(cells[key]) for key in ("kernel", "op") if cells.get(key)]
+    return list(dict.fromkeys(results))[:MOST_NAMES]

@@ -47,7 +47,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Held]:
 
 def view(job: Job) -> dict[str, Any]:
     """``trees``: a tree a kind, of all ranks together; ``null`` where it has no time."""
-    return {"trees": {kind: _tree([one.held[kind] for one in job.gathered]) for kind in ("host", "device", "scopes")}}
+    return {"trees": {kind: _tree([item.held[kind] for item in job.gathered]) for kind in ("host", "device", "scopes")}}
 
 
 def _host(trace: Trace) -> tuple[list[Path], Held]:
@@ -60,7 +60,7 @@ def _host(trace: Trace) -> tuple[list[Path], Held]:
     np.subtract.at(own, slices["parent"][inside], lasts[inside])
     total, count = np.zeros(len(paths), np.int64), np.bincount(node, minlength=len(paths))
     np.add.at(total, node, own)
-    return paths, {path: (int(total[at]), int(count[at])) for at, path in enumerate(paths)}
+    return paths, {path: (int(total[index]), int(count[index])) for index, path in enumerate(paths)}
 
 
 def _nodes(trace: Trace) -> tuple[Int64, list[Path]]:
@@ -74,9 +74,9 @@ def _nodes(trace: Trace) -> tuple[Int64, list[Path]]:
     while len(left):
         above = np.full(len(left), MISSING, np.int64) if level else node[slices["parent"][left]]
         keys = np.stack((above, slices["name"][left].astype(np.int64)), axis=1)
-        found, at = np.unique(keys, axis=0, return_inverse=True)
-        node[left] = len(paths) + at.ravel()
-        for parent, code in found.tolist():
+        results, positions = np.unique(keys, axis=0, return_inverse=True)
+        node[left] = len(paths) + positions.ravel()
+        for parent, code in results.tolist():
             name = texts.setdefault(code, sanitize(trace.text(code), NAME_CHARS) or "(no name)")
             paths.append((*(paths[parent] if parent != MISSING else ()), name))
         placed = np.zeros(len(slices), np.bool_)
@@ -90,7 +90,7 @@ def _nodes(trace: Trace) -> tuple[Int64, list[Path]]:
 def _device(trace: Trace, paths: list[Path]) -> Held:
     """Time of kernels and copies by the path of the host op that launched them, the kernel's name at its end."""
     node, _ = _nodes(trace)
-    found: dict[Path, tuple[int, int]] = {}
+    result: dict[Path, tuple[int, int]] = {}
     for table in ("kernels", "copies"):
         rows = trace.rows[table]
         if not len(rows):
@@ -98,47 +98,49 @@ def _device(trace: Trace, paths: list[Path]) -> Held:
         above = np.full(len(rows), MISSING, np.int64)
         linked = rows["op"] != MISSING
         above[linked] = node[rows["op"][linked]]
-        keys, at = np.unique(np.stack((above, rows["name"].astype(np.int64)), axis=1), axis=0, return_inverse=True)
-        total, count = np.zeros(len(keys), np.int64), np.bincount(at.ravel(), minlength=len(keys))
-        np.add.at(total, at.ravel(), rows["end_ns"] - rows["start_ns"])
-        for place, (parent, code) in enumerate(keys.tolist()):
+        keys, positions = np.unique(
+            np.stack((above, rows["name"].astype(np.int64)), axis=1), axis=0, return_inverse=True
+        )
+        total, count = np.zeros(len(keys), np.int64), np.bincount(positions.ravel(), minlength=len(keys))
+        np.add.at(total, positions.ravel(), rows["end_ns"] - rows["start_ns"])
+        for index, (parent, code) in enumerate(keys.tolist()):
             path = (*(paths[parent] if parent != MISSING else (NO_STACK,)), sanitize(trace.text(code), NAME_CHARS))
-            held = found.get(path, (0, 0))
-            found[path] = (held[0] + int(total[place]), held[1] + int(count[place]))
-    return found
+            held = result.get(path, (0, 0))
+            result[path] = (held[0] + int(total[index]), held[1] + int(count[index]))
+    return result
 
 
 def _scopes(trace: Trace) -> Held:
     """Time of instructions by program and scope, the instruction at the end."""
-    found: dict[Path, tuple[int, int]] = {}
+    result: dict[Path, tuple[int, int]] = {}
     for spots in trace.fact(hot_instructions):
-        for one in spots.instructions:
-            scope = [part for part in (one.scope or "no scope").split("/") if part]
-            path = tuple(sanitize(part, NAME_CHARS) for part in (one.program, *scope, one.instruction))
-            held = found.get(path, (0, 0))
-            found[path] = (held[0] + one.time_ns, held[1] + one.calls)
-    return found
+        for instruction in spots.instructions:
+            scope = [part for part in (instruction.scope or "no scope").split("/") if part]
+            path = tuple(sanitize(part, NAME_CHARS) for part in (instruction.program, *scope, instruction.instruction))
+            held = result.get(path, (0, 0))
+            result[path] = (held[0] + instruction.time_ns, held[1] + instruction.calls)
+    return result
 
 
 def _tree(helds: Iterable[Held]) -> dict[str, Any] | None:
     root = Node("all")
     for held in helds:
         for path, (own, count) in held.items():
-            at = root
+            node = root
             for name in path:
-                at = at.below.setdefault(name, Node(name))
-            at.own_ns += own
-            at.count += count
+                node = node.below.setdefault(name, Node(name))
+            node.own_ns += own
+            node.count += count
     _sum(root)
     return None if root.ns <= 0 else _plain(root, root.ns * LEAST_SHARE)
 
 
 def _sum(root: Node) -> None:
     """``ns`` of every node, from the leaves up; no recursion, for stacks are deeper than Python's."""
-    order, at = [root], 0
-    while at < len(order):
-        order += order[at].below.values()
-        at += 1
+    order, index = [root], 0
+    while index < len(order):
+        order += order[index].below.values()
+        index += 1
     for node in reversed(order):
         node.ns = node.own_ns + sum(child.ns for child in node.below.values())
 
@@ -147,9 +149,9 @@ def _plain(root: Node, least: float) -> dict[str, Any]:
     """The tree as rows, parents before children: names, parents, times and counts as arrays of one length."""
     rows: dict[str, list[Any]] = {"name": [], "parent": [], "ns": [], "own_ns": [], "count": []}
     waiting: list[tuple[Node, int]] = [(root, -1)]
-    at = 0
-    while at < len(waiting):
-        node, parent = waiting[at]
+    index = 0
+    while index < len(waiting):
+        node, parent = waiting[index]
         place = len(rows["name"])
         for key, value in (
             ("name", node.name), ("parent", parent), ("ns", node.ns), ("own_ns", node.own_ns), ("count", node.count),
@@ -162,5 +164,5 @@ def _plain(root: Node, least: float) -> dict[str, Any]:
         if rest := sum(child.ns for child in small):
             name = f"{len(small):,} smaller"
             waiting.append((Node(name, own_ns=rest, ns=rest, count=sum(child.count for child in small)), place))
-        at += 1
+        index += 1
     return rows

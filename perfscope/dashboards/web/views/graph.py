@@ -48,42 +48,44 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 
 def view(job: Job) -> dict[str, Any]:
     """``subjects``: pictures, those of findings first; ``tables``: their edges as rows; ``lacks``: in words."""
-    found: dict[tuple[str, str, str], Subject] = {}
+    result: dict[tuple[str, str, str], Subject] = {}
     alike: Counter[tuple[str, str, str]] = Counter()
-    for one in job.gathered:
+    for item in job.gathered:
         rank: Counter[tuple[str, str, str]] = Counter()
-        for subject in one.held["subjects"]:
+        for subject in item.held["subjects"]:
             key = (subject.kind, subject.title, subject.why)
-            found.setdefault(key, subject)
+            result.setdefault(key, subject)
             rank[key] += 1
         alike |= rank
     findings = summarize(job.analysis).findings
-    told = {key: _findings(subject, findings) for key, subject in found.items()}
-    order = sorted(found, key=lambda key: (not told[key], told[key][0] if told[key] else 0))
+    told = {key: _findings(subject, findings) for key, subject in result.items()}
+    order = sorted(result, key=lambda key: (not told[key], told[key][0] if told[key] else 0))
     kept = order[:MOST_SUBJECTS]
     subjects = []
     for key in kept:
-        rows = [(at, findings[at]) for at in told[key][:3]]
-        made = found[key].plain() | {"alike": alike[key] - 1}
-        subjects.append(made | {"findings": [{"at": at, "rule": row.rule, "title": row.title} for at, row in rows]})
+        rows = [(index, findings[index]) for index in told[key][:3]]
+        made = result[key].plain() | {"alike": alike[key] - 1}
+        subjects.append(
+            made | {"findings": [{"at": index, "rule": row.rule, "title": row.title} for index, row in rows]}
+        )
     edges = [row for number, subject in enumerate(subjects) for row in _rows(number, subject)]
     return {
         "subjects": subjects,
         "left": len(order) - len(kept),
         "tables": {"edges": table(_HEADS, edges)},
-        "lacks": _lacks([one.held["has"] for one in job.gathered], drawn=bool(subjects)),
+        "lacks": _lacks([item.held["has"] for item in job.gathered], drawn=bool(subjects)),
     }
 
 
 def _findings(subject: Subject, findings: Sequence[FindingRow]) -> list[int]:
     """Findings, by their place in the list, that name an instruction or kernel of the picture, or its line."""
-    found = []
-    for at, row in enumerate(findings):
+    result = []
+    for index, row in enumerate(findings):
         cells = {str(value) for cells in row.evidence for value in cells.values() if isinstance(value, str)}
         names = {part for cell in cells for part in cell.split(", ")}
         if names & subject.names or row.where in subject.lines:
-            found.append(at)
-    return found
+            result.append(index)
+    return result
 
 
 def _rows(number: int, subject: dict[str, Any]) -> list[list[Any]]:

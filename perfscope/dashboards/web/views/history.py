@@ -19,39 +19,39 @@ MOST_SERIES = 400
 """Of all programs together, the first of each: a picture with its table has up to 40 KiB."""
 
 
-def view_of(found: History, *, count_between: CountBetween | None = None) -> dict[str, Any]:
+def view_of(history: History, *, count_between: CountBetween | None = None) -> dict[str, Any]:
     """``programs``, what ran last first: its changes and its series as HTML (texts escaped); and all ``metrics``.
 
     ``plain``: of a series, whether it is shown unasked: a time, or one that changed.
     """
     left, drawn = MOST_SERIES, []
-    held = programs(found)
+    held = programs(history)
     for program in held[:MOST_PROGRAMS]:
-        series = [_series(one) for one in program.series[: max(left, 0)]]
+        series = [_series(series) for series in program.series[: max(left, 0)]]
         left -= len(series)
         drawn.append(
             {
                 "title": program.title,
                 "runs": program.runs,
-                "moved": "".join(moved_html(one) for one in program.moved(count_between)),
+                "moved": "".join(moved_html(moved) for moved in program.moved(count_between)),
                 "series": series,
                 "left": len(program.series) - len(series),
             }
         )
-    lines = (*(f"left out: {one}" for one in found.left_out), *found.notes)
+    lines = (*(f"left out: {text}" for text in history.left_out), *history.notes)
     return {
-        "runs": found.runs,
+        "runs": history.runs,
         "programs": drawn,
         "programs_left": max(0, len(held) - MOST_PROGRAMS),
-        "metrics": sorted({sanitize(one.metric) for one in found.series}),
-        "changed": sum(bool(one.changes) for one in found.series),
+        "metrics": sorted({sanitize(series.metric) for series in history.series}),
+        "changed": sum(bool(series.changes) for series in history.series),
         "notes": [sanitize(line, 400) for line in lines],
     }
 
 
-def _series(one: Series) -> dict[str, Any]:
+def _series(series: Series) -> dict[str, Any]:
     return {
-        "metric": sanitize(one.metric),
-        "plain": bool(one.changes) or one.known != "exact",
-        "html": metric_html(one),
+        "metric": sanitize(series.metric),
+        "plain": bool(series.changes) or series.known != "exact",
+        "html": metric_html(series),
     }

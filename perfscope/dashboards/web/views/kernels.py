@@ -81,14 +81,14 @@ def view(job: Job) -> dict[str, Any]:
     tables = {}
     for kind in ("kernels", "ops"):
         merged: dict[str, _Sum] = {}
-        for one in job.gathered:
-            for row in one.held[kind]:
+        for item in job.gathered:
+            for row in item.held[kind]:
                 if row.name in merged:
                     merged[row.name].add(row)
                 else:
                     merged[row.name] = row
         tables[kind] = table(HEADS, _rows(merged.values())) | {"ns": sum(row.ns for row in merged.values())}
-    rows = [[one.source.rank, *row] for one in job.gathered for row in one.held["instructions"]]
+    rows = [[item.source.rank, *row] for item in job.gathered for row in item.held["instructions"]]
     rows.sort(key=lambda row: -row[2])
     several = len(job.gathered) > 1
     heads, cut = (INSTRUCTION_HEADS, rows) if several else (INSTRUCTION_HEADS[1:], [row[1:] for row in rows])
@@ -134,23 +134,29 @@ def _ops(trace: Trace) -> Iterator[_Sum]:
 def _instructions(trace: Trace) -> Iterator[list[Any]]:
     """Rows of instructions, one table for all programs; shares are of the time of their own list."""
     for spots in trace.fact(hot_instructions):
-        for one in spots.instructions:
-            place = "" if one.file is None else f"{one.file}:{one.line}" if one.line is not None else one.file
+        for instruction in spots.instructions:
+            text = (
+                ""
+                if instruction.file is None
+                else f"{instruction.file}:{instruction.line}"
+                if instruction.line is not None
+                else instruction.file
+            )
             yield [
-                sanitize(one.instruction, NAME_CHARS),
-                one.time_ns,
-                one.time_ns / (spots.total_ns or 1),
+                sanitize(instruction.instruction, NAME_CHARS),
+                instruction.time_ns,
+                instruction.time_ns / (spots.total_ns or 1),
                 spots.basis,
-                sanitize(place or one.serves or ""),
-                sanitize(one.opcode or ""),
-                one.phase or "",
-                sanitize(one.scope or ""),
-                one.calls,
-                None if one.roof_ns is None else round(one.roof_ns),
-                one.headroom_ns,
-                one.flops,
-                one.bytes,
-                sanitize(one.program),
+                sanitize(text or instruction.serves or ""),
+                sanitize(instruction.opcode or ""),
+                instruction.phase or "",
+                sanitize(instruction.scope or ""),
+                instruction.calls,
+                None if instruction.roof_ns is None else round(instruction.roof_ns),
+                instruction.headroom_ns,
+                instruction.flops,
+                instruction.bytes,
+                sanitize(instruction.program),
             ]
 
 

@@ -69,7 +69,9 @@ def curve_of(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[
     at_peak = int(np.flatnonzero(picture.positions == peak.position)[0])
     held = dict(zip(picture.categories, picture.bytes.tolist(), strict=True))
     areas = [
-        {"name": _category(one), "color": COLORS[one], "bytes": held[one]} for one in ORDER if any(held.get(one, ()))
+        {"name": _category(category), "color": COLORS[category], "bytes": held[category]}
+        for category in ORDER
+        if any(held.get(category, ()))
     ]
     if picture.unseen_bytes:
         before = [picture.unseen_bytes] * len(positions)
@@ -87,7 +89,7 @@ def curve_of(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[
         "peak": {"place": at_peak, "bytes": peak.bytes},
         "steps": _bands(picture.steps, timeline.first),
         "phases": [{**band, "color": PHASE_COLORS[band["name"]]} for band in _bands(picture.phases, timeline.first)],
-        "failed": [at - timeline.first for at in timeline.out_of_memory[:MOST_MOMENTS]],
+        "failed": [index - timeline.first for index in timeline.out_of_memory[:MOST_MOMENTS]],
         "moments": moments,
         "alive": alive,
         "blocks": blocks,
@@ -111,9 +113,9 @@ def _alive(
     for moment in moments:
         rows = timeline.alive_at(int(picture.positions[moment]))
         kept = rows[:MOST_BLOCKS].tolist()
-        places = [place_of.setdefault(row, len(place_of)) for row in kept]
+        positions = [place_of.setdefault(row, len(place_of)) for row in kept]
         rest = rows[MOST_BLOCKS:]
-        alive.append([places, int(count[rest].sum()), int(size[rest].sum())])
+        alive.append([positions, int(count[rest].sum()), int(size[rest].sum())])
     return [_block(trace, timeline, row) for row in place_of], alive
 
 
@@ -138,16 +140,16 @@ def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
 
 def line_text(line: SourceLine) -> str:
     """``train.py:12 step``."""
-    place = line.file if line.line is None else f"{line.file}:{line.line}"
-    return sanitize(place if line.function is None else f"{place} {line.function}", TEXT_CHARS)
+    text = line.file if line.line is None else f"{line.file}:{line.line}"
+    return sanitize(text if line.function is None else f"{text} {line.function}", TEXT_CHARS)
 
 
-def _category(one: MemoryCategory) -> str:
-    return NOT_KNOWN if one == MemoryCategory.UNKNOWN else one.name.lower().replace("_", " ")
+def _category(category: MemoryCategory) -> str:
+    return NOT_KNOWN if category == MemoryCategory.UNKNOWN else category.name.lower().replace("_", " ")
 
 
 def _bands(bands: Sequence[Band], first: int) -> list[dict[str, Any]]:
-    return [{"name": one.name, "start": one.start - first, "end": one.end - first} for one in bands]
+    return [{"name": band.name, "start": band.start - first, "end": band.end - first} for band in bands]
 
 
 def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[str, Any]:
@@ -167,10 +169,12 @@ def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> di
 def _holders(found: Sequence[Holder], total: int) -> dict[str, Any]:
     rows = [
         [
-            sanitize(one.name or "", TEXT_CHARS) if one.line is None or one.name is None else line_text(one.line),
-            one.bytes, one.bytes / total if total else 0.0, one.blocks, one.members,
+            sanitize(holder.name or "", TEXT_CHARS)
+            if holder.line is None or holder.name is None
+            else line_text(holder.line),
+            holder.bytes, holder.bytes / total if total else 0.0, holder.blocks, holder.members,
         ]
-        for one in found
+        for holder in found
     ]  # fmt: skip
     known = [[row[0] or NOT_KNOWN, *row[1:]] for row in rows]
     return table(HOLDER_HEADS, known, most=MOST_HOLDERS)
@@ -182,10 +186,12 @@ MOST_SHOWN = 24
 
 def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
     """Write the curve and the tables of each memory of one rank; returned: what tells them apart."""
-    found = []
-    peaks = [one for one in trace.fact(memory_holders) if one.bytes]
-    programs = sorted((one for one in peaks if one.timeline.space == "program"), key=lambda one: -one.bytes)
-    kept = [*(one for one in peaks if one.timeline.space != "program"), *programs[:MOST_PROGRAMS]]
+    result = []
+    peaks = [peak_holders for peak_holders in trace.fact(memory_holders) if peak_holders.bytes]
+    programs = sorted(
+        (peak for peak in peaks if peak.timeline.space == "program"), key=lambda peak_holders: -peak_holders.bytes
+    )
+    kept = [*(peak for peak in peaks if peak.timeline.space != "program"), *programs[:MOST_PROGRAMS]]
     for number, peak in enumerate(kept):
         timeline = peak.timeline
         moving = timeline.first != timeline.last
@@ -194,7 +200,7 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
             "tables": peak_tables(trace, timeline, peak),
         }
         (place.folder / f"{number}.json").write_bytes(msgspec.json.encode(held))
-        found.append(
+        result.append(
             {
                 "trace": place.number,
                 "number": number,
@@ -212,7 +218,7 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
                 "moving": moving,
             }
         )
-    return found
+    return result
 
 
 def view(job: Job) -> dict[str, Any]:
@@ -220,13 +226,13 @@ def view(job: Job) -> dict[str, Any]:
 
     ``planned``: the peaks of planned steps, as HTML.
     """
-    found = memory_view(job.analysis.memory)
+    view = memory_view(job.analysis.memory)
     held = [
-        {**memory, "rank": one.source.rank, "whose": _whose(one, len(job.gathered))}
-        for one in job.gathered
-        for memory in one.held
+        {**memory, "rank": item.source.rank, "whose": _whose(item, len(job.gathered))}
+        for item in job.gathered
+        for memory in item.held
     ]
-    held.sort(key=lambda one: -one["peak_bytes"])
+    held.sort(key=lambda item: -item["peak_bytes"])
     kinds: set[tuple[Any, ...]] = set()
     first: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
@@ -236,11 +242,11 @@ def view(job: Job) -> dict[str, Any]:
         kinds.add(kind)
     chosen = [*first, *others][:MOST_SHOWN]
     tables: dict[str, Any] = {}
-    for place, memory in enumerate(chosen):
+    for index, memory in enumerate(chosen):
         written = read_curve(job.folder, memory)
-        tables |= {f"{place}-{kind}": rows for kind, rows in written["tables"].items()}
+        tables |= {f"{index}-{kind}": rows for kind, rows in written["tables"].items()}
     return {
-        "html": "" if found is None else "".join(memory_cards(found)),
+        "html": "" if view is None else "".join(memory_cards(view)),
         "planned": planned_memory(job.analysis),
         "memories": chosen,
         "left": len(held) - len(chosen),
@@ -248,10 +254,10 @@ def view(job: Job) -> dict[str, Any]:
     }
 
 
-def _whose(one: Gathered, several: int) -> str:
-    if one.source.rank is not None and several > 1:
-        return f"rank {one.source.rank}"
-    return "" if several == 1 else sanitize(one.source.path, 40)
+def _whose(item: Gathered, several: int) -> str:
+    if item.source.rank is not None and several > 1:
+        return f"rank {item.source.rank}"
+    return "" if several == 1 else sanitize(item.source.path, 40)
 
 
 def read_curve(folder: Path, memory: dict[str, Any]) -> dict[str, Any]:

@@ -47,9 +47,13 @@ class Used:
 def utilization_of(trace: Trace) -> Used | None:
     """The MFU of one rank: of its program with most time, else of the op graph; ``None`` where neither can say."""
     if trace.hlo:
-        ran = [one for one in trace.fact(programs) if one.execution is not None and one.utilization is not None]
+        ran = [
+            program
+            for program in trace.fact(programs)
+            if program.execution is not None and program.utilization is not None
+        ]
         if ran:
-            first = max(ran, key=lambda one: 0 if one.execution is None else one.execution.instructions_ns)
+            first = max(ran, key=lambda program: 0 if program.execution is None else program.execution.instructions_ns)
             used, least = first.utilization, first.least
             if used is not None:
                 device = "" if least is None else least.device
@@ -64,7 +68,7 @@ def _of_graph(trace: Trace) -> Used | None:
         return None
     wanted = [op for op in graph.ops if op.flops and not op.recompute]
     least = [_least_ns(graph, op, device) for op in wanted]
-    known = [one for one in least if one is not None]
+    known = [item for item in least if item is not None]
     step_ns, how = timed
     if not known or step_ns <= 0:
         return None
@@ -85,7 +89,7 @@ def _step_ns(trace: Trace) -> tuple[float, str] | None:
 
 def _least_ns(graph: OpGraph, op: GraphOp, device: Device) -> float | None:
     """An op's arithmetic at the peak of its operands' type; products of float32 may run in TF32."""
-    first = next((graph.tensors[at] for at in (*op.inputs, *op.outputs)), None)
+    first = next((graph.tensors[index] for index in (*op.inputs, *op.outputs)), None)
     dtype = "" if first is None else first.dtype.removeprefix("torch.")
     return None if op.flops is None else flops_ns(device, op.flops, dtype)
 
@@ -99,11 +103,11 @@ def median_interval(values: Sequence[int], confidence: float = CONFIDENCE) -> tu
     many = len(values)
     outside, below = (1 - confidence) / 2, 0.0
     rank = 0
-    for at in range(many // 2):
-        below += comb(many, at) / 2**many
+    for index in range(many // 2):
+        below += comb(many, index) / 2**many
         if below > outside:
             break
-        rank = at + 1
+        rank = index + 1
     if rank == 0:
         return None
     ordered = sorted(values)
@@ -133,7 +137,7 @@ def view(job: Job) -> dict[str, Any]:
         "nothing": "" if summary.findings else nothing_found(summary),
         "planned": told_of(job.analysis),
         "interval": _interval(job),
-        "missing": missing(job.analysis, (one.held for one in job.gathered)),
+        "missing": missing(job.analysis, (item.held for item in job.gathered)),
         "first": [
             {
                 "rule": row.rule,
@@ -152,14 +156,14 @@ def view(job: Job) -> dict[str, Any]:
 
 def _mfu(gathered: Any) -> list[tuple[str, str, str]]:
     """The tile; none where no rank can say. Of several ranks their mean, and the lowest."""
-    held: list[Gathered] = [one for one in gathered if one.held["used"] is not None]
+    held: list[Gathered] = [item for item in gathered if item.held["used"] is not None]
     if not held:
         return []
-    used = [one.held["used"] for one in held]
-    mean = sum(one["mfu"] for one in used) / len(used)
-    least = min(held, key=lambda one: one.held["used"]["mfu"])
-    at_least = "" if all(one["exact"] for one in used) else ">= "
-    over = sanitize(used[0]["over"], 60) if len({one["over"] for one in used}) == 1 else "the programs with most time"
+    used = [item.held["used"] for item in held]
+    mean = sum(item["mfu"] for item in used) / len(used)
+    least = min(held, key=lambda item: item.held["used"]["mfu"])
+    at_least = "" if all(item["exact"] for item in used) else ">= "
+    over = sanitize(used[0]["over"], 60) if len({item["over"] for item in used}) == 1 else "the programs with most time"
     note = f"of {sanitize(used[0]['device'], 60)} over {over}: FLOPs modelled, time measured"
     if len(held) > 1:
         rank = "" if least.source.rank is None else f" (rank {least.source.rank})"
@@ -174,12 +178,12 @@ def _interval(job: Job) -> str:
     mine = [step for step in steps if step.rank == rank]
     free = [step.duration_ns for step in mine if not step.traced]
     times = free or [step.duration_ns for step in mine]
-    found = median_interval(times)
-    if found is None:
+    results = median_interval(times)
+    if results is None:
         return ""
     how = "without a profiler" if free else "while traced"
     whose = "" if rank is None or len(mine) == len(steps) else f" of rank {rank}"
     return (
-        f"Median step {format_ns(median(times))}, {100 * CONFIDENCE:.0f}% interval {format_ns(found[0])} to "
-        f"{format_ns(found[1])} ({len(times):,} steps{whose} {how}, by their order, taken as independent)."
+        f"Median step {format_ns(median(times))}, {100 * CONFIDENCE:.0f}% interval {format_ns(results[0])} to "
+        f"{format_ns(results[1])} ({len(times):,} steps{whose} {how}, by their order, taken as independent)."
     )

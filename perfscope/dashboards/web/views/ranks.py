@@ -58,17 +58,17 @@ def wait_map(
     """
     if not matched or not members:
         return None
-    kept = sorted(sorted(members, key=lambda one: -waits.get(one, 0))[:MOST_HEAT_ROWS])
+    kept = sorted(sorted(members, key=lambda value: -waits.get(value, 0))[:MOST_HEAT_ROWS])
     columns = min(len(matched), max(LEAST_COLUMNS, min(MOST_COLUMNS, MOST_CELLS // len(kept))))
-    row_of = {one: place * columns for place, one in enumerate(kept)}
+    row_of = {value: index * columns for index, value in enumerate(kept)}
     size = len(kept) * columns
     value: list[int | None] = [None] * size
     total: list[int | None] = [None] * size
     which: list[int] = [-1] * size
-    for number, one in enumerate(matched):
+    for number, item in enumerate(matched):
         column = number * columns // len(matched)
-        core = one.core_ns
-        for rank, side in one.sides.items():
+        core = item.core_ns
+        for rank, side in item.sides.items():
             row = row_of.get(rank)
             if row is None:
                 continue
@@ -77,15 +77,15 @@ def wait_map(
             if before is None or wait > before:
                 value[cell], which[cell] = wait, number
             total[cell] = wait + (total[cell] or 0)
-    base = min(side.start_ns for one in matched for side in one.sides.values())
+    base = min(side.start_ns for item in matched for side in item.sides.values())
     starts = [
         None if number < 0 else matched[number].sides[kept[cell // columns]].start_ns - base
         for cell, number in enumerate(which)
     ]
     told = sorted({number for number in which if number >= 0})
-    place_of = {number: place for place, number in enumerate(told)}
+    place_of = {number: index for index, number in enumerate(told)}
     return {
-        "rows": [{"member": one, "label": f"{member} {one}"} for one in kept],
+        "rows": [{"member": value, "label": f"{member} {value}"} for value in kept],
         "rows_left": len(members) - len(kept),
         "columns": columns,
         "first": [-(-column * len(matched) // columns) for column in range(columns)],
@@ -99,15 +99,15 @@ def wait_map(
     }
 
 
-def _told(number: int, one: Matched) -> list[Any]:
+def _told(number: int, item: Matched) -> list[Any]:
     """``[number, words, core in ns, who came last]``."""
     # all sides of these have one size: asking each of 512 would take longer than all else here
-    first = next(iter(one.sides.values()))
-    size = first.message_bytes(one.size) if one.operation in SAME else one.message_bytes
+    first = next(iter(item.sides.values()))
+    size = first.message_bytes(item.size) if item.operation in SAME else item.message_bytes
     words = (
-        f"{sanitize(one.operation)}{'' if size is None else ' ' + format_bytes(size)}, group {ranks_text(one.group)}"
+        f"{sanitize(item.operation)}{'' if size is None else ' ' + format_bytes(size)}, group {ranks_text(item.group)}"
     )
-    return [number, words, one.core_ns, one.last]
+    return [number, words, item.core_ns, item.last]
 
 
 def busy_map(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -117,28 +117,28 @@ def busy_map(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """
     if not devices:
         return None
-    kept = sorted(devices, key=lambda one: sum(one["busy_ns"]) / max(1, sum(one["span_ns"])))[:MOST_HEAT_ROWS]
-    kept.sort(key=lambda one: (one["rank"] is None, one["rank"] or 0, one["trace"], one["ordinal"]))
-    columns = max(len(one["busy_ns"]) for one in kept)
+    kept = sorted(devices, key=lambda item: sum(item["busy_ns"]) / max(1, sum(item["span_ns"])))[:MOST_HEAT_ROWS]
+    kept.sort(key=lambda item: (item["rank"] is None, item["rank"] or 0, item["trace"], item["ordinal"]))
+    columns = max(len(item["busy_ns"]) for item in kept)
     value: list[float | None] = []
     starts: list[str | None] = []
     spans: list[int | None] = []
-    for one in kept:
-        gap: list[None] = [None] * (columns - len(one["busy_ns"]))
-        pairs = zip(one["busy_ns"], one["span_ns"], strict=True)
+    for item in kept:
+        gap: list[None] = [None] * (columns - len(item["busy_ns"]))
+        pairs = zip(item["busy_ns"], item["span_ns"], strict=True)
         value += [*(busy / span if span else None for busy, span in pairs), *gap]
-        starts += [*one["starts"], *gap]
-        spans += [*one["span_ns"], *gap]
-    longest = max(kept, key=lambda one: len(one["labels"]))
+        starts += [*item["starts"], *gap]
+        spans += [*item["span_ns"], *gap]
+    longest = max(kept, key=lambda item: len(item["labels"]))
     return {
-        "rows": [{"member": one["rank"], "label": one["label"], "trace": one["trace"]} for one in kept],
+        "rows": [{"member": item["rank"], "label": item["label"], "trace": item["trace"]} for item in kept],
         "rows_left": len(devices) - len(kept),
         "columns": columns,
         "labels": longest["labels"],
         "value": value,
         "starts": starts,
         "spans": spans,
-        "of_steps": all(one["of_steps"] for one in kept),
+        "of_steps": all(item["of_steps"] for item in kept),
     }
 
 
@@ -158,13 +158,13 @@ def busy_of(trace: Trace, number: int) -> list[dict[str, Any]]:
         return []
     rows = trace.rows["devices"]
     rank = trace.source.rank
-    found = []
+    result = []
     worked = {device: busy for device, busy in trace.fact(device_busy).items() if len(busy.starts)}
     for device, busy in worked.items():
         ordinal = int(rows["ordinal"][device])
         whose = "" if rank is None else f"rank {rank}"
         name = f"device {ordinal}"
-        found.append(
+        result.append(
             {
                 "rank": rank,
                 "trace": number,
@@ -177,7 +177,7 @@ def busy_of(trace: Trace, number: int) -> list[dict[str, Any]]:
                 "of_steps": of_steps,
             }
         )
-    return found
+    return result
 
 
 def _windows(trace: Trace) -> tuple[np.ndarray, np.ndarray, list[str], bool]:
@@ -194,7 +194,7 @@ def _windows(trace: Trace) -> tuple[np.ndarray, np.ndarray, list[str], bool]:
     held = [busy for busy in trace.fact(device_busy).values() if len(busy.starts)]
     if not held:
         return np.empty(0, np.int64), np.empty(0, np.int64), [], False
-    low, high = min(int(one.starts[0]) for one in held), max(int(one.ends[-1]) for one in held)
+    low, high = min(int(item.starts[0]) for item in held), max(int(item.ends[-1]) for item in held)
     parts = max(1, min(PARTS, high - low))
     edges = np.array([low + (high - low) * part // parts for part in range(parts + 1)], np.int64)
     return edges[:-1], edges[1:], [f"part {part + 1} of {parts}" for part in range(parts)], False
@@ -207,7 +207,9 @@ def links_of(trace: Trace) -> list[list[Any]]:
     rows = [
         _link(rank, f"NVLink of GPU {gpu}", samples, "share of its peak") for gpu, samples in counters.nvlink.items()
     ]
-    rows += [_link(rank, f"network card {at}", samples, "bytes/s sent") for at, samples in enumerate(counters.cards)]
+    rows += [
+        _link(rank, f"network card {index}", samples, "bytes/s sent") for index, samples in enumerate(counters.cards)
+    ]
     return [row for row in rows if row[2]]
 
 
@@ -292,31 +294,31 @@ def view(job: Job) -> dict[str, Any]:
 
     ``jax``: it is of a JAX program.
     """
-    found = collectives_view(job.analysis.collectives)
-    numbers = {(one.source.path, one.source.rank): one.place.number for one in job.gathered}
+    view = collectives_view(job.analysis.collectives)
+    numbers = {(item.source.path, item.source.rank): item.place.number for item in job.gathered}
     tables: dict[str, Any] = {}
     jobs = []
-    for at, one in enumerate(list(_sets(job.traces))[:MOST_JOBS]):
-        behind = "" if at == 0 else f"-{at + 1}"
+    for index, item in enumerate(list(_sets(job.traces))[:MOST_JOBS]):
+        text = "" if index == 0 else f"-{index + 1}"
         tables |= {
-            f"collectives{behind}": _each(one),
-            f"kinds{behind}": _kinds(one),
-            f"members{behind}": table(TOTAL_HEADS, (_total(row) for row in one.totals)),
+            f"collectives{text}": _each(item),
+            f"kinds{text}": _kinds(item),
+            f"members{text}": table(TOTAL_HEADS, (_total(row) for row in item.totals)),
         }
-        heat = wait_map(one.matched, one.members, {row.rank: row.wait_ns for row in one.totals}, one.member)
+        heat = wait_map(item.matched, item.members, {row.rank: row.wait_ns for row in item.totals}, item.member)
         for row in [] if heat is None else heat["rows"]:
-            source = one.traces[row["member"]].source
+            source = item.traces[row["member"]].source
             row["trace"] = numbers.get((source.path, source.rank))
-        jobs.append({"label": one.label, "member": one.member, "heat": heat, "bars": _bars(one), "behind": behind})
-    links = [row for one in job.gathered for row in one.held["links"]]
+        jobs.append({"label": item.label, "member": item.member, "heat": heat, "bars": _bars(item), "behind": text})
+    links = [row for item in job.gathered for row in item.held["links"]]
     if links:
         tables["links"] = table(LINK_HEADS, sorted(links, key=lambda row: -row[3]))
     return {
-        "html": "" if found is None else "".join(collectives_cards(found)),
+        "html": "" if view is None else "".join(collectives_cards(view)),
         "jobs": jobs,
-        "busy": busy_map([device for one in job.gathered for device in one.held["busy"]]),
+        "busy": busy_map([device for item in job.gathered for device in item.held["busy"]]),
         "tables": tables,
-        "jax": any(one.held["jax"] for one in job.gathered),
+        "jax": any(item.held["jax"] for item in job.gathered),
     }
 
 
@@ -326,39 +328,40 @@ def _sets(traces: Sequence[Trace]) -> Iterator[_Set]:
         for ranks in rank_sets(traces):
             if not ranks.matching.matched:
                 continue
-            found = table_of(ranks)
+            table = table_of(ranks)
             yield _Set(
                 label=ranks.job.label(), member="rank", members=ranks.job.ranks, matched=ranks.matching.matched,
-                kinds=found.kinds, totals=found.ranks,
+                kinds=table.kinds, totals=table.ranks,
                 traces={member.rank: member.trace for member in ranks.job.members},
             )  # fmt: skip
     processes = process_sets(traces)
-    joined = {id(member.trace) for one in processes for member in one.ranks.job.members}
-    for one in processes:
-        held = {member.rank: member.trace for member in one.ranks.job.members}
-        yield _of_devices(one.devices, {place: held[rank] for place, rank in one.rank_at.items()})
+    joined = {id(member.trace) for process in processes for member in process.ranks.job.members}
+    for process in processes:
+        held = {member.rank: member.trace for member in process.ranks.job.members}
+        yield _of_devices(process.devices, {index: held[rank] for index, rank in process.rank_at.items()})
     for trace in traces:
         alone = None if id(trace) in joined else trace.fact(device_set)
         if alone is not None:
             yield _of_devices(alone, dict.fromkeys(alone.devices, trace))
 
 
-def _of_devices(found: DeviceSet, traces: Mapping[int, Trace]) -> _Set:
+def _of_devices(device_set: DeviceSet, traces: Mapping[int, Trace]) -> _Set:
     return _Set(
-        label=found.label(), member="device", members=found.devices, matched=found.collectives, kinds=found.kinds,
-        totals=found.totals, traces=traces,
+        label=device_set.label(), member="device", members=device_set.devices, matched=device_set.collectives,
+        kinds=device_set.kinds,
+        totals=device_set.totals, traces=traces,
     )  # fmt: skip
 
 
-def _wait_heads(one: _Set) -> tuple[Head, ...]:
-    few = one.members if len(one.members) <= FEW_MEMBERS else ()
-    return tuple(Head(key=f"wait_{at}_ns", title=f"wait of {at}", unit="ns", width=106) for at in few)
+def _wait_heads(item: _Set) -> tuple[Head, ...]:
+    few = item.members if len(item.members) <= FEW_MEMBERS else ()
+    return tuple(Head(key=f"wait_{index}_ns", title=f"wait of {index}", unit="ns", width=106) for index in few)
 
 
-def _kinds(one: _Set) -> dict[str, Any]:
-    few = one.members if len(one.members) <= FEW_MEMBERS else ()
+def _kinds(item: _Set) -> dict[str, Any]:
+    few = item.members if len(item.members) <= FEW_MEMBERS else ()
     rows = []
-    for kind in one.kinds:
+    for kind in item.kinds:
         worst = max(sorted(kind.wait_ns), key=lambda rank: kind.wait_ns[rank])
         whole = sum(kind.duration_ns.values())
         rows.append(
@@ -371,45 +374,52 @@ def _kinds(one: _Set) -> dict[str, Any]:
                 *(kind.wait_ns.get(rank) for rank in few),
             ]
         )  # fmt: skip
-    return table((*KIND_HEADS, *_wait_heads(one)), rows)
+    return table((*KIND_HEADS, *_wait_heads(item)), rows)
 
 
-def _each(one: _Set) -> dict[str, Any]:
+def _each(item: _Set) -> dict[str, Any]:
     """Single collectives, those that were waited for most; as many as a table holds."""
-    few = one.members if len(one.members) <= FEW_MEMBERS else ()
-    known = {(kind.operation, kind.group) for kind in one.kinds if kind.bus_bandwidth is not None}
+    few = item.members if len(item.members) <= FEW_MEMBERS else ()
+    known = {(kind.operation, kind.group) for kind in item.kinds if kind.bus_bandwidth is not None}
     rows = []
-    waits = [(sum(side.duration_ns - held.core_ns for side in held.sides.values()), held) for held in one.matched]
-    order = sorted(range(len(waits)), key=lambda at: -waits[at][0])[:MOST_ROWS]
-    for at in order:
-        wait, held = waits[at]
+    waits = [(sum(side.duration_ns - held.core_ns for side in held.sides.values()), held) for held in item.matched]
+    order = sorted(range(len(waits)), key=lambda index: -waits[index][0])[:MOST_ROWS]
+    for index in order:
+        wait, held = waits[index]
         worst = max(sorted(held.sides), key=held.wait_ns)
         size = held.message_bytes
         factor = bus_factor(held.operation, held.size) if (held.operation, held.group) in known else None
         told = size is not None and factor is not None and held.core_ns
         rows.append(
             [
-                at + 1, sanitize(held.operation), held.wait_ns(worst), worst, held.last, wait, held.core_ns,
+                index + 1, sanitize(held.operation), held.wait_ns(worst), worst, held.last, wait, held.core_ns,
                 ranks_text(held.group), size, size * factor / held.core_ns * 1e9 if told and size and factor else None,
                 *(held.wait_ns(rank) if rank in held.sides else None for rank in few),
             ]
         )  # fmt: skip
-    made = table((*EACH_HEADS, *_wait_heads(one)), rows)
-    return {**made, "left": len(one.matched) - len(rows)}
+    made = table((*EACH_HEADS, *_wait_heads(item)), rows)
+    return {**made, "left": len(item.matched) - len(rows)}
 
 
-def _total(one: RankTotal) -> list[Any]:
-    return [one.rank, one.collectives, one.wait_ns, one.core_ns, one.exposed_ns, one.last]
+def _total(rank_total: RankTotal) -> list[Any]:
+    return [
+        rank_total.rank,
+        rank_total.collectives,
+        rank_total.wait_ns,
+        rank_total.core_ns,
+        rank_total.exposed_ns,
+        rank_total.last,
+    ]
 
 
 MOST_BARS = 8
 """Kinds that are drawn as bars, those that took longest: the table has all."""
 
 
-def _bars(one: _Set) -> list[dict[str, Any]]:
+def _bars(item: _Set) -> list[dict[str, Any]]:
     """Core against waiting, mean of a member, by kind: ``core_ns + wait_ns`` is what a member spends in it."""
     rows = []
-    for kind in one.kinds[:MOST_BARS]:
+    for kind in item.kinds[:MOST_BARS]:
         members = max(1, len(kind.duration_ns))
         spent = sum(kind.duration_ns.values())
         wait = sum(kind.wait_ns.values())

@@ -76,19 +76,19 @@ class Point:
 
 def merged(points: Iterable[Point]) -> list[Point]:
     """Points of all ranks, those of the same thing as one."""
-    found: dict[Key, Point] = {}
+    result: dict[Key, Point] = {}
     for point in points:
-        if point.key in found:
-            found[point.key].add(point)
+        if point.key in result:
+            result[point.key].add(point)
         else:
-            found[point.key] = point
-    return list(found.values())
+            result[point.key] = point
+    return list(result.values())
 
 
 def instruction_points(trace: Trace) -> Iterator[Point]:
     """Instructions of compiled programs: those that were measured; where none was, all that a known device bounds."""
-    held = trace.fact(roof_device)
-    device = None if held is None else held.device
+    program_device = trace.fact(roof_device)
+    device = None if program_device is None else program_device.device
     times = trace.fact(hlo_time)
     for index, cost in enumerate(trace.fact(hlo_costs)):
         module = trace.hlo[index]
@@ -120,16 +120,22 @@ def _instruction(
     basis: Basis,
     device: Device | None,
 ) -> Point:
-    one = row.instruction
+    instruction = row.instruction
     kinds = row.once.products
     product = max(kinds, key=lambda kind: kinds[kind], default=None)
-    place = "" if one.file is None else f"{one.file}:{one.line}" if one.line is not None else one.file
+    text = (
+        ""
+        if instruction.file is None
+        else f"{instruction.file}:{instruction.line}"
+        if instruction.line is not None
+        else instruction.file
+    )
     return Point(
-        name=sanitize(one.name, NAME_CHARS),
-        what=sanitize(one.opcode),
+        name=sanitize(instruction.name, NAME_CHARS),
+        what=sanitize(instruction.opcode),
         program=program,
-        line=sanitize(place),
-        dtype=one.shape.dtype if product is None else product.dtype,
+        line=sanitize(text),
+        dtype=instruction.shape.dtype if product is None else product.dtype,
         flops=row.flops,
         bytes=row.once.bytes,
         ns=ns,
@@ -159,17 +165,17 @@ def op_points(trace: Trace) -> Iterator[Point]:
     if times.basis == "measured":
         seen = np.any([spans != MISSING for spans in place.spans], axis=0)
     device = graph_device(trace)
-    found: dict[Key, Point] = {}
+    result: dict[Key, Point] = {}
     for index, op in enumerate(graph.ops):
         ns = float(times.ns[index])
         if op.view or not seen[index] or ns <= 0:
             continue
         point = _op(graph, op, ns, "measured" if times.basis == "measured" else "modelled", device)
-        if point.key in found:
-            found[point.key].add(point)
+        if point.key in result:
+            result[point.key].add(point)
         else:
-            found[point.key] = point
-    yield from found.values()
+            result[point.key] = point
+    yield from result.values()
 
 
 def graph_device(trace: Trace) -> Device | None:
@@ -181,7 +187,7 @@ def graph_device(trace: Trace) -> Device | None:
 
 def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | None) -> Point:
     moved = op_bytes(graph, op)
-    tensor = next((graph.tensors[at] for at in (*op.inputs, *op.outputs)), None)
+    tensor = next((graph.tensors[index] for index in (*op.inputs, *op.outputs)), None)
     dtype = "" if tensor is None else tensor.dtype.removeprefix("torch.")
     least, bound = _least(op.flops, moved, dtype, device)
     namespace, _, rest = base_name(op).partition(".")
@@ -241,12 +247,12 @@ _HEADS = (
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
     """Points of one rank by kind, its device, and what it lacks."""
-    held, graph = trace.fact(roof_device), graph_device(trace)
-    found: dict[str, Any] = {"instructions": list(instruction_points(trace)), "ops": list(op_points(trace))}
+    device, graph = trace.fact(roof_device), graph_device(trace)
+    result: dict[str, Any] = {"instructions": list(instruction_points(trace)), "ops": list(op_points(trace))}
     devices: dict[str, dict[str, Any]] = {}
-    if held is not None and found["instructions"]:
-        devices[held.device.name] = _device(held.device, assumed=not (held.recorded or held.given))
-    if graph is not None and found["ops"]:
+    if device is not None and result["instructions"]:
+        devices[device.device.name] = _device(device.device, assumed=not (device.recorded or device.given))
+    if graph is not None and result["ops"]:
         devices.setdefault(graph.name, _device(graph, assumed=False))
     names = sorted(map(sanitize, device_names(trace)))
     has = {
@@ -255,7 +261,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
         "kernels": len(trace.rows["kernels"]) > 0,
         "platform": program_platform(trace),
     }
-    return {**found, "devices": devices, "recorded": names, "has": has}
+    return {**result, "devices": devices, "recorded": names, "has": has}
 
 
 def view(job: Job) -> dict[str, Any]:
@@ -264,10 +270,10 @@ def view(job: Job) -> dict[str, Any]:
     FLOPs and bytes are per run, ``ns`` over all runs of all ranks (ops: of one step). ``plain_ns``: by kind, time of
     what has no FLOPs and so no place in a picture of them.
     """
-    helds = [one.held for one in job.gathered]
+    helds = [item.held for item in job.gathered]
     tables: dict[str, Any] = {}
     for kind in KINDS:
-        points = merged(point for held in helds for point in held[kind])
+        points = merged(point for value in helds for point in value[kind])
         points.sort(key=lambda point: -point.ns)
         whole = sum(point.ns for point in points)
         kept = sorted(points[:MOST_POINTS], key=_order)
@@ -278,8 +284,8 @@ def view(job: Job) -> dict[str, Any]:
             "plain_ns": round(sum(point.ns for point in points if not point.flops or not point.bytes)),
         }
     devices: dict[str, Any] = {}
-    for held in helds:
-        devices |= held["devices"]
+    for value in helds:
+        devices |= value["devices"]
     return {"tables": tables, "devices": list(devices.values()), "lacks": _lacks(helds), "ranks": len(helds)}
 
 
@@ -327,15 +333,15 @@ def _lacks(helds: Iterable[dict[str, Any]]) -> list[str]:
     """Sentences on what cannot be said, and what to record to have it."""
     rows = list(helds)
     said = []
-    points = [point for held in rows for kind in KINDS for point in held[kind]]
+    points = [point for row in rows for kind in KINDS for point in row[kind]]
     if not points:
         said.append(_no_points(rows))
-    elif not any(held["devices"] for held in rows):
-        names = sorted({name for held in rows for name in held["recorded"]})
+    elif not any(row["devices"] for row in rows):
+        names = sorted({name for row in rows for name in row["recorded"]})
         said.append(f"{_no_peaks(names, rows)}, so there are no roofs: only how fast things ran is shown.")
-    if any(held["has"]["hlo"] and held["has"]["op_graph"] for held in rows) or not points:
+    if any(row["has"]["hlo"] and row["has"]["op_graph"] for row in rows) or not points:
         return said
-    if any(held["has"]["op_graph"] and not held["ops"] for held in rows):
+    if any(row["has"]["op_graph"] and not row["ops"] for row in rows):
         said.append("The op graph could not be laid beside the timed steps: its ops have no times.")
     return said
 
@@ -343,7 +349,7 @@ def _lacks(helds: Iterable[dict[str, Any]]) -> list[str]:
 def _no_peaks(names: list[str], rows: list[dict[str, Any]]) -> str:
     if names:
         return f"The peaks of {', '.join(names[:3])} are not in perfscope's tables"
-    if any(held["has"]["platform"] in ("gpu", "tpu") or held["has"]["kernels"] for held in rows):
+    if any(row["has"]["platform"] in ("gpu", "tpu") or row["has"]["kernels"] for row in rows):
         return (
             "The recording names no device (perfscope run notes it; perfscope analyze --device MI300X judges programs "
             "alone for one)"
@@ -352,12 +358,12 @@ def _no_peaks(names: list[str], rows: list[dict[str, Any]]) -> str:
 
 
 def _no_points(rows: list[dict[str, Any]]) -> str:
-    if any(held["has"]["op_graph"] for held in rows):
+    if any(row["has"]["op_graph"] for row in rows):
         return (
             "There is an op graph, but its ops could not be found in the timed steps, and no device with known peaks "
             "is named: record the run again with perfscope run."
         )
-    if any(held["has"]["hlo"] for held in rows):
+    if any(row["has"]["hlo"] for row in rows):
         return (
             "There are compiled programs, but neither times of their instructions nor a device with known peaks. "
             "Record the run with perfscope run train.py, or name a device: perfscope analyze --device H100."

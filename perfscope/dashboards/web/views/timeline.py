@@ -72,7 +72,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
         "lanes": _lanes(index),
         "counters": counters,
         "steps": _steps(trace),
-        "kinds": [[at, int(kinds[at])] for at in np.flatnonzero(events).tolist()],
+        "kinds": [[index, int(kinds[index])] for index in np.flatnonzero(events).tolist()],
     }
 
 
@@ -82,19 +82,19 @@ def view(job: Job) -> dict[str, Any]:
     ``kinds``: the categories that there are, the main ones first, of those that with most time.
     ``origin``: what stands at 0. Ranks whose times overlap share one (``together``); others begin at their own start.
     """
-    held = [one for one in job.gathered if one.held["events"]]
-    lows, highs = ([int(one.held[key]) for one in held] for key in ("low", "high"))
+    held = [item for item in job.gathered if item.held["events"]]
+    lows, highs = ([int(item.held[key]) for item in held] for key in ("low", "high"))
     together = bool(held) and max(lows) < min(highs)
     traces = []
-    for one in job.gathered:
-        rank = "" if one.source.rank is None else f"rank {one.source.rank}"
+    for item in job.gathered:
+        rank = "" if item.source.rank is None else f"rank {item.source.rank}"
         traces.append(
             {
-                **one.held,
-                "trace": one.place.number,
-                "label": rank or sanitize(one.source.path, 60),
-                "rank": one.source.rank,
-                "origin": str(min(lows)) if together else one.held["low"],
+                **item.held,
+                "trace": item.place.number,
+                "label": rank or sanitize(item.source.path, 60),
+                "rank": item.source.rank,
+                "origin": str(min(lows)) if together else item.held["low"],
             }
         )
     return {
@@ -120,8 +120,8 @@ def _steps(trace: Trace) -> list[list[Any]]:
 
 def _kinds(gathered: Sequence[Gathered]) -> list[int]:
     total: Counter[int] = Counter()
-    for one in gathered:
-        for category, ns in one.held["kinds"]:
+    for item in gathered:
+        for category, ns in item.held["kinds"]:
             total[category] += ns
     return sorted(total, key=lambda category: (category not in MAIN, -total[category]))
 
@@ -132,23 +132,23 @@ def _lanes(index: Index) -> list[dict[str, Any]]:
             "group": sanitize(lane.group),
             "label": sanitize(lane.label),
             "depth": lane.depth,
-            "events": int(index.lane_at[at + 1] - index.lane_at[at]),
+            "events": int(index.lane_at[position + 1] - index.lane_at[position]),
         }
-        for at, lane in enumerate(index.lanes)
+        for position, lane in enumerate(index.lanes)
     ]
 
 
 def _places(index: Index, table: str, size: int) -> np.ndarray:
     """The event of each row of a table; ``MISSING`` where it has none."""
-    found = np.full(size, MISSING, np.int64)
+    result = np.full(size, MISSING, np.int64)
     mine = np.flatnonzero(index.table == TABLES.index(table))
-    found[index.row[mine]] = mine
-    return found
+    result[index.row[mine]] = mine
+    return result
 
 
 def _partners(trace: Trace, index: Index) -> np.ndarray:
     """For device work the call that launched it, for a call the first work it launched: an arrow's other end."""
-    found = np.full(len(index), MISSING, np.int32)
+    result = np.full(len(index), MISSING, np.int32)
     calls = _places(index, "calls", len(trace.rows["calls"]))
     ops = _places(index, "slices", len(trace.rows["slices"]))
     for table in ("copies", "kernels"):
@@ -159,9 +159,9 @@ def _partners(trace: Trace, index: Index) -> np.ndarray:
         by_op = np.where(op == MISSING, MISSING, ops[op]) if len(ops) else np.full(len(rows), MISSING)
         other = np.where(by_call != MISSING, by_call, by_op)
         linked = np.flatnonzero((mine != MISSING) & (other != MISSING))[::-1]  # the first one is written last
-        found[mine[linked]] = other[linked]
-        found[other[linked]] = mine[linked]
-    return found
+        result[mine[linked]] = other[linked]
+        result[other[linked]] = mine[linked]
+    return result
 
 
 def _sites(trace: Trace, index: Index) -> tuple[np.ndarray, list[dict[str, Any]]]:
@@ -179,19 +179,19 @@ def _sites(trace: Trace, index: Index) -> tuple[np.ndarray, list[dict[str, Any]]
         return np.full(len(index), MISSING, np.int32), []
     labels: dict[str, int] = {}
     known = np.full(len(asked), MISSING, np.int32)
-    for at, row in enumerate(asked.tolist()):
+    for position, row in enumerate(asked.tolist()):
         site = call_site(trace, row)
         if site.file is not None:
-            known[at] = labels.setdefault(sanitize(site.where().label(), NAME_CHARS), len(labels))
-    place = np.minimum(np.searchsorted(asked, op), len(asked) - 1)
-    found = np.where(asked[place] == op, known[place], MISSING).astype(np.int32)
-    return found, [{"label": label} for label in labels]
+            known[position] = labels.setdefault(sanitize(site.where().label(), NAME_CHARS), len(labels))
+    positions = np.minimum(np.searchsorted(asked, op), len(asked) - 1)
+    results = np.where(asked[positions] == op, known[positions], MISSING).astype(np.int32)
+    return results, [{"label": label} for label in labels]
 
 
 def _numbers(trace: Trace, index: Index) -> np.ndarray:
     """Bytes of copies, thread blocks of kernels, numbers of steps; ``MISSING`` for others."""
-    found = np.full(len(index), MISSING, np.int64)
+    result = np.full(len(index), MISSING, np.int64)
     for table, column in (("copies", "bytes"), ("kernels", "blocks"), ("steps", "number")):
         mine = np.flatnonzero(index.table == TABLES.index(table))
-        found[mine] = trace.rows[table][column][index.row[mine]]
-    return found
+        result[mine] = trace.rows[table][column][index.row[mine]]
+    return result
