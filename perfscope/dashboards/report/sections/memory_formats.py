@@ -250,13 +250,12 @@ FIRST_MEMORIES = 4
 def memory_cards(view: MemoriesView) -> Iterator[str]:
     """A card for each memory."""
     first = [memory for memory in view.memories[:FIRST_MEMORIES] if not memory.minor]
-    for memory_view in first:
-        yield card(memory_view.title, "".join(_memory_html_memory(memory_view)))
+    for memory in first:
+        yield card(memory.title, "".join(_memory_html_memory(memory)))
     rest = view.memories[len(first) :]
-    texts = [
-        f"<details><summary>{escape_html(f'{memory.title}: {memory.headline}')}</summary>{''.join(_body(memory))}</details>"
-        for memory in rest
-    ]
+    titles = [escape_html(f"{memory.title}: {memory.headline}") for memory in rest]
+    bodies = ["".join(_body(memory)) for memory in rest]
+    texts = [f"<details><summary>{title}</summary>{body}</details>" for title, body in zip(titles, bodies, strict=True)]
     if view.memories_left:
         texts.append(f'<p class="note">and {view.memories_left:,} more, with lower peaks</p>')
     if texts or view.notes:
