@@ -179,11 +179,11 @@ def _reduced(trace: Trace) -> Trace:
         rows |= cut
     xla = reduce_programs(trace)
     facts |= xla.facts
-    held, pool = (trace.rows, trace.strings) if xla.whole else _own_strings({**rows, **xla.rows}, strings)
+    source, pool = (trace.rows, trace.strings) if xla.whole else _own_strings({**rows, **xla.rows}, strings)
     kept = Trace(
         source=trace.source,
         strings=pool,
-        rows=held,
+        rows=source,
         recorded=trace.recorded,
         step_times_ns=trace.step_times_ns,
         window_ns=trace.window_ns,
@@ -235,11 +235,11 @@ def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], In
     return {**rows, "slices": slices}, local, trace.fact(exposed_communication)[chosen]
 
 
-def _slices(trace: Trace, found: tuple[Local, ...]) -> tuple[Rows, Int64]:
+def _slices(trace: Trace, tasks: tuple[Local, ...]) -> tuple[Rows, Int64]:
     """The spans that are kept and, per row of ``slices``, where it is now; ops of a thread become when it ran any."""
     rows = trace.rows["slices"]
     collectives = trace.rows["collectives"]["slice"]
-    named = np.array([item.slice for item in found if item.slice != MISSING], np.int64)
+    named = np.array([item.slice for item in tasks if item.slice != MISSING], np.int64)
     kept = np.unique(
         np.concatenate((named, collectives[collectives != MISSING], input_slices(trace), _frames(trace)))
     ).astype(np.int64)
@@ -291,7 +291,7 @@ def _own_strings(rows: dict[str, Rows], strings: Sequence[str]) -> tuple[Mapping
     used = np.unique(np.concatenate(texts)).astype(np.int64)
     used = used[used != MISSING]
     positions = new_rows(len(strings), used)
-    held = {
+    tables = {
         name: table.with_columns(
             {
                 column.name: moved_references(table[column.name], positions)
@@ -301,7 +301,7 @@ def _own_strings(rows: dict[str, Rows], strings: Sequence[str]) -> tuple[Mapping
         )
         for name, table in rows.items()
     }
-    return held, [strings[code] for code in used.tolist()]
+    return tables, [strings[code] for code in used.tolist()]
 
 
 def trim_evidence(item: Examined) -> Examined:

@@ -205,9 +205,9 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
     """
     if isinstance(traces, str | PathLike):
         raise TypeError("analyze takes traces: perfscope.analyze(perfscope.load(path))")
-    held = (traces,) if isinstance(traces, Trace) else tuple(traces)
+    all_traces = (traces,) if isinstance(traces, Trace) else tuple(traces)
     chosen = chosen_rules(rules)
-    return conclude([examine(trace, chosen) for trace in held], chosen)
+    return conclude([examine(trace, chosen) for trace in all_traces], chosen)
 
 
 def chosen_rules(rules: Iterable[str] | None) -> tuple[Rule, ...]:
@@ -228,26 +228,26 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
 
 def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
     """What all traces say together. ``rules`` are those that each of them was examined with."""
-    held = tuple(item.trace for item in examined)
+    judged = tuple(item.trace for item in examined)
     return Analysis(
-        sources=tuple(trace.source for trace in held),
+        sources=tuple(trace.source for trace in judged),
         devices=tuple(device for item in examined for device in item.devices),
         steps=tuple(step for item in examined for step in item.steps),
         windows=tuple(
             TimedWindow(rank=trace.source.rank, duration_ns=trace.window_ns, steps=trace.window_steps)
-            for trace in held
+            for trace in judged
             if trace.window_ns is not None
         ),
         outcomes=tuple(
-            _compared(merge_outcomes([item.outcomes[index] for item in examined], held), rule, held)
+            _compared(merge_outcomes([item.outcomes[index] for item in examined], judged), rule, judged)
             for index, rule in enumerate(rules)
         ),
-        programs=programs_section(held),
-        compile=compile_section(held),
-        collectives=collectives_section(held),
-        memory=memory_section(held),
-        estimate=estimate_section(held),
-        plans=plan_section(held),
+        programs=programs_section(judged),
+        compile=compile_section(judged),
+        collectives=collectives_section(judged),
+        memory=memory_section(judged),
+        estimate=estimate_section(judged),
+        plans=plan_section(judged),
         starts_ns=tuple(item.start_ns for item in examined),
     )
 

@@ -129,12 +129,12 @@ def _facts(head: str) -> _Facts:
         return _Facts(uid=uid_of(path), name=None, command=(), commit=current_commit(), dirty=True, hardware=None)
     run = runs.read(path)
     git = run.git or {}
-    said = git.get("commit")
+    commit = git.get("commit")
     return _Facts(
         uid=uid_of(path),
         name=run.name,
         command=run.command,
-        commit=said if isinstance(said, str) else current_commit(),
+        commit=commit if isinstance(commit, str) else current_commit(),
         dirty=git.get("dirty") is not False,
         hardware=hardware_of(run),
     )

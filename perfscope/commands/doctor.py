@@ -266,11 +266,11 @@ def _perf() -> Check:
 
 def _variables() -> Check:
     """Names only: a value may be anything."""
-    held = sorted(name for name in os.environ if name.startswith("PERFSCOPE_"))
-    unknown = [name for name in held if name not in KNOWN_VARIABLES]
+    names = sorted(name for name in os.environ if name.startswith("PERFSCOPE_"))
+    unknown = [name for name in names if name not in KNOWN_VARIABLES]
     if unknown:
         return Check(name="PERFSCOPE_*", status="problem", text=f"set and not known: {', '.join(unknown)}")
-    return Check(name="PERFSCOPE_*", status="ok", text=", ".join(held) or "none set")
+    return Check(name="PERFSCOPE_*", status="ok", text=", ".join(names) or "none set")
 
 
 def _disk() -> Check:

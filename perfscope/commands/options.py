@@ -141,19 +141,19 @@ def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int,
 
     added, trouble = 0, []
     known = {uid_of(directory): directory for directory in runs.directories(folder)}
-    held = store.holds(known)
-    told = sys.stderr.isatty() and not quiet
+    stored = store.holds(known)
+    interactive = sys.stderr.isatty() and not quiet
     for number, (uid, path) in enumerate(known.items(), start=1):
-        if uid in held:
+        if uid in stored:
             continue
-        if told:
+        if interactive:
             click.echo(f"\rperfscope: reading run {number} of {len(known)} ", err=True, nl=False)
         try:
             if runs.read(path).state != "running":
                 added += store.put(record(path))
         except DataError as error:
             trouble.append(str(error))
-    if told and len(held) < len(known):
+    if interactive and len(stored) < len(known):
         click.echo("\r\x1b[K", err=True, nl=False)
     return added, tuple(trouble)
 

@@ -111,18 +111,18 @@ def export_(
 def status(as_json: bool, store: str | None, verbose: bool) -> None:
     """Say where the store is and what is in it."""
     run_store = opened(store)
-    said = _status(run_store)
+    facts = _status(run_store)
     if as_json:
-        click.echo(json.dumps(said, indent=1))
+        click.echo(json.dumps(facts, indent=1))
         return
-    if said["schema"] is None:
+    if facts["schema"] is None:
         click.echo(f"{run_store.shown}: no store yet; `perfscope store import perfscope-runs` makes one")
         return
-    newest = "" if said["newest_utc"] is None else f", the newest of {said['newest_utc']}"
-    packed = float(said["packed_bytes"] or 0) / (1 << 20)
+    newest = "" if facts["newest_utc"] is None else f", the newest of {facts['newest_utc']}"
+    packed = float(facts["packed_bytes"] or 0) / (1 << 20)
     click.echo(
-        f"{run_store.shown}: schema {said['schema']}, {_count(said['runs'], 'run')}{newest}, "
-        f"{_count(said['baselines'], 'baseline')} ({packed:.2f} MiB of files)"
+        f"{run_store.shown}: schema {facts['schema']}, {_count(facts['runs'], 'run')}{newest}, "
+        f"{_count(facts['baselines'], 'baseline')} ({packed:.2f} MiB of files)"
     )
 
 

@@ -137,20 +137,23 @@ def compiled_rows(trace: Trace) -> Mapping[int, int]:
     graphs: dict[_GraphKey, list[int]] = defaultdict(list)
     for index, kernel in enumerate(log.kernels):
         graphs[kernel.compile_id, kernel.direction].extend([index] * (1 if kernel.handle else kernel.calls))
-    said = {key: [call_name(log.kernels[index].name) or "" for index in held] for key, held in graphs.items()}
+    calls_of = {
+        key: [call_name(log.kernels[index].name) or "" for index in graph_kernels]
+        for key, graph_kernels in graphs.items()
+    }
     result: dict[int, int] = {}
     joined: dict[tuple[int, str | None], _GraphKey | None] = {}
     for call, children in _calls(trace).items():
         ran = [(row, name) for row in children if (name := names[int(slices["name"][row])]) is not None]
         key = (int(slices["name"][call]), _region_of(trace, call))
         if key not in joined:
-            fitting = _graphs_of([name for _, name in ran], said, key[1])
+            fitting = _graphs_of([name for _, name in ran], calls_of, key[1])
             same = {tuple(log.kernels[index].places for index in graphs[graph]) for graph in fitting}
             joined[key] = fitting[0] if len(same) == 1 else None  # compiled again, the lines are the same
         graph = joined[key]
         if graph is None:
             continue
-        order = _in_order([name for _, name in ran], said[graph])
+        order = _in_order([name for _, name in ran], calls_of[graph])
         for (row, _), position in zip(ran, order, strict=True):
             if position is not None:
                 result[row] = graphs[graph][position]
@@ -164,8 +167,8 @@ def compiled_kernel(trace: Trace, row: int) -> CompiledKernel | None:
     log = trace.compile_log
     if not rows or log is None:
         return None
-    held = next((rows[ancestor] for ancestor in lineage(trace, row) if ancestor in rows), None)
-    return None if held is None else log.kernels[held]
+    owner = next((rows[ancestor] for ancestor in lineage(trace, row) if ancestor in rows), None)
+    return None if owner is None else log.kernels[owner]
 
 
 def user_line(kernel: CompiledKernel) -> CodeLine | None:
@@ -215,27 +218,27 @@ def _region_of(trace: Trace, row: int) -> str | None:
     return None
 
 
-def _graphs_of(ran: Sequence[str], said: Mapping[_GraphKey, list[str]], region: str | None) -> list[_GraphKey]:
+def _graphs_of(ran: Sequence[str], names: Mapping[_GraphKey, list[str]], region: str | None) -> list[_GraphKey]:
     """The graphs whose calls ran, in their order; of several those that have every fused kernel that ran."""
     fitting = [
         key
-        for key, calls in said.items()
+        for key, calls in names.items()
         if calls and (region is None or key[0] == region) and all(index is not None for index in _places(calls, ran))
     ]
     if len(fitting) < 2:
         return fitting
     fused = [name for name in ran if _FUSED.match(name)]
-    return [key for key in fitting if [name for name in said[key] if _FUSED.match(name)] == fused]
+    return [key for key in fitting if [name for name in names[key] if _FUSED.match(name)] == fused]
 
 
-def _places(wanted: Sequence[str], held: Sequence[str]) -> list[int | None]:
+def _places(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
     """Of each wanted name its position in ``held``, each after the one before; ``None`` where it does not come."""
     positions: list[int | None] = []
     index = 0
     for name in wanted:
-        while index < len(held) and held[index] != name:
+        while index < len(names) and names[index] != name:
             index += 1
-        positions.append(index if index < len(held) else None)
+        positions.append(index if index < len(names) else None)
         index += 1
     return positions
 
@@ -250,7 +253,7 @@ def _in_order(ran: Sequence[str], calls: Sequence[str]) -> list[int | None]:
 
 
 def _by_name_alone(
-    trace: Trace, names: Sequence[str | None], kernels: Sequence[CompiledKernel], found: dict[int, int]
+    trace: Trace, names: Sequence[str | None], kernels: Sequence[CompiledKernel], rows_found: dict[int, int]
 ) -> None:
     """Join fused kernels that no graph call told, where the log has one kernel of that name."""
     counts = Counter(kernel.name for kernel in kernels)
@@ -259,4 +262,4 @@ def _by_name_alone(
     codes = {code: only[name] for code, name in enumerate(names) if name in only and _FUSED.match(name)}
     wanted = np.isin(slices["name"], list(codes)) & (slices["kind"] != SliceKind.PYTHON)
     for row in np.flatnonzero(wanted).tolist():
-        found.setdefault(row, codes[int(slices["name"][row])])
+        rows_found.setdefault(row, codes[int(slices["name"][row])])

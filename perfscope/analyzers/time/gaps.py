@@ -106,7 +106,7 @@ def gaps(trace: Trace) -> Gaps:
     start = _joined([spans.ends[:-1] for _, spans in per_device])
     end = _joined([spans.starts[1:] for _, spans in per_device])
     launched = [_launch_at(trace, number, spans.starts[1:]) for number, spans in per_device]
-    launch = _joined([found for found, _ in launched])
+    launch = _joined([launch for launch, _ in launched])
     queued = _joined([positions for _, positions in launched]) <= start
 
     calls = trace.rows["calls"]

@@ -193,9 +193,9 @@ def call_site(trace: Trace, row: int) -> CallSite:
     if row == MISSING:
         return UNKNOWN_SITE
     compiled = compiled_kernel(trace, row)
-    place = None if compiled is None else user_line(compiled)
-    if place is not None:
-        return CallSite(file=place.file, line=place.line, function=place.function, exact=True)
+    site = None if compiled is None else user_line(compiled)
+    if site is not None:
+        return CallSite(file=site.file, line=site.line, function=site.function, exact=True)
     recorded = _from_stack(trace, row)
     if recorded.file is None and trace.detail is not None:
         match = detail_row(trace, row)

@@ -101,7 +101,7 @@ def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.b
 
     ``wanted`` is a mask over the ``slices`` table. Rows that are ``MISSING`` stay so.
     """
-    return _climb_until(trace, np.array(rows, np.int64), lambda found, _: wanted[found])
+    return _climb_until(trace, np.array(rows, np.int64), lambda hit, _: wanted[hit])
 
 
 def lineage(trace: Trace, row: int) -> Iterator[int]:
@@ -221,10 +221,12 @@ def _work_by_op(trace: Trace) -> dict[str, tuple[Rows, Rows]]:
 
 def worst_spans(starts: npt.ArrayLike, ends: npt.ArrayLike, costs: npt.ArrayLike) -> tuple[Span, ...]:
     """Of arrays of one length (ns, ns on the trace's clock; a cost each) the costliest pieces that cost anything."""
-    held = np.asarray(costs)
-    order = np.argsort(-held, kind="stable")[:MOST_SPANS]
+    cost = np.asarray(costs)
+    order = np.argsort(-cost, kind="stable")[:MOST_SPANS]
     begins, stops = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
-    return tuple(Span(start_ns=int(begins[at]), end_ns=int(stops[at])) for at in order.tolist() if held[at] > 0)
+    return tuple(
+        Span(start_ns=int(begins[index]), end_ns=int(stops[index])) for index in order.tolist() if cost[index] > 0
+    )
 
 
 def spans_of_ranks(pieces: Iterable[tuple[int | None, int, int]]) -> tuple[Span, ...]:

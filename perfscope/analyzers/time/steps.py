@@ -230,4 +230,4 @@ def _calls(trace: Trace) -> dict[str, Array]:
     times: dict[str, list[int]] = {}
     for row in outer:
         times.setdefault(modules[int(slices["name"][row])], []).append(int(slices["start_ns"][row]))
-    return {module: np.sort(np.array(found, np.int64)) for module, found in times.items()}
+    return {module: np.sort(np.array(rows_of, np.int64)) for module, rows_of in times.items()}

@@ -154,7 +154,7 @@ def parse_checkpoint(text: str, *, option: str = "--checkpoint") -> CheckpointRe
     """
     if len(text) > MAX_CHECKPOINT_OPTION or not text.isprintable():
         raise UsageError(f"{option} {text[:60]!r}: write a policy, e.g. full or dots@train.py:35")
-    head, *places = text.strip().split("@")
+    head, *parts = text.strip().split("@")
     sentence, colon, rest = head.partition(":")
     word = JAX_POLICY_NAMES.get(sentence, sentence)
     if word not in POLICIES:
@@ -163,7 +163,7 @@ def parse_checkpoint(text: str, *, option: str = "--checkpoint") -> CheckpointRe
     if colon and (word != "names" or not all(names)):
         raise UsageError(f"{option} {head[:60]}: names go with the policy names: names:qkv+hidden")
     spots = []
-    for label in places:
+    for label in parts:
         match = re.fullmatch(r"(?:\./)?([^:@]{1,200}):(\d{1,7})", label)
         if match is None:
             raise UsageError(f"{option} {text[:60]}: {label[:40]!r} is no line; write {sentence}@train.py:35")

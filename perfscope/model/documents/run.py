@@ -221,11 +221,11 @@ MOST_NAMED = 8
 """Tasks or ranks a note names one by one."""
 
 
-def merge_tasks(held: Mapping[int, Run], running: Collection[int], processes: tuple[Process, ...]) -> Run:
+def merge_tasks(runs: Mapping[int, Run], running: Collection[int], processes: tuple[Process, ...]) -> Run:
     """The run that tasks wrote together. ``held``: manifest by task, not empty; ``running``: tasks that live."""
-    first = held[min(held)]
+    first = runs[min(runs)]
     fates: dict[str, list[int]] = defaultdict(list)
-    for number, task in sorted(held.items()):
+    for number, task in sorted(runs.items()):
         if number == first.task:
             continue
         if task.state == "running":

@@ -186,10 +186,10 @@ def read(directory: Path) -> Run:
     files = manifests(directory) or [directory / RUN_FILE]
     first = load_run(files[0])
     tasks, damaged = _readable(files[1:], load_run)
-    held = {task.task: task for task in (first, *tasks)}
-    running = {number for number, task in held.items() if task.state == "running" and is_alive(directory, number)}
+    by_task = {task.task: task for task in (first, *tasks)}
+    running = {number for number, task in by_task.items() if task.state == "running" and is_alive(directory, number)}
     processes, lost = read_processes(directory)
-    run = merge_tasks(held, running, processes)
+    run = merge_tasks(by_task, running, processes)
     return replace(run, notes=(*run.notes, *(note for note in (*damaged, *lost) if note not in run.notes)))
 
 
@@ -201,15 +201,15 @@ def read_processes(directory: Path) -> tuple[tuple[Process, ...], tuple[str, ...
 
 def _readable(files: Iterable[Path], load: Callable[[Path], Manifest]) -> tuple[list[Manifest], tuple[str, ...]]:
     """The manifests that can be read: a machine that went down must not take the other ranks' along."""
-    held: list[Manifest] = []
+    readable: list[Manifest] = []
     damaged = []
     for file in files:
         try:
-            held.append(load(file))
+            readable.append(load(file))
         except DataError as error:
             name = f"{file.parent.name}/{file.name}" if file.name == PROCESS_FILE else file.name
             damaged.append(f"{name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
-    return held, tuple(damaged)
+    return readable, tuple(damaged)
 
 
 def is_compiled(directory: Path) -> bool:
@@ -272,11 +272,11 @@ def find(which: str, root: Path | None = None) -> Path:
         if is_run(folder / LATEST) or is_compiled(folder / LATEST):
             return (folder / LATEST).resolve()
         raise DataError(f"{folder / LATEST}: no run was captured here yet; `perfscope run` makes one")
-    held = [path for path in kept_directories(folder) if which and path.name.startswith(which)]
-    if len(held) == 1:
-        return held[0]
-    if held:
-        raise UsageError(f"{which}: {len(held)} runs begin so ({held[0].name}, {held[1].name} ...)")
+    candidates = [path for path in kept_directories(folder) if which and path.name.startswith(which)]
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise UsageError(f"{which}: {len(candidates)} runs begin so ({candidates[0].name}, {candidates[1].name} ...)")
     raise DataError(f"{which}: no such run in {folder}")
 
 
@@ -286,12 +286,12 @@ def prune(root: Path, keep: int) -> list[Path]:
         raise UsageError(f"--prune {keep}: the number of runs to keep cannot be negative")
     removed = []
     for directory in kept_directories(root)[keep:]:
-        held = manifests(directory) or [directory / COMPILED_FILE]
-        if any(is_alive(directory, task_of_file(file)) for file in held):
+        present = manifests(directory) or [directory / COMPILED_FILE]
+        if any(is_alive(directory, task_of_file(file)) for file in present):
             continue
         try:
             # The manifests go first: what a broken-off removal leaves no longer looks like a run.
-            for file in held:
+            for file in present:
                 file.unlink()
             shutil.rmtree(directory)
         except OSError as error:
