@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfscope.analyzers.checkpointing.jax_layers.recompute import predicted_recompute, recomputed_flops
 from perfscope.analyzers.checkpointing.simulate import Simulator
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
 from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
-from perfscope.analyzers.checkpointing.wording import predicted_recompute, recomputed_flops
 from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.finding import AbstainError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfscope.analyzers.checkpointing.jax_layers.layers import layer_loops, reached
-from perfscope.analyzers.checkpointing.jax_layers.policies import nothing, unbatched_products
+from perfscope.analyzers.checkpointing.jax_layers.recompute import nothing, unbatched_products
 from perfscope.analyzers.checkpointing.jax_layers.unrolled import single_layers
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule
@@ -69,23 +69,23 @@ def unrolled(*scopes: str) -> HloModule:
 @pytest.mark.parametrize("names", [("block_0", "block_1"), ("layers[0]", "layers[1]"), ("h.0", "h.1"), ("L0", "L1")])
 def test_numbered_scopes_with_a_backward_are_layers(names: tuple[str, str]) -> None:
     module = unrolled(*names)
-    found = single_layers(module, Flow(module), Schedule(module))
+    found = single_layers(Flow(module), Schedule(module))
     assert [one.name for one in found] == list(names)
     assert len({one.group for one in found}) == 1
     assert all(one.count == 1 and one.forward[1] <= one.backward[0] for one in found)
-    assert not layer_loops(module, Flow(module), Schedule(module))
+    assert not layer_loops(Flow(module), Schedule(module))
 
 
 @pytest.mark.parametrize("names", [("block_0",), ("encoder", "decoder")])
 def test_a_single_number_or_none_is_no_layer(names: tuple[str, ...]) -> None:
     module = unrolled(*names)
-    assert not single_layers(module, Flow(module), Schedule(module))
+    assert not single_layers(Flow(module), Schedule(module))
 
 
 def test_what_a_layer_keeps_is_what_only_its_own_backward_reads() -> None:
     module = unrolled("block_0", "block_1")
     flow = Flow(module)
-    first, second = single_layers(module, flow, Schedule(module))
+    first, second = single_layers(flow, Schedule(module))
     assert [flow.values[one.number].instruction.name for one in first.kept] == ["y0"]
     assert [flow.values[one.number].instruction.name for one in second.kept] == ["y1", "z1"]  # g1 reads both
 

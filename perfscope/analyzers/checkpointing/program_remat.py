@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from perfscope.analyzers.checkpointing.jax_layers.kept import Stacks
-from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
-from perfscope.analyzers.checkpointing.jax_layers.layers import backward_body, layer_loops, reached
+from perfscope.analyzers.checkpointing.jax_layers.layers import STACK_TRAFFIC, backward_body, layer_loops, reached
 from perfscope.analyzers.devices import find_device, roofline
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
@@ -29,7 +26,7 @@ from perfscope.analyzers.hlo.program import costs
 from perfscope.analyzers.hlo.program_device import ProgramDevice, device_memory_bytes, program_device
 from perfscope.analyzers.hlo.roofline import compute_ns, roof_of
 from perfscope.analyzers.programs.blocks import program_timelines
-from perfscope.analyzers.programs.saving import Part, bytes_ns, once_ns, price
+from perfscope.analyzers.programs.saving import Part, bytes_ns, price
 from perfscope.model.finding import Cell
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace
@@ -432,9 +429,6 @@ def _inside(cost: ModuleCost, called: Iterable[str]) -> Iterator[str]:
 
 
 # What keeping a result would take that a loop over layers computes again: room in a stack, and the way there and back.
-#
-# Layers that ``jax.lax.scan`` runs hand what they keep to their backward in arrays with an axis of layers. What those
-# that are there take for each byte (`hlo_stacks.py`) is what another would take: less arithmetic, and more traffic.
 
 
 def storing_part(trace: Trace, products: Sequence[Recomputed]) -> Part | None:
@@ -442,35 +436,21 @@ def storing_part(trace: Trace, products: Sequence[Recomputed]) -> Part | None:
 
     ``None`` where they are of no loop over layers, or no time is known.
     """
-    rates = trace.fact(_rates).get(id(products[0].cost), {}) if products else {}
-    taken = sum(one.kept_bytes * _rate_of(rates, one) for one in products)
+    loops = trace.fact(_backward_loops).get(id(products[0].cost), frozenset()) if products else ()
+    size = sum(one.kept_bytes for one in products if one.row.computation in loops)
+    taken = bytes_ns(trace, STACK_TRAFFIC * size)
     return Part(module=products[0].cost.module, instructions=(), modelled_ns=-taken) if taken else None
 
 
-def _rate_of(rates: Mapping[frozenset[str], float], one: Recomputed) -> float:
-    return next((rate for inside, rate in rates.items() if one.row.computation in inside), 0.0)
-
-
-def _rates(trace: Trace) -> Mapping[int, Mapping[frozenset[str], float]]:
-    """By ``id`` of a program's cost: the computations of each backward loop over layers, and ns for a byte kept."""
-    found: dict[int, dict[frozenset[str], float]] = {}
-    modules = {id(module): index for index, module in enumerate(trace.hlo)}
+def _backward_loops(trace: Trace) -> Mapping[int, frozenset[str]]:
+    """By ``id`` of a program's cost: the computations of the backward of loops over layers."""
+    found = {}
     for cost in trace.fact(costs):
-        index = modules.get(id(cost.module))
-        if index is None or not cost.module.is_scheduled:
-            continue
-        flow, schedule = Flow(cost.module), Schedule(cost.module)
-        for layers in layer_loops(cost.module, flow, schedule):
-            stacks = Stacks(
-                Layer(flow, layers),
-                cost,
-                partial(_time, trace.fact(once_ns), index),
-                lambda size: bytes_ns(trace, size) or 0.0,
-            )
-            inside = reached(cost.module, backward_body(cost.module, schedule, layers))
-            found.setdefault(id(cost), {})[inside] = stacks.ns_a_byte(layers.kept)
+        if cost.module.is_scheduled:
+            schedule = Schedule(cost.module)
+            bodies = [
+                reached(cost.module, backward_body(cost.module, schedule, layers))
+                for layers in layer_loops(Flow(cost.module), schedule)
+            ]
+            found[id(cost)] = frozenset[str]().union(*bodies)
     return found
-
-
-def _time(times: Mapping[tuple[int, str, str], float], index: int, row: InstructionCost) -> float:
-    return times.get((index, row.computation, row.instruction.name), 0.0) * row.runs

@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from perfscope.analyzers.checkpointing.jax_layers.again import again_of
 from perfscope.analyzers.checkpointing.jax_layers.estimate import WORDS, Bound, bound_of, estimated_spans, notes_on
-from perfscope.analyzers.checkpointing.jax_layers.kept import Stacks, read_again, runs_again
-from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
-from perfscope.analyzers.checkpointing.jax_layers.layers import Kept, Layers, backward_body, layer_loops, reached
-from perfscope.analyzers.checkpointing.jax_layers.policies import Keeps, nothing, unbatched_products
-from perfscope.analyzers.checkpointing.jax_layers.step import held_bytes, parameter_width, timeline_of, values_of
-from perfscope.analyzers.checkpointing.jax_layers.unrolled import single_layers
+from perfscope.analyzers.checkpointing.jax_layers.layers import STACK_TRAFFIC, Kept, Layers, backward_body, reached
+from perfscope.analyzers.checkpointing.jax_layers.recompute import (
+    Keeps,
+    again_of,
+    nothing,
+    read_again_bytes,
+    runs_again,
+    unbatched_products,
+)
+from perfscope.analyzers.checkpointing.jax_layers.unrolled import layers_of
 from perfscope.analyzers.checkpointing.simulate import Simulator
-from perfscope.analyzers.checkpointing.step_model import Change, Policy, Region, StepModel
+from perfscope.analyzers.checkpointing.step_model import Change, Policy, Region, StepModel, Value
 from perfscope.analyzers.hlo.buffers import arena_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.executions import executions
@@ -31,8 +34,10 @@ from perfscope.analyzers.hlo.products import fusions_of
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import device_memory_bytes, program_device
 from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.programs.blocks import program_timelines
 from perfscope.analyzers.programs.saving import bytes_ns, once_ns
 from perfscope.model.finding import AbstainError
+from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
 
@@ -78,19 +83,19 @@ class _Program:
         self._cost: ModuleCost = trace.fact(hlo_costs)[index]
         self._times = trace.fact(once_ns)
         self._fusions = fusions_of(module)
-        self.layers = layers_of(module, self._flow, self._schedule)
-        self._timeline = timeline_of(trace, module)
+        self.layers = layers_of(self._flow, self._schedule)
+        self._timeline = _timeline_of(trace, module)
 
     def model(self) -> StepModel:
         """The step as it is, with what each policy would change."""
         timeline = self._timeline
-        held = held_bytes(timeline)
+        held = _held_bytes(timeline)
         device = self._trace.fact(program_device)
         regions = tuple(self._region(layers) for layers in self.layers)
         measured = self._index in self._trace.fact(executions)
         model = StepModel(
             label=program_label(self._module, self._trace),
-            values=values_of(timeline),
+            values=_values_of(timeline),
             regions=regions,
             length=timeline.last + 1,
             parameter_bytes=held[MemoryCategory.PARAMETER],
@@ -101,7 +106,7 @@ class _Program:
             step_ns=self._sum_ns(self._cost.launched),
             basis="measured" if measured else "modelled",
             capacity_bytes=device_memory_bytes(self._trace),
-            trainable_parameters_dtype_bytes=parameter_width(self._module),
+            trainable_parameters_dtype_bytes=_parameter_width(self._module),
             framework="jax",
             device_name=None if device is None else device.device.name,
             on_host=self._module.platform == "cpu",
@@ -152,45 +157,33 @@ class _Program:
         """Less kept, of layers that keep everything today; nothing where it cannot be estimated."""
         if keeps_in_loops(self._flow, self.layers, keeps):
             return
-        layer = Layer(self._flow, layers)
-        again = again_of(layer, layers.kept, keeps)
+        again = again_of(self._flow, layers, keeps)
+        size = sum(self._flow.values[number].instruction.shape.bytes for number in again.kept)
+        more = layers.count * size - sum(one.bytes for one in layers.kept)
         yield (
             policy,
             Change(
-                spans=estimated_spans(layers, layer, keeps, self._schedule, self._timeline),
+                spans=estimated_spans(self._flow, layers, again.kept, self._schedule, self._timeline),
                 recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
                 recomputed=len(again.launched),
-                stored_ns=0 if layers.scope else round(self._stacks(layer).changed_ns(again, keeps, layers.kept)),
+                stored_ns=self._stored_ns(layers, more),
             ),
         )
 
-    def _stacks(self, layer: Layer) -> Stacks:
-        return Stacks(
-            layer,
-            self._cost,
-            lambda row: self._sum_ns([row]),
-            lambda size: bytes_ns(self._trace, size) or 0.0,
-        )
+    def _stored_ns(self, layers: Layers, size: int) -> int:
+        """Time that keeping ``size`` bytes more takes in the stacks of a loop; nothing without a loop."""
+        return 0 if layers.scope else round(bytes_ns(self._trace, STACK_TRAFFIC * size) or 0.0)
 
     def _more(self, layers: Layers) -> Change:
         """Everything kept, of layers that are checkpointed today: what their backward reads of what it makes again."""
-        return Change(
-            spans=((layers.forward[0], layers.backward[1], self._read_again(layers)),),
-            recompute_ns=0,
-            recomputed=0,
-            stored_ns=self._more_ns(layers),
-        )
-
-    def _more_ns(self, layers: Layers) -> int:
-        """Time that the stacks of what the backward reads again would take."""
-        if layers.scope:
-            return 0
-        return round(self._stacks(Layer(self._flow, layers)).more_ns(self._read_again(layers), layers.kept))
+        size = self._read_again(layers)
+        spans = ((layers.forward[0], layers.backward[1], size),)
+        return Change(spans=spans, recompute_ns=0, recomputed=0, stored_ns=self._stored_ns(layers, size))
 
     def _read_again(self, layers: Layers) -> int:
         """Bytes that the backward reads of what it computes again."""
-        values = read_again(self._module, self._flow, backward_body(self._module, self._schedule, layers), layers.scope)
-        size = layers.count * sum(size for _, size in values)
+        body = backward_body(self._module, self._schedule, layers)
+        size = layers.count * read_again_bytes(self._module, self._flow, body, layers.scope)
         if layers.scope:
             # jax.checkpoint keeps its inputs, parts of stacked weights among them, which need no copy without it
             return size - sum(one.bytes for one in layers.kept if self._is_slice(one))
@@ -261,16 +254,59 @@ class _Program:
         return round(total)
 
 
-def layers_of(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
-    """Loops over layers, else layers with a scope each; a loop within such a layer (over time, blocks) is none."""
-    loops = layer_loops(module, flow, schedule)
-    single = single_layers(module, flow, schedule)
-    scopes = {one.scope for one in single}
-    outer = tuple(one for one in loops if not any(one.path[: len(scope)] == scope for scope in scopes))
-    return outer or single
-
-
 def keeps_in_loops(flow: Flow, layers: Sequence[Layers], keeps: Keeps) -> bool:
     """Whether a policy keeps something of loops within the layers: a turn at a time, which is not estimated."""
     nested = frozenset().union(*(one.nested for one in layers))
     return any(keeps(number) for number, value in enumerate(flow.values) if value.computation.name in nested)
+
+
+def _timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline:
+    """That of ``module``: programs that are not scheduled have none."""
+    at = [one for one in trace.hlo if arena_of(one) is not None or one.is_scheduled].index(module)
+    return trace.fact(program_timelines)[at]
+
+
+def _held_bytes(timeline: MemoryTimeline) -> dict[MemoryCategory, int]:
+    """Bytes held from the first position to the last: parameters, optimizer state, and all else as ``UNKNOWN``."""
+    found = {MemoryCategory.PARAMETER: 0, MemoryCategory.OPTIMIZER_STATE: 0, MemoryCategory.UNKNOWN: 0}
+    blocks = timeline.blocks
+    for row in range(len(blocks["bytes"])):
+        if _lasts(timeline, row):
+            category = MemoryCategory(int(blocks["category"][row]))
+            found[category if category in found else MemoryCategory.UNKNOWN] += int(blocks["bytes"][row])
+    return found
+
+
+def _lasts(timeline: MemoryTimeline, row: int) -> bool:
+    blocks = timeline.blocks
+    return bool(blocks["start"][row] <= timeline.first and blocks["end"][row] > timeline.last)
+
+
+def _values_of(timeline: MemoryTimeline) -> tuple[Value, ...]:
+    """Blocks that do not last, none of which any layer makes again by general rules."""
+    blocks = timeline.blocks
+    return tuple(
+        Value(
+            bytes=int(blocks["bytes"][row]),
+            birth=int(blocks["start"][row]),
+            death=int(blocks["end"][row]),
+            last_forward_use=int(blocks["start"][row]),
+            kind="other",
+            region=None,
+            needed_by=frozenset(),
+            cost_ns=0,
+            gradient=blocks["category"][row] == MemoryCategory.GRADIENT,
+        )
+        for row in range(len(blocks["bytes"]))
+        if not _lasts(timeline, row)
+    )
+
+
+def _parameter_width(module: HloModule) -> int:
+    """Bytes of an element of most of the arguments' memory."""
+    sizes: dict[int, int] = {}
+    for one in module.entry_computation().instructions:
+        if one.opcode == "parameter" and one.shape.elements:
+            width = max(1, one.shape.bytes // one.shape.elements)
+            sizes[width] = sizes.get(width, 0) + one.shape.bytes
+    return max(sizes, key=lambda width: sizes[width], default=4)

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from perfscope.analyzers.checkpointing.jax_layers.again import again_of
-from perfscope.analyzers.checkpointing.jax_layers.kept import runs_again
-from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
-from perfscope.analyzers.checkpointing.jax_layers.policies import Keeps, flops_of, nothing, unbatched_products
 from perfscope.analyzers.checkpointing.plans import Group, Plan, Unit, groups_of
 from perfscope.analyzers.checkpointing.simulate import Placement, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
-from perfscope.analyzers.checkpointing.step_model_hlo import layers_of
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.flow import Flow
-from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.model.trace import Trace
 
 NAMES: dict[Policy, str] = {
     "full": "checkpoint",
@@ -229,43 +220,3 @@ def _jax(model: StepModel, plan: Plan) -> list[str]:
     if placement.optimizer_on_host:
         lines.append("# optimizer state: NamedSharding(mesh, PartitionSpec(), memory_kind='pinned_host')")
     return lines
-
-
-# Arithmetic that a compiled program runs again, as it is and as it would be with another checkpoint policy.
-
-
-_CONTAINERS = ("fusion", "while", "call", "get-tuple-element")
-
-
-def recomputed_flops(trace: Trace, index: int) -> int:
-    """FLOPs of one run that a program computes again for its backward."""
-    phases = trace.fact(hlo_costs)[index].phases
-    return phases["recompute"].flops if "recompute" in phases else 0
-
-
-def predicted_recompute(trace: Trace, index: int, policy: Policy) -> int | None:
-    """The same with ``policy`` for all layers, predicted; ``None`` for one that no prediction is made for.
-
-    Less kept than now is what runs again besides; everything kept is what layers run again of themselves all the same,
-    in loops within them.
-    """
-    module = trace.hlo[index]
-    flow = Flow(module)
-    found = layers_of(module, flow, Schedule(module))
-    if not found:
-        return None
-    cost = trace.fact(hlo_costs)[index]
-    if policy == "keep":
-        loops = not found[0].scope
-        return sum(
-            row.total.flops
-            for row in cost.by_name.values()
-            if "rematted_computation" in row.instruction.op_name
-            and not runs_again(row.instruction.op_name, loops=loops)
-            and row.instruction.opcode not in _CONTAINERS
-        )
-    if policy == "offload":
-        return None
-    keeps: Keeps = nothing if policy == "full" else unbatched_products(flow)
-    again = [again_of(Layer(flow, layers), layers.kept, keeps).computed for layers in found]
-    return recomputed_flops(trace, index) + sum(flops_of(cost, flow, numbers) for numbers in again)

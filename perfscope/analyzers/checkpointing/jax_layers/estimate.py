@@ -8,13 +8,14 @@ measured for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from perfscope.analyzers.checkpointing.jax_layers.layer import Layer
+import numpy as np
+
 from perfscope.analyzers.checkpointing.jax_layers.layers import Kept, Layers
-from perfscope.analyzers.checkpointing.jax_layers.policies import Keeps
 from perfscope.analyzers.checkpointing.step_model import Policy
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.units import format_bytes
@@ -58,9 +59,9 @@ class Bound:
         )
 
 
-LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=52, low=-0.128, high=0.368)
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=52, low=-0.128, high=0.385)
 LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=54, low=-0.144, high=0.73)
-SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=33, low=-0.058, high=0.799)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=33, low=-0.058, high=0.767)
 SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=35, low=-0.247, high=0.243)
 
 WORDS: dict[Policy, str] = {
@@ -124,93 +125,39 @@ Span = tuple[int, int, int]
 
 
 def estimated_spans(
-    layers: Layers, layer: Layer, keeps: Keeps, schedule: Schedule, timeline: MemoryTimeline
+    flow: Flow, layers: Layers, kept: Collection[int], schedule: Schedule, timeline: MemoryTimeline
 ) -> tuple[Span, ...]:
-    """What keeping only ``keeps`` and the layers' inputs changes, of layers that keep everything now.
+    """What handing only ``kept`` to the backward changes, of layers that keep everything now.
 
-    ``layer`` and ``timeline``: of the same program. Linear in the values of a layer.
+    What they keep today goes, what they keep instead stays from the forward to the backward, and while the backward of
+    a layer runs that layer's values are there again. ``timeline``: of the same program.
     """
-    gone = _gone_alone(layers, schedule, timeline) if layers.scope else _gone_stacks(layers, schedule)
-    spans = (*gone, *_added(layers, layer, keeps))
+    spans = list(_gone_alone(layers, schedule, timeline) if layers.scope else _gone_stacks(layers, schedule))
+    first = layers.forward[layers.scope != ()]
+    spans += [
+        (first, layers.backward[1], layers.count * flow.values[number].instruction.shape.bytes) for number in kept
+    ]
+    spans += [(layers.backward[0], one.reads[1] + 1, one.bytes // layers.count) for one in layers.kept]
     return tuple(span for span in spans if span[1] > span[0] and span[2])
 
 
 def _gone_stacks(layers: Layers, schedule: Schedule) -> Iterator[Span]:
-    """The stacks of a loop over layers, and the part of a layer that is copied out of each."""
+    """The stacks of a loop over layers."""
     for kept in layers.kept:
-        filled = min((*_positions(kept, schedule), layers.forward[0]))
-        yield filled, layers.backward[1], -kept.bytes
-        if kept.copies:
-            first = min(reader.first for reader in kept.readers)
-            last = max(reader.last for reader in kept.readers)
-            yield first, last + 1, -kept.bytes // layers.count
+        yield min((*_positions(kept, schedule), layers.forward[0])), layers.backward[1], -kept.bytes
 
 
 def _gone_alone(layers: Layers, schedule: Schedule, timeline: MemoryTimeline) -> Iterator[Span]:
     """The blocks that hold what a single layer keeps, from the position after the one that makes them."""
-    blocks, used = timeline.blocks, set[int]()
+    start, end, size = (timeline.blocks[name] for name in ("start", "end", "bytes"))
+    free = end > layers.backward[0]
     for kept in layers.kept:
-        makers = _positions(kept, schedule)
-        for row in range(len(blocks["bytes"])):
-            start, end = int(blocks["start"][row]), int(blocks["end"][row])
-            of_kept = int(blocks["bytes"][row]) == kept.bytes and start in makers and end > layers.backward[0]
-            if of_kept and row not in used:
-                used.add(row)
-                yield start + 1, end, -kept.bytes
-                break
+        rows = np.flatnonzero(free & (size == kept.bytes) & np.isin(start, _positions(kept, schedule)))
+        if len(rows):
+            free[rows[0]] = False
+            yield int(start[rows[0]]) + 1, int(end[rows[0]]), -kept.bytes
 
 
 def _positions(kept: Kept, schedule: Schedule) -> list[int]:
     names = (maker.partition("{")[0] for maker in kept.makers)
     return [schedule.positions[name] for name in names if name in schedule.positions]
-
-
-def _added(layers: Layers, layer: Layer, keeps: Keeps) -> Iterator[Span]:
-    """What the policy keeps of all layers, and what one layer's backward makes again."""
-    for number, (first, last) in _needed_again(layers, layer, keeps).items():
-        size = layer.bytes(number)
-        kept = keeps(number) or layer.carried(number)
-        if kept and layers.scope:
-            yield layers.forward[1], last + 1, size
-            continue
-        if kept:
-            yield layers.forward[0], layers.backward[1], size * layers.count
-        if not layer.nested(number):
-            yield first, last + 1, size
-
-
-def _needed_again(layers: Layers, layer: Layer, keeps: Keeps) -> dict[int, tuple[int, int]]:
-    """Values with a buffer in a layer's backward: the first position that needs them, and the last that reads them.
-
-    What is not kept and has a buffer is made again at the beginning of the backward; all else is computed within its
-    readers, so that what it is computed from is read there.
-    """
-    begin = layers.backward[0]
-    memory: dict[int, frozenset[int]] = {}
-    needed: dict[int, tuple[int, int]] = {}
-    waiting: list[int] = []
-
-    def read(number: int, first: int, last: int) -> None:
-        number = layer.first_of_its_kind(number)
-        before = needed.get(number)
-        now = (first, last) if before is None else (min(first, before[0]), max(last, before[1]))
-        needed[number] = now
-        if before is None or now[0] != before[0]:
-            waiting.append(number)
-
-    for kept in layers.kept:
-        for reader in kept.readers:
-            for made in layer.made(kept.number):
-                for number in (made,) if reader.into_product else layer.bases(made, keeps, memory):
-                    read(number, reader.first, reader.last)
-    while waiting:
-        number = waiting.pop()
-        if keeps(number):
-            continue
-        position = begin if layer.has_buffer(number) else needed[number][0]
-        read(number, position, position)
-        whole = layer.is_product(number) and not layer.of_loop(number)
-        for source in layer.behind(number):
-            for base in (source,) if whole else layer.bases(source, keeps, memory):
-                read(base, position, position)
-    return needed

@@ -10,11 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from perfscope.analyzers.checkpointing.jax_layers.kept import runs_again
-from perfscope.analyzers.checkpointing.jax_layers.layers import Kept, Layers, Reader, reached
-from perfscope.analyzers.checkpointing.jax_layers.reads import takes_buffers
+from perfscope.analyzers.checkpointing.jax_layers.layers import Kept, Layers, layer_loops, reached
 from perfscope.analyzers.hlo.flow import Flow
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.module import Computation, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.scope import Scope, scope_of
 
@@ -32,17 +30,26 @@ Part = tuple[str, int | None]
 """An instruction and which part of its tuple."""
 
 
-def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
+def layers_of(flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
+    """Loops over layers, else layers with a scope each; a loop within such a layer (over time, blocks) is none."""
+    single = single_layers(flow, schedule)
+    loops = layer_loops(flow, schedule)
+    outer = tuple(one for one in loops if not any(one.path[: len(layer.scope)] == layer.scope for layer in single))
+    return outer or single
+
+
+def single_layers(flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
     """Layers of the entry with a scope each, in the order they run. Linear in the entry's instructions."""
+    module = flow.module
     entry = module.entry_computation()
-    scopes = entry_scopes(entry)
+    scopes = _entry_scopes(entry)
     kinds: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for scope in scopes.values():
         path = _numbered(scope.path)
         if path is not None:
             kinds[_kind(path)].add(path)
     chosen = {path: kind for kind, paths in kinds.items() if len(paths) >= MIN_LAYERS for path in paths}
-    readers = dict(readers_of(entry))
+    readers = dict(_readers_of(entry))
     within, nested = reached(module, module.entry), reached(module, module.entry, loops_only=True)
     found = []
     for path, kind in chosen.items():
@@ -52,10 +59,10 @@ def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[La
         if not forward or not backward:
             continue
         end = _handed_down(schedule, members, scopes, readers)
-        kept, takers = _kept(module, flow, schedule, members, scopes, readers, end)
-        again = any(runs_again(entry.by_name[name].op_name, loops=False) for name in members)
+        kept, takers = _kept(flow, schedule, members, scopes, readers, end)
+        again = any(scopes[name].phase == "recompute" for name in members)
         if kept or again:  # a checkpointed layer may keep its input alone, which others read as well
-            first = min((reader.first for one in kept for reader in one.readers), default=min(backward))
+            first = min((one.reads[0] for one in kept), default=min(backward))
             handed_in = [at for at in backward if first - at <= _BEFORE and at <= first]
             begin = min(handed_in, default=first)
             found.append(
@@ -76,7 +83,7 @@ def single_layers(module: HloModule, flow: Flow, schedule: Schedule) -> tuple[La
     return tuple(sorted(found, key=lambda one: one.forward))
 
 
-def entry_scopes(entry: Computation) -> dict[str, Scope]:
+def _entry_scopes(entry: Computation) -> dict[str, Scope]:
     """Where in the user's program instructions come from, as far as they or what they belong to tell it."""
     found: dict[str, Scope] = {}
     for one in entry.instructions:
@@ -89,7 +96,7 @@ def entry_scopes(entry: Computation) -> dict[str, Scope]:
     return found
 
 
-def readers_of(body: Computation) -> Iterator[tuple[Part, list[Instruction]]]:
+def _readers_of(body: Computation) -> Iterator[tuple[Part, list[Instruction]]]:
     """Who reads each value of a computation, behind views and parts of tuples; the root reads what it returns."""
     views: dict[str, Part] = {}
     found: dict[Part, list[Instruction]] = defaultdict(list)
@@ -105,7 +112,7 @@ def readers_of(body: Computation) -> Iterator[tuple[Part, list[Instruction]]]:
     yield from found.items()
 
 
-def part_number(module: HloModule, flow: Flow, body: Computation, part: Part) -> int | None:
+def _part_number(flow: Flow, body: Computation, part: Part) -> int | None:
     """The number in ``Flow`` of a value of a computation; ``None`` of a part that nobody takes out of its tuple."""
     name, index = part
     if index is None:
@@ -122,7 +129,7 @@ def part_number(module: HloModule, flow: Flow, body: Computation, part: Part) ->
             ),
             None,
         )
-    root = module.computations[one.called[0]].root
+    root = flow.module.computations[one.called[0]].root
     return flow.numbers[one.called[0], root.operands[index]] if root.opcode == "tuple" else None
 
 
@@ -140,7 +147,6 @@ def _kind(path: tuple[str, ...]) -> str:
 
 
 def _kept(
-    module: HloModule,
     flow: Flow,
     schedule: Schedule,
     members: set[str],
@@ -149,7 +155,7 @@ def _kept(
     end: int,
 ) -> tuple[tuple[Kept, ...], frozenset[str]]:
     """What only the backward of the layer reads of its forward, who in the backward does, and who of them late."""
-    entry = module.entry_computation()
+    entry = flow.module.entry_computation()
     found, takers = [], set()
     for (name, index), users in readers.items():
         if name not in members or scopes[name].phase != "forward":
@@ -158,7 +164,7 @@ def _kept(
         takers |= {one.name for one in late}
         if not late or not all(one.name in members for one in late):
             continue
-        number = part_number(module, flow, entry, (name, index))
+        number = _part_number(flow, entry, (name, index))
         one = entry.by_name[name]
         if number is None:
             continue
@@ -167,14 +173,9 @@ def _kept(
                 number=number,
                 bytes=(one.shape if index is None else one.shape.parts[index]).bytes,
                 makers=frozenset({name if index is None else f"{name}{{{index}}}"}),
-                copies=frozenset(),
-                readers=tuple(
-                    Reader(
-                        first=min(schedule.begins[user.name], end),
-                        last=min(schedule.positions[user.name], end),
-                        into_product=takes_buffers(module, user),
-                    )
-                    for user in late
+                reads=(
+                    min(end, *(schedule.begins[user.name] for user in late)),
+                    min(end, max(schedule.positions[user.name] for user in late)),
                 ),
             )
         )
