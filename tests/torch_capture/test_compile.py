@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfscope.analyzers.readers.run import reader as reader
+from perfscope.model.capture import CaptureOptions
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.documents import run_folders
 from perfscope.model.trace import Trace
+from perfscope.profiler.torch import compat, compile_log
+from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from tests.conftest import REPOSITORY
 from tests.session.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
@@ -47,6 +52,9 @@ for step in range(12):
 """
 """Compiles one function for C++ in step 0, and another one in steps 0 and 9."""
 
+NO_CODE = INDUCTOR.replace("@torch.compile\n", '@torch.compile(backend="eager")\n')
+"""The same without g++: what dynamo logs is the same."""
+
 EAGER = """
 import sys
 import torch
@@ -64,13 +72,12 @@ SECRET = "hf_planted0secret0value"
 
 
 class Ran:
-    """One program, run with and without capture."""
+    """A program that was run under capture."""
 
-    def __init__(self, folder: Path) -> None:
-        program = write(folder, INDUCTOR)
-        held = environment(TORCHINDUCTOR_CACHE_DIR=str(folder / "cache"), HF_TOKEN=SECRET)
-        self.plain = plain(program, cwd=folder, env=held)
-        self.captured = captured(program, cwd=folder, env=held)
+    def __init__(self, folder: Path, program: str) -> None:
+        self.program = write(folder, program)
+        self.environment = environment(TORCHINDUCTOR_CACHE_DIR=str(folder / "cache"), HF_TOKEN=SECRET)
+        self.captured = captured(self.program, cwd=folder, env=self.environment)
         self.run = folder / "perfscope-runs" / "latest"
         self.folder = self.run / "rank00000" / "compile"
 
@@ -86,7 +93,12 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return Ran(tmp_path_factory.mktemp("compiled"))
+    return Ran(tmp_path_factory.mktemp("compiled"), NO_CODE)
+
+
+@pytest.fixture(scope="module")
+def inductor(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Ran(tmp_path_factory.mktemp("inductor"), INDUCTOR)
 
 
 def lines(path: Path) -> list[str]:
@@ -95,10 +107,14 @@ def lines(path: Path) -> list[str]:
     return [line for line in content.decode().splitlines() if not line.startswith("\t")]
 
 
-def test_results_are_the_same_to_the_last_bit(ran: Ran) -> None:
-    assert ran.captured.returncode == 0, ran.captured.stderr
-    assert ran.plain.stdout.count("\n") == 12
-    assert ran.captured.stdout == ran.plain.stdout
+@pytest.mark.slow
+def test_results_are_the_same_to_the_last_bit(inductor: Ran) -> None:
+    bare = plain(inductor.program, cwd=inductor.run.parents[1], env=inductor.environment)
+    assert inductor.captured.returncode == 0, inductor.captured.stderr
+    assert bare.stdout.count("\n") == 12
+    assert inductor.captured.stdout == bare.stdout
+    files = ["fusion.jsonl", "steps.json", "torch_trace.log.gz"]
+    assert sorted(path.name for path in inductor.folder.iterdir()) == files
 
 
 def test_the_manifest_says_where_the_log_is(ran: Ran) -> None:
@@ -106,7 +122,6 @@ def test_the_manifest_says_where_the_log_is(ran: Ran) -> None:
     found = passes(process)["compile"]
     assert (found.tool, found.state, found.reason) == ("torch_compile", "recorded", None)
     assert found.artifact == "rank00000/compile/torch_trace.log.gz"
-    assert sorted(path.name for path in ran.folder.iterdir()) == ["fusion.jsonl", "steps.json", "torch_trace.log.gz"]
 
 
 def test_the_log_is_what_torch_writes(ran: Ran) -> None:
@@ -140,8 +155,9 @@ def test_the_log_is_on_the_clock_of_the_trace(ran: Ran) -> None:
     assert min(phase.start_ns for phase in behind) > steps["end_ns"].max()
 
 
-def test_kernels_have_nodes_and_their_names_are_in_the_trace(ran: Ran) -> None:
-    trace, log = ran.trace(), ran.log()
+@pytest.mark.slow
+def test_kernels_have_nodes_and_their_names_are_in_the_trace(inductor: Ran) -> None:
+    trace, log = inductor.trace(), inductor.log()
     assert log.has_provenance
     assert log.settings == ("provenance", "cpp_kernel_names")
     kernels = [one for one in log.kernels if one.backend == "cpp" and one.direction == "forward"]
@@ -152,8 +168,9 @@ def test_kernels_have_nodes_and_their_names_are_in_the_trace(ran: Ran) -> None:
         assert any(name.endswith(kernel.name) for name in names), kernel.name
 
 
-def test_refusals_of_the_scheduler_are_kept_with_their_nodes(ran: Ran) -> None:
-    log = ran.log()
+@pytest.mark.slow
+def test_refusals_of_the_scheduler_are_kept_with_their_nodes(inductor: Ran) -> None:
+    log = inductor.log()
     assert log.has_refusals
     assert log.scheduled_graphs == 2  # forward and backward
     forward = [one for one in log.refusals if one.direction == "forward"]
@@ -213,6 +230,7 @@ def test_the_log_that_the_user_asked_for_is_theirs_and_nothing_of_ours_is_in_it(
     assert not [file for file in files if "perfscope/profiler" in file]
 
 
+@pytest.mark.slow
 def test_what_was_logged_before_a_crash_is_kept(tmp_path: Path) -> None:
     program = write(tmp_path, EAGER + "import os, signal\nf(torch.ones(3))\nos.kill(os.getpid(), signal.SIGKILL)\n")
     captured(program, cwd=tmp_path)
@@ -224,24 +242,6 @@ def test_what_was_logged_before_a_crash_is_kept(tmp_path: Path) -> None:
     assert trace.compile_log is not None
     assert trace.compile_log.compiles[0].function == "f"
     assert len(trace.compile_log.breaks) == 1
-
-
-@pytest.mark.slow
-def test_each_rank_keeps_a_log(tmp_path: Path) -> None:
-    program = write(
-        tmp_path,
-        EAGER + "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "parameter = torch.nn.Parameter(torch.ones(3))\noptimizer = torch.optim.SGD([parameter])\n"
-        "for _ in range(9):\n    optimizer.zero_grad()\n    f(parameter).sum().backward()\n    optimizer.step()\n"
-        "dist.destroy_process_group()\n",
-    )
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = captured("--level", "light", "--", *launcher, program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    traces = reader.read(tmp_path / "perfscope-runs" / "latest")
-    assert [trace.source.rank for trace in traces] == [0, 1]
-    logs = [trace.compile_log for trace in traces]
-    assert [log.rank for log in logs if log is not None] == [0, 1]
 
 
 @pytest.mark.slow
@@ -263,103 +263,107 @@ def test_a_rank_that_is_known_late_takes_its_files_along(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "perfscope-runs/latest").glob("rank*")) == ["rank00003"]
 
 
-CAPTURE = """
-import json
-import sys
-from pathlib import Path
-import torch
-import torch._logging._internal as internal
-from perfscope.profiler.torch import compat as torch_compat
-from perfscope.profiler.torch.compile_log import TorchCompileCapture
-from perfscope.model.capture import CaptureOptions
+@pytest.fixture
+def capture(tmp_path: Path) -> Iterator[Callable[[], TorchCompileCapture]]:
+    """Begins to listen in this process, whose directory is ``rank00000``."""
+    torch = pytest.importorskip("torch")
+    torch.compiler.reset()
+    made: list[TorchCompileCapture] = []
 
-here = Path.cwd() / "rank00000"
-here.mkdir()
+    def begin() -> TorchCompileCapture:
+        place = tmp_path / "rank00000"
+        place.mkdir()
+        made.append(TorchCompileCapture(CaptureOptions(), place=lambda: place, announce=lambda: None, counts=dict))
+        made[0].start()
+        return made[0]
 
-def capture():
-    made = TorchCompileCapture(CaptureOptions(), place=lambda: here, announce=lambda: None, counts=dict)
-    made.start()
-    return made
+    yield begin
+    for one in made:
+        one.stop()
 
-def compiled():
+
+def compile_something() -> None:
+    import torch
+
     torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.ones(3))
 
-def rows(made):
-    return [[one.state, one.reason] for one in made.save(here, here.parent, None, last=True)]
-"""
+
+def states(capture: TorchCompileCapture, folder: Path) -> list[tuple[str, str | None]]:
+    return [(one.state, one.reason) for one in capture.save(folder / "rank00000", folder, None, last=True)]
 
 
-def probe(folder: Path, text: str) -> object:
-    """What a program behind ``CAPTURE`` prints as JSON."""
-    done = plain(write(folder, CAPTURE + text, "probe.py"), cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_a_torch_without_structured_trace_is_said_where_something_was_compiled(tmp_path: Path) -> None:
-    found = probe(
-        tmp_path,
-        "del internal.TorchLogsFormatter\nmade = capture()\nbefore = rows(made)\n"
-        "torch_compat.has_compiled = lambda: True\nprint(json.dumps([before, rows(made)]))\n",
-    )
+def test_a_torch_without_structured_trace_is_said_where_something_was_compiled(
+    tmp_path: Path, capture: Callable[[], TorchCompileCapture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("torch._logging._internal.TorchLogsFormatter")
+    found = capture()
+    monkeypatch.setattr(compat, "has_compiled", lambda: False)
+    assert states(found, tmp_path) == []
+    monkeypatch.setattr(compat, "has_compiled", lambda: True)
     reason = "this torch has no structured trace of torch.compile (torch 2.3 and later have)"
-    assert found == [[], [["missing", reason]]]
+    assert states(found, tmp_path) == [("missing", reason)]
 
 
-@pytest.mark.slow
-def test_an_inductor_that_gives_no_reasons_is_said_and_the_log_is_kept(tmp_path: Path) -> None:
-    found = probe(
-        tmp_path,
-        "import torch._inductor.compile_fx\nimport torch._inductor.scheduler as scheduler\n"
-        "del scheduler.WhyNoFuse\nmade = capture()\ncompiled()\nprint(json.dumps(rows(made)))\n",
-    )
-    assert isinstance(found, list)
-    ((state, reason),) = found
+def test_an_inductor_that_gives_no_reasons_is_said_and_the_log_is_kept(
+    tmp_path: Path, capture: Callable[[], TorchCompileCapture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "inductor_loaded", lambda: True)
+    monkeypatch.setattr(compat, "inductor_group", lambda name: None)
+    monkeypatch.setattr(compat, "hook_scheduler", lambda refused, decided: "it does not say")
+    found = capture()
+    compile_something()
+    ((state, reason),) = states(found, tmp_path)
     assert state == "recorded"
-    assert "fusion decisions: this torch's inductor does not say" in reason
+    assert "fusion decisions: it does not say" in str(reason)
 
 
-@pytest.mark.slow
-def test_a_disk_that_takes_nothing_stops_the_log_and_not_the_program(tmp_path: Path) -> None:
-    found = probe(
-        tmp_path,
-        "import shutil\nshutil.rmtree(here)\nmade = capture()\ncompiled()\nhere.mkdir()\n"
-        "(here / 'compile').mkdir()\nprint(json.dumps(rows(made)))\n",
-    )
-    assert isinstance(found, list)
-    ((state, reason),) = found
+def test_a_disk_that_takes_nothing_stops_the_log_and_not_the_program(
+    tmp_path: Path, capture: Callable[[], TorchCompileCapture]
+) -> None:
+    found = capture()
+    (tmp_path / "rank00000").rmdir()
+    compile_something()
+    (tmp_path / "rank00000" / "compile").mkdir(parents=True)
+    ((state, reason),) = states(found, tmp_path)
     assert state == "missing"
-    assert "FileNotFoundError" in reason
-
-
-def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
-    found = probe(
-        tmp_path,
-        "import logging\nimport torch._inductor.compile_fx\nfrom torch._inductor import config, scheduler\n"
-        "def state():\n"
-        "    return [repr(one) for one in (logging.getLogger('torch.__trace').handlers[-1:],"
-        " scheduler.WhyNoFuse.__call__, scheduler.WhyNoFuse.__init__, scheduler.Scheduler.codegen,"
-        " config.trace.provenance_tracking_level, config.cpp.enable_kernel_profile)]\n"
-        "compiled()\nbefore = state()\nmade = capture()\ntorch.compiler.reset()\ncompiled()\nduring = state()\n"
-        "rows(made)\nprint(json.dumps([before == state(), during == before]))\n",
-    )
-    assert found == [True, False]
+    assert "FileNotFoundError" in str(reason)
 
 
 @pytest.mark.slow
-def test_the_log_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
-    found = probe(
-        tmp_path,
-        "from perfscope.profiler.torch import compile_log\ncompile_log.MAX_TRACE_BYTES = 4000\n"
-        "made = capture()\ncompiled()\nprint(json.dumps(rows(made)))\n",
-    )
-    assert isinstance(found, list)
-    ((state, reason),) = found
+def test_torch_is_left_as_it_was(tmp_path: Path, capture: Callable[[], TorchCompileCapture]) -> None:
+    import torch._inductor.compile_fx
+    from torch._inductor import config, scheduler
+
+    def hooked() -> list[Any]:
+        return [
+            logging.getLogger(compat.TRACE_LOGGER).handlers[-1:],
+            scheduler.WhyNoFuse.__call__,
+            scheduler.WhyNoFuse.__init__,
+            scheduler.Scheduler.codegen,
+            config.trace.provenance_tracking_level,
+            config.cpp.enable_kernel_profile,
+        ]
+
+    compile_something()
+    before = hooked()
+    found = capture()
+    torch.compiler.reset()
+    compile_something()
+    assert hooked()[1:] != before[1:]
+    states(found, tmp_path)
+    assert hooked() == before
+
+
+def test_the_log_ends_at_its_limit_and_says_so(
+    tmp_path: Path, capture: Callable[[], TorchCompileCapture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_log, "MAX_TRACE_BYTES", 4000)
+    found = capture()
+    compile_something()
+    ((state, reason),) = states(found, tmp_path)
     assert state == "recorded"
-    assert "were dropped" in reason
+    assert "were dropped" in str(reason)
 
-
-pytest.importorskip("torch")
 
 WORKLOADS = REPOSITORY / "perfscope" / "workloads"
 SECONDS = 1200
