@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 from perfscope.analyzers.readers.load import load
 from perfscope.model.trace.tables import MemoryCategory
-from tests.conftest import REPOSITORY
 from tests.session.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
 pytestmark = pytest.mark.torch
@@ -36,20 +34,37 @@ def ranges(content: dict[str, Any], prefix: str) -> list[tuple[str, float, float
     return sorted(found, key=lambda one: one[1])
 
 
-def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numbers(tmp_path: Path) -> None:
-    program = write(
-        tmp_path,
-        LOOP + "model, loss = work(14)\n"
-        "print(loss.item().hex(), [float(p.detach().sum()).hex() for p in model.parameters()])\n"
-        "print(torch.rand(1).item().hex())\n",
-    )
-    bare = plain(program, cwd=tmp_path)
-    done = captured(program, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == bare.stdout, "bit for bit, the random numbers after it too"
-    assert done.stderr.splitlines() == [f"perfscope: run kept in perfscope-runs/{latest(tmp_path).id}"]
+SECRET = "hf_planted0secret0value"
 
-    process = only(tmp_path)
+
+class Looped:
+    """An unmodified loop that was run with and without capture."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.program = write(
+            folder,
+            LOOP + "model, loss = work(14)\n"
+            "print(loss.item().hex(), [float(p.detach().sum()).hex() for p in model.parameters()])\n"
+            "print(torch.rand(1).item().hex())\n",
+        )
+        secrets = ("--hf-token", SECRET, f"--api-key={SECRET}")
+        self.plain = plain(self.program, cwd=folder)
+        self.captured = captured(self.program, *secrets, cwd=folder, env=environment(HF_TOKEN=SECRET))
+
+
+@pytest.fixture(scope="module")
+def looped(tmp_path_factory: pytest.TempPathFactory) -> Looped:
+    return Looped(tmp_path_factory.mktemp("looped"))
+
+
+def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numbers(looped: Looped) -> None:
+    done = looped.captured
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == looped.plain.stdout, "bit for bit, the random numbers after it too"
+    assert done.stderr.splitlines() == [f"perfscope: run kept in perfscope-runs/{latest(looped.folder).id}"]
+
+    process = only(looped.folder)
     assert process.step_source == "optimizer.step"
     assert process.steps_seen == 14
     assert process.torch_compilations == 0
@@ -64,10 +79,13 @@ def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numb
     size = 4 * (16 * 16 + 16 + 16 + 1)
     assert process.memory["parameters_bytes"] == process.memory["gradients_bytes"] == size
     assert process.memory["optimizer_state_bytes"] == 2 * size + 4 * 4, "two moments and a step count each"
-    for artifact in latest(tmp_path).artifacts(tmp_path / "perfscope-runs" / "latest"):
+    for artifact in latest(looped.folder).artifacts(looped.folder / "perfscope-runs" / "latest"):
         assert artifact.path.stat().st_size > 0
 
-    (main,) = load(tmp_path / "perfscope-runs" / "latest")
+
+def test_tensors_of_both_passes_sum_to_what_the_process_held(looped: Looped) -> None:
+    process = only(looped.folder)
+    (main,) = load(looped.folder / "perfscope-runs" / "latest")
     assert main.detail is not None
     for one in (main, main.detail):
         held = one.rows["tensors"]
@@ -81,11 +99,8 @@ def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numb
         assert steps["start_ns"][0] <= freed.min() <= freed.max() < steps["end_ns"][0], "on the clock of the trace"
 
 
-@pytest.mark.slow
-def test_the_trace_shows_each_step_exactly_and_the_detail_has_the_users_frames(tmp_path: Path) -> None:
-    program = write(tmp_path, LOOP + "work(10)\n")
-    assert captured(program, cwd=tmp_path).returncode == 0
-    timing = trace(tmp_path)
+def test_the_trace_shows_each_step_exactly_and_the_detail_has_the_users_frames(looped: Looped) -> None:
+    timing = trace(looped.folder)
     steps = ranges(timing, "perfscope.step#")
     assert [name for name, _, _ in steps] == ["perfscope.step#2", "perfscope.step#3", "perfscope.step#4"]
     optimizer = ranges(timing, "Optimizer.step#")
@@ -97,11 +112,22 @@ def test_the_trace_shows_each_step_exactly_and_the_detail_has_the_users_frames(t
     assert "record_shapes" not in timing
     assert not any(event.get("cat") == "python_function" for event in timing["traceEvents"])
 
-    detail = trace(tmp_path, "detail")
+    detail = trace(looped.folder, "detail")
     names = {event["name"] for event in detail["traceEvents"] if event.get("cat") == "python_function"}
     assert any(re.fullmatch(r"train\.py\(\d+\): work", name) for name in names)
     assert any(event.get("args", {}).get("Input Dims") for event in detail["traceEvents"])
     assert any(event.get("name") == "[memory]" for event in detail["traceEvents"])
+
+
+def test_secrets_of_the_environment_and_the_command_are_in_no_file(looped: Looped) -> None:
+    files = [path for path in (looped.folder / "perfscope-runs").rglob("*") if path.is_file()]
+    assert len(files) >= 5
+    for path in files:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        assert SECRET.encode() not in content, path
+    assert latest(looped.folder).command == ("train.py", "--hf-token", "***", "--api-key=***")
 
 
 @pytest.mark.slow
@@ -113,6 +139,7 @@ def test_light_records_the_timing_pass_alone_on_the_steps_that_were_asked_for(tm
     assert len(process.untraced_step_ns) == 3 + 1, "steps 2 to 4 before, 8 after one that settles"
 
 
+@pytest.mark.slow
 def test_deep_records_more_steps_with_shapes(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(13)\n")
     assert captured("--level", "deep", "--warmup", "1", program, cwd=tmp_path).returncode == 0
@@ -124,6 +151,7 @@ def test_deep_records_more_steps_with_shapes(tmp_path: Path) -> None:
     assert trace(tmp_path)["record_shapes"] == 1
 
 
+@pytest.mark.slow
 def test_perfscope_step_alone_rules_where_it_is_called(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -173,29 +201,6 @@ def test_an_annotation_named_like_a_step_is_found(tmp_path: Path) -> None:
     assert [name for name, _, _ in theirs] == ["iteration 2", "iteration 3", "iteration 4"]
     for (_, start, end), (_, first, last) in zip(mine, theirs, strict=True):
         assert start <= first <= last <= end
-
-
-@pytest.mark.slow
-def test_a_named_annotation_is_found_and_a_name_that_never_comes_is_said(tmp_path: Path) -> None:
-    program = write(
-        tmp_path,
-        "import perfscope\n" + LOOP + "for turn in range(12):\n    with perfscope.region('epoch'):\n        work(2)\n",
-    )
-    assert captured("--step-annotation", "epoch", program, cwd=tmp_path).returncode == 0
-    assert (only(tmp_path).step_source, only(tmp_path).steps_seen) == ("annotation epoch", 12)
-
-
-@pytest.mark.slow
-def test_a_range_around_the_optimizer_alone_is_not_the_loop(tmp_path: Path) -> None:
-    program = write(
-        tmp_path,
-        LOOP + "import time\nfrom torch.profiler import record_function\n"
-        "parameter = torch.nn.Parameter(torch.ones(4))\noptimizer = torch.optim.SGD([parameter], lr=0.1)\n"
-        "for turn in range(12):\n    parameter.square().sum().backward()\n    time.sleep(0.02)\n"
-        "    with record_function('step'):\n        optimizer.step()\n",
-    )
-    assert captured(program, cwd=tmp_path).returncode == 0
-    assert only(tmp_path).step_source == "optimizer.step"
 
 
 @pytest.mark.slow
@@ -272,7 +277,6 @@ def test_a_program_that_raises_keeps_its_captures_its_traceback_and_its_code(tmp
     assert {one.state for one in run.processes[0].captures} == {"recorded"}
 
 
-@pytest.mark.slow
 def test_two_ranks_under_torchrun_write_a_directory_each(tmp_path: Path) -> None:
     program = write(
         tmp_path,
@@ -281,7 +285,7 @@ def test_two_ranks_under_torchrun_write_a_directory_each(tmp_path: Path) -> None
         "dist.destroy_process_group()\n",
     )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = captured("--", *launcher, program, cwd=tmp_path)
+    done = captured("--level", "light", "--", *launcher, program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     processes = latest(tmp_path).processes
     assert [one.rank for one in processes] == [0, 1]
@@ -290,24 +294,6 @@ def test_two_ranks_under_torchrun_write_a_directory_each(tmp_path: Path) -> None
         assert {one.state for one in process.captures} == {"recorded"}, process.captures
     first = trace(tmp_path, directory="rank00001")
     assert first["distributedInfo"]["rank"] == 1
-
-
-@pytest.mark.slow
-def test_secrets_of_the_environment_and_the_command_are_in_no_file(tmp_path: Path) -> None:
-    program = write(tmp_path, LOOP + "work(10)\n")
-    secret = "hf_planted0secret0value"
-    done = captured(
-        program, "--hf-token", secret, f"--api-key={secret}", cwd=tmp_path, env=environment(HF_TOKEN=secret)
-    )
-    assert done.returncode == 0, done.stderr
-    files = [path for path in (tmp_path / "perfscope-runs").rglob("*") if path.is_file()]
-    assert len(files) >= 5
-    for path in files:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-        assert secret.encode() not in content, path
-    assert latest(tmp_path).command == ("train.py", "--hf-token", "***", "--api-key=***")
 
 
 @pytest.mark.slow
@@ -414,39 +400,6 @@ def test_no_capture_starts_below_a_compiled_frame(tmp_path: Path) -> None:
     assert "compiled function" in str(process.captures[0].reason)
 
 
-GUARDED = """
-import torch
-from torch.autograd.profiler import profile, record_function
-from perfscope.profiler.torch.hooks import RangeGuard
-
-guard = RangeGuard()
-undos = guard.install()
-
-def recording():
-    guard.started()
-    return profile(use_cpu=True, use_kineto=True)
-
-before, across, inside = record_function("before"), record_function("across"), record_function("inside")
-before.__enter__()
-with recording() as first:
-    across.__enter__()
-with recording() as second:
-    with inside:
-        torch.ones(3)
-    across.__exit__(None, None, None)
-    before.__exit__(None, None, None)
-kept = len(guard._kept)
-names = {event.name for event in second.function_events}
-later = record_function("later")
-with recording():
-    later.__enter__()
-later.__exit__(None, None, None)  # nothing records: torch may end it itself
-assert not guard._kept[kept:]
-for undo in undos:
-    undo()
-print(kept, "inside" in names, "across" in names)
-"""
-
 OVERLAPPING = """
 import torch
 from torch.profiler import record_function
@@ -463,12 +416,6 @@ for turn in range(14):
     optimizer.step()
 print("done", len(open_ranges))
 """
-
-
-@pytest.mark.slow
-def test_only_a_range_of_another_recording_is_left_open() -> None:
-    done = subprocess.run([sys.executable, "-c", GUARDED], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "True", "False"]
 
 
 @pytest.mark.slow
