@@ -42,6 +42,7 @@ def as_recorded(files: list[Path], folder: Path) -> list[Trace]:
     return planted(files, folder, lambda events, _: events)
 
 
+@pytest.mark.slow
 def test_the_job_as_recorded_has_none_of_them(before: set[tuple[str, str]]) -> None:
     assert {rule for rule, _ in before} <= {"straggler", "small_collectives"}
 

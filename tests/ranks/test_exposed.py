@@ -147,6 +147,7 @@ def test_torchrec_waits_for_the_rank_that_slept(corpus: Path) -> None:
     assert {found[rank].core_ns for rank in (0, 1, 3)} == {36_612_000}
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_maxtext_devices(corpus: Path, tmp_path: Path) -> None:
     (archive,) = (corpus / "nsys_jax").glob("*.zip")

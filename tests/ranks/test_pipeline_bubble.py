@@ -89,6 +89,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_messages_of_four_real_processes_are_paired(tmp_path: Path) -> None:
     script = tmp_path / "pipeline.py"

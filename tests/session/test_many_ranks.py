@@ -202,6 +202,7 @@ print('process', jax.process_index(), jax.process_count())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 def test_jax_distributed_says_the_rank_and_a_run_id_makes_one_run(tmp_path: Path) -> None:
     pytest.importorskip("jax")

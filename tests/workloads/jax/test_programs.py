@@ -52,7 +52,9 @@ def places(text: str) -> set[tuple[str, int]]:
     return {(Path(file).name, int(line)) for file, line in found}
 
 
-@pytest.mark.parametrize("name", ["attention", "moe", "ssm"])
+@pytest.mark.parametrize(
+    "name", ["moe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attention", "ssm"))]
+)
 def test_it_runs_as_a_module(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--size", "tiny", "--steps", "2", "--layers", "1"])
     monkeypatch.delitem(sys.modules, f"perfscope.workloads.jax.{name}", raising=False)
@@ -67,18 +69,6 @@ def test_it_runs_as_a_script() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert OUTPUT.fullmatch(done.stdout)
-
-
-def test_they_are_ordinary_programs() -> None:
-    code = (
-        "import sys, perfscope; bare = set(sys.modules);"
-        f"import {', '.join(f'perfscope.workloads.jax.{name}' for name in NAMES)};"
-        "new = {m for m in set(sys.modules) - bare if m.startswith('perfscope.')};"
-        "print([m for m in new if not m.startswith('perfscope.workloads')],"
-        " 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
-    assert done.stdout.strip() == "[] False"
 
 
 def test_the_folder_is_never_taken_for_the_library() -> None:
