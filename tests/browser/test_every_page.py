@@ -19,7 +19,7 @@ SHOWN = """document.querySelector('#page h1, #page .ps-report')
     && !document.querySelector('#page h1')?.innerText.startsWith('Reading')"""
 
 KINDS = ("pytorch", "jax", "ranks", "program", "snapshot")
-EVERYDAY = ("pytorch", "ranks")
+EVERYDAY = ("pytorch",)
 
 
 def _things(home: Path) -> dict[str, Path]:

@@ -59,6 +59,7 @@ def test_a_finding_is_drawn_with_boxes_and_bytes(tab: Tab, graph_server: Server)
     assert tab.went_away() == []
 
 
+@pytest.mark.slow
 def test_an_instruction_tells_its_text_and_its_neighbours(tab: Tab, graph_server: Server) -> None:
     _open_graph(tab, graph_server)
     tab.page.locator('.ps-node[aria-label^="e, exponential"]').focus()

@@ -189,12 +189,14 @@ def test_search_counts_and_jumps(tab: Tab, server: Server) -> None:
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_a_search_in_the_address_waits_for_the_names(tab: Tab, server: Server) -> None:
     tab.page.route("**/names?*", lambda route: (tab.page.wait_for_timeout(600), route.continue_()))
     _open(tab, server, "&find=sgemm")
     tab.until("document.querySelector('.ps-tl-status').textContent.startsWith('30 events, 330 us')")
 
 
+@pytest.mark.slow
 def test_a_piece_is_summed_by_name(tab: Tab, server: Server) -> None:
     _open(tab, server)
     tab.page.keyboard.press("t")
@@ -272,6 +274,7 @@ def test_the_table_as_csv(tab: Tab, files_server: Server) -> None:
     assert found == {"aten::mm": (80_000, 2, 40_000.0), f"'{FORMULA}": (40_000, 1, 40_000.0)}
 
 
+@pytest.mark.slow
 def test_the_picture_as_png(tab: Tab, files_server: Server) -> None:
     picture = _save(tab, files_server, "PNG")
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
@@ -398,7 +401,7 @@ def test_a_click_tells_the_finding_and_opens_it(tab: Tab, findings_server: Serve
     assert tab.wrong == []
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_finding_leads_to_exactly_its_piece_on_its_rank(tab: Tab, findings_server: Server, rank: int) -> None:
     _open_page(tab, findings_server, "findings", ".ps-finding")
     tab.page.click(f".ps-finding:has-text('{RULE}') >> a:has-text('of rank {rank}')")
@@ -417,6 +420,7 @@ def test_a_finding_leads_to_exactly_its_piece_on_its_rank(tab: Tab, findings_ser
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_keys_walk_between_lanes_and_findings(tab: Tab, findings_server: Server) -> None:
     _open_page(tab, findings_server, "timeline", READY)
     tab.page.focus(".ps-tl-canvas")
@@ -455,6 +459,7 @@ def test_keys_walk_between_lanes_and_findings(tab: Tab, findings_server: Server)
     assert tab.wrong == []
 
 
+@pytest.mark.slow
 def test_enter_opens_the_finding_that_is_selected(tab: Tab, findings_server: Server) -> None:
     _open_page(tab, findings_server, "timeline", READY)
     tab.page.focus(".ps-tl-canvas")

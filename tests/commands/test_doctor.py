@@ -41,6 +41,7 @@ def test_it_says_of_every_tool_whether_it_can_capture() -> None:
     assert "planted-secret" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_text_names_what_stands_in_the_way() -> None:
     done = ask(NSYS_PROFILING_SESSION_ID="7")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
+from tests.house.test_architecture import statements
 
 CAPABILITIES = frozenset(
     {"checkpointing", "memory", "ops", "plans", "programs", "ranks", "time", "torch_compile"},
@@ -51,7 +52,7 @@ def reached_into(root: Path) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = collections.defaultdict(set)
     for user in sorted(USERS):
         for path in (analyzers / user).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in statements(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom) and node.module is not None:
                     names = [f"{node.module}.{alias.name}" for alias in node.names]
                     found[user].update(_inner(name, user, node.module, analyzers) for name in names)

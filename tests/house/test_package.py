@@ -276,6 +276,7 @@ def collected(paths: list[str], without: set[str]) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_no_test_file_of_jax_needs_what_is_not_installed_there() -> None:
     paths = recipe("\t$(OLDEST)/bin/python -m pytest").split("-rs")[1].split()
     assert "tests/jax_capture" in paths

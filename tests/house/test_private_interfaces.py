@@ -45,6 +45,8 @@ def _dotted(node: ast.expr) -> str:
 def private_uses(source: str) -> set[str]:
     """Private modules and attributes of torch and jax that a file imports, reads, or names in a string of its own."""
     names: set[str] = set()
+    if "torch" not in source and "jax" not in source:
+        return names
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}

@@ -182,7 +182,7 @@ def test_a_key_cannot_end_the_marker(key: str) -> None:
 @example("0000000000a")
 @example("`a` @user #1 https://x.y")
 @example("0\n\n# heading\n\n| a |\n|-|\n| b |\n")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_name_acts(name: str) -> None:
     text = render(comparisons.hostile(name))
     text.encode()
@@ -200,7 +200,7 @@ def test_no_name_acts(name: str) -> None:
 
 
 @given(NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_quiet_line_stays_one(name: str) -> None:
     held = comparisons.unchanged_captures()
     held["base"]["paths"] = [name]
@@ -271,7 +271,7 @@ class TestHtml:
 
     @given(NAMES)
     @example("</script><script>alert(1)</script>")
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=20, deadline=None)
     def test_no_name_acts(self, name: str) -> None:
         page = Parsed(html.render(comparisons.hostile(name)))
         plain = Parsed(html.render(comparisons.hostile("plain\n```\ncode\n```\n")))

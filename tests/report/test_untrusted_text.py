@@ -164,7 +164,7 @@ NAMES = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=14).map("".joi
 
 @given(NAMES)
 @example("000\u093a")  # a mark that takes no room on a terminal
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_report_holds(name: str) -> None:
     held = hostile(name)
     # a name may look like code, and is then shown as code: safe, and nothing else than the page has for code
@@ -191,7 +191,7 @@ def test_every_report_holds(name: str) -> None:
 
 
 @given(st.sampled_from(SECRETS), st.sampled_from(["", " ", "=", "/", "token="]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_secret_is_in_any_report(secret: str, before: str) -> None:
     held = hostile(f"x{before} {secret} y")
     reports = (
