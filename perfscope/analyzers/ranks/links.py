@@ -1,8 +1,6 @@
-"""Collectives that take far longer than their links need, of all ranks of a job, or of one rank with link counters.
+"""Collectives of a job that take far longer than their links need.
 
-Of a job, what counts is the core (the shortest duration over the ranks), so waiting for a late rank is not in it. Of
-one rank alone the duration holds the waiting; where counters of its links were recorded, the time in which they
-carried nothing is taken off: waiting for others, launching and protocol leave links idle, a slow transfer does not.
+What counts is the core (the shortest duration over the ranks), so waiting for a late rank is not in it.
 """
 
 from __future__ import annotations
@@ -26,24 +24,17 @@ from perfscope.model.collectives import bus_factor
 from perfscope.model.intervals import Int64, Intervals, covered, merge, union
 from perfscope.model.trace import MISSING, Trace
 
-# What was recorded of links while collectives ran: NVLink of each GPU, and the network cards of the machine.
+# What was recorded of NVLink while collectives ran, by GPU.
 #
-# Units, as Nsight Systems exports them:
-#
-# - ``GPU 0: NVLink TX Requests User Data [Throughput %]`` and its kin: integer percent of the peak of all links of
-#   the GPU in one direction. Requests and responses, user and protocol data each have a counter of their own;
-#   together they fill the links, so they are added. Older exports have one ``NVLink TX Throughput`` for all of them.
-# - ``NIC 0: IB: Bytes sent [bytes/ms]``: a rate. ``[B/s]`` and ``[bytes/s]`` are taken as well, other units are not.
+# Nsight Systems exports ``GPU 0: NVLink TX Requests User Data [Throughput %]`` and its kin: integer percent of the peak
+# of all links of the GPU in one direction. Requests and responses, user and protocol data each have a counter of their
+# own; together they fill the links, so they are added. Older exports have one ``NVLink TX Throughput`` for all of them.
 #
 # A sample stands for the time since the one before it. NVIDIA notes that links that are down may read as 100 percent:
 # a GPU whose links read full in every sample of a recording is left out.
 
 
 _NVLINK = re.compile(r"GPU (\d{1,4}): NVLink (RX|TX) (.+? Data|Throughput|Bandwidth)(?: \[(.*)\])?")
-_CARD = re.compile(r"NIC (\d{1,4}): (?:IB|RoCE): Bytes (sent|received) \[(.*)\]")
-_RATES = {"bytes/ms": 1e3, "B/ms": 1e3, "bytes/s": 1.0, "B/s": 1.0}
-"""Bytes/s of one of that unit."""
-
 GAP = 2.0
 """Times the usual distance of two samples: after a longer one samples were lost, and only the usual one is covered."""
 
@@ -58,7 +49,7 @@ class Samples:
     starts_ns: Int64
     ends_ns: Int64
     values: npt.NDArray[np.float64]
-    """Of NVLink the fuller direction, as a share of the peak; of a network card bytes/s that it sent."""
+    """Of the fuller direction, as a share of the peak."""
 
     def within(self, start_ns: int, end_ns: int) -> tuple[Int64, npt.NDArray[np.float64]]:
         """(ns of each sample inside the interval, its value), of those that reach into it."""
@@ -68,49 +59,29 @@ class Samples:
         return inside, self.values[first:last]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkCounters:
-    """Samples that lie beside communication kernels."""
-
-    nvlink: Mapping[int, Samples]
-    """By the device's number."""
-    cards: tuple[Samples, ...]
-    """The network cards of the machine."""
-
-
-def link_counters(trace: Trace) -> LinkCounters:
-    """The counters of links of a trace; empty where none were recorded."""
+def link_counters(trace: Trace) -> dict[int, Samples]:
+    """By the device's number: samples of its links that lie beside communication kernels; empty without counters."""
     counters = trace.rows["counters"]
     kernels = trace.rows["kernels"]
     talking = kernels["communication"] if len(kernels) else np.empty(0, bool)
     spans = union(kernels["start_ns"][talking], kernels["end_ns"][talking])
-    nvlink: dict[tuple[int, str], list[Int64]] = defaultdict(list)
-    sent: dict[int, list[tuple[Int64, float]]] = defaultdict(list)
+    nvlink: dict[int, dict[str, list[Int64]]] = defaultdict(lambda: defaultdict(list))
     for code in np.unique(counters["name"]).tolist() if len(counters) else ():
-        name = trace.text(code)
-        if (found := _NVLINK.fullmatch(name)) and found[4] in (None, "Throughput %"):
-            nvlink[int(found[1]), found[2]].append(np.flatnonzero(counters["name"] == code))
-        elif (found := _CARD.fullmatch(name)) and found[2] == "sent" and found[3] in _RATES:
-            sent[int(found[1])].append((np.flatnonzero(counters["name"] == code), _RATES[found[3]]))
+        counter = _NVLINK.fullmatch(trace.text(code))
+        if counter and counter[4] in (None, "Throughput %"):
+            nvlink[int(counter[1])][counter[2]].append(np.flatnonzero(counters["name"] == code))
     times, values = counters["time_ns"], counters["value"]
     gpus = {}
-    for gpu in sorted({gpu for gpu, _ in nvlink}):
-        sides = [_summed(times, values / 100, rows) for (one, _), parts in nvlink.items()
-                 if one == gpu for rows in [np.concatenate(parts)]]  # fmt: skip
+    for gpu in sorted(nvlink):
+        sides = [_summed(times, values / 100, np.concatenate(parts)) for parts in nvlink[gpu].values()]
         moments = np.unique(np.concatenate([moment for moment, _ in sides]))
         share = np.zeros(len(moments))
         for moment, value in sides:
-            at = np.searchsorted(moments, moment)
-            share[at] = np.maximum(share[at], value)
+            index = np.searchsorted(moments, moment)
+            share[index] = np.maximum(share[index], value)
         if len(moments) and share.min() < FULL:
             gpus[gpu] = _beside(moments, np.minimum(share, FULL), spans)
-    cards = []
-    for parts in sent.values():
-        rows = np.concatenate([found for found, _ in parts])
-        scale = np.concatenate([np.full(len(found), by) for found, by in parts])
-        moment, rate = _summed(times[rows], values[rows] * scale, np.arange(len(rows)))
-        cards.append(_beside(moment, rate, spans))
-    return LinkCounters(nvlink=gpus, cards=tuple(cards))
+    return gpus
 
 
 def _summed(times: Int64, values: npt.NDArray[np.float64], rows: Int64) -> tuple[Int64, npt.NDArray[np.float64]]:
@@ -156,7 +127,7 @@ SAMPLES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """Of the links of one device, or of the network cards of a node, over some time."""
+    """Of the links of one device over some time."""
 
     mean: float
     """Share of the peak in the fuller direction."""
@@ -164,7 +135,6 @@ class LinkUse:
     """The fullest sample."""
     idle: float
     """Share of the time in samples below ``IDLE``."""
-    network: bool
 
     @property
     def verdict(self) -> Verdict:
@@ -177,40 +147,21 @@ class LinkUse:
 def nvlink_use(trace: Trace, kernel: int, start_ns: int, end_ns: int) -> LinkUse | None:
     """Of the links of the kernel's device from ``start_ns`` to ``end_ns``; None where too little of it was sampled."""
     counters = trace.fact(link_counters)
-    if kernel == MISSING or not counters.nvlink:
+    if kernel == MISSING or not counters:
         return None
     device = int(trace.rows["kernels"]["device"][kernel])
-    samples = counters.nvlink.get(int(trace.rows["devices"]["ordinal"][device]))
-    return None if samples is None else _use([samples], 1.0, start_ns, end_ns, network=False)
-
-
-def network_use(trace: Trace, bandwidth: float, start_ns: int, end_ns: int) -> LinkUse | None:
-    """Of all network cards of the machine, which send ``bandwidth`` bytes/s together."""
-    counters: LinkCounters = trace.fact(link_counters)
-    return _use(counters.cards, bandwidth, start_ns, end_ns, network=True) if counters.cards else None
-
-
-def has_counters(trace: Trace) -> bool:
-    """Whether any counter of links lies beside the trace's collectives."""
-    counters = trace.fact(link_counters)
-    return any(len(samples.values) for samples in (*counters.nvlink.values(), *counters.cards))
-
-
-def _use(several: Sequence[Samples], peak: float, start_ns: int, end_ns: int, *, network: bool) -> LinkUse | None:
-    """Cards are sampled each at moments of its own: their means are added, their peaks too (an upper bound)."""
-    mean = highest = 0.0
-    idle = 1.0
-    for samples in several:
-        inside, values = samples.within(start_ns, end_ns)
-        total = int(inside.sum())
-        if len(inside) < SAMPLES or total < COVERED * (end_ns - start_ns):
-            return None
-        share = values / peak
-        mean += float(np.dot(inside, share)) / total
-        highest += float(share.max())
-        # a moment is idle only if every card is: of each, IDLE of its own part of the peak
-        idle = min(idle, float(inside[share * len(several) < IDLE].sum()) / total)
-    return LinkUse(mean=mean, peak=highest, idle=idle, network=network)
+    samples = counters.get(int(trace.rows["devices"]["ordinal"][device]))
+    if samples is None:
+        return None
+    inside, share = samples.within(start_ns, end_ns)
+    total = int(inside.sum())
+    if len(inside) < SAMPLES or total < COVERED * (end_ns - start_ns):
+        return None
+    return LinkUse(
+        mean=float(np.dot(inside, share)) / total,
+        peak=float(share.max()),
+        idle=float(inside[share < IDLE].sum()) / total,
+    )
 
 
 # How long a collective takes at best, by the bytes that have to cross links inside a node and between nodes.
@@ -352,16 +303,15 @@ class Call:
     operation: str
     number: int
     group: tuple[int, ...]
-    """Its ranks; empty where only their number is known."""
-    size: int
+    """Its ranks."""
     message_bytes: int
     took_ns: int
     """Without waiting for others."""
     waited_ns: int
-    """The longest wait of a rank; of one rank alone, the time its links were idle."""
+    """The longest wait of a rank."""
     algorithm: str | None
     protocol: str | None
-    rank: int | None
+    rank: int
     """The one that came last."""
     trace: Trace
     side: Local
@@ -370,8 +320,6 @@ class Call:
     ideal_ns: float = 0.0
     """With the latency."""
     use: LinkUse | None = None
-    judged: bool = True
-    """False: it only shows the latency."""
 
     @property
     def exposed_ns(self) -> int:
@@ -401,7 +349,7 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
     trace = ranks.job.members[0].trace
     if link_of(trace) is None and (trace.topology is None or trace.topology.network is None):
         return None, UNKNOWN
-    sampled = tuple(rank for rank, member in members.items() if has_counters(member.trace))
+    sampled = tuple(rank for rank, member in members.items() if member.trace.fact(link_counters))
     why = SIZELESS
     calls: list[Call] = []
     for one in ranks.matching.matched:
@@ -423,7 +371,6 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
                 operation=one.operation,
                 number=one.index,
                 group=one.group,
-                size=one.size,
                 message_bytes=message,
                 took_ns=one.core_ns,
                 waited_ns=max(one.wait_ns(rank) for rank in one.sides),
@@ -437,47 +384,6 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
             )
         )
     return (calls, "") if calls else (None, why)
-
-
-def of_rank(trace: Trace) -> list[Call]:
-    """Collectives of one rank, ``judged`` where their links were sampled all along.
-
-    Time in which the links were idle is then not in ``took_ns``; of the others it is the whole duration.
-    """
-    calls: list[Call] = []
-    for one in trace.fact(locals_of):
-        message, size = one.message_bytes(), len(one.ranks) if one.ranks else one.size
-        if one.kernel == MISSING or not message or size is None or one.duration_ns <= 0:
-            continue
-        place = placement(one.ranks, trace.topology) if one.ranks else _first_node(size, trace.topology)
-        ideal, _ = _ideal(one.operation, one.algorithm, message, place, trace)
-        if ideal is None:
-            continue
-        use = _use_stalls(trace, one.kernel, one.start_ns, one.end_ns, ideal)
-        # where its bytes would not show in the counters, that they are idle says nothing
-        shown = use is not None and ideal.ns >= IDLE * one.duration_ns
-        # links that stay idle from begin to end did not carry it at all: that is no waiting
-        idle = round(use.idle * one.duration_ns) if use is not None and use.idle < 1 else 0
-        calls.append(
-            Call(
-                operation=one.operation,
-                number=one.sequence if one.sequence is not None else len(calls),
-                group=one.ranks or (),
-                size=size,
-                message_bytes=message,
-                took_ns=one.duration_ns - idle,
-                waited_ns=idle,
-                algorithm=one.algorithm,
-                protocol=one.protocol,
-                rank=trace.source.rank,
-                trace=trace,
-                side=one,
-                ideal=ideal,
-                use=use,
-                judged=shown,
-            )
-        )
-    return calls
 
 
 def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Call]:
@@ -498,11 +404,8 @@ def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Ca
             # one size only: it cannot show its own latency, so its bytes are held to the links alone
             judged = [replace(one, ideal_ns=one.ideal.ns) for one in held]
         for one in judged:
-            if (
-                one.judged
-                and one.took_ns > (limit_ll if one.protocol == "LL" else limit) * one.ideal_ns
-                and not _beside_stalls(one, others)
-            ):
+            slow = one.took_ns > (limit_ll if one.protocol == "LL" else limit) * one.ideal_ns
+            if slow and not _beside_stalls(one, others):
                 yield one
 
 
@@ -540,12 +443,6 @@ def _ideal(
     return found, UNKNOWN if link is None else "nccl-tests measures none of these operations: no ideal is known"
 
 
-def _first_node(size: int, topology: Topology | None) -> Placement | None:
-    """Of a group whose members are not recorded: on one node if it fits there, as NVLink counters will show."""
-    found = placement(range(size), topology)
-    return found if found is not None and found.nodes == 1 else None
-
-
 def _kind(sides: Collection[Local]) -> tuple[str | None, str | None]:
     """(algorithm, protocol), as any of the ranks tells; LL if one used it."""
     algorithms = [side.algorithm for side in sides if side.algorithm]
@@ -555,16 +452,11 @@ def _kind(sides: Collection[Local]) -> tuple[str | None, str | None]:
 
 def _use_in(one: Matched, members: Mapping[int, Member], sampled: Sequence[int], ideal: Ideal) -> LinkUse | None:
     """By the counters of the rank that came last, else of the first of ``sampled``: the last ``core_ns`` of each."""
+    if ideal.network or not ideal.link.startswith("NVLink"):
+        return None
     for rank in sorted(set(sampled).intersection(one.sides), key=lambda rank: (rank != one.last, rank)):
         side = one.sides[rank]
-        use = _use_stalls(members[rank].trace, side.kernel, side.end_ns - one.core_ns, side.end_ns, ideal)
+        use = nvlink_use(members[rank].trace, side.kernel, side.end_ns - one.core_ns, side.end_ns)
         if use is not None:
             return use
     return None
-
-
-def _use_stalls(trace: Trace, kernel: int, start_ns: int, end_ns: int, ideal: Ideal) -> LinkUse | None:
-    if not ideal.network:
-        return nvlink_use(trace, kernel, start_ns, end_ns) if ideal.link.startswith("NVLink") else None
-    network = trace.topology.network if trace.topology is not None else None
-    return None if network is None else network_use(trace, network.card_bandwidth * network.cards, start_ns, end_ns)

@@ -22,15 +22,13 @@ How it is found:
     held to the slower of two stages: what a node has to send over the network cards of its ranks in the group, and what
     a device has to send inside the node (`perfscope/analyzers/ranks/links.py`). Without one they are not judged.
 
-    Where counters of the links were recorded (Nsight Systems, `--gpu-metrics-devices=all`; `--nic-metrics` for the
-    network), the finding says how full the links were while the collective itself ran: saturated (80% of their peak in
-    the mean: there is no more to get, unless another stream takes part of it, or the algorithm sends more than it has
-    to), idle (less than 5% for half of the time or more: it waits, launches, or takes another way), or partly.
+    Where counters of NVLink were recorded (Nsight Systems, `--gpu-metrics-devices=all`), the finding says how full the
+    links were while the collective itself ran: saturated (80% of their peak in the mean: there is no more to get,
+    unless another stream takes part of it, or the algorithm sends more than it has to), idle (less than 5% for half of
+    the time or more: it waits, launches, or takes another way), or partly.
 
     The cost is modelled, and an upper bound: the core beyond the ideal, as far as it is exposed. From one rank alone
-    wait and stall cannot be told apart, and the rule abstains, unless its counters settle it: time in which its links
-    are idle is waiting, and what is left is held to the ideal; links that stay idle all along did not carry the
-    collective. It abstains for devices whose links are not known.
+    wait and stall cannot be told apart, and the rule abstains. It abstains for devices whose links are not known.
 
 Fix:
     Compare with nccl-tests on the same machine (`all_reduce_perf -b 64M -e 1G -f 2 -g 8`). If it is slow there too:
@@ -49,10 +47,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.ranks.job import has_ranks, only_compared
-from perfscope.analyzers.ranks.links import Call, Verdict, has_counters, of_job, of_rank, stalled
+from perfscope.analyzers.ranks.job import only_compared
+from perfscope.analyzers.ranks.links import Call, Verdict, of_job, stalled
 from perfscope.analyzers.ranks.sets import comparable
-from perfscope.analyzers.time import spans_of_ranks, timed_cost, whole_ns
+from perfscope.analyzers.time import spans_of_ranks, timed_cost
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -86,9 +84,9 @@ ADVICE: dict[Verdict | None, str] = {
     "PCIe or host memory in place of the links: NCCL_DEBUG=INFO says which transport).",
     "partly": "",
     None: "Whether the links were full or idle meanwhile was not recorded: nsys profile --gpu-metrics-devices=all "
-    "(--nic-metrics for the network) would tell.",
+    "would tell.",
 }
-"""By what the counters of the links say."""
+"""Of NVLink, by what its counters say."""
 
 
 check = only_compared
@@ -96,11 +94,7 @@ check = only_compared
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     """Yield a finding for each operation and group of a job whose collectives stall."""
-    try:
-        sets = comparable(traces)
-    except AbstainError as cause:
-        yield from _alone(traces, cause)
-        return
+    sets = comparable(traces)
     reasons = []
     for ranks in sets:
         calls, why = of_job(ranks)
@@ -108,38 +102,22 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
             reasons.append(why)
             continue
         whole = ranks.job.whole_ns
-        yield from _findings(list(stalled(calls, STALLED, STALLED_LL)), whole, alone=False)
+        yield from _findings(list(stalled(calls, STALLED, STALLED_LL)), whole)
     if sets and len(reasons) == len(sets):
         raise AbstainError(reasons[0])
 
 
-def _alone(traces: Sequence[Trace], cause: AbstainError) -> Iterable[Finding]:
-    """What ranks that no other can be held against tell by the counters of their links."""
-    told = False
-    for trace in filter(has_ranks, traces):
-        calls = of_rank(trace) if has_counters(trace) else []
-        told = told or any(one.judged for one in calls)
-        yield from _findings(list(stalled(calls, STALLED, STALLED_LL)), whole_ns(trace), alone=True)
-    if not told:
-        counters = (
-            "counters of the links are too coarse or say nothing of a collective of known size"
-            if any(map(has_counters, filter(has_ranks, traces)))
-            else "counters of the links, which would tell, are not recorded (nsys profile --gpu-metrics-devices=all)"
-        )
-        raise AbstainError(f"wait or stall, it cannot be told: {cause}; {counters}") from cause
-
-
-def _findings(stalls: Sequence[Call], whole: int, *, alone: bool) -> Iterable[Finding]:
+def _findings(stalls: Sequence[Call], whole: int) -> Iterable[Finding]:
     by_kind: dict[tuple[object, ...], list[Call]] = defaultdict(list)
     for one in stalls:
-        by_kind[one.operation, one.group, one.size, one.ideal.network].append(one)
+        by_kind[one.operation, one.group, one.ideal.network].append(one)
     for kind in by_kind.values():
         cost = sum(one.cost_ns for one in kind)
         if cost >= COST_SHARE * whole > 0:
-            yield _finding(sorted(kind, key=lambda one: -one.cost_ns), cost, whole, alone=alone)
+            yield _finding(sorted(kind, key=lambda one: -one.cost_ns), cost, whole)
 
 
-def _finding(stalls: Sequence[Call], cost: int, whole: int, *, alone: bool) -> Finding:
+def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
     worst = stalls[0]
     ideal, trace = worst.ideal, worst.trace
     reached = float(np.median([one.ideal.sent_bytes / max(1, one.took_ns) * 1e9 for one in stalls]))
@@ -149,22 +127,19 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int, *, alone: bool) -> F
         by_verdict[one.use.verdict if one.use is not None else None] += one.cost_ns
     verdict = by_verdict.most_common(1)[0][0]
     counted = any(one.use is not None for one in stalls)
-    ranks = worst.group if worst.group else () if worst.rank is None else (worst.rank,)
-    after = "without the time its links were idle" if alone else "after the last rank came"
-    advice = NETWORK_ADVICE if ideal.network else NVLINK_ADVICE
     return Finding(
         subject=f"collectives far below their {'network' if ideal.network else 'links'}",
-        title=f"{len(stalls):,} {worst.operation} in a group of {worst.size} reach {reached / 1e9:.1f} GB/s of the "
-        f"{ideal.bandwidth / 1e9:.0f} GB/s of {ideal.link} (median): one of "
-        f"{format_bytes(worst.message_bytes)} takes {format_ns(worst.took_ns)} {after}, where "
+        title=f"{len(stalls):,} {worst.operation} in a group of {len(worst.group)} reach {reached / 1e9:.1f} GB/s of "
+        f"the {ideal.bandwidth / 1e9:.0f} GB/s of {ideal.link} (median): one of "
+        f"{format_bytes(worst.message_bytes)} takes {format_ns(worst.took_ns)} after the last rank came, where "
         f"{format_ns(worst.ideal_ns)} are ideal; up to {format_ns(cost)} ({format_share(cost, whole)})"
         + _links(stalls, verdict),
         **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op=worst.operation, kernel=name),
-        ranks=tuple(sorted(ranks)),
+        ranks=tuple(sorted(worst.group)),
         evidence=tuple(_row(one, counted=counted) for one in stalls[:ROWS]),
-        spans=spans_of_ranks((one.rank, one.side.start_ns, one.side.end_ns) for one in stalls if one.rank is not None),
-        advice=" ".join(filter(None, (ADVICE[verdict], advice))),
+        spans=spans_of_ranks((one.rank, one.side.start_ns, one.side.end_ns) for one in stalls),
+        advice=NETWORK_ADVICE if ideal.network else f"{ADVICE[verdict]} {NVLINK_ADVICE}".lstrip(),
     )
 
 
@@ -174,12 +149,11 @@ def _links(stalls: Sequence[Call], verdict: Verdict | None) -> str:
     if verdict is None or not used:
         return ""
     mean, idle = (float(np.median([getattr(use, name) for use in used])) for name in ("mean", "idle"))
-    what = "network cards" if used[0].network else "NVLinks"
     if verdict == "saturated":
-        return f"; its {what} are full meanwhile ({mean:.0%} of their peak): they are the limit"
+        return f"; its NVLinks are full meanwhile ({mean:.0%} of their peak): they are the limit"
     if verdict == "idle":
-        return f"; its {what} are idle for {idle:.0%} of it ({mean:.0%} of their peak): they are not the limit"
-    return f"; its {what} are at {mean:.0%} of their peak meanwhile"
+        return f"; its NVLinks are idle for {idle:.0%} of it ({mean:.0%} of their peak): they are not the limit"
+    return f"; its NVLinks are at {mean:.0%} of their peak meanwhile"
 
 
 def _row(one: Call, *, counted: bool) -> dict[str, Cell]:

@@ -202,14 +202,9 @@ def _windows(trace: Trace) -> tuple[np.ndarray, np.ndarray, list[str], bool]:
 
 def links_of(trace: Trace) -> list[list[Any]]:
     """Rows (rank, link, samples, mean, most, unit) of the counters beside communication; empty: none recorded."""
-    counters = trace.fact(link_counters)
     rank = trace.source.rank
-    rows = [
-        _link(rank, f"NVLink of GPU {gpu}", samples, "share of its peak") for gpu, samples in counters.nvlink.items()
-    ]
-    rows += [
-        _link(rank, f"network card {index}", samples, "bytes/s sent") for index, samples in enumerate(counters.cards)
-    ]
+    counters = trace.fact(link_counters)
+    rows = [_link(rank, f"NVLink of GPU {gpu}", samples, "share of its peak") for gpu, samples in counters.items()]
     return [row for row in rows if row[2]]
 
 
