@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.model.finding import Basis
+from perfscope.model.live_bytes import NEVER, Curve, Int64, curve
 from perfscope.model.trace import MISSING
 from perfscope.model.trace.columns import Column, Rows, Table, id_column, row_column, text_column
 
 if TYPE_CHECKING:
     from perfscope.model.trace import Trace
 
-
-Int64 = npt.NDArray[np.int64]
 
 Axis = Literal["ns", "event", "instruction"]
 """What positions count: the trace's clock, allocator events, or instructions of the schedule."""
@@ -95,14 +94,6 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A step function: ``bytes[i]`` holds from ``positions[i]`` up to the next one. Shapes (n,), int64, sorted."""
-
-    positions: Int64
-    bytes: Int64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTimeline:
     """Blocks of one memory. Sums are exact: the curve is the blocks', and ``held_before`` stands apart."""
 
@@ -150,16 +141,12 @@ class MemoryTimeline:
 
     def live(self) -> Curve:
         """Bytes in use after each change, ``unseen_bytes`` included."""
-        starts, ends, size = self.blocks["start"], self.blocks["end"], self.blocks["bytes"]
-        gone = ~self.blocks["after"]
-        positions = np.concatenate((starts, ends[gone]))
-        change = np.concatenate((size, -size[gone]))
-        places, inverse = np.unique(positions, return_inverse=True)
-        total = np.zeros(len(places), np.int64)
-        np.add.at(total, inverse, change)
-        if not len(places) or places[0] > self.first:
-            places, total = np.concatenate(([self.first], places)), np.concatenate(([0], total))
-        return Curve(positions=places.astype(np.int64), bytes=np.cumsum(total) + self.unseen_bytes)
+        blocks = self.blocks
+        live = curve(blocks["start"], np.where(blocks["after"], NEVER, blocks["end"]), blocks["bytes"])
+        positions, size = live.positions, live.bytes
+        if not len(positions) or positions[0] > self.first:
+            positions, size = np.concatenate(([self.first], positions)), np.concatenate(([0], size))
+        return Curve(positions=positions, bytes=size + self.unseen_bytes)
 
     def peak(self) -> tuple[int, int]:
         """``(position, bytes)`` of the first moment at which most bytes were in use.
@@ -167,9 +154,7 @@ class MemoryTimeline:
         At one position what is freed goes before what is allocated, as in the allocator; a source whose events
         share positions and must not be netted gives each its own.
         """
-        curve = self.live()
-        at = int(np.argmax(curve.bytes))
-        return int(curve.positions[at]), int(curve.bytes[at])
+        return self.live().peak()
 
     def alive_at(self, position: int) -> npt.NDArray[np.intp]:
         """Rows of ``blocks`` that are held at ``position``, largest first."""

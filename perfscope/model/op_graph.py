@@ -9,9 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 OP_GRAPH_SCHEMA = "perfscope.op_graph/1"
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
@@ -92,36 +89,6 @@ class OpGraph:
     """By id. None: the recording is older and does not say."""
     truncated: bool = False
     """True if the op limit was reached and the step's tail is missing."""
-
-
-# Memory of one step from its op graph alone: what is alive at each op, and what the forward keeps for the backward.
-#
-# No times and no addresses: bytes as the program asked for them, by index of op. The op graph sees what ops return,
-# not
-# what they allocate inside and free again, nor what is made without an op (a copy of the random generator's state): a
-# peak from it is a lower bound by that.
-
-
-Int64 = npt.NDArray[np.int64]
-
-
-def live_bytes(graph: OpGraph, device: str | None = None, *, made_in_step: bool = True) -> Int64 | None:
-    """Bytes held while each op runs, shape (ops,), on ``device`` (default: the program's); None if not recorded.
-
-    An op's inputs and results are alive together. ``made_in_step``: only what ops of this step made, as allocator
-    events of the step see it; otherwise with what was there before and was touched.
-    """
-    if graph.storages is None:
-        return None
-    wanted, place, late = device or graph.device, storage_devices(graph), taken_over(graph, graph.storages)
-    change = np.zeros(len(graph.ops) + 1, np.int64)
-    for index, storage in enumerate(graph.storages):
-        if place.get(index) != wanted or (made_in_step and storage.born is None):
-            continue
-        change[(storage.born or 0) + (index in late)] += storage.bytes
-        if storage.died is not None:
-            change[storage.died] -= storage.bytes
-    return np.cumsum(change)[:-1]
 
 
 def taken_over(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> set[int]:

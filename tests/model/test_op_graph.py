@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import DataError
-from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, live_bytes
+from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, taken_over
 from perfscope.profiler.torch.op_graph.capture import OP_COLUMNS, OpTable
 from tests.graphs import GraphBuilder
 
@@ -208,39 +208,6 @@ def with_storages(graph: OpGraph, *rows: tuple[int, int | None, int | None]) -> 
     return replace(graph, storages=tuple(storages))
 
 
-def a_step() -> OpGraph:
-    """weight, x; h = mul(x, weight); t = relu(h); y = exp(h); and one op of the backward that reads h."""
-    builder = GraphBuilder()
-    weight, x = builder.input((4,), parameter=True), builder.input((4,))
-    h = builder.op("mul", [x, weight], phase="forward")
-    t = builder.op("relu", [h], phase="forward")
-    y = builder.op("exp", [t], phase="forward")
-    builder.op("mul", [y, h], phase="backward")
-    return with_storages(
-        builder.graph(), (16, None, None), (16, None, 1), (100, 0, None), (10, 1, 3), (1, 2, 4), (1000, 3, 4)
-    )
-
-
-def test_what_is_alive_at_each_op() -> None:
-    live = live_bytes(a_step())
-    assert live is not None
-    assert live.tolist() == [100, 110, 111, 1101]
-    with_before = live_bytes(a_step(), made_in_step=False)
-    assert with_before is not None
-    assert with_before.tolist() == [132, 126, 127, 1117]
-
-
-def test_other_devices_are_left_out() -> None:
-    live = live_bytes(a_step(), "cuda")
-    assert live is not None
-    assert live.tolist() == [0, 0, 0, 0]
-
-
-def test_older_recordings_do_not_say() -> None:
-    graph = replace(a_step(), storages=None)
-    assert live_bytes(graph) is None
-
-
 def accumulation(*, maker_sequence: int, died: int) -> OpGraph:
     """Two gradients of one value, made by nodes 5 and ``maker_sequence``; added up under node 5."""
     builder = GraphBuilder()
@@ -257,13 +224,12 @@ def accumulation(*, maker_sequence: int, died: int) -> OpGraph:
 
 
 def test_gradients_are_added_up_in_place_without_the_recording() -> None:
-    taken_over = live_bytes(accumulation(maker_sequence=6, died=3))
-    assert taken_over is not None
-    assert taken_over.tolist() == [16, 32, 32, 32]
+    graph = accumulation(maker_sequence=6, died=3)
+    assert graph.storages is not None
+    assert taken_over(graph, graph.storages) == {3}
     for held_longer_or_of_one_formula in (
         accumulation(maker_sequence=6, died=4),
         accumulation(maker_sequence=5, died=3),
     ):
-        live = live_bytes(held_longer_or_of_one_formula)
-        assert live is not None
-        assert live.tolist()[:3] == [16, 32, 48]
+        assert held_longer_or_of_one_formula.storages is not None
+        assert not taken_over(held_longer_or_of_one_formula, held_longer_or_of_one_formula.storages)

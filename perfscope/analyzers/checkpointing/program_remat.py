@@ -264,18 +264,11 @@ def _bought(trace: Trace, cost: ModuleCost, spans: Sequence[tuple[int, int, int]
     timeline = timeline_of(trace, cost.module)
     if timeline is None:
         return None
-    live = timeline.live()
-    length = timeline.last + 2
-    change = np.zeros(length + 1, np.int64)
-    np.add.at(change, np.minimum(live.positions, length), np.diff(live.bytes, prepend=0))
-    for start, stop, size in spans:
-        if stop > start:
-            change[min(start, length)] += size
-            change[min(stop, length)] -= size
+    starts, ends, sizes = np.array([span for span in spans if span[1] > span[0]], np.int64).reshape(-1, 3).T
     known = trace.fact(program_device)
     return Bought(
         peak=timeline.peak()[1],
-        without=int(np.cumsum(change).max()),
+        without=timeline.live().plus(starts, ends, sizes).peak()[1],
         assigned=cost.module.buffer_assignment is not None,
         usable=usable_bytes(trace, cost.module),
         device="" if known is None else known.label(),

@@ -19,7 +19,8 @@ from perfscope.analyzers.checkpointing.step_model import Region, StepModel, Valu
 from perfscope.analyzers.checkpointing.torch_regions import Call, StepJoins, held_of, module_calls, timeline_of
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.model.finding import AbstainError
-from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryTimeline
+from perfscope.model.live_bytes import Int64, peak
+from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryTimeline
 from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices
 from perfscope.model.trace import MISSING, Trace
 
@@ -66,10 +67,11 @@ def _within(timeline: MemoryTimeline, starts: Int64, ends: Int64) -> dict[int, i
     span = np.searchsorted(starts, first, side="right") - 1
     inside = span >= 0
     inside[inside] &= last[inside] <= ends[span[inside]]
-    changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for index in np.flatnonzero(inside).tolist():
-        changes[int(span[index])] += [(int(first[index]), int(size[index])), (int(last[index]), -int(size[index]))]
-    return {place: int(np.cumsum([change for _, change in sorted(events)]).max()) for place, events in changes.items()}
+    first, last, size, span = first[inside], last[inside], size[inside], span[inside]
+    return {
+        place: peak(first[span == place], last[span == place], size[span == place])[1]
+        for place in np.unique(span).tolist()
+    }
 
 
 RANDOM_STATE_BYTES = 5_056

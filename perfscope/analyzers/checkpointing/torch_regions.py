@@ -534,9 +534,8 @@ def _peak_of_steps(trace: Trace, timeline: MemoryTimeline) -> int | None:
     if not len(steps) or timeline.axis != "ns":
         return int(curve.bytes.max()) if len(curve.bytes) else None
     first, last = int(steps["start_ns"].min()), int(steps["end_ns"].max())
-    begin = max(0, int(np.searchsorted(curve.positions, first, side="right")) - 1)
-    end = int(np.searchsorted(curve.positions, last, side="left"))
-    return int(curve.bytes[begin:end].max()) if end > begin else None
+    within = curve.bytes[(curve.positions > first) & (curve.positions < last)]
+    return int(max(curve.at(np.array(first)), within.max(initial=0)))
 
 
 def _reserve_share(timeline: MemoryTimeline) -> float | None:
@@ -545,5 +544,5 @@ def _reserve_share(timeline: MemoryTimeline) -> float | None:
         return 0.0
     if timeline.reserved is None or not len(timeline.reserved.bytes):
         return None
-    peak = int(timeline.live().bytes.max(initial=0))
+    _, peak = timeline.live().peak()
     return max(0.0, int(timeline.reserved.bytes.max()) / peak - 1.0) if peak else None

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from perfscope.analyzers.memory.categories import memory_phases, with_graph
 from perfscope.analyzers.memory.holders import line_of
-from perfscope.analyzers.memory.phases import NEVER, AskingOps, asking_op, asking_ops
+from perfscope.analyzers.memory.phases import AskingOps, asking_op, asking_ops
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
 from perfscope.analyzers.ops.attention import trace_attentions
 from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, step_windows
 from perfscope.model.finding import Cell
-from perfscope.model.memory import ALLOCATION_ROUNDING, Int64, MemoryPhase, MemoryTimeline
+from perfscope.model.live_bytes import NEVER, Int64
+from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryPhase, MemoryTimeline
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
@@ -69,14 +70,7 @@ def replayed(timeline: MemoryTimeline, found: Avoidable) -> Replayed:
     size = blocks["bytes"][found.rows].astype(np.int64)
     gone = (begin <= position) & (stop > position)
     held = found.rows[gone]
-    curve = timeline.live()
-    # at every change of the curve, less what is not needed from there on; gaps begin and end at places of their own
-    places = np.unique(np.concatenate((curve.positions, begin, stop)))
-    level = curve.bytes[np.maximum(np.searchsorted(curve.positions, places, side="right") - 1, 0)]
-    change = np.zeros(len(places) + 1, np.int64)
-    np.add.at(change, np.searchsorted(places, begin), size)
-    np.add.at(change, np.searchsorted(places, stop), -size)
-    lowered = int((level - np.cumsum(change)[:-1]).max(initial=0))
+    _, lowered = timeline.live().plus(begin, stop, -size).peak()
     return Replayed(
         found=found,
         held_bytes=int(size[gone].sum()),

@@ -12,17 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.model.memory import (
-    BLOCKS,
-    Axis,
-    Curve,
-    Int64,
-    KnownBy,
-    MemoryTimeline,
-    Pairs,
-    pair_events,
-    strictly_increasing,
-)
+from perfscope.model.live_bytes import Curve, Int64
+from perfscope.model.memory import BLOCKS, Axis, KnownBy, MemoryTimeline, Pairs, pair_events, strictly_increasing
 from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
 from perfscope.model.units import format_bytes
@@ -350,8 +341,7 @@ def _unseen_bytes(
     recorded = np.flatnonzero(counted)
     if not len(recorded):
         return 0, []
-    curve = timeline.live()
-    ours = curve.bytes[np.searchsorted(curve.positions, at[recorded], side="right") - 1] - beside[recorded]
+    ours = timeline.live().at(at[recorded]) - beside[recorded]
     unseen = int(totals[recorded[0]] - ours[0])
     notes = []
     if unseen < 0:

@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.memory.blocks import Memory, event_timelines, memory_of, memory_rows
-from perfscope.analyzers.memory.phases import NEVER, NO_PHASES, Phases, event_phases, op_categories, span_phases
+from perfscope.analyzers.memory.phases import NO_PHASES, Phases, event_phases, op_categories, span_phases
 from perfscope.analyzers.memory.sites import block_sites, stack_categories, stack_phases
 from perfscope.analyzers.ops.recompute import recompute_regions
 from perfscope.analyzers.programs.blocks import program_timelines
 from perfscope.analyzers.time import nearest_ancestor, step_windows
+from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import (
     ALLOCATION_ROUNDING,
     BLOCKS,
-    Int64,
     KnownBy,
     MemoryPhase,
     MemoryTimeline,

@@ -9,14 +9,15 @@ before it gives up). ``fragmentation`` is the share of reserved memory that is n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfscope.analyzers.memory.blocks import memory_of, memory_rows
 from perfscope.analyzers.memory.categories import memory_timelines
-from perfscope.model.memory import ALLOCATION_ROUNDING, Curve, Int64, MemoryTimeline, pair_events, strictly_increasing
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.live_bytes import Curve, Int64
+from perfscope.model.memory import ALLOCATION_ROUNDING, BLOCKS, MemoryTimeline, pair_events, strictly_increasing
+from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction
 
 
@@ -134,8 +135,8 @@ def _moment(
     known = timeline.unseen_bytes == 0 and bool((asked != MISSING).all())
     return ReservedMoment(
         position=position,
-        reserved_bytes=_at(reserved, position),
-        allocated_bytes=_at(live, position),
+        reserved_bytes=int(reserved.at(np.array(position))),
+        allocated_bytes=int(live.at(np.array(position))),
         requested_bytes=int(asked.sum()) if known else None,
         failed_bytes=failed,
     )
@@ -182,16 +183,11 @@ def _failed(trace: Trace, timeline: MemoryTimeline) -> list[int | None]:
 def _fullest(live: Curve, reserved: Curve) -> int:
     """Where most is reserved; of all such moments the first one at which most is handed out."""
     most = reserved.bytes.max()
-    held = reserved.bytes[np.maximum(np.searchsorted(reserved.positions, live.positions, side="right") - 1, 0)]
+    held = reserved.at(live.positions)
     at_peak = np.flatnonzero(held == most)
     if not len(at_peak):
         return int(reserved.positions[int(np.argmax(reserved.bytes))])
     return int(live.positions[at_peak[np.argmax(live.bytes[at_peak])]])
-
-
-def _at(curve: Curve, position: int) -> int:
-    """Bytes of a step function at a position; its first value before it begins."""
-    return int(curve.bytes[max(0, int(np.searchsorted(curve.positions, position, side="right")) - 1)])
 
 
 # When an allocator went to the driver although it had enough: what fragmentation is, seen as it happens.
@@ -244,17 +240,10 @@ class UnneededReserve:
 
 def in_use(timeline: MemoryTimeline, *, as_requested: bool) -> Curve:
     """Bytes handed out after each change; ``as_requested``: the blocks' sizes are as asked for and get rounded."""
-    curve = timeline.live()
     if not as_requested:
-        return curve
-    blocks = timeline.blocks
-    starts, ends = blocks["start"], blocks["end"]
-    size = -(-blocks["bytes"].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
-    change = np.zeros(len(curve.positions), np.int64)
-    np.add.at(change, np.searchsorted(curve.positions, starts), size)
-    gone = ~blocks["after"]
-    np.add.at(change, np.searchsorted(curve.positions, ends[gone]), -size[gone])
-    return Curve(positions=curve.positions, bytes=np.cumsum(change) + timeline.unseen_bytes)
+        return timeline.live()
+    size = -(-timeline.blocks["bytes"].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+    return replace(timeline, blocks=Rows(BLOCKS, {**timeline.blocks, "bytes": size})).live()
 
 
 def unneeded_reserves(
@@ -266,7 +255,7 @@ def unneeded_reserves(
         return ()
     at = reserved.positions[grown]
     size = reserved.bytes[grown] - reserved.bytes[grown - 1]
-    used = live.bytes[np.maximum(np.searchsorted(live.positions, at, side="left") - 1, 0)]
+    used = live.at(at, before=True)
     cached = reserved.bytes[grown - 1] - used
     made = np.flatnonzero(~timeline.blocks["before"])
     if not len(made):

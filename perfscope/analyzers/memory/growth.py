@@ -21,10 +21,11 @@ import numpy as np
 from perfscope.analyzers.hlo.scope import is_library
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.holders import peak_held
-from perfscope.analyzers.memory.phases import NEVER, asking_op, asking_ops
+from perfscope.analyzers.memory.phases import asking_op, asking_ops
 from perfscope.analyzers.memory.sites import frame_line
 from perfscope.analyzers.time import step_windows
-from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.live_bytes import NEVER, Int64
+from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
@@ -128,8 +129,7 @@ def _growth(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
     if not by_trend and (len(ends) < FEWEST_STEPS or not _settled(timeline.of(trace), how)):
         return None
     judged = ends[WARM_UP:] if by_trend else ends
-    curve = timeline.live()
-    live = curve.bytes[np.maximum(np.searchsorted(curve.positions, judged, side="left") - 1, 0)]
+    live = timeline.live().at(judged, before=True)
     slope, _ = trend(live)
     places = _places(timeline.of(trace), timeline, judged, by_trend=by_trend)
     # of few steps the whole need not grow evenly: the places must

@@ -11,7 +11,8 @@ import numpy as np
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Severity, Where
-from perfscope.model.memory import Int64, MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.live_bytes import Int64
+from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
@@ -216,7 +217,7 @@ def is_scarce(timeline: MemoryTimeline) -> bool:
 
 def peak_held(timeline: MemoryTimeline) -> int:
     """Most bytes that the allocator took from the device: reserved where that is known, else in use."""
-    live = int(timeline.live().bytes.max(initial=0))
+    _, live = timeline.peak()
     return live if timeline.reserved is None else max(live, int(timeline.reserved.bytes.max(initial=0)))
 
 

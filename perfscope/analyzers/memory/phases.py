@@ -18,12 +18,10 @@ import numpy.typing as npt
 from perfscope.analyzers.memory.sites import stack_phases
 from perfscope.analyzers.ops.recompute import EVALUATE, OPTIMIZER_STEP, autograd_nodes
 from perfscope.analyzers.time import input_slices, lineage, named_slices, nearest_ancestor
-from perfscope.model.memory import Int64, MemoryPhase
+from perfscope.model.live_bytes import NEVER, Int64
+from perfscope.model.memory import MemoryPhase
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
-
-NEVER = np.iinfo(np.int64).max
-"""Position of what does not come any more."""
 
 _MARKS = {
     MemoryPhase.FORWARD: re.compile(r"\W*forward(_pass)?\W*", re.IGNORECASE),

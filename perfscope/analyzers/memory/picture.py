@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.analyzers.memory.categories import memory_phases
 from perfscope.analyzers.memory.growth import step_ends
 from perfscope.analyzers.time import step_windows
-from perfscope.model.memory import Curve, Int64, MemoryPhase, MemoryTimeline
+from perfscope.model.live_bytes import Curve, Int64, curve
+from perfscope.model.memory import MemoryPhase, MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
 
@@ -66,10 +66,11 @@ class MemoryPicture:
 
 def memory_picture(trace: Trace, timeline: MemoryTimeline, points: int = MOST_POINTS) -> MemoryPicture:
     """The picture of a timeline that was derived from ``trace``, at most ``points`` (3 or more) positions of it."""
-    curve = timeline.live()
-    positions = _chosen(curve, timeline, points)
+    positions = _chosen(timeline.live(), timeline, points)
     codes = np.unique(timeline.blocks["category"]).tolist()
-    found = [_bytes_at(timeline, timeline.blocks["category"] == code, positions) for code in codes]
+    start, end, size, category = (timeline.blocks[name] for name in ("start", "end", "bytes", "category"))
+    chosen = [category == code for code in codes]
+    found = [curve(start[rows], end[rows], size[rows]).at(positions) for rows in chosen]
     return MemoryPicture(
         positions=positions,
         categories=tuple(MemoryCategory(code) for code in codes),
@@ -93,22 +94,10 @@ def _chosen(curve: Curve, timeline: MemoryTimeline, points: int) -> Int64:
     return chosen
 
 
-def _bytes_at(timeline: MemoryTimeline, chosen: npt.NDArray[np.bool_], positions: Int64) -> Int64:
-    """Bytes of the chosen blocks that are held at each of ``positions``."""
-    blocks = timeline.blocks
-    start, end, size = (blocks[name][chosen] for name in ("start", "end", "bytes"))
-    made, gone = np.argsort(start, kind="stable"), np.argsort(end, kind="stable")
-    grown = np.concatenate(([0], np.cumsum(size[made])))
-    shrunk = np.concatenate(([0], np.cumsum(size[gone])))
-    at: Int64 = grown[np.searchsorted(start[made], positions, side="right")]
-    return at - shrunk[np.searchsorted(end[gone], positions, side="right")]
-
-
-def _highest(curve: Curve, positions: Int64) -> Int64:
+def _highest(reserved: Curve, positions: Int64) -> Int64:
     """The largest value of a step function from each position up to the next one."""
-    at = np.maximum(np.searchsorted(curve.positions, positions, side="right") - 1, 0)
-    values = np.concatenate((curve.bytes[at], curve.bytes))
-    places = np.concatenate((positions, curve.positions))
+    values = np.concatenate((reserved.at(positions), reserved.bytes))
+    places = np.concatenate((positions, reserved.positions))
     order = np.lexsort((np.arange(len(places)), places))
     places, values = places[order], values[order]
     inside = places >= positions[0]

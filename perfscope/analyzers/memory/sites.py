@@ -19,7 +19,8 @@ import numpy.typing as npt
 from perfscope.analyzers.ops.recompute import autograd_nodes
 from perfscope.analyzers.time import graph_op, nearest_ancestor
 from perfscope.model.frames import Owner, owner_of, parse_frame, parse_module
-from perfscope.model.memory import Int64, MemoryPhase, SourceLine
+from perfscope.model.live_bytes import Int64
+from perfscope.model.memory import MemoryPhase, SourceLine
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
 

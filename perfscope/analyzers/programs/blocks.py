@@ -24,7 +24,8 @@ from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import device_memory_bytes
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.programs.owners import Owner, Owners
-from perfscope.model.memory import BLOCKS, Curve, KnownBy, MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.live_bytes import Curve
+from perfscope.model.memory import BLOCKS, KnownBy, MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import MemoryCategory
 

@@ -142,7 +142,7 @@ def _held(trace: Trace, timeline: MemoryTimeline) -> int:
     """Most that was held: of XLA, which reserves its share at once, what was in use."""
     counters = trace.allocator_counters
     if counters is not None and counters.limit_bytes is not None:
-        return max(counters.peak_bytes or 0, int(timeline.live().bytes.max(initial=0)))
+        return max(counters.peak_bytes or 0, timeline.peak()[1])
     earlier = 0 if counters is None else counters.peak_reserved_bytes or 0
     return max(earlier, peak_held(timeline))
 
