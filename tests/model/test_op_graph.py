@@ -226,7 +226,7 @@ def accumulation(*, maker_sequence: int, died: int) -> OpGraph:
 def test_gradients_are_added_up_in_place_without_the_recording() -> None:
     graph = accumulation(maker_sequence=6, died=3)
     assert graph.storages is not None
-    assert taken_over(graph, graph.storages) == {3}
+    assert taken_over(graph, graph.storages) == {4}
     for held_longer_or_of_one_formula in (
         accumulation(maker_sequence=6, died=4),
         accumulation(maker_sequence=5, died=3),

@@ -6,9 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.live_bytes import NEVER, peak
+from perfscope.model.op_graph import GraphOp, OpGraph, storage_devices, taken_over
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -39,3 +41,15 @@ def train_step(net: Any, optimizer: Any, x: Any) -> None:
     net(x).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+def simulated_peak(graph: OpGraph) -> int:
+    """Of what the step made, by the lives of its storages: an op's inputs and results are alive together."""
+    assert graph.storages is not None
+    devices, late = storage_devices(graph), taken_over(graph, graph.storages)
+    spans = [
+        (one.born + (index in late), NEVER if one.died is None else one.died, one.bytes)
+        for index, one in enumerate(graph.storages)
+        if one.born is not None and devices.get(index) == graph.device
+    ]
+    return peak(*np.array(spans, np.int64).T)[1]

@@ -12,20 +12,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import UsageError
-from perfscope.model.live_bytes import NEVER, peak
-from perfscope.model.op_graph import OP_GRAPH_SCHEMA, OpGraph, storage_devices, taken_over
+from perfscope.model.op_graph import OP_GRAPH_SCHEMA, OpGraph
 from perfscope.profiler.torch.op_graph import capture as table
 from perfscope.profiler.torch.op_graph.capture import OpGraphCapture, available
 from perfscope.profiler.torch.op_graph.flops import FORMULAS, MOVES_DATA, attended_pairs, attention_flops, flops_of
 from perfscope.workloads.options import Options
-from tests.torch_capture.op_graphs import Net, line_of, named, train_step
+from tests.torch_capture.op_graphs import Net, line_of, named, simulated_peak, train_step
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
@@ -483,18 +481,6 @@ def graph_and_peak(train: Callable[[], Any], folder: Path) -> tuple[OpGraph, int
     capture.save(folder / "graph.json")
     profiler.export_chrome_trace(str(folder / "trace.json"))
     return read_op_graph(folder / "graph.json"), allocator_peak(folder / "trace.json")
-
-
-def simulated_peak(graph: OpGraph) -> int:
-    """Of what the step made, by the lives of its storages: an op's inputs and results are alive together."""
-    assert graph.storages is not None
-    devices, late = storage_devices(graph), taken_over(graph, graph.storages)
-    spans = [
-        (one.born + (index in late), NEVER if one.died is None else one.died, one.bytes)
-        for index, one in enumerate(graph.storages)
-        if one.born is not None and devices.get(index) == graph.device
-    ]
-    return peak(*np.array(spans, np.int64).T)[1]
 
 
 @pytest.mark.parametrize(
