@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.readers.torch_memory import reader as reader
+from perfscope.model.documents.run import Process
 from perfscope.profiler.session.passes import Pass
-from perfscope.profiler.session.process_state import ProcessInfo
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch import memory as torch_memory
 from perfscope.profiler.torch.memory import MOST_ENTRIES, MOST_FAILURES, MemoryRecorder, TorchMemoryCapture
@@ -197,17 +197,13 @@ def test_the_signature_of_this_torch_is_the_one_that_is_called() -> None:
     assert callable(torch.cuda.memory._snapshot)
 
 
-def seen_of(folder: Path) -> ProcessInfo:
-    return ProcessInfo(rank=0, world_size=None, path=folder, devices=(), packages={}, memory={}, memory_after={})
-
-
 def test_only_the_pass_with_memory_records_and_counters_are_kept(allocator: Allocator, tmp_path: Path) -> None:
-    held = MemoryRecorder()
+    held = MemoryRecorder(tmp_path)
     held.listen()
     timing = Pass(name="timing", tool="torch_profiler", count=3, suffix="")
     detail = Pass(name="detail", tool="torch_profiler", count=1, suffix="", memory=True)
     try:
-        seen = held.before(seen_of(tmp_path), timing, 2, [])
+        seen = held.before(Process(rank=0, directory="."), timing, 2, [])
         assert not allocator.calls
         seen = held.after(seen, 4, last=False)
         seen = held.before(seen, detail, 6, [])
@@ -221,7 +217,7 @@ def test_only_the_pass_with_memory_records_and_counters_are_kept(allocator: Allo
         for memory in (seen.memory, seen.memory_after)
     ]
     assert told == [counters, counters], "what is on the list, and nothing else"
-    assert [one.pass_name for one in held.save(tmp_path, tmp_path)] == ["memory"]
+    assert [one.pass_name for one in held.save(tmp_path)] == ["memory"]
 
 
 nn = torch.nn

@@ -95,7 +95,7 @@ class Probe:
     def __bool__(self) -> bool:
         return self.look()
 
-    def item(self) -> int:
+    def one_hot(self) -> int:
         return int(self.look())
 
 
@@ -111,10 +111,5 @@ def test_a_branch_is_told_from_a_call() -> None:
     assert [truth for truth, _ in probe.seen] == [True] * 5
     probe.seen.clear()
     bool(probe)
-    [
-        probe.item(),
-        int(
-            probe.item(),
-        ),
-    ]
-    assert probe.seen == [(False, "bool"), (False, "item"), (False, "item")]
+    probe.one_hot()
+    assert probe.seen == [(False, "bool"), (False, "one_hot")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfscope.model.capture import CaptureOptions, Level
@@ -61,9 +61,16 @@ def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pas
     if framework == "jax":
         # Shapes, programs and memory are in the compiled programs, which need no step of their own.
         return (Pass(name="timing", tool="jax_profiler", count=1 if options.whole else count, suffix=XSPACE_SUFFIX),)
+    timing = Pass(
+        name="timing",
+        tool="torch_profiler",
+        count=count,
+        suffix=TRACE_SUFFIX,
+        shapes=deep,
+        device_syncs=deep,
+    )
     if options.whole:
-        return (_timing(1, shapes=level != "light", stacks=deep, memory=deep, device_syncs=deep),)
-    timing = _timing(count, shapes=deep, device_syncs=deep)
+        return (replace(timing, count=1, shapes=level != "light", stacks=deep, memory=deep),)
     if level == "light":
         return (timing,)
     detail = Pass(
@@ -86,23 +93,3 @@ def first_step(options: CaptureOptions) -> int:
     if options.steps is not None:
         return options.steps[0]
     return max(1, options.warmup)
-
-
-def _timing(
-    count: int,
-    *,
-    shapes: bool = False,
-    memory: bool = False,
-    stacks: bool = False,
-    device_syncs: bool = False,
-) -> Pass:
-    return Pass(
-        name="timing",
-        tool="torch_profiler",
-        count=count,
-        suffix=TRACE_SUFFIX,
-        shapes=shapes,
-        memory=memory,
-        stacks=stacks,
-        device_syncs=device_syncs,
-    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perfscope.model.capture import CaptureOptions, Message
+from perfscope.model.documents.run import Process
 from perfscope.profiler.jax import compat, session
 from perfscope.profiler.session.passes import Pass
 from perfscope.profiler.session.ranks import MOST_RANKS, rank_from_environment
@@ -32,31 +33,6 @@ FAILURES_FILE = "failures.txt"
 """One line for each error of our own inside the program."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
-    """What is known of this process. ``path``: its own directory in the run's."""
-
-    rank: int
-    world_size: int | None
-    path: Path
-    devices: tuple[Mapping[str, str | int], ...]
-    packages: Mapping[str, str]
-    memory: Mapping[str, int]
-    memory_after: Mapping[str, int]
-
-    def manifest(self) -> dict[str, Any]:
-        """These fields of the process' manifest."""
-        return {
-            "rank": self.rank,
-            "directory": self.path.name,
-            "world_size": self.world_size,
-            "devices": self.devices,
-            "packages": self.packages,
-            "memory": self.memory,
-            "memory_after": self.memory_after,
-        }
-
-
 def mark_attached(run: Path) -> None:
     """Leave a mark that torch or jax was imported under us."""
     (run / ATTACHED_FILE).touch()
@@ -68,23 +44,21 @@ def note_failure(run: Path, reason: str) -> None:
         stream.write(" ".join(reason.split())[:500] + "\n")
 
 
-def inspect_process(run: Path) -> ProcessInfo:
-    """Find out who this process is, and claim its directory."""
+def inspect_process(run: Path) -> Process:
+    """What is known of this process; claims its directory."""
     torch: Any = sys.modules.get("torch")
     rank, world_size = _known_rank(torch)
     rank, path = _claim_directory(run, rank)
-    return ProcessInfo(
+    return Process(
         rank=rank,
         world_size=world_size,
-        path=path,
+        directory=path.name,
         devices=tuple(_devices(torch)) or tuple(session.devices()),
         packages={**({} if torch is None else {"torch": str(torch.__version__)}), **session.packages()},
-        memory={},
-        memory_after={},
     )
 
 
-def refresh_process(seen: ProcessInfo, run: Path) -> ProcessInfo:
+def refresh_process(seen: Process, run: Path) -> Process:
     """The same process later, when its rank and devices are known.
 
     A directory under a wrong rank is left for one under the right rank; what lies in it goes along.
@@ -95,21 +69,22 @@ def refresh_process(seen: ProcessInfo, run: Path) -> ProcessInfo:
     if rank is None or rank == seen.rank:
         return seen
     rank, path = _claim_directory(run, rank)
-    for held in seen.path.iterdir():
-        held.rename(path / held.name)
-    seen.path.rmdir()
-    return replace(seen, rank=rank, path=path)
+    old = run / seen.directory
+    for file in old.iterdir():
+        file.rename(path / file.name)
+    old.rmdir()
+    return replace(seen, rank=rank, directory=path.name)
 
 
-def with_memory(seen: ProcessInfo, purposes: Mapping[str, int]) -> ProcessInfo:
+def with_memory(seen: Process, purposes: Mapping[str, int]) -> Process:
     """The same with the bytes held now: what the trace of a window cannot see, as it was allocated before.
 
-    ``purposes``: bytes of parameters, gradients ... (`captures/torch_tensors.py`).
+    ``purposes``: bytes of parameters, gradients ... (`profiler/torch/tensors.py`).
     """
     return replace(seen, memory={**session.memory(), **purposes, **allocator_counters()})
 
 
-def with_memory_after(seen: ProcessInfo) -> ProcessInfo:
+def with_memory_after(seen: Process) -> Process:
     """The same with the allocator's counters of now, after the last pass."""
     return replace(seen, memory_after={**session.memory(), **allocator_counters()})
 
@@ -143,7 +118,7 @@ def why_no_structure() -> str | None:
     return None
 
 
-def print_plan(options: CaptureOptions, seen: ProcessInfo, source: str, first: int, plan: tuple[Pass, ...]) -> None:
+def print_plan(options: CaptureOptions, seen: Process, source: str, first: int, plan: tuple[Pass, ...]) -> None:
     """One line on the terminal of the first rank."""
     stream = sys.__stderr__
     if options.quiet or seen.rank != 0 or stream is None or not stream.isatty():
@@ -213,7 +188,7 @@ LOADED_FILE = "loaded.txt"
 MOST_STRAYS = 20
 
 
-def finish_ab_launch(message: Message, seen: ProcessInfo | None) -> ProcessInfo | None:
+def finish_ab_launch(message: Message, seen: Process | None) -> Process | None:
     """``seen`` with the allocators' counters; modules from the checkout are written down, no file if there are none.
 
     Where more than times was recorded, ``seen`` as it is.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, perf_counter_ns
 
@@ -57,10 +58,10 @@ class Session:
         self._frameworks: list[Framework] = []
         self._jax: JaxSession | None = None
         self._compile: TorchCompileCapture | None = None
-        self._held = MemoryRecorder(wanted=not self.options.times_only)
+        self._memory = MemoryRecorder(self._run, wanted=not self.options.times_only)
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._finder = StepFinder(self.options, self, self._forget)
-        self._seen: process_state.ProcessInfo | None = None
+        self._process: Process | None = None
         self._source: str | None = None
         self._number = 0
         self._ended = 0
@@ -92,7 +93,7 @@ class Session:
                     self.options, place=self._place, announce=self._write, counts=lambda: self._finder.completed
                 )
                 self._compile.start()
-                self._held.listen()
+                self._memory.listen()
             if self._finder.source is not None:
                 for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
                     self._forget(source)
@@ -137,23 +138,23 @@ class Session:
         self._ended = completed
         self._first = max(self._first, completed)
         self._passes.plan(self._framework(self._finder.source))
-        if self._seen is None:
-            self._seen = process_state.inspect_process(self._run)
+        if self._process is None:
+            self._process = process_state.inspect_process(self._run)
         else:  # claimed when the first function was compiled: more is known of this process now
-            self._seen = process_state.refresh_process(self._seen, self._run)
+            self._process = process_state.refresh_process(self._process, self._run)
             if self._compile is not None:
-                self._compile.moved(self._seen.path)
+                self._compile.moved(self._place())
         if self._jax is not None:
             self._jax.settled(self._finder.source)
         if self._marks is None:
-            process_state.print_plan(self.options, self._seen, source, self._first, self._passes.to_come)
+            process_state.print_plan(self.options, self._process, source, self._first, self._passes.to_come)
         self._write()
 
     def _place(self) -> Path:
         """The directory of this process, claimed now if it was not."""
-        if self._seen is None:
-            self._seen = process_state.inspect_process(self._run)
-        return self._seen.path
+        if self._process is None:
+            self._process = process_state.inspect_process(self._run)
+        return self._run / self._process.directory
 
     def unsettled(self) -> None:
         """``perfscope.step()`` was called after captures of another source began: start over."""
@@ -262,7 +263,7 @@ class Session:
                 self._passes.plan(self._framework(best))
                 self._passes.delay = f"the program took {self._ended} steps ({self._source}) and ended before"
                 self._place()
-            self._seen = process_state.finish_ab_launch(self._message, self._seen)
+            self._process = process_state.finish_ab_launch(self._message, self._process)
             self._write(last=True)
             self._silence()
         except Exception as error:
@@ -276,7 +277,7 @@ class Session:
             self._hooks.remove()
             if self._compile is not None:
                 self._compile.abandon_in_fork()
-            self._held.stop()
+            self._memory.stop()
             if self._jax is not None:
                 self._jax.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
@@ -285,26 +286,26 @@ class Session:
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
-        for side in (self._held, self._compile, self._jax):
+        for side in (self._memory, self._compile, self._jax):
             if side is not None:
                 side.stop()
 
     def _start(self) -> None:
-        assert self._seen is not None
+        assert self._process is not None
         self._windows.drop()
         profiles = bool(self._hooks.program_profilers)
-        self._passes.start(self._number, self._seen.path, self._jax, program_profiles=profiles, compiles=self._compiles)
+        self._passes.start(self._number, self._place(), self._jax, program_profiles=profiles, compiles=self._compiles)
         if self._passes.active is not None:
             self._write()
 
     def _before(self, due: Pass) -> None:
         """A pass begins: what the program holds now, its recording cannot see."""
-        assert self._seen is not None
-        self._seen = self._held.before(self._seen, due, self._number, self._hooks.optimizers)
+        assert self._process is not None
+        self._process = self._memory.before(self._process, due, self._number, self._hooks.optimizers)
 
     def _pass_ended(self) -> None:
-        assert self._seen is not None
-        self._seen = self._held.after(self._seen, self._number, last=not self._passes.to_come)
+        assert self._process is not None
+        self._process = self._memory.after(self._process, self._number, last=not self._passes.to_come)
         if not self._passes.to_come:
             self._settling = SETTLING_STEPS
         self._write()
@@ -320,19 +321,20 @@ class Session:
 
     def _write(self, *, last: bool = False) -> None:
         self._written = monotonic()
-        if self._seen is None:
+        if self._process is None:
             return
+        directory = self._place()
         captures = self._passes.captures()
         if self._marks is not None:
             captures.append(self._marks.capture())
         if self._jax is not None:
-            captures += self._jax.save(self._seen.path, last=last)
+            captures += self._jax.save(directory, last=last)
         if self._compile is not None:
             source = self._finder.source if self._finder.source is not None else self._finder.best()
-            captures += self._compile.save(self._seen.path, self._run, source, last=last)
-        captures += self._held.save(self._seen.path, self._run)
-        process = Process(
-            **self._seen.manifest(),
+            captures += self._compile.save(directory, self._run, source, last=last)
+        captures += self._memory.save(directory)
+        process = replace(
+            self._process,
             step_source=self._source,
             steps_seen=self._ended,
             warmup=self.options.warmup,
@@ -347,4 +349,4 @@ class Session:
             captures=tuple(captures),
         )
         # The program waits for this, and a slow disk must not be felt between its steps.
-        write_atomically(self._seen.path / PROCESS_FILE, dump(process), durable=False)
+        write_atomically(directory / PROCESS_FILE, dump(process), durable=False)

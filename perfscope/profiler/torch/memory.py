@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from perfscope.model.documents.run import Capture
+from perfscope.model.documents.run import Capture, Process
 from perfscope.profiler.session import process_state
 from perfscope.profiler.session.passes import Pass
-from perfscope.profiler.session.process_state import ProcessInfo
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch.op_graph.frames import Frames
 from perfscope.profiler.torch.tensors import TorchTensorsCapture
@@ -161,8 +160,9 @@ UNTIMED_PASS = "detail"  # noqa: S105 (no password)
 class MemoryRecorder:
     """Stands beside the passes of a process. Without torch it only reads counters."""
 
-    def __init__(self, *, wanted: bool = True) -> None:
+    def __init__(self, run: Path, *, wanted: bool = True) -> None:
         """Nothing is listened to yet, nor ever if it is not ``wanted``: it costs, where only times are taken."""
+        self._run = run
         self._wanted = wanted
         self._tensors = TorchTensorsCapture()
         self._snapshots = TorchMemoryCapture()
@@ -180,27 +180,27 @@ class MemoryRecorder:
         self._tensors.stop()
         self._snapshots.stop()
 
-    def before(self, seen: ProcessInfo, due: Pass, number: int, optimizers: Iterable[Any]) -> ProcessInfo:
+    def before(self, seen: Process, due: Pass, number: int, optimizers: Iterable[Any]) -> Process:
         """A pass is about to begin with step ``number``: ``seen``, with what its recording cannot see."""
         first, sums = not seen.memory, {}
         if self._listens:
             if first or due.memory:
                 sums = self._tensors.begin(due.name, number, optimizers)
-            self._snapshots.watch(seen.path)
+            self._snapshots.watch(self._run / seen.directory)
             if due.memory and due.name == UNTIMED_PASS:
                 self._snapshots.begin(number)
         return process_state.with_memory(seen, sums) if first else seen
 
-    def after(self, seen: ProcessInfo, number: int, *, last: bool) -> ProcessInfo:
+    def after(self, seen: Process, number: int, *, last: bool) -> Process:
         """A pass ended with step ``number``; ``last``: none is to come."""
         if self._listens:
             self._tensors.end()
-            self._snapshots.end(seen.path, number)
+            self._snapshots.end(self._run / seen.directory, number)
         if not last:
             return seen
         self._tensors.stop()
         return process_state.with_memory_after(seen)
 
-    def save(self, directory: Path, run: Path) -> list[Capture]:
+    def save(self, directory: Path) -> list[Capture]:
         """Write what is not on disk yet, and say what is there."""
-        return [*self._tensors.save(directory, run), *self._snapshots.save()]
+        return [*self._tensors.save(directory, self._run), *self._snapshots.save()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dis
 import linecache
 import os
@@ -135,21 +134,11 @@ def asks_truth(frame: FrameType) -> bool:
 
 def called_function(frame: FrameType) -> str | None:
     """Name of the function the frame is calling (``F.one_hot(x)``: ``one_hot``); None without its source."""
-    position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
-    if position is None or None in position:
+    line, _, begin, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    if line is None or begin is None:
         return None
-    first, last, begin, end = (number or 0 for number in position)
-    lines = [linecache.getline(frame.f_code.co_filename, line).encode() for line in range(first, last + 1)]
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][begin:]
-    try:
-        call = ast.parse(b"".join(lines), mode="eval").body
-    except (SyntaxError, ValueError):  # the file has changed since it was imported
-        return None
-    function = call.func if isinstance(call, ast.Call) else None
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else None
+    call = linecache.getline(frame.f_code.co_filename, line).encode()[begin:].decode(errors="replace")
+    return call.partition("(")[0].rpartition(".")[2] or None
 
 
 def reads_step_counter(frame: FrameType | None) -> bool:
