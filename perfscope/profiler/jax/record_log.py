@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import sysconfig
 import threading
 from pathlib import Path
 from types import FrameType
@@ -12,6 +11,7 @@ from typing import Any
 
 from perfscope.model.documents.run_folders import write_atomically
 from perfscope.profiler.jax import compat
+from perfscope.profiler.source_files import SourceFiles
 
 
 class RecordLog:
@@ -54,51 +54,19 @@ class RecordLog:
         write_atomically(path, text.encode(), durable=False)
 
 
-# Whose line a call into jax came from: the innermost frame that is not of jax, numpy, stdlib or perfscope.
-
-
-OURS = Path(__file__).resolve().parents[2]
-
-
-class CallSites:
-    """Finds the user's line, and names files from the working folder or the import path."""
+class CallSites(SourceFiles):
+    """Finds the user's line: the innermost frame that is not of jax, numpy, the standard library or perfscope."""
 
     def __init__(self, working_folder: Path) -> None:
-        """``working_folder``: that of the beginning; a program that moves later does not rename its files."""
-        paths = sysconfig.get_paths()
+        """``working_folder``: that of the beginning."""
         numpy = getattr(sys.modules.get("numpy"), "__file__", None)
-        self._packages = (f"{paths['purelib']}/", f"{paths['platlib']}/")
-        self._hidden = (*compat.package_folders(), *([f"{Path(numpy).parent}/"] if numpy else []), f"{OURS}/")
-        self._workloads = f"{OURS}/workloads/"
-        self._stdlib = (f"{paths['stdlib']}/", f"{paths['platstdlib']}/")
-        below = sorted({f"{Path(path).resolve()}/" for path in (*sys.path, *self._packages) if path}, key=len)
-        self._roots = (f"{working_folder}/", *reversed(below))
-        self._names: dict[str, str] = {}
+        super().__init__(working_folder, (*compat.package_folders(), *([Path(numpy).parent] if numpy else [])))
 
     def here(self, frame: FrameType | None) -> tuple[str, int, str] | None:
         """File, line and function of the user's frame at or outside of ``frame``; ``None`` if there is none."""
         while frame is not None:
             path = frame.f_code.co_filename
-            if not self._is_hidden(path):
+            if self.is_user(path):
                 return self.name(path), frame.f_lineno, frame.f_code.co_qualname
             frame = frame.f_back
         return None
-
-    def name(self, path: str) -> str:
-        """The file as the user would name it."""
-        name = self._names.get(path)
-        if name is None:
-            name = path
-            if not path.startswith("<"):
-                absolute = str(Path(path).absolute())
-                root = next((root for root in self._roots if absolute.startswith(root)), "")
-                name = absolute[len(root) :]
-            self._names[path] = name
-        return name
-
-    def _is_hidden(self, path: str) -> bool:
-        if path.startswith("<"):
-            return not path.startswith("<ipython")
-        if path.startswith(self._workloads):
-            return False
-        return path.startswith(self._hidden) or (path.startswith(self._stdlib) and not path.startswith(self._packages))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dis
 import linecache
 import os
-import site
-import sys
-import sysconfig
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
+
+from perfscope.profiler.source_files import SourceFiles, folder_prefix
 
 USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA = range(6)
 """What a frame is: the user's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
@@ -36,21 +35,15 @@ class Site(NamedTuple):
     """The op belongs to data loading, which stays on the host when the model moves to an accelerator."""
 
 
-class Frames:
+class Frames(SourceFiles):
     """Classifies frames once per code object and names files as the user would."""
 
     def __init__(self, torch_file: str, working_folder: Path) -> None:
-        ours = Path(os.path.abspath(__file__)).parents[3]
-        self._torch = _folder(Path(torch_file).parent)
-        self._ours = _folder(ours)
-        self._workloads = _folder(ours / "workloads")
-        self._stdlib = tuple({_folder(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")})
-        self._packages = tuple(map(_folder, _package_folders()))
-        self._generated = _folder(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _GENERATED)
-        self._roots = _roots(working_folder)
+        super().__init__(working_folder, ())
+        self._torch = folder_prefix(Path(torch_file).parent)
+        self._generated = folder_prefix(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _GENERATED)
         # By id, code object kept: two equal functions of two files are equal as code objects, file name or not.
         self._kinds: dict[int, tuple[CodeType, int]] = {}
-        self._names: dict[str, str] = {}
 
     def site(self, frame: FrameType | None) -> Site:
         """Walks outwards from ``frame`` to the bottom of this thread's stack."""
@@ -97,32 +90,12 @@ class Frames:
         return self._kind_of(code.co_filename, code.co_name)
 
     def _kind_of(self, path: str, function: str) -> int:
-        if path.startswith("<"):
-            # Frozen modules and generated code have no line to show; a notebook cell has.
-            return USER if path.startswith("<ipython") else HIDDEN
-        path = os.path.abspath(path)
-        if _GENERATED in path or path.startswith(self._generated):
+        absolute = os.path.abspath(path)
+        if absolute.startswith(self._torch):
+            return _torch_kind(absolute[len(self._torch) :].replace(os.sep, "/"), function)
+        if _GENERATED in absolute or absolute.startswith(self._generated):
             return HIDDEN  # what torch.compile wrote; the user's line is further out
-        if path.startswith(self._torch):
-            return _torch_kind(path[len(self._torch) :].replace(os.sep, "/"), function)
-        if path.startswith(self._ours):
-            return USER if path.startswith(self._workloads) else HIDDEN
-        if path.startswith(self._stdlib) and not path.startswith(self._packages):
-            return HIDDEN
-        return USER
-
-    def name(self, path: str) -> str:
-        """The file as the user would call it: below the working folder, else below the import path."""
-        name = self._names.get(path)
-        if name is None:
-            name = path
-            absolute = os.path.abspath(path)
-            for root in () if path.startswith("<") else self._roots:
-                if absolute.startswith(root):
-                    name = absolute[len(root) :].replace(os.sep, "/")
-                    break
-            self._names[path] = name
-        return name
+        return USER if super().is_user(path) else HIDDEN
 
 
 def asks_truth(frame: FrameType) -> bool:
@@ -154,18 +127,3 @@ def _torch_kind(path: str, function: str) -> int:
     if path == "utils/checkpoint.py":
         return CHECKPOINT
     return DATA if path.startswith("utils/data/") else HIDDEN
-
-
-def _package_folders() -> list[str]:
-    return [*site.getsitepackages(), site.getusersitepackages()]
-
-
-def _roots(working_folder: Path) -> tuple[str, ...]:
-    """The working folder first, then the import path, longest first: ``transformers/modeling.py``."""
-    below = sorted({_folder(path) for path in (*sys.path, *_package_folders()) if path}, key=len, reverse=True)
-    return (_folder(working_folder), *below)
-
-
-def _folder(path: str | Path) -> str:
-    """Absolute, links kept as the code objects spell them, with the separator that ends a prefix."""
-    return os.path.abspath(path).rstrip(os.sep) + os.sep

@@ -1,0 +1,62 @@
+"""Tells the user's files from those of libraries, and names them as the user would."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+OURS = Path(os.path.abspath(__file__)).parents[1]
+
+
+class SourceFiles:
+    """The files of a program. Ours, the standard library and ``hidden`` are not the user's; our workloads are."""
+
+    def __init__(self, working_folder: Path, hidden: Iterable[str | Path]) -> None:
+        """``working_folder``: that of the beginning; a program that moves later does not rename its files."""
+        self._hidden = tuple(map(folder_prefix, (*hidden, OURS)))
+        self._workloads = folder_prefix(OURS / "workloads")
+        self._stdlib = tuple({folder_prefix(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")})
+        packages = [*site.getsitepackages(), site.getusersitepackages()]
+        self._packages = tuple(map(folder_prefix, packages))
+        below = {folder_prefix(path) for path in (*sys.path, *packages) if path}
+        self._roots = (folder_prefix(working_folder), *sorted(below, key=len, reverse=True))
+        self._users: dict[str, bool] = {}
+        self._names: dict[str, str] = {}
+
+    def is_user(self, path: str) -> bool:
+        """Whether a file is the user's. Of what is no file only notebook cells are."""
+        known = self._users.get(path)
+        if known is None:
+            known = self._users[path] = self._is_user(path)
+        return known
+
+    def name(self, path: str) -> str:
+        """The file as the user would call it: below the working folder, else below the import path."""
+        name = self._names.get(path)
+        if name is None:
+            name = path
+            absolute = os.path.abspath(path)
+            for root in () if path.startswith("<") else self._roots:
+                if absolute.startswith(root):
+                    name = absolute[len(root) :].replace(os.sep, "/")
+                    break
+            self._names[path] = name
+        return name
+
+    def _is_user(self, path: str) -> bool:
+        if path.startswith("<"):
+            return path.startswith("<ipython")
+        absolute = os.path.abspath(path)
+        if absolute.startswith(self._workloads):
+            return True
+        library = absolute.startswith(self._stdlib) and not absolute.startswith(self._packages)
+        return not library and not absolute.startswith(self._hidden)
+
+
+def folder_prefix(path: str | Path) -> str:
+    """Absolute, links kept as the code objects spell them, with the separator that ends a prefix."""
+    return os.path.abspath(path).rstrip(os.sep) + os.sep
