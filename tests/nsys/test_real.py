@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -126,14 +125,6 @@ def test_under_nsys_alone_what_follows_the_last_step_is_no_step(tmp_path: Path) 
     assert "exit" in names(trace, "slices")
 
 
-def test_under_nsys_alone_a_program_that_ends_without_python_leaves_no_step_open(tmp_path: Path) -> None:
-    """Nothing runs at exit: `nsys` itself closes the range, when the recording ends."""
-    trace = bare(tmp_path, LOOP + "time.sleep(0.3)\nimport ctypes; ctypes.CDLL(None).exit(0)\n")
-    assert trace.rows["steps"]["number"].tolist() == [0, 1, 2, 3]
-    assert UNFINISHED in trace.source.notes
-    assert "exit" not in names(trace, "slices")
-
-
 def test_under_nsys_alone_steps_of_a_with_statement_all_count(tmp_path: Path) -> None:
     program = LOOP.replace(
         "    time.sleep(0.01)\n    perfscope.step()", "    with perfscope.step():\n        time.sleep(0.01)"
@@ -141,66 +132,3 @@ def test_under_nsys_alone_steps_of_a_with_statement_all_count(tmp_path: Path) ->
     trace = bare(tmp_path, program)
     assert trace.rows["steps"]["number"].tolist() == [0, 1, 2, 3, 4]
     assert UNFINISHED not in trace.source.notes
-
-
-def test_rows_of_cuda_in_an_export_with_all_tables_give_the_finding(tmp_path: Path) -> None:
-    """No GPU here: its rows are written into tables that `nsys` itself made. The driver's own sync is a host sync."""
-    captured("--capture", "nsys", write(tmp_path, STEPS), cwd=tmp_path)
-    (report,) = (tmp_path / "perfscope-runs" / "latest" / "nsys").glob("*.nsys-rep")
-    export = tmp_path / "all.sqlite"
-    words = ["export", "--lazy=false", "--type=sqlite", f"--output={export}", str(report)]
-    subprocess.run([str(shutil.which("nsys")), *words], check=True, capture_output=True)
-    busy_ns, idle_ns = insert_cuda(export)
-    (trace,) = load_path(export).traces
-    trace.check()
-    assert int((trace.rows["kernels"]["end_ns"] - trace.rows["kernels"]["start_ns"]).sum()) == busy_ns
-    (finding,) = [one for rule, one in analyze([trace]).findings() if rule == "host_sync"]
-    assert "cuStreamSynchronize" in finding.title + finding.subject + str(finding.evidence)
-    assert finding.cost_ns is not None
-    assert 0 < finding.cost_ns <= idle_ns
-
-
-def insert_cuda(export: Path) -> tuple[int, int]:
-    """Kernels that the host waits for one by one: their time, and what the device was idle at most, in ns."""
-    with sqlite3.connect(export) as database:
-        thread = database.execute("SELECT globalTid FROM NVTX_EVENTS WHERE text LIKE '%step#2' OR textId IN "
-                                  "(SELECT id FROM StringIds WHERE value LIKE '%step#2')").fetchone()[0]  # fmt: skip
-        steps = database.execute(
-            "SELECT start, end FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId "
-            "WHERE coalesce(text, value) LIKE 'perfscope.step#%' AND end IS NOT NULL ORDER BY start"
-        ).fetchall()[:-1]
-        ids = {}
-        for place, text in enumerate(("cudaLaunchKernel_v7000", "cuStreamSynchronize", "gemm")):
-            ids[text] = 900_000 + place
-            database.execute("INSERT INTO StringIds (id, value) VALUES (?, ?)", (ids[text], text))
-        busy, first, last = 0, steps[0][0] + 30_000, 0
-        correlation = 1
-        process = thread & ~0xFFFFFF
-        for start, end in steps:
-            at = start + 10_000
-            while at + 600_000 < end:
-                insert(database, "CUPTI_ACTIVITY_KIND_RUNTIME", start=at, end=at + 5_000, globalTid=thread,
-                       correlationId=correlation, nameId=ids["cudaLaunchKernel_v7000"], eventClass=0,
-                       returnValue=0)  # fmt: skip
-                insert(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=at + 20_000, end=at + 320_000, deviceId=0,
-                       contextId=1, streamId=7, correlationId=correlation, globalPid=process,
-                       demangledName=ids["gemm"], shortName=ids["gemm"], gridX=64, gridY=1, gridZ=1, blockX=128,
-                       blockY=1, blockZ=1)  # fmt: skip
-                insert(database, "CUPTI_ACTIVITY_KIND_RUNTIME", start=at + 6_000, end=at + 325_000, globalTid=thread,
-                       correlationId=correlation + 1, nameId=ids["cuStreamSynchronize"], eventClass=1,
-                       returnValue=0)  # fmt: skip
-                busy, last = busy + 300_000, at + 320_000
-                at += 600_000
-                correlation += 2
-    return busy, last - first - busy
-
-
-def insert(database: sqlite3.Connection, table: str, **values: int) -> None:
-    """A row; what the table demands beside ``values`` is 0."""
-    for _, name, _, needed, default, _ in database.execute(f"PRAGMA table_info({table})").fetchall():
-        if needed and default is None:
-            values.setdefault(name, 0)
-    held = {row[1] for row in database.execute(f"PRAGMA table_info({table})").fetchall()}
-    assert set(values) <= held
-    columns, marks = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
-    database.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))

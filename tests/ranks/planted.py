@@ -54,6 +54,14 @@ def planted(files: Sequence[Path], folder: Path, plant: Plant) -> list[Trace]:
     return traces
 
 
+@cache
+def job_of(corpus: Path, pattern: str) -> tuple[Trace, ...]:
+    """The ranks of a recorded job of the corpus, read once."""
+    files = sorted((corpus / "kineto").glob(pattern))
+    assert files
+    return tuple(trace for file in files for trace in load(file))
+
+
 def recorded_events(path: Path) -> list[Event]:
     """The events of a recording as they are; not to be changed."""
     found: list[Event] = _recording(path)["traceEvents"]

@@ -8,7 +8,7 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.model.trace import Trace
-from tests.ranks.planted import Event, communication, cores, planted, recorded_events, slowed, subjects
+from tests.ranks.planted import Event, communication, cores, job_of, planted, recorded_events, slowed, subjects
 
 pytestmark = pytest.mark.corpus
 
@@ -36,6 +36,22 @@ def recorded(megatron: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def before(recorded: list[Trace]) -> set[tuple[str, str]]:
     return subjects(recorded, RULES)
+
+
+@pytest.mark.parametrize("pattern", ["astra-sim__megatron_kineto_*", "torchrec__sst_sleep*", "torchrec__sst_long_a2a*"])
+@pytest.mark.parametrize(
+    ("rule", "status"),
+    [
+        ("pipeline_bubble", "clean"),  # there is no pipeline
+        ("link_contention", "abstained"),  # one stream of collectives: nothing to compare
+    ],
+)
+def test_real_jobs_without_the_defect(corpus: Path, pattern: str, rule: str, status: str) -> None:
+    assert analyze(job_of(corpus, pattern), [rule])[rule].status == status
+
+
+def test_a_real_job_on_nvlink_is_clean(corpus: Path) -> None:
+    assert analyze(job_of(corpus, "astra-sim__megatron_kineto_*"), ["nvlink_stall"])["nvlink_stall"].status == "clean"
 
 
 def as_recorded(files: list[Path], folder: Path) -> list[Trace]:

@@ -19,12 +19,13 @@ from perfscope.analyzers.ranks.devices import device_set, process_sets
 from perfscope.analyzers.ranks.matching import align
 from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.ranks.waits import Share, Wait, shares_of, summed, waits_of
-from perfscope.analyzers.readers.load import load_one, load_path
+from perfscope.analyzers.readers.load import load_path
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.ranks.build import STEP, named, rank_set
+from tests.ranks.planted import job_of
 from tests.ranks.test_processes import PROGRAM
 
 
@@ -125,13 +126,9 @@ def test_the_parts_sum_to_the_exposed_time(
         assert min(share.late_ns, share.together_ns, share.core_ns, share.unclear_ns, share.unmatched_ns) >= 0
 
 
-def kineto_set(corpus: Path, pattern: str) -> list[Trace]:
-    return [load_one(path) for path in sorted((corpus / "kineto").glob(pattern))]
-
-
 @pytest.mark.corpus
 def test_megatron_waits_and_transfers(corpus: Path) -> None:
-    found = parts(kineto_set(corpus, "astra-sim__megatron_kineto_*"))
+    found = parts(job_of(corpus, "astra-sim__megatron_kineto_*"))
     # 84 all-reduces of 64 MiB and less on 8 A100s: nothing hides them, so the transfer is the same for all
     assert {share.core_ns for share in found.values()} == {50_099_000}
     assert {share.collectives for share in found.values()} == {84}
@@ -141,7 +138,7 @@ def test_megatron_waits_and_transfers(corpus: Path) -> None:
 
 @pytest.mark.corpus
 def test_torchrec_waits_for_the_rank_that_slept(corpus: Path) -> None:
-    found = parts(kineto_set(corpus, "torchrec__sst_sleep*"))
+    found = parts(job_of(corpus, "torchrec__sst_sleep*"))
     assert [found[rank].waiting_ns[2] for rank in (0, 1, 3)] == [2_995_998_000, 2_992_934_000, 2_992_049_000]
     assert found[2].late_ns < 1_000_000
     assert {found[rank].core_ns for rank in (0, 1, 3)} == {36_612_000}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.contention import rank_sum
-from perfscope.analyzers.readers.load import load
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder
@@ -117,11 +114,3 @@ def test_the_rank_sum_is_close_to_the_exact_one() -> None:
     values = np.random.default_rng(1).normal(size=(400, 16))
     false = np.mean([rank_sum(one[:8], one[8:]) < 0.05 for one in values])
     assert false < 0.08  # 400 draws of no difference: 5% and three standard errors
-
-
-@pytest.mark.corpus
-@pytest.mark.parametrize("files", ["astra-sim__megatron_kineto_*", "torchrec__sst_sleep*", "torchrec__sst_long_a2a*"])
-def test_real_jobs_with_one_stream_of_collectives_have_nothing_to_compare(corpus: Path, files: str) -> None:
-    found = sorted((corpus / "kineto").glob(files))
-    assert found
-    assert outcome_of([trace for file in found for trace in load(file)]).status == "abstained"

@@ -221,11 +221,3 @@ def test_slim_traces_say_the_same() -> None:
 def test_the_share_is_that_of_gpipe() -> None:
     assert bubble_share(4, 4) == pytest.approx(3 / 7)
     assert bubble_share(1, 8) == 0
-
-
-@pytest.mark.corpus
-@pytest.mark.parametrize("files", ["astra-sim__megatron_kineto_*", "torchrec__sst_sleep*", "torchrec__sst_long_a2a*"])
-def test_real_jobs_without_a_pipeline_are_clean(corpus: Path, files: str) -> None:
-    found = sorted((corpus / "kineto").glob(files))
-    assert found
-    assert outcome_of([trace for file in found for trace in load(file)]).status == "clean"

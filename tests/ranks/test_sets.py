@@ -14,13 +14,13 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.job import jobs_of
 from perfscope.analyzers.ranks.matching import align, match
 from perfscope.analyzers.ranks.sets import comparable, rank_sets, table_of
-from perfscope.analyzers.readers.load import load, load_path
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives_section
 from perfscope.model.collectives import algorithm_of, bus_factor, element_size, operation_of
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.ranks.build import KERNEL, collective, named, rank_set
+from tests.ranks.planted import job_of
 
 LATE = [[0.0, 100.0, 0.0, 0.0], [0.0, 0.0, 300.0, 0.0], [50.0, 0.0, 0.0, 20.0], [0.0, 0.0, 0.0, 500.0]]
 
@@ -257,10 +257,8 @@ def test_names_of_every_spelling() -> None:
 
 
 @pytest.mark.corpus
-def test_the_real_sets_match_wholly(corpus: Path, tmp_path: Path) -> None:
-    for file in sorted((corpus / "kineto").glob("torchrec__sst_sleep_*")):
-        (tmp_path / file.name).symlink_to(file)
-    (found,) = rank_sets(load_path(tmp_path).traces)
+def test_the_real_sets_match_wholly(corpus: Path) -> None:
+    (found,) = rank_sets(job_of(corpus, "torchrec__sst_sleep*"))
     assert (found.job.ranks, found.job.missing) == ((0, 1, 2, 3), ())
     assert [len(one.sides) for one in found.matching.matched] == [3, *[4] * 12]
     assert {one.operation for one in found.matching.matched[1:]} == {"all_to_all"}
@@ -361,8 +359,7 @@ def test_the_section_needs_two_ranks_and_survives_what_breaks() -> None:
 
 @pytest.mark.corpus
 def test_every_collective_of_a_real_job_of_eight(corpus: Path) -> None:
-    files = sorted((corpus / "kineto").glob("astra-sim__megatron_kineto_*"))
-    (found,) = rank_sets([trace for file in files for trace in load(file)])
+    (found,) = rank_sets(job_of(corpus, "astra-sim__megatron_kineto_*"))
     assert (len(found.matching.matched), found.matching.alone, found.matching.disagreeing) == (84, 0, 0)
     table = table_of(found)
     assert [(kind.operation, kind.message_bytes, kind.count, kind.axis) for kind in table.kinds] == [

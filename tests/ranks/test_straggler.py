@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.ranks.waits import lateness_of
-from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder
 from tests.ranks.build import STEP, Extra, collective, rank_set
+from tests.ranks.planted import job_of
 from tests.readers.wire import SpaceWriter
 
 LATE_US = 4_000.0
@@ -267,7 +268,7 @@ def test_a_real_profile_of_eight_devices(corpus: Path) -> None:
 LATE_RANK_2 = [[0.0, 0.0, 4_000.0, 0.0]] * 3 + [[50.0, 0.0, 0.0, 0.0]]
 
 
-def compared(traces: list[Trace]) -> Outcome:
+def compared(traces: Sequence[Trace]) -> Outcome:
     return analyze(traces, ["straggler"])["straggler"]
 
 
@@ -329,7 +330,7 @@ def test_a_missing_rank_lowers_the_verdict() -> None:
 @pytest.mark.corpus
 def test_the_sleeping_rank_of_a_real_job(corpus: Path) -> None:
     """A rank was made to sleep a second before an all-to-all, three times."""
-    (finding,) = compared(corpus_ranks(corpus, "torchrec__sst_sleep_*")).findings
+    (finding,) = compared(job_of(corpus, "torchrec__sst_sleep*")).findings
     assert finding.ranks == (2,)
     seconds = [row for row in finding.evidence if row["before"] == "host gap" and int(row["late_ns"] or 0) > 10**8]
     assert [row["operation"] for row in seconds] == ["all_to_all"] * 3
@@ -339,10 +340,4 @@ def test_the_sleeping_rank_of_a_real_job(corpus: Path) -> None:
 
 @pytest.mark.corpus
 def test_the_same_job_without_the_sleep_is_clean(corpus: Path) -> None:
-    assert compared(corpus_ranks(corpus, "torchrec__sst_long_a2a_*")).status == "clean"
-
-
-def corpus_ranks(corpus: Path, pattern: str) -> list[Trace]:
-    files = sorted((corpus / "kineto").glob(pattern))
-    assert len(files) == 4
-    return [trace for file in files for trace in load(file)]
+    assert compared(job_of(corpus, "torchrec__sst_long_a2a*")).status == "clean"

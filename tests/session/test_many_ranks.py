@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -241,52 +241,3 @@ def test_mpirun_perfscope_run_is_one_run(tmp_path: Path, mpirun: list[str]) -> N
     assert run.tasks == 3
     assert [(one.rank, one.world_size) for one in run.processes] == [(rank, 3) for rank in range(3)]
     assert done.stderr.count("report.html") == 1
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a cable between them, 10.77.0.1 and 10.77.0.2."""
-    names = (f"perfscope-{os.getpid()}-a", f"perfscope-{os.getpid()}-b")
-
-    def ip(*words: str) -> bool:
-        return subprocess.run(["ip", *words], capture_output=True).returncode == 0
-
-    if shutil.which("ip") is None or not all(ip("netns", "add", name) for name in names):
-        for name in names:
-            ip("netns", "del", name)
-        pytest.skip("network namespaces cannot be made here (needs root and iproute2)")
-    try:
-        assert ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
-        for number, name in enumerate(names, start=1):
-            assert ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "wire")
-            assert ip("-n", name, "link", "set", "wire", "up")
-            assert ip("-n", name, "link", "set", "lo", "up")
-        yield names
-    finally:
-        for name in names:
-            ip("netns", "del", name)
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False])
-def test_two_hosts_with_a_torchrun_each(tmp_path: Path, hosts: tuple[str, str], shared: bool) -> None:
-    program = write(tmp_path, GLOO)
-    tasks = []
-    for number, host in enumerate(hosts):
-        root = "runs" if shared else f"runs{number}"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
-        torchrun += ["--master-addr=10.77.0.1", "--master-port=29511", f"--node-rank={number}"]
-        command = run_verb("--wait", "60" if shared else "0", "-o", root, "--", *torchrun, program, "-1")
-        told = slurm(number, 2, GLOO_SOCKET_IFNAME="wire")
-        tasks.append(begin(["ip", "netns", "exec", host, *command], tmp_path, told))
-    first, second = all_ended(tasks)
-    assert (first[0], second[0]) == (0, 0), (first, second)
-    folders = [run_of(tmp_path / name)[0] for name in (("runs",) if shared else ("runs0", "runs1"))]
-    if shared:
-        assert "(run, ranks 0-3," in first[2]
-        assert "perfscope:" not in second[2]
-    both = plain("-m", "perfscope", "analyze", *map(str, folders), cwd=tmp_path)
-    assert both.returncode == 0, both.stderr
-    assert "(run, ranks 0-3," in both.stdout
-    assert "left nothing" not in both.stdout
