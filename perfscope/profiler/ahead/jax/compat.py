@@ -1,8 +1,9 @@
 """The private interfaces of jax and jaxlib that running and compiling a program without devices needs.
 
-Each function states what it returns. All of them work with jax 0.10.2, the version they were written for; another
-version that lacks one of them is reported in one line before a program runs (`check`, `check_checkpoint`). Import this
-module only in the child process, which may run programs and load compiler plugins.
+``compat.NAME`` is the interface of the tables below that jax calls so; functions stand for what takes several of them.
+All work with jax 0.10.2, the version they were written for; another version that lacks one is reported in one line
+before a program runs (`check`, `check_checkpoint`). Import this module only in the child process, which may run
+programs and load compiler plugins.
 """
 
 from __future__ import annotations
@@ -173,15 +174,17 @@ def _known_holder(name: str) -> tuple[Any, str]:
     return found
 
 
+def __getattr__(name: str) -> Any:
+    """An interface of the tables, kept: those that are replaced for a while (`patched_interface`) are not read so."""
+    if name not in _INTERFACES:
+        raise AttributeError(name)
+    value = globals()[name] = _private(name)
+    return value
+
+
 def _private(name: str) -> Any:
     """The current value of an interface of the tables."""
     return getattr(*_known_holder(name))
-
-
-@functools.cache
-def _constant(name: str) -> Any:
-    """An interface that is never patched; cached, as some are needed at every operation."""
-    return _private(name)
 
 
 @contextlib.contextmanager
@@ -228,116 +231,24 @@ def register_array_type(kind: type, constant: Callable[[Any, Any], Any], keep: I
     _private("register_constant_handler")(kind, constant)
 
 
-def lowered_constant(kind: type, value: Any, aval: Any) -> Any:
-    """A value of type ``kind`` as a constant of the program that is being lowered."""
-    return _constant("get_constant_handler")(kind)(value, aval)
-
-
-def check_conversion(array: Any, kind: str) -> None:
-    """Raise jax's error where an array cannot become a Python ``bool``, ``integer`` or other ``scalar``."""
-    _constant(f"check_{kind}_conversion")(array)
-
-
-def take(array: Any, index: Any) -> Any:
-    """``array[index]`` by jax's indexing."""
-    return _constant("rewriting_take")(array, index)
-
-
-def shard(device: Any, sharding: Any, shape: tuple[int, ...], data: Any) -> Any:
-    """One entry of ``jax.Array.addressable_shards``."""
-    return _constant("Shard")(device, sharding, shape, data)
-
-
-def typeof(value: Any) -> Any:
-    """The abstract value of an argument."""
-    return _constant("typeof")(value)
-
-
-def array_type(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
-    """The abstract value of an array with this sharding."""
-    return _constant("update_aval_with_sharding")(_constant("ShapedArray")(shape, dtype), sharding)
-
-
-def device_put_type(aval: Any, target: Any) -> Any:
-    """The abstract value of ``jax.device_put`` of a value to ``target``."""
-    return _constant("update_dp_aval")(aval, target)
-
-
-def memory_kind(space: Any) -> Any:
-    """The memory kind of a memory space."""
-    return _constant("mem_space_to_kind")(space)
-
-
-def canonical_value(value: Any) -> Any:
-    """A value as jax takes it as an argument: with a dtype that jax has."""
-    return _constant("canonicalize_value")(value)
-
-
-def default_device() -> Any:
-    """The device of arrays that no program placed."""
-    return _constant("get_default_device")()
-
-
-def is_trace_state_clean() -> bool:
-    """Whether this thread traces nothing."""
-    return bool(_constant("trace_state_clean")())
-
-
-def is_concrete(sharding: Any) -> bool:
-    """Whether a sharding names devices, and not only axes of an abstract mesh."""
-    return bool(sharding._is_concrete)
-
-
-def raw_platform(device: Any, default: str) -> str:
-    """``cuda`` or ``rocm`` of a GPU's client, else ``default``."""
-    return str(getattr(device.client, "_raw_platform", default))
-
-
 # Calls of compiled functions ------------------------------------------------------------------------------------
-
-
-def argument_type(aval: Any, sharding: Any, *, committed: bool, is_numpy: bool) -> Any:
-    """What jax keeps of an argument of a compiled function, in the default layout."""
-    return _constant("MetaTy")(aval, sharding, None, committed, is_numpy)
-
-
-def unspecified() -> Any:
-    """The value that stands for a sharding that the program did not specify."""
-    return _constant("UNSPECIFIED")
-
-
-def argument_shardings(types: Sequence[Any], in_shardings: Any) -> Sequence[Any]:
-    """The sharding of each argument of a call, `unspecified` where the compiler chooses."""
-    shardings: Sequence[Any] = _constant("_resolve_in_shardings")(types, in_shardings)
-    return shardings
 
 
 def device_assignment(
     arguments: Iterable[Any], results: Iterable[Any], jaxpr: Any, mesh: Any
 ) -> tuple[list[Any], Sequence[Any] | None]:
     """All shardings of a call, those inside its jaxpr among them, and the devices that it runs on."""
-    kinds = _constant("MismatchType")
+    kinds = _private("MismatchType")
     shardings = [
         *((sharding, kinds.ARG_SHARDING, None) for sharding in arguments),
         *((sharding, kinds.OUT_SHARDING, None) for sharding in results),
         *(
             (sharding, kinds.SHARDING_INSIDE_COMPUTATION, source)
-            for sharding, source in _constant("get_intermediate_shardings")(jaxpr)
+            for sharding, source in _private("get_intermediate_shardings")(jaxpr)
         ),
     ]
-    _, devices, _ = _constant("_get_and_check_device_assignment")(shardings, mesh)
+    _, devices, _ = _private("_get_and_check_device_assignment")(shardings, mesh)
     return [sharding for sharding, _, _ in shardings], devices
-
-
-def replicated(devices: Any) -> Any:
-    """The sharding of a value that every device has whole."""
-    return _constant("GSPMDSharding").get_replicated(devices)
-
-
-def flatten_call(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Sequence[Any], Any]:
-    """Leaves and tree of the arguments of a call of a compiled function."""
-    leaves, tree = _constant("tracing_registry").flatten((arguments, named))
-    return leaves, tree
 
 
 def traced_call(traced: Any) -> tuple[Sequence[Any], dict[str, Any], Sequence[Any]]:
@@ -346,18 +257,13 @@ def traced_call(traced: Any) -> tuple[Sequence[Any], dict[str, Any], Sequence[An
     return low._consts, low._params, low._meta_tys_flat
 
 
-def traced_input_tree(traced: Any) -> Any:
-    """How the arguments of a ``jax.stages.Traced`` are nested."""
-    return traced._in_tree
-
-
 def lower_call(params: dict[str, Any], types: Sequence[Any]) -> Any:
     """The lowering of a call for the platform of its devices."""
     return _private("_resolve_and_lower")(
         types,
         **params,
         lowering_platforms=None,
-        lowering_parameters=_constant("LoweringParameters")(),
+        lowering_parameters=_private("LoweringParameters")(),
         pgle_profiler=None,
     )
 
@@ -369,15 +275,15 @@ def lowered_stage(computation: Any, params: dict[str, Any]) -> Any:
     closed = params["jaxpr"]
     arguments = tree_util.tree_structure((tuple(range(len(closed.in_avals))), {}))
     donated = tuple(number for number, is_donated in enumerate(params["donated_invars"]) if is_donated)
-    info = _constant("make_args_info")(arguments, closed.in_avals, donated)
-    return _constant("Lowered")(computation, info, tree_util.tree_structure(tuple(range(len(closed.out_avals)))))
+    info = _private("make_args_info")(arguments, closed.in_avals, donated)
+    return _private("Lowered")(computation, info, tree_util.tree_structure(tuple(range(len(closed.out_avals)))))
 
 
 @contextlib.contextmanager
 def debug_callbacks_lowered_by(rule: Callable[..., Any], platforms: Iterable[str]) -> Iterator[None]:
     """Inside, ``rule`` lowers ``jax.debug.print`` and ``jax.debug.callback`` for these platforms."""
-    rules, entry = _private("_platform_specific_lowerings"), _constant("LoweringRuleEntry")(rule, True)
-    primitives = (_constant("debug_callback_p"), _constant("debug_print_p"))
+    rules, entry = _private("_platform_specific_lowerings"), _private("LoweringRuleEntry")(rule, True)
+    primitives = (_private("debug_callback_p"), _private("debug_print_p"))
     before = {platform: dict(rules[platform]) for platform in platforms}
     for platform in before:
         rules[platform].update(dict.fromkeys(primitives, entry))
@@ -389,11 +295,6 @@ def debug_callbacks_lowered_by(rule: Callable[..., Any], platforms: Iterable[str
                 del rules[platform][primitive]
                 if primitive in original:
                     rules[platform][primitive] = original[primitive]
-
-
-def is_ordered(effect: Any) -> bool:
-    """Whether operations with an effect run in the order of the program."""
-    return bool(_constant("ordered_effects").contains(effect))
 
 
 def exclude_own_frames() -> None:
@@ -450,11 +351,11 @@ def computing_on_cpu() -> Iterator[None]:
     try:
         with (
             jax.default_device(cpu),
-            _constant("use_abstract_mesh")(_constant("empty_abstract_mesh")),
-            _constant("_internal_use_concrete_mesh")(_constant("empty_concrete_mesh")),
-            _constant("debug_nans")(False),
-            _constant("debug_infs")(False),
-            _constant("disable_jit")(False),
+            _private("use_abstract_mesh")(_private("empty_abstract_mesh")),
+            _private("_internal_use_concrete_mesh")(_private("empty_concrete_mesh")),
+            _private("debug_nans")(False),
+            _private("debug_infs")(False),
+            _private("disable_jit")(False),
         ):
             yield
     finally:
@@ -479,118 +380,33 @@ def separate_trace_cache() -> Iterator[None]:
         _trace_key().set_local(before)
 
 
-def clear_device_cache() -> None:
-    """Have ``jax.local_devices`` ask the backend again."""
-    _private("local_devices").cache_clear()
-
-
 # Jaxprs ---------------------------------------------------------------------------------------------------------
-
-
-def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    """The jaxprs in an operation's parameters."""
-    jaxprs: Iterator[Any] = iter(_constant("jaxprs_in_params")(params))
-    return jaxprs
-
-
-def without_unused(jaxpr: Any, outputs: Sequence[bool]) -> tuple[Any, Sequence[bool]]:
-    """A jaxpr reduced to what some of its results need, and which of its inputs that reads."""
-    reduced, used = _constant("dce_jaxpr")(jaxpr, outputs)
-    return reduced, used
-
-
-def as_function(jaxpr: Any, consts: Sequence[Any]) -> Callable[..., Any]:
-    """A function that runs a jaxpr."""
-    function: Callable[..., Any] = _constant("jaxpr_as_fun")(_constant("ClosedJaxpr")(jaxpr, consts))
-    return function
-
-
-def evaluated(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
-    """The results of a jaxpr, operation by operation."""
-    results: Sequence[Any] = _constant("eval_jaxpr")(jaxpr, consts, *values)
-    return results
-
-
-def remat_primitive() -> Any:
-    """The primitive of ``jax.checkpoint``."""
-    return _constant("remat_p")
-
-
-def is_scan(eqn: Any) -> bool:
-    """Whether an equation is a ``jax.lax.scan``."""
-    return eqn.primitive is _constant("scan_p")
-
-
-def is_jit(eqn: Any) -> bool:
-    """Whether an equation is a call of a ``jax.jit`` function."""
-    return eqn.primitive is _constant("jit_p")
-
-
-def may_rematerialize(effects: Any) -> bool:
-    """Whether ``jax.checkpoint`` accepts operations with these effects."""
-    return not _constant("remat_allowed_effects").filter_not_in(effects)
-
-
-def consts_as_inputs(jaxpr: Any) -> Any:
-    """A jaxpr that takes its constants as its first inputs."""
-    return _constant("convert_constvars_jaxpr")(jaxpr)
 
 
 def new_jaxpr(inputs: Sequence[Any], outputs: Sequence[Any], eqns: Sequence[Any], debug_info: Any) -> Any:
     """A jaxpr without constants; its effects are those of its equations."""
-    effects = _constant("join_effects")(*(eqn.effects for eqn in eqns))
-    return _constant("Jaxpr")(
+    effects = _private("join_effects")(*(eqn.effects for eqn in eqns))
+    return _private("Jaxpr")(
         constvars=(), invars=inputs, outvars=outputs, eqns=eqns, effects=effects, debug_info=debug_info
     )
 
 
 def new_equation(primitive: Any, inputs: list[Any], outputs: list[Any], params: dict[str, Any], origin: Any) -> Any:
     """An equation with the effects of ``params["jaxpr"]``, and with the source line and context of ``origin``."""
-    effects = _constant("eqn_effects")(params["jaxpr"], inputs)
-    return _constant("new_jaxpr_eqn")(inputs, outputs, primitive, params, effects, origin.source_info, origin.ctx)
-
-
-def new_variable(atom: Any) -> Any:
-    """A new variable of the same type."""
-    return _constant("Var")(atom.aval)
-
-
-def is_literal(atom: Any) -> bool:
-    """Whether an equation's input is a constant and no variable."""
-    return isinstance(atom, _constant("Literal"))
-
-
-def is_dropped(variable: Any) -> bool:
-    """Whether an equation's output is never read."""
-    return isinstance(variable, _constant("DropVar"))
+    effects = _private("eqn_effects")(params["jaxpr"], inputs)
+    return _private("new_jaxpr_eqn")(inputs, outputs, primitive, params, effects, origin.source_info, origin.ctx)
 
 
 def flat_arguments(arguments: tuple[Any, ...]) -> Any:
     """Positional arguments with their tree, as jax traces them."""
-    return _constant("FlatTree").flatten((arguments, {}))
+    return _private("FlatTree").flatten((arguments, {}))
 
 
 def traced_for_linearize(function: Callable[..., Any], source: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """``function`` as a closed jaxpr for these arguments, with the debug info of ``source``."""
-    info = _constant("debug_info")("linearize", source, arguments, {})
-    closed, _ = _constant("trace_to_jaxpr")(function, flat_arguments(arguments).map(typeof), info)
+    info = _private("debug_info")("linearize", source, arguments, {})
+    closed, _ = _private("trace_to_jaxpr")(function, flat_arguments(arguments).map(_private("typeof")), info)
     return closed
-
-
-def user_frames(eqn: Any) -> Iterator[Any]:
-    """Frames outside of jax that an equation comes from, innermost first: ``file_name``, ``start_line``, ..."""
-    frames: Iterator[Any] = _constant("user_frames")(eqn.source_info.traceback)
-    return frames
-
-
-def is_user_filename(file: str) -> bool:
-    """Whether a file is not one of jax's."""
-    return bool(_constant("is_user_filename")(file))
-
-
-def line_of(code: CodeType, lasti: int) -> int:
-    """The line of an instruction."""
-    return int(_constant("raw_frame_to_frame")(code, lasti).start_line)
 
 
 def is_derivative_rule(code: CodeType) -> bool:

@@ -55,7 +55,7 @@ def without_callbacks(devices: Sequence[Any]) -> Iterator[None]:
 
 def _lower_to_nothing(context: Any, *_: Any, effect: Any = None, **__: Any) -> list[Any]:
     """The lowering of a print: nothing, in its order."""
-    if compat.is_ordered(effect):
+    if compat.ordered_effects.contains(effect):
         context.set_tokens_out(context.tokens_in)
     return []
 
@@ -157,7 +157,7 @@ class DiscoveredProgram:
 
 def program_key(params: dict[str, Any], types: Sequence[Any]) -> Any:
     """What tells programs apart: operations, arguments and where they lie; not the lines they are written in."""
-    taken = compat.argument_shardings(types, params["in_shardings"])
+    taken = compat._resolve_in_shardings(types, params["in_shardings"])
     several = any(hasattr(one, "device_set") and len(one.device_set) > 1 for one in taken)
     return (
         params["name"],

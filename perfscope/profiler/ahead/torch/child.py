@@ -68,7 +68,7 @@ class _Planning:
         from perfscope.profiler.ahead.torch.cuda import AttentionRule
         from perfscope.profiler.ahead.torch.fake_tensors import FakeWorld
         from perfscope.profiler.ahead.torch.kernels import KernelReader
-        from perfscope.profiler.ahead.torch.memory import StepPeaks
+        from perfscope.profiler.ahead.torch.memory import OpWatch, StepPeaks
         from perfscope.profiler.ahead.torch.processes import JobPlan
 
         self._request, self._send = request, send
@@ -96,6 +96,7 @@ class _Planning:
             ledger=self.memory.ledger,
             ops=lambda: self.steps.ops,
         )
+        self.watch = OpWatch((self.memory.ledger.seen, self.processes.book.seen))
         self._listen()
 
     def _fake_device(self, capability: tuple[int, int]) -> FakeCuda:
@@ -120,7 +121,7 @@ class _Planning:
             called=self._called,
             failed=self.failures.append,
             around=self.answers.hidden,
-            paused=lambda: self.quiet.around(2),
+            paused=lambda: self.quiet.around(),
             held=self.memory.graph,
             properties=self.answers.properties(),
         )
@@ -133,7 +134,7 @@ class _Planning:
             memory=self.memory,
             processes=self.processes,
         )
-        self.quiet = WatcherPause((self.steps.paused, self.processes.asleep, self.memory.ledger.asleep))
+        self.quiet = WatcherPause((self.steps.paused, self.watch.paused))
 
     def run(self) -> None:
         """Run the program and write the plan, also of a program that failed."""
@@ -153,8 +154,8 @@ class _Planning:
         self.quiet.listen()
         failure = None
         with self.world.mode:
-            self.processes.install_book()
             self.memory.install()
+            self.watch.install()
             try:
                 run_program(self._request)
             except StopPlanningError:

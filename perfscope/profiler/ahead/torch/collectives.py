@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +20,7 @@ from perfscope.model.documents.torch_plan import (
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.compat import is_collective, is_wait
 from perfscope.profiler.ahead.torch.cuda import CLOCK
-from perfscope.profiler.ahead.torch.memory import OpWatchMode
 from perfscope.profiler.ahead.torch.peak import UserLine
-from perfscope.profiler.torch.op_graph.capture import insert_lowest
 from perfscope.profiler.torch.op_graph.recorder import tensors_in
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
@@ -164,15 +161,13 @@ class CollectiveRecorder:
         self._rows: list[PlannedCollective] | None = None
         self._works: dict[int, int] = {}
         self._results: dict[int, int] = {}
-        self._asleep = 0
         self.left = 0
         self.every = 0
         """Seen in the whole program, also outside of steps."""
 
     def install(self) -> None:
-        """Look at every op from now on; enter the fake world first."""
+        """Listen for waits from now on, beside the ops that are `seen`."""
         compat.hook_waits(self.work_done)
-        insert_lowest(OpWatchMode(self))
 
     def begin(self) -> None:
         """A step begins."""
@@ -184,18 +179,9 @@ class CollectiveRecorder:
         rows, self._rows = self._rows or [], None
         return tuple(rows)
 
-    @contextmanager
-    def asleep(self) -> Iterator[None]:
-        """What is dispatched inside is no op of the program's own."""
-        self._asleep += 1
-        try:
-            yield
-        finally:
-            self._asleep -= 1
-
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An op was run."""
-        if self._asleep or getattr(func, "namespace", "") not in NAMESPACES:
+        if getattr(func, "namespace", "") not in NAMESPACES:
             return
         name = func._schema.name.replace("::", ".")
         if name == WAIT:

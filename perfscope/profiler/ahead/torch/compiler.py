@@ -23,7 +23,7 @@ from perfscope.model.documents.torch_plan import MAX_ROWS, MAX_TEXT, PlanBreak, 
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.cuda import on_host
-from perfscope.profiler.ahead.torch.fake_tensors import index_range, to_host
+from perfscope.profiler.ahead.torch.fake_tensors import to_host
 from perfscope.profiler.torch.compat import add_trace_handler, hook_scheduler, trace_formatter
 from perfscope.profiler.torch.compat import compile_id as running_compile_id
 from perfscope.profiler.torch.compile_log import MOST_PAIRS, Refusal
@@ -142,13 +142,13 @@ class InductorPlanner:
         except Exception as error:  # the program goes on with this graph as it is
             what = str(error).strip().splitlines()
             self._failed(f"{type(error).__name__}: {what[0] if what else ''}")
-        results = _Results(before)
 
         def run(arguments: list[Any]) -> Any:
             if number is not None:
                 self._called(number)
             with self._paused(), self._held(number, arguments) as taken:
-                made = results.of(tuple(arguments))
+                with compat.below_autograd():
+                    made = before.forward(*arguments)  # not as a module of the program, whose calls are compiled
                 taken(made)
                 arguments.clear()
             return made
@@ -190,88 +190,6 @@ class _PlannedError(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-
-
-class _Results:
-    """What a planned graph gives back: fakes of the sizes it was traced with, or what its ops give, step by step.
-
-    Results that lie in one storage do so here; an input is given back as it is.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        output = next(node for node in module.graph.nodes if node.op == "output")
-        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self._places = {node: place for place, node in enumerate(inputs)}
-        given = {_storage(node.meta.get("val")): place for place, node in enumerate(inputs)}
-        given.pop(None, None)
-        self._known: list[_Result | _NonTensorInput | None] | None = []
-        for node in output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]:
-            value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-            if node is None:
-                self._known.append(None)
-            elif node in self._places and not isinstance(value, torch.Tensor):  # a process group, a size
-                self._known.append(_NonTensorInput(self._places[node]))
-            elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not _symbolic(value):
-                storage = _storage(value)
-                part_of = None if storage is None else given.get(storage)
-                self._known.append(_Result(value, self._places.get(node), part_of, storage, index_range(node)))
-            else:
-                self._known = None
-                break
-
-    def of(self, arguments: tuple[Any, ...]) -> Any:
-        if self._known is None:
-            return self._module.forward(*arguments)  # not as a module of the program, whose calls are compiled
-        made: dict[int, Any] = {}
-        return tuple(None if known is None else known.made(made, arguments) for known in self._known)
-
-
-class _NonTensorInput:
-    """An input that is no tensor, given back."""
-
-    def __init__(self, place: int) -> None:
-        self._place = place
-
-    def made(self, _: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
-        return arguments[self._place]
-
-
-class _Result:
-    """One result: an input, a part of an input, or a part of a storage that is made."""
-
-    def __init__(self, value: Any, place: int | None, part_of: int | None, storage: int | None, extent: int | None):
-        self._layout = (tuple(value.shape), tuple(value.stride()), value.storage_offset())
-        self._dtype, self._device = value.dtype, value.device
-        self._place, self._part_of, self._storage, self._extent = place, part_of, storage, extent
-        self._elements = 0 if storage is None else value.untyped_storage().nbytes() // value.element_size()
-
-    def made(self, made: dict[int, Any], arguments: tuple[Any, ...]) -> Any:
-        if self._place is not None:
-            return arguments[self._place]
-        shape, stride, _ = self._layout
-        if self._storage is None:
-            tensor: Any = torch.empty_strided(shape, stride, dtype=self._dtype, device=self._device)
-        else:
-            if self._part_of is not None:
-                base = arguments[self._part_of]
-            else:
-                if self._storage not in made:
-                    made[self._storage] = torch.empty(self._elements, dtype=self._dtype, device=self._device)
-                base = made[self._storage]
-            with compat.below_autograd():
-                base = base if base.dtype is self._dtype else base.view(self._dtype)
-                tensor = torch.as_strided(base, *self._layout)
-        if self._extent is not None:
-            tensor._perfscope_values = self._extent
-        return tensor
-
-
-def _storage(value: Any) -> int | None:
-    """Which storage a value lies in, as long as the graph it is of lives."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    return id(value.untyped_storage())  # torch keeps one object for each storage as long as it lives
 
 
 def _saved_bytes(module: Any) -> int:

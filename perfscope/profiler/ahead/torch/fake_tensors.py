@@ -7,7 +7,6 @@ that no data was there for, an answer is made up and counted: nothing that follo
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 from collections import Counter
@@ -224,16 +223,6 @@ def _remember_index_range(func: Any, args: Any, result: Any) -> None:
         values = getattr(args[0], "_perfscope_values", None)
         if values and not isinstance(args[1], torch.Tensor):
             result._perfscope_share = 1 / values if packet == "aten.eq" else 1 - 1 / values
-
-
-def index_range(node: Any) -> int | None:
-    """Of a node of a graph that is places in a dimension (``topk``): its size."""
-    source = node.args[0] if node.op == "call_function" and node.target is operator.getitem else node
-    packet = str(getattr(source, "target", "")).rpartition(".")[0]
-    value = node.meta.get("val")
-    if packet not in _MODULUS or getattr(value, "dtype", None) is not torch.int64:
-        return None
-    return _extent(packet, [arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in source.args])
 
 
 def _extent(packet: str, args: Any) -> int:

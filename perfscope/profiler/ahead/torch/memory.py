@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import torch
@@ -37,21 +37,28 @@ from perfscope.profiler.torch.op_graph.frames import Frames
 from perfscope.profiler.torch.op_graph.recorder import dense_parts, storage_of, tensors_in, unwraps
 
 
-class OpWatcher(Protocol):
-    """Who is told."""
-
-    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An op was run."""
-
-
-class OpWatchMode(compat.DispatchMode):  # type: ignore[misc]
-    """Tells a watcher of each op."""
+class OpWatch(compat.DispatchMode):  # type: ignore[misc]
+    """Calls each watcher, in their order, with each op of the program: ``watcher(func, args, kwargs, result)``."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, watcher: OpWatcher) -> None:
+    def __init__(self, watchers: Sequence[Callable[[Any, Any, Any, Any], None]]) -> None:
         super().__init__()
-        self._watcher = watcher
+        self._watchers = watchers
+        self._paused = 0
+
+    def install(self) -> None:
+        """Watch from now on; enter the fake world first."""
+        insert_lowest(self)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is dispatched inside is no op of the program's own."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -62,8 +69,10 @@ class OpWatchMode(compat.DispatchMode):  # type: ignore[misc]
         if any(map(unwraps, types)):
             return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
         result = func(*args, **(kwargs or {}))
-        with compat.without_torch_functions():
-            self._watcher.seen(func, args, kwargs or {}, result)
+        if not self._paused:
+            with compat.without_torch_functions():
+                for watcher in self._watchers:
+                    watcher(func, args, kwargs or {}, result)
         return result
 
 
@@ -84,7 +93,6 @@ class MemoryLedger:
         self._held: list[Block] = []
         self._parameters: dict[int, ref[Any]] = {}
         """By ``id``: tensors compare by value."""
-        self._asleep = 0
         self._lines: dict[int, UserLine] = {}
         self._upcoming: dict[int, int] = {}
         """By thread: autograd numbers nodes in each anew, and runs those of a device in one of its own."""
@@ -100,13 +108,10 @@ class MemoryLedger:
         """Numbers of the ops of this step with which a backward pass began."""
         self.joins: list[tuple[Block, Block]] = []
         """(sum, first summand) of gradients that the engine would add up in place if nobody looked."""
-        self.mode: Any = None
 
     def install(self) -> None:
-        """Look at every op from now on."""
-        self.mode = OpWatchMode(self)
+        """Count sizes of storages that change in place from now on, beside the ops that are `seen`."""
         self._follow_sizes()
-        insert_lowest(self.mode)
 
     def start(self) -> None:
         """A step begins."""
@@ -121,15 +126,6 @@ class MemoryLedger:
         self._name(optimizers)
         held, self._held = self._held, []
         return held, events
-
-    @contextmanager
-    def asleep(self) -> Iterator[None]:
-        """What is dispatched inside has no memory of a device."""
-        self._asleep += 1
-        try:
-            yield
-        finally:
-            self._asleep -= 1
 
     def _follow_sizes(self) -> None:
         """Storages that are emptied and filled again in place (``fully_shard`` does so with what it gathers)."""
@@ -178,8 +174,6 @@ class MemoryLedger:
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An op was run."""
-        if self._asleep:
-            return
         sources, results = _dense_tensors_in((args, kwargs)), _dense_tensors_in(result)
         said = any(map(_is_device, (*args, *kwargs.values())))
         self.names_device = self.names_device or said
@@ -216,44 +210,45 @@ class MemoryLedger:
 
         ``makers``: by place of a result the buffer of the graph that it is.
         """
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
         inputs = tuple(self.block_of(one) if isinstance(one, torch.Tensor) else None for one in arguments)
+        self.meet(tensors)
+        phase, place, node = self._context(tensors)
+        if phase == "other":  # called by the wrapper of a library, in no module's forward
+            phase = "forward"
         for block in inputs:
             if block is not None:
                 block.touched = self.ops
-        at = None if self._events is None else len(self._events)
+        self.ops += 1
+        first = None if self._events is None else len(self._events)
         outputs: list[Block | None] = []
 
         def taken(results: Any) -> None:
-            for index, one in enumerate(results or ()):
-                for part in _dense_tensors_in(one) if isinstance(one, torch.Tensor) else ():
-                    self._is_result(self.block_of(part), inputs)
-                block = self.block_of(one) if isinstance(one, torch.Tensor) else None
-                maker = makers[index] if index < len(makers) else None
-                if block is not None and block not in inputs and maker is not None:
-                    block.op, block.place = maker.op, maker.place
+            for index, result in enumerate(results or ()):
+                block = None
+                for part in _dense_tensors_in(result) if isinstance(result, torch.Tensor) else ():
+                    block = self.block_of(part)
+                    if block is None:
+                        block = self._made(part, "", phase, place, node)
+                        maker = makers[index] if index < len(makers) else None
+                        if block is not None:
+                            block.device = True
+                        if block is not None and maker is not None:
+                            block.op, block.place = maker.op, maker.place
                 outputs.append(block)
+            self.ops += 1
 
         yield taken
-        if at is None or self._events is None:
+        if first is None or self._events is None:
             return
-        since = self._events[at:]
-        gone = {id(one) for what, one in since if what == "died"}
-        freed = frozenset(place for place, block in enumerate(inputs) if block is not None and id(block) in gone)
+        since = self._events[first:]
+        gone = {id(block) for what, block in since if what == "died"}
+        freed = frozenset(index for index, block in enumerate(inputs) if block is not None and id(block) in gone)
         call = GraphCall(
-            number=-1 if number is None else number, inputs=inputs, given_up=freed, outputs=tuple(outputs),
-            phase="forward" if self._phase == "other" else self._phase,
-        )  # fmt: skip
-        short = gone & {id(one) for what, one in since if what == "born"}  # what stood for values inside of the graph
-        since = [event for event in since if id(event[1]) not in short]
+            number=-1 if number is None else number, inputs=inputs, given_up=freed, outputs=tuple(outputs), phase=phase
+        )
         # Here results are made before inputs are given up; the graph's own events say how it is.
-        self._events[at:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
-
-    def _is_result(self, block: Block | None, inputs: Sequence[Block | None]) -> None:
-        """A block is what a graph gave back."""
-        if block is not None and block not in inputs:
-            block.device = True
-            if block.phase == "other":  # seen from the wrapper of a library, in no module's forward
-                block.phase = "forward"
+        self._events[first:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
 
     def _made(self, tensor: Any, op: str, phase: StepPhase, place: UserLine, node: int) -> Block | None:
         thing = storage_of(tensor)

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -263,7 +262,7 @@ BUCKET_NOTE = (
 
 
 class JobPlan:
-    """Install it before the ledger of memory, which must have seen an op before the book asks for its line.
+    """Its ``book`` watches ops after the ledger of memory, which it asks for the line of an op.
 
     ``ops()``: ops of the step that are in its op graph so far.
     """
@@ -290,26 +289,19 @@ class JobPlan:
         self._buckets: tuple[Bucket, ...] = ()
 
     def install(self) -> None:
-        """Change torch in this process. ``install_book`` comes when the fake world is entered."""
+        """Change torch in this process."""
         import torch.distributed as distributed
 
         self.group.install()
         self._ledger.for_device = lambda: collective_origin() != "the program"  # its mesh is of the device
         if distributed.is_available():
+            self.book.install()
             install_ddp_model(
                 self._told,
                 problem=self._problem,
                 held=lambda tensor: self._ledger.name(tensor, "gradient"),
                 recorder=self.book,
             )
-
-    def install_book(self) -> None:
-        """Look at ops from now on."""
-        import torch.distributed as distributed
-
-        if not distributed.is_available():
-            return
-        self.book.install()
 
     def begin(self) -> None:
         """A step begins."""
@@ -324,10 +316,6 @@ class JobPlan:
             self._eager = rows
         elif planned:
             self._outside, self._seen_runs = rows, runs
-
-    def asleep(self) -> AbstractContextManager[None]:
-        """While ops are dispatched that are not the program's own."""
-        return self.book.asleep()
 
     def called(self, number: int) -> None:
         """A planned graph is run."""

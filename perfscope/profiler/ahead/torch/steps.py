@@ -216,10 +216,10 @@ class WatcherPause:
         return self._held is not None
 
     @contextmanager
-    def around(self, watchers: int | None = None) -> Iterator[None]:
-        """Everybody looks away; the first so many of them."""
+    def around(self) -> Iterator[None]:
+        """Everybody looks away."""
         with ExitStack() as stack:
-            for watcher in self._watchers[:watchers]:
+            for watcher in self._watchers:
                 stack.enter_context(watcher())
             yield
 

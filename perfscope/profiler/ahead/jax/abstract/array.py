@@ -123,7 +123,7 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         """All parts."""
         aval = self.aval.update(shape=self._sharding.shard_shape(self.shape))
         return [
-            compat.shard(
+            compat.Shard(
                 device, self._sharding, self.shape,
                 AbstractArray(aval, SingleDeviceSharding(device), committed=True),
             )
@@ -185,23 +185,23 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         return value if dtype is None else value.astype(dtype)
 
     def __bool__(self) -> bool:
-        compat.check_conversion(self, "bool")
+        compat.check_bool_conversion(self)
         return bool(self.value("bool"))
 
     def __float__(self) -> float:
-        compat.check_conversion(self, "scalar")
+        compat.check_scalar_conversion(self)
         return float(self.value("float"))
 
     def __int__(self) -> int:
-        compat.check_conversion(self, "scalar")
+        compat.check_scalar_conversion(self)
         return int(self.value("int"))
 
     def __complex__(self) -> complex:
-        compat.check_conversion(self, "scalar")
+        compat.check_scalar_conversion(self)
         return complex(self.value("complex"))
 
     def __index__(self) -> int:
-        compat.check_conversion(self, "integer")
+        compat.check_integer_conversion(self)
         return operator.index(self.value("int").item())
 
     def item(self, *places: int) -> Any:
@@ -253,7 +253,7 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         return (self[at] for at in range(self.shape[0]))
 
     def __getitem__(self, at: Any) -> Any:
-        return compat.take(self, at)
+        return compat.rewriting_take(self, at)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -270,14 +270,14 @@ MAX_CONSTANT_BYTES = 256 << 20
 def _constant(array: AbstractArray, aval: Any) -> Any:
     """What a program has in place of an array that it closes over: its value, or numbers that XLA cannot guess."""
     if array._known is not None and not (array._made_up and isinstance(array.dtype, np.dtype)):
-        return compat.lowered_constant(type(array._known), array._known, aval)
+        return compat.get_constant_handler(type(array._known))(array._known, aval)
     if array.size * np.dtype(array.dtype).itemsize > MAX_CONSTANT_BYTES:
         raise ValueError(
             f"it closes over an array of {array.size * np.dtype(array.dtype).itemsize:,} bytes, which would be part "
             "of the program: pass it as an argument"
         )
     pattern = (np.arange(array.size, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(24)).reshape(array.shape)
-    return compat.lowered_constant(np.ndarray, np.asarray(pattern).astype(array.dtype), aval)
+    return compat.get_constant_handler(np.ndarray)(np.asarray(pattern).astype(array.dtype), aval)
 
 
 # What can be known without data: small values that follow from what the program wrote down are computed on the CPU.
@@ -357,7 +357,7 @@ def evaluate_operation(
         any(value is None for value in values)
         or primitive.name in NEVER_EVALUATED
         or not all(map(is_small, avals))
-        or any(True for _ in compat.inner_jaxprs(params))
+        or any(True for _ in compat.jaxprs_in_params(params))
     ):
         return None
     try:
@@ -374,7 +374,7 @@ def work_of(jaxpr: Any) -> float:
     for equation in jaxpr.eqns:
         if equation.primitive.name in NEVER_EVALUATED or equation.effects:
             return math.inf
-        inner = sum(work_of(one) for one in compat.inner_jaxprs(equation.params))
+        inner = sum(work_of(one) for one in compat.jaxprs_in_params(equation.params))
         trips = {"while": TRIPS, "scan": equation.params.get("length", 1)}.get(equation.primitive.name, 1)
         total += inner * trips + sum(elements(v.aval) if hasattr(v.aval, "shape") else 1 for v in equation.outvars)
         if total > MAX_WORK:
@@ -409,11 +409,11 @@ def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
     results = tuple(at for at, one in enumerate(outputs) if one)
     if not results:
         return None
-    less, used = compat.without_unused(closed.jaxpr, outputs)
+    less, used = compat.dce_jaxpr(closed.jaxpr, outputs)
     arguments = tuple(at for at, one in enumerate(used) if one)
     if less.effects or work_of(less) == math.inf or not all(knows[at] for at in arguments):
         return None
-    function = compat.as_function(less, [known_value(one) for one in closed.consts])
+    function = compat.jaxpr_as_fun(compat.ClosedJaxpr(less, [known_value(one) for one in closed.consts]))
     with compat.computing_on_cpu():
         return arguments, results, jax.jit(function)
 

@@ -80,7 +80,7 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
     @property
     def in_tree(self) -> Any:
         """How the arguments are nested."""
-        return compat.traced_input_tree(self._traced)
+        return self._traced._in_tree
 
     @property
     def out_info(self) -> Any:
@@ -94,7 +94,7 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The results, without data; ``TypeError`` where the arguments are nested otherwise."""
-        given, tree = compat.flatten_call(arguments, named)
+        given, tree = compat.tracing_registry.flatten((arguments, named))
         if tree != self.in_tree:
             raise TypeError(f"Function compiled for arguments {self.in_tree} is called with {tree}")
         consts, params, types = compat.traced_call(self._traced)
@@ -295,7 +295,7 @@ class _AbstractRun:
             return [
                 abstract_device_put(value, device) for value, device in zip(arguments, params["devices"], strict=True)
             ]
-        if any(True for _ in compat.inner_jaxprs(params)):
+        if any(True for _ in compat.jaxprs_in_params(params)):
             return primitive.impl(*arguments, **params)  # a loop or a branch is a program, the rest goes on one by one
         avals, _ = primitive.abstract_eval(*(compat.typeof(one) for one in arguments), **params)
         several = primitive.multiple_results
@@ -322,7 +322,7 @@ def is_internal(closed: Any, name: str) -> bool:
         return False
     equations = closed.jaxpr.eqns
     if len(equations) == 1 and equations[0].primitive.name == name:  # an operation outside of jit
-        inner = next(compat.inner_jaxprs(equations[0].params), None)
+        inner = next(compat.jaxprs_in_params(equations[0].params), None)
         return inner is None or is_jax_file(inner.debug_info.func_filename)
     return True
 

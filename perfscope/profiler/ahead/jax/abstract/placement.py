@@ -39,20 +39,20 @@ def abstract_device_put(value: Any, device: Any) -> Any:
             before = compat.typeof(kept)
     doubtful = values.is_placeholder(value)
     target = getattr(device, "sharding", device) if type(device).__name__ == "Format" else device
-    aval = compat.device_put_type(before, target)
+    aval = compat.update_dp_aval(before, target)
     if isinstance(target, Sharding):
         return abstract_result(aval, target, committed=True, known=kept, made_up=doubtful)
     if target is None:
-        default = compat.default_device()
+        default = compat.get_default_device()
         where = getattr(value, "sharding", None) or SingleDeviceSharding(default)
         committed = bool(getattr(value, "_committed", False))
         return abstract_result(aval, where, committed=committed, known=kept, made_up=doubtful)
     if isinstance(target, jax.Device):
         return abstract_result(aval, SingleDeviceSharding(target), committed=True, known=kept, made_up=doubtful)
     where = getattr(value, "sharding", None)
-    kind = compat.memory_kind(target)
+    kind = compat.mem_space_to_kind(target)
     if where is None:
-        where = SingleDeviceSharding(compat.default_device())
+        where = SingleDeviceSharding(compat.get_default_device())
     return abstract_result(aval, where.with_memory_kind(kind), committed=True, known=kept, made_up=doubtful)
 
 
@@ -98,7 +98,7 @@ def _from_callback(shape: Sequence[int], sharding: Any, data_callback: Callable[
     kept = None
     if dtype is None or (sharding.is_fully_replicated and np.prod(shape, dtype=np.int64) <= values.MAX_ELEMENTS):
         at = next(iter(sharding.addressable_devices_indices_map(shape).values()))
-        part = compat.canonical_value(data_callback(at))
+        part = compat.canonicalize_value(data_callback(at))
         dtype = part.dtype if dtype is None else dtype
         if sharding.is_fully_replicated:
             kept = _small_value(part)
@@ -133,8 +133,8 @@ def _abstract_full(real: Any) -> Callable[..., Any]:
     def full(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None) -> Any:
         import jax
 
-        traces = not compat.is_trace_state_clean()
-        if compat.is_computing() or sharding is None or not compat.is_concrete(sharding) or traces:
+        traces = not compat.trace_state_clean()
+        if compat.is_computing() or sharding is None or not sharding._is_concrete or traces:
             return real(shape, fill_value, dtype, sharding=sharding)
         return jax.device_put(real(shape, fill_value, dtype), sharding)
 
@@ -156,7 +156,7 @@ def _small_value(value: Any) -> Any:
 def _array(
     shape: tuple[int, ...], dtype: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False
 ) -> Any:
-    aval = compat.array_type(shape, dtype, sharding)
+    aval = compat.update_aval_with_sharding(compat.ShapedArray(shape, dtype), sharding)
     return abstract_result(aval, sharding, committed=committed, known=known, made_up=made_up)
 
 
@@ -176,19 +176,20 @@ class ResultPlacement:
 def argument_type(value: Any) -> Any:
     """What jax keeps of an argument of a compiled function."""
     aval = compat.typeof(value)
-    return compat.argument_type(
+    return compat.MetaTy(
         aval,
         getattr(value, "sharding", None),
-        committed=bool(getattr(value, "_committed", True)),
-        is_numpy=isinstance(value, np.ndarray),
+        None,
+        bool(getattr(value, "_committed", True)),
+        isinstance(value, np.ndarray),
     )
 
 
 def result_placement(params: dict[str, Any], types: Sequence[Any]) -> ResultPlacement:
     """Where the results of a compiled function lie."""
-    unspecified = compat.unspecified()
+    unspecified = compat.UNSPECIFIED
     closed = params["jaxpr"]
-    taken = compat.argument_shardings(types, params["in_shardings"])
+    taken = compat._resolve_in_shardings(types, params["in_shardings"])
     everywhere, devices = compat.device_assignment(taken, params["out_shardings"], closed.jaxpr, params["ctx_mesh"])
     mesh = _mesh_of(params["ctx_mesh"], everywhere)
     committed = len(devices or ()) > 1 or mesh is not None or any(one is not unspecified for one in everywhere)
@@ -225,7 +226,7 @@ def _one_result_placement(
             return where, False
     if mesh is not None:
         return NamedSharding(mesh, PartitionSpec()), number
-    return compat.replicated(devices), number
+    return compat.GSPMDSharding.get_replicated(devices), number
 
 
 def _mesh_of(context: Any, shardings: Sequence[Any]) -> Any:
@@ -250,7 +251,7 @@ def operation_sharding(
         if isinstance(params["sharding"].mesh, Mesh):
             return [params["sharding"]] * len(avals), True
     if not placed:
-        default = compat.default_device()
+        default = compat.get_default_device()
         first = next((one.sharding for one in given), None) or SingleDeviceSharding(default)
         return [first] * len(avals), False
     whole = next((one.sharding for one in placed if len(one.sharding.device_set) > 1), None)
@@ -333,7 +334,7 @@ def target_devices(devices: Sequence[Any]) -> Iterator[None]:
         def canonicalize_platform(platform: str) -> str:
             if compat.is_computing() or platform != backend.platform:
                 return str(real(platform))
-            return compat.raw_platform(devices[0], platform)  # "cuda" for "gpu"
+            return str(getattr(devices[0].client, "_raw_platform", platform))  # "cuda" for "gpu"
 
         return canonicalize_platform
 
@@ -341,11 +342,11 @@ def target_devices(devices: Sequence[Any]) -> Iterator[None]:
         compat.patched_interface("get_backend", made),
         compat.patched_interface("canonicalize_platform", canonical),
     ):
-        compat.clear_device_cache()
+        compat.local_devices.cache_clear()
         try:
             yield
         finally:
-            compat.clear_device_cache()
+            compat.local_devices.cache_clear()
 
 
 # What a program asks of the machine and its job: memory in use, other processes, simulated devices.

@@ -27,27 +27,27 @@ class Substitution(dict[Any, Any]):
 
     def __call__(self, atom: Any) -> Any:
         """The atom that stands for one."""
-        return atom if compat.is_literal(atom) else self.get(atom, atom)
+        return atom if isinstance(atom, compat.Literal) else self.get(atom, atom)
 
 
 def is_checkpoint(eqn: Any) -> bool:
     """Whether an equation is a ``jax.checkpoint`` as the program wrote it, not one that was differentiated."""
-    return eqn.primitive is compat.remat_primitive() and not eqn.params["differentiated"]
+    return eqn.primitive is compat.remat_p and not eqn.params["differentiated"]
 
 
 def is_loop(eqn: Any) -> bool:
     """Whether an equation is a ``jax.lax.scan``."""
-    return compat.is_scan(eqn)
+    return eqn.primitive is compat.scan_p
 
 
 def is_call(eqn: Any) -> bool:
     """Whether an equation calls a function that is part of the same program: ``jax.jit``."""
-    return compat.is_jit(eqn)
+    return eqn.primitive is compat.jit_p
 
 
 def may_be_checkpointed(*effects: Any) -> bool:
     """Whether ``jax.checkpoint`` takes what has these effects: printing, and not calls into Python, for instance."""
-    return all(map(compat.may_rematerialize, effects))
+    return not any(compat.remat_allowed_effects.filter_not_in(one) for one in effects)
 
 
 def with_policy(eqn: Any, policy: Policy) -> Any:
@@ -59,9 +59,9 @@ def wrapped_loop(eqn: Any, policy: Policy) -> Any:
     """A scan whose body is ``jax.checkpoint(body, policy=policy)``."""
     closed = eqn.params["jaxpr"]
     body = closed.jaxpr
-    fresh = [compat.new_variable(variable) for variable in (*body.constvars, *body.invars)]
-    results = [compat.new_variable(variable) for variable in body.outvars]
-    inner = compat.consts_as_inputs(body)
+    fresh = [compat.Var(variable.aval) for variable in (*body.constvars, *body.invars)]
+    results = [compat.Var(variable.aval) for variable in body.outvars]
+    inner = compat.convert_constvars_jaxpr(body)
     checkpoint = _checkpoint(fresh, results, inner, policy, eqn)
     count = len(body.constvars)
     around = body.replace(constvars=fresh[:count], invars=fresh[count:], outvars=results, eqns=[checkpoint])
@@ -72,15 +72,15 @@ def wrapped_equations(eqns: Sequence[Any], used: set[Any], policy: Policy, debug
     """One checkpoint around adjacent equations; ``used``: variables that are read after them."""
     made = {variable for eqn in eqns for variable in eqn.outvars}
     read = dict.fromkeys(
-        atom for eqn in eqns for atom in eqn.invars if not compat.is_literal(atom) and atom not in made
+        atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, compat.Literal) and atom not in made
     )  # in their order
     given = [variable for variable in dict.fromkeys(v for eqn in eqns for v in eqn.outvars) if variable in used]
     stacks = [eqn.source_info.name_stack for eqn in eqns]
     shared = _common_scopes(stacks)
-    within = Substitution({variable: compat.new_variable(variable) for variable in read})
+    within = Substitution({variable: compat.Var(variable.aval) for variable in read})
     inner = []
     for eqn in eqns:
-        within |= {one: compat.new_variable(one) for one in eqn.outvars if not compat.is_dropped(one)}
+        within |= {one: compat.Var(one.aval) for one in eqn.outvars if not isinstance(one, compat.DropVar)}
         stack = type(eqn.source_info.name_stack)(eqn.source_info.name_stack.stack[shared:])
         inner.append(
             eqn.replace(
@@ -105,7 +105,7 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
     for one in jaxpr.eqns:
         inputs = [inside(atom) for atom in one.invars]
         inside |= {
-            variable: compat.new_variable(variable) for variable in one.outvars if not compat.is_dropped(variable)
+            variable: compat.Var(variable.aval) for variable in one.outvars if not isinstance(variable, compat.DropVar)
         }
         stack = eqn.source_info.name_stack + one.source_info.name_stack
         equations.append(
@@ -116,7 +116,7 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
             )
         )
     for variable, given in zip(eqn.outvars, jaxpr.outvars, strict=True):
-        if not compat.is_dropped(variable):
+        if not isinstance(variable, compat.DropVar):
             within[variable] = inside(given)
     return equations
 
@@ -128,7 +128,7 @@ def with_equations(jaxpr: Any, eqns: Sequence[Any], within: Substitution) -> Any
 
 def _checkpoint(inputs: list[Any], results: list[Any], jaxpr: Any, policy: Policy, at: Any) -> Any:
     params = {"jaxpr": jaxpr, "prevent_cse": PREVENT_CSE, "differentiated": False, "policy": policy}
-    return compat.new_equation(compat.remat_primitive(), inputs, results, params, at)
+    return compat.new_equation(compat.remat_p, inputs, results, params, at)
 
 
 def _common_scopes(stacks: Sequence[Any]) -> int:
@@ -186,7 +186,7 @@ def opaque_jaxprs(eqn: Any) -> tuple[tuple[Any, ...], str]:
     """The jaxprs of an equation in which no checkpoint does anything, and why, as the report of a site says it."""
     if open_jaxprs(eqn) or eqn.primitive.name in _SKIPPED:
         return (), ""
-    jaxprs = tuple(compat.inner_jaxprs(eqn.params))
+    jaxprs = tuple(compat.jaxprs_in_params(eqn.params))
     name = eqn.primitive.name
     if name in _RULED:
         return jaxprs, f"in a function with a derivative rule of its own ({_RULED[name]}), which keeps what it says"
@@ -295,7 +295,8 @@ def through_jaxpr(fun: Callable[..., Any], book: Rewriter) -> Callable[..., Any]
 
 def perfscope_run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
     """The results of a jaxpr; what is differentiated within it is a derivative rule's."""
-    return compat.evaluated(jaxpr, consts, values)
+    results: Sequence[Any] = compat.eval_jaxpr(jaxpr, consts, *values)
+    return results
 
 
 def _in_rule() -> bool:

@@ -104,8 +104,8 @@ def _last_reads(jaxpr: Any) -> dict[Any, int]:
     """The last equation that reads each variable; after all of them for results."""
     last: dict[Any, int] = {}
     for number, eqn in enumerate(jaxpr.eqns):
-        last |= {atom: number for atom in eqn.invars if not compat.is_literal(atom)}
-    return last | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not compat.is_literal(atom)}
+        last |= {atom: number for atom in eqn.invars if not isinstance(atom, compat.Literal)}
+    return last | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not isinstance(atom, compat.Literal)}
 
 
 # What became of each place of a program under ``--checkpoint``, in words.
@@ -324,5 +324,5 @@ def _names(jaxpr: Any) -> set[str]:
     """What ``checkpoint_name`` names in a jaxpr and all inside of it, also in rules of ``custom_vjp``."""
     found = {str(eqn.params["name"]) for eqn in jaxpr.eqns if eqn.primitive.name == "name"}
     for eqn in jaxpr.eqns:
-        found = found.union(*map(_names, (*compat.inner_jaxprs(eqn.params), *custom_rule(eqn))))
+        found = found.union(*map(_names, (*compat.jaxprs_in_params(eqn.params), *custom_rule(eqn))))
     return found

@@ -186,7 +186,7 @@ def user_line_of(eqn: Any, *around: Any) -> SourceLine | None:
     """The innermost line of the user that an equation comes from, or one of those around it; else a library's."""
     library = None
     for one in (eqn, *around):  # frames of a loop's body begin at the body
-        for frame in compat.user_frames(one):
+        for frame in compat.user_frames(one.source_info.traceback):
             file, line = frame.file_name, frame.start_line
             if is_user_file(file):
                 return SourceLine(file=display_path(file), line=line)
@@ -329,7 +329,7 @@ def _path(eqn: Any) -> tuple[Call, ...]:
         called = ((InnerFunction(co_filename=info.func_filename, co_firstlineno=info.func_lineno or 0), 0),)
     codes, lasti = traceback.raw_frames()
     frames = tuple(
-        (code, compat.line_of(code, instruction))
+        (code, compat.raw_frame_to_frame(code, instruction).start_line)
         for code, instruction in zip(reversed(codes), reversed(lasti), strict=True)
         if compat.is_user_filename(code.co_filename)
     )
@@ -347,4 +347,4 @@ def _multiplies(eqn: Any) -> bool:
     """Whether an equation is a product of matrices, or has one inside."""
     if eqn.primitive.name in PRODUCTS:
         return True
-    return any(_multiplies(one) for jaxpr in compat.inner_jaxprs(eqn.params) for one in jaxpr.eqns)
+    return any(_multiplies(one) for jaxpr in compat.jaxprs_in_params(eqn.params) for one in jaxpr.eqns)
