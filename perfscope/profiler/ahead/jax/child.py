@@ -50,11 +50,11 @@ def compile_all(request: Request, send: EventWriter) -> None:
         _compile_exported(request, devices, send, here)
         return
     from perfscope.profiler.ahead.jax.checkpoint.rewrite import checkpointed
-    from perfscope.profiler.ahead.jax.discover import discover_programs
+    from perfscope.profiler.ahead.jax.discover import RunLimits, discover_programs
 
     checkpoint = None if request.checkpoint is None else parse_checkpoint(request.checkpoint)
     with checkpointed(checkpoint) as checkpoints:
-        seen = discover_programs(lambda: run_program(request), devices, _limits(request))
+        seen = discover_programs(lambda: run_program(request), devices, RunLimits(until_exit=request.until_exit))
     programs = list(seen.programs)
     if checkpoints is not None and not _report_checkpoints(checkpoints, send, failed=seen.failure is not None):
         programs = []  # what was seen before the program failed is not what was asked for
@@ -137,12 +137,6 @@ def _devices(request: Request, found: plugins.Plugin) -> Sequence[Any]:
     if len(devices) != target.count:
         raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were asked for")
     return devices
-
-
-def _limits(request: Request) -> Any:
-    from perfscope.profiler.ahead.jax.discover import RunLimits
-
-    return RunLimits(seconds=request.limits.seconds, until_exit=request.until_exit)
 
 
 def _versions() -> dict[str, str]:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import re
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from perfscope.model.errors import DataError
@@ -21,9 +16,6 @@ from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
 from perfscope.profiler.ahead.jax.abstract.execution import is_internal, without_data
 from perfscope.profiler.ahead.jax.abstract.placement import target_devices
 from perfscope.profiler.ahead.jax.lines import SourceLine, display_path, is_user_file, user_line
-
-# One program that jax would compile: what it is called with, and its lowering for the target.
-
 
 # Prints out of compiled functions: a compiler without its device has no way back to the host, so they are left out.
 
@@ -182,10 +174,6 @@ def _placement_key(sharding: Any, aval: Any, several: bool) -> Any:
 # When a program is not followed further: nothing new comes, too much comes, or it takes too long.
 
 
-MAX_SWALLOWED = 3
-"""Times that the program may catch what ends it, before every further line of its raises it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
     """How far a program is followed."""
@@ -199,10 +187,8 @@ class RunLimits:
     """A function that is traced again in every step would never end."""
     operations: int = 200_000
     """Outside of jit, in a row without a call of a program."""
-    seconds: float = 300.0
-    """Of its own time."""
     until_exit: bool = False
-    """Follow it to its end, whatever repeats; the limits of programs and seconds hold all the same."""
+    """Follow it to its end, whatever repeats; the limit of programs holds all the same."""
 
 
 class StopProgram(BaseException):
@@ -213,35 +199,12 @@ class RunWatch:
     """Counts calls and says stop."""
 
     def __init__(self, limits: RunLimits) -> None:
-        """Nothing is counted, and no clock runs, before `running`."""
         self.limits = limits
         self.stopped: str | None = None
         """Why it is not followed further; ``None`` while it is."""
-        self._began = time.monotonic()
         self._programs = 0
         self._since: dict[Any, int] = {}
-        self._quiet = self._operations = self._raised = 0
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """The program runs inside: the clock also ends it where it calls nothing of jax's."""
-        self._began = time.monotonic()
-        thread, over = threading.get_ident(), threading.Event()
-
-        def ring() -> None:
-            # a call of jax's sees it first, and says it; only what calls none for a while is ended from here
-            if not over.wait(self.limits.seconds + 1.0):
-                self.stopped = self.stopped or self._late()
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(StopProgram))
-
-        clock = threading.Thread(target=ring, daemon=True)
-        clock.start()
-        try:
-            yield
-        finally:
-            over.set()
-            sys.settrace(None) if self._raised > MAX_SWALLOWED else None
-            clock.join()
+        self._quiet = self._operations = 0
 
     def called(self, key: Any, *, new: bool) -> None:
         """A program is called."""
@@ -264,7 +227,6 @@ class RunWatch:
                     f"nothing new in {self._quiet} calls of compiled functions, each of them called at least "
                     f"{min(self._since.values())} times"
                 )
-        self._clock()
 
     def operated(self) -> None:
         """An operation is called outside of jit."""
@@ -272,49 +234,18 @@ class RunWatch:
         self._operations += 1
         if not self.limits.until_exit and self._operations > self.limits.operations:
             self._stop(f"more than {self.limits.operations:,} operations outside of jit in a row")
-        self._clock()
 
     def _repeats(self) -> bool:
         return min(self._since.values()) >= self.limits.calls or self._quiet >= 3 * self.limits.quiet
-
-    def _clock(self) -> None:
-        if time.monotonic() - self._began > self.limits.seconds:
-            self._stop(self._late())
-
-    def _late(self) -> str:
-        return f"it ran for more than {self.limits.seconds:g} s"
 
     def _stop(self, why: str) -> None:
         self.stopped = self.stopped or why
         self._again()
 
     def _again(self) -> None:
-        """Raise where it is over; a program that catches it meets it at the next call, then at its next line."""
-        if self.stopped is None:
-            return
-        self._raised += 1
-        if self._raised > MAX_SWALLOWED:
-            _raise_at_every_line(self.stopped)
-        raise StopProgram(self.stopped)
-
-
-def _raise_at_every_line(why: str) -> None:
-    """Raise it at the next line of the user's own code, also where that is catching it."""
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            raise StopProgram(why)
-        return trace
-
-    def pass_by(frame: FrameType, event: str, argument: Any) -> None:
-        """New functions are left alone."""
-
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            frame.f_trace = trace
-        frame = frame.f_back
-    sys.settrace(pass_by)
+        """Raise where it is over, also at the next call where the program caught it."""
+        if self.stopped is not None:
+            raise StopProgram(self.stopped)
 
 
 # What is kept of a program while it runs without data: its programs, operations outside of jit, reads by the host.
@@ -340,7 +271,7 @@ class EagerOperations:
 
 
 class RunRecorder:
-    """Listens to a run (`jax_abstract.Listener`)."""
+    """Listens to a program that runs without data."""
 
     def __init__(self, devices: Sequence[Any], watch: RunWatch) -> None:
         """``devices``: the target's; ``watch``: says when it is enough."""
@@ -511,8 +442,7 @@ def discover_programs(run: Callable[[], Any], devices: Sequence[Any], limits: Ru
     seen = Discovery()
     with without_data(devices, kept):
         try:
-            with watch.running():
-                run()
+            run()
             seen.stopped, seen.complete = "it ran to its end", True
         except StopProgram:
             pass
@@ -538,14 +468,3 @@ def _program_failure(error: BaseException) -> ProgramFailure:
     message = (str(error).strip().splitlines() or [""])[0][:MAX_MESSAGE]
     text = "".join(traceback.format_list(own)) + "".join(traceback.format_exception_only(error))
     return ProgramFailure(kind=type(error).__name__, message=message, place=place, text=text)
-
-
-__all__ = [
-    "DiscoveredProgram",
-    "Discovery",
-    "EagerOperations",
-    "ProgramFailure",
-    "RunLimits",
-    "SourceLine",
-    "discover_programs",
-]

@@ -1,7 +1,7 @@
 """Running a JAX program without data and without devices.
 
 Inside `without_data` every array of the program is an `AbstractArray`: nothing is computed but what is small and known
-(`values.py`), nothing is copied to a device, and nothing is compiled. Calls of compiled functions, and
+(`array.py`), nothing is copied to a device, and nothing is compiled. Calls of compiled functions, and
 operations outside of them, are reported to a listener. Devices, their number and platform are those of the target.
 """
 
@@ -11,13 +11,12 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jax import stages, tree_util
 
 from perfscope.profiler.ahead.jax import compat as compat
-from perfscope.profiler.ahead.jax.abstract import array as jax_abstract_array
-from perfscope.profiler.ahead.jax.abstract import array as jax_abstract_values
+from perfscope.profiler.ahead.jax.abstract import array as abstract_array
 from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
 from perfscope.profiler.ahead.jax.abstract.placement import (
     ResultPlacement,
@@ -30,6 +29,9 @@ from perfscope.profiler.ahead.jax.abstract.placement import (
     target_devices,
     without_copies,
 )
+
+if TYPE_CHECKING:
+    from perfscope.profiler.ahead.jax.discover import RunRecorder
 
 # ``jit(f).lower(...).compile()`` in a program that is run without data: nothing is compiled, calls are answered.
 
@@ -145,30 +147,11 @@ def abstract_lowering(real: Any, called: OnCall, made: OnCompile, asked: OnQuest
     return lower
 
 
-class Listener(Protocol):
-    """Who wants to know what a program does."""
-
-    def called(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> None:
-        """A function that jax compiles is called: its arguments, what jax knows of it, and jax's types of them."""
-
-    def operated(self, name: str, arguments: Sequence[Any], results: Sequence[Any]) -> None:
-        """An operation is called outside of any compiled function."""
-
-    def made(self, params: dict[str, Any], types: Sequence[Any]) -> None:
-        """A function is compiled ahead of its calls."""
-
-    def asked(self, what: str) -> None:
-        """The program asks what only a compiled program, a device or a job of several processes knows."""
-
-    def read(self, how: str, array: AbstractArray) -> None:
-        """The host reads an unknown value."""
-
-
 @contextlib.contextmanager
-def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
+def without_data(devices: Sequence[Any], listener: RunRecorder) -> Iterator[None]:
     """Run the program inside for its shapes; ``devices``: those it is to see. ``DataError`` on an unknown jax."""
     compat.check()
-    jax_abstract_array.register_abstract_arrays()
+    abstract_array.register_abstract_arrays()
     compat.exclude_own_frames()
     run = _AbstractRun(listener)
     with contextlib.ExitStack() as stack:
@@ -184,15 +167,15 @@ def without_data(devices: Sequence[Any], listener: Listener) -> Iterator[None]:
             ("lower", run.lower),
         ):
             stack.enter_context(compat.patched_interface(name, replacement))
-        jax_abstract_array.on_host_read(listener.read)
-        stack.callback(jax_abstract_array.on_host_read, None)
+        abstract_array.on_host_read(listener.read)
+        stack.callback(abstract_array.on_host_read, None)
         yield
 
 
 class _AbstractRun:
     """What takes the place of jax's own; each is given what it replaces."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: RunRecorder) -> None:
         self.listener = listener
         self._placed: dict[Any, tuple[Any, ResultPlacement]] = {}
 
@@ -270,7 +253,7 @@ class _AbstractRun:
         placed = self._where(params, tuple(types))
         self.listener.called(arguments, params, types)
         internal = is_internal(closed, params["name"])
-        values = jax_abstract_values.evaluate_known_results(closed, arguments, from_made_up=internal)
+        values = abstract_array.evaluate_known_results(closed, arguments, from_made_up=internal)
         results = []
         for at, (aval, sharding) in enumerate(zip(closed.out_avals, placed.shardings, strict=True)):
             value, doubtful = values.get(at, (None, True))
@@ -301,8 +284,8 @@ class _AbstractRun:
         several = primitive.multiple_results
         avals = list(avals) if several else [avals]
         self.listener.operated(primitive.name, arguments, avals)
-        values = jax_abstract_values.evaluate_operation(primitive, arguments, params, avals) or [None] * len(avals)
-        doubtful = any(map(jax_abstract_values.is_placeholder, arguments))
+        values = abstract_array.evaluate_operation(primitive, arguments, params, avals) or [None] * len(avals)
+        doubtful = any(map(abstract_array.is_placeholder, arguments))
         sharding, committed = operation_sharding(primitive, arguments, params, avals)
         results = [
             abstract_result(aval, where, committed=committed, known=value, made_up=doubtful)

@@ -11,10 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.lines import user_line
+
+if TYPE_CHECKING:
+    from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints
 
 Policy = Callable[..., Any] | None
 """What ``jax.checkpoint`` takes as ``policy``."""
@@ -244,17 +247,7 @@ class CallContext:
         return any(_traces(code) and code is not self.tracer for code in traceback.raw_frames()[0])
 
 
-class Rewriter(Protocol):
-    """Who changes jaxprs and keeps count."""
-
-    differentiated: int
-    unseen: list[str]
-
-    def rewritten(self, jaxpr: Any, around: CallContext) -> Any:
-        """A function's jaxpr as it shall be."""
-
-
-def through_jaxpr(fun: Callable[..., Any], book: Rewriter) -> Callable[..., Any]:
+def through_jaxpr(fun: Callable[..., Any], book: Checkpoints) -> Callable[..., Any]:
     """The function by way of its jaxpr, as ``book`` makes it. What reads values is run as it is, and reported."""
     import jax
 
