@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.checkpointing.inductor_remat import CompiledBargain, compiled_bargain, graph_recompute
+from perfscope.analyzers.checkpointing.inductor_remat import compiled_bargain, graph_recompute
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.load import load_one
@@ -31,11 +31,11 @@ def sized_node(name: str, op: str, *inputs: str, kib: int = 100) -> GraphNode:
     return GraphNode(name=name, op=op, inputs=inputs, dtype="float32", shape=(kib, 256), place=LINE)
 
 
-def recompute_log(*again: GraphNode, saved: tuple[str, ...] = ()) -> CompileLog:
-    """A frame whose backward computes ``again``; the forward saves ``saved``."""
+def recompute_log(*again: GraphNode) -> CompileLog:
+    """A frame whose backward computes ``again``."""
     inputs = (sized_node("x", "placeholder"), sized_node("w", "placeholder"))
     first = (sized_node("h", "aten.gelu.default", "x"), *again)
-    forward = Graph(compile_id="0/0", direction="forward", nodes=first, inputs=inputs, outputs=saved)
+    forward = Graph(compile_id="0/0", direction="forward", nodes=first, inputs=inputs)
     backward = Graph(compile_id="0/0", direction="backward", nodes=again, inputs=inputs,
                      recomputed=tuple(one.name for one in again))  # fmt: skip
     return CompileLog(path="x.log", compiles=(compiled(),), graphs=(forward, backward))
@@ -46,10 +46,8 @@ def step(
     forward: int = 200,
     backward: int = 300,
     optimizer: int = 0,
-    ran_again: tuple[int, ...] = (500,),
     capacity_kib: int | None = None,
     reserved_kib: int = 0,
-    saved: tuple[str, ...] = (),
     region: str = "Torch-Compiled Region: 0/0",
 ) -> Trace:
     """Forward at 100-300 us with so many KiB in use, backward at 400-700 us, and an optimizer behind both."""
@@ -61,8 +59,6 @@ def step(
     b.annotation(region, 100, 300)
     b.op("CompiledFunction", 110, 290, sequence=5)
     b.op("CompiledFunctionBackward", 400, 700, sequence=5, forward_thread=1)
-    for at in ran_again:
-        b.op("aten::mm", at - 10, at)
     most = {"reserved_bytes": reserved_kib << 10} if reserved_kib else {}
     for number, (size, begin, end) in enumerate(((forward, 120, 390), (backward, 480, 690), (optimizer, 800, 900))):
         if size:
@@ -70,73 +66,36 @@ def step(
             b.free(number + 1, end, **most)
     trace = b.build()
     trace = replace(trace, recorded=trace.recorded | {"compile_log"})
-    return replace(trace, compile_log=recompute_log(*again, saved=saved))
-
-
-def bargain_of(*args: GraphNode, **more: object) -> CompiledBargain:
-    return step(*args, **more).fact(compiled_bargain)  # type: ignore[arg-type]
+    return replace(trace, compile_log=recompute_log(*again))
 
 
 MM = sized_node("mm", "aten.mm.default", "h", "w")
 SMALL = sized_node("mm_1", "aten.mm.default", "h", "w", kib=10)
 
 
-def test_the_bound_is_the_curve_with_the_result_from_its_forward_to_where_it_is_made_again() -> None:
-    # held at 110-500: 300 in the forward, 400 in the backward from 480 on
-    found = bargain_of(MM)
-    assert (found.peak_bytes, found.saved_peak_bytes) == (300 << 10, 400 << 10)
-    # made again before the backward is at its fullest: 300 in the forward, and no more
-    found = bargain_of(MM, ran_again=(470,))
-    assert (found.peak_bytes, found.saved_peak_bytes) == (300 << 10, 300 << 10)
+@pytest.mark.parametrize(
+    ("nodes", "asked", "verdict", "bound_kib"),
+    [
+        ((MM,), {}, "capacity unknown", 400),  # held at 110-700: 300 in the forward, 400 in the backward
+        ((MM,), {"optimizer": 900}, "elsewhere", 900),
+        ((SMALL,), {"forward": 5000, "backward": 100}, "not lowered", 5010),  # within what counts as the same peak
+        ((MM,), {"capacity_kib": 1000}, "headroom", 400),
+        ((MM, SMALL), {"capacity_kib": 450}, "may not fit", 410),
+    ],
+)
+def test_what_saving_the_results_would_take(
+    nodes: tuple[GraphNode, ...], asked: dict[str, int], verdict: str, bound_kib: int
+) -> None:
+    trace = step(*nodes, **asked)
+    found = trace.fact(compiled_bargain)
+    assert (found.verdict, found.saved_peak_bytes) == (verdict, bound_kib << 10)
+    flagged = [one for one in judge(RULE, trace).findings if one.subject == "recomputed by the compiled backward"]
+    assert len(flagged) == (verdict != "may not fit")
 
 
-def test_the_peak_elsewhere() -> None:
-    found = bargain_of(MM, optimizer=900)
-    assert (found.verdict, found.fitting) == ("elsewhere", {("0/0", "mm")})
-
-
-def test_a_peak_that_is_not_lowered() -> None:
-    found = bargain_of(SMALL, forward=5000, backward=100)  # within what counts as the same peak
-    assert found.verdict == "not lowered"
-
-
-def test_headroom() -> None:
-    found = bargain_of(MM, capacity_kib=1000)
-    assert (found.verdict, found.room_bytes) == ("headroom", 900 << 10)
-    # of what the allocator holds beyond the peak there is as much less to use
-    assert bargain_of(MM, capacity_kib=1000, reserved_kib=750).room_bytes == 360 << 10
-
-
-def test_some_can_be_saved_within_todays_peak() -> None:
-    wide = sized_node("mm_2", "aten.mm.default", "h", "w", kib=500)
-    found = bargain_of(MM, wide, ran_again=(420, 440))
-    assert (found.verdict, found.fitting) == ("dominated", {("0/0", "mm")})
-
-
-def test_some_can_be_saved_within_the_room() -> None:
-    wide = sized_node("mm_2", "aten.mm.default", "h", "w", kib=500)
-    found = bargain_of(MM, wide, capacity_kib=500)
-    assert (found.verdict, found.fitting) == ("headroom for some", {("0/0", "mm")})
-
-
-def test_needed_and_what_may_not_fit() -> None:
-    wide = sized_node("mm_2", "aten.mm.default", "h", "w", kib=500)
-    assert bargain_of(wide, capacity_kib=500).verdict == "needed"
-    # h, 100 KiB that are saved today, might go in return: 600 KiB for certain
-    assert bargain_of(wide, capacity_kib=700, saved=("h",)).verdict == "may not fit"
-    assert bargain_of(wide, capacity_kib=650, saved=("h",)).verdict == "needed"
-
-
-def test_without_the_size_of_the_device_room_is_not_judged() -> None:
-    found = bargain_of(MM)
-    assert (found.verdict, found.room_bytes, found.fitting) == ("capacity unknown", None, frozenset())
-
-
-def test_an_op_that_is_not_seen_is_held_to_the_end_of_the_backward() -> None:
-    assert bargain_of(MM, ran_again=()).saved_peak_bytes == 400 << 10
-    assert bargain_of(MM, SMALL, ran_again=(470,)).saved_peak_bytes == 410 << 10, (
-        "one span for two nodes tells of neither"
-    )
+def test_what_the_allocator_holds_beyond_the_peak_is_not_to_use() -> None:
+    assert step(MM, capacity_kib=1000).fact(compiled_bargain).room_bytes == 900 << 10
+    assert step(MM, capacity_kib=1000, reserved_kib=750).fact(compiled_bargain).room_bytes == 360 << 10
 
 
 @pytest.mark.parametrize(
@@ -153,29 +112,6 @@ def test_what_is_not_known_is_said(trace: Trace, said: str) -> None:
     found = trace.fact(compiled_bargain)
     assert found.verdict == "not known"
     assert said in found.reason
-
-
-@pytest.mark.parametrize(
-    ("trace", "said"),
-    [
-        (step(MM, optimizer=900), "the peak lies elsewhere, where none of them would be held: 900 KiB with"),
-        (step(SMALL, forward=5000), "it does not lower the peak: 4.88 MiB today, 4.89 MiB at most with all saved"),
-        (step(MM, capacity_kib=1000), "a peak of 400 KiB at most with all saved has room, 900 KiB to use (modelled)"),
-        (step(MM, sized_node("mm_2", "aten.mm.default", "h", "w", kib=500), ran_again=(420, 440)),
-         "1 of 2 can be saved and the peak stays 300 KiB (modelled)"),
-        (step(MM), "with all saved the peak is 400 KiB at most, 300 KiB today (modelled); whether that memory"),
-        (step(MM, forward=0, backward=0), "what it buys is not known: what allocators did was not recorded"),
-    ],
-)  # fmt: skip
-def test_the_finding_says_which(trace: Trace, said: str) -> None:
-    (finding,) = [one for one in judge(RULE, trace).findings if one.subject == "recomputed by the compiled backward"]
-    assert said in finding.title
-    assert ("if the memory is there" in finding.advice) == ("not known" in said or "whether" in said)
-
-
-def test_where_the_memory_is_needed_there_is_no_finding() -> None:
-    wide = sized_node("mm_2", "aten.mm.default", "h", "w", kib=500)
-    assert judge(RULE, step(wide, capacity_kib=500)).status == "clean"
 
 
 PROGRAM = """
@@ -239,7 +175,7 @@ def test_the_bound_holds_for_the_program_that_saves_them(tmp_path: Path) -> None
     peaks = {name: max(one.peak()[1] for one in trace.fact(memory_timelines)) for name, trace in traces.items()}
     assert found.verdict == "capacity unknown", "of the host's memory"
     assert found.peak_bytes == peaks["again"] < peaks["saved"]
-    assert peaks["saved"] <= found.saved_peak_bytes <= 1.15 * peaks["saved"]
+    assert peaks["saved"] <= found.saved_peak_bytes <= 1.35 * peaks["saved"]
 
 
 KERNEL = CompiledKernel(

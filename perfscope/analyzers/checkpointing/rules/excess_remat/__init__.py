@@ -29,9 +29,9 @@ How it is found:
     not flagged; matrix products, convolutions and attention are. The cost is the time of their kernels where
     the log tells them and a recording has them; else the finding is structural. Where a recording has the memory of
     such a step, the finding says why it is for nothing, with the results laid onto the measured curve from the forward
-    that makes them to the last op of their name in the backward: the peak lies elsewhere, it is no higher with all of
-    them saved, the device has room for it, or some can be saved. That peak is an upper bound. Where they would not fit
-    there is no finding; where the memory, its times or the size of the device is not known, that is said.
+    that makes them to the end of its backward: the peak lies elsewhere, it is no higher with all of them saved, or the
+    device has room for it. That peak is an upper bound. Where they may not fit there is no finding; where the memory,
+    its times or the size of the device is not known, that is said.
 
     From a compiled XLA program: matrix products under `rematted_computation`, which is where
     `jax.checkpoint` runs forward again, times the trip counts of the loops around; and instructions that

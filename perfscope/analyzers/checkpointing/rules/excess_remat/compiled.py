@@ -25,8 +25,7 @@ from perfscope.model.units import format_bytes, format_count, format_ns, format_
 MAX_ROWS = 20
 
 _ALL = ("elsewhere", "not lowered", "headroom")
-_SOME = ("dominated", "headroom for some")
-"""Verdicts under which all, and some, can be saved."""
+"""Verdicts under which all can be saved."""
 
 _Member = tuple[GraphRecompute, int]
 """A graph, and the index of one of its heavy nodes."""
@@ -35,11 +34,11 @@ _Member = tuple[GraphRecompute, int]
 def compiled_findings(trace: Trace, min_share: float) -> Iterator[Finding]:
     """One finding for each line whose products, convolutions or attention the backward computes again.
 
-    Where the time of all of them is known and below ``min_share`` of the steps nothing is said, nor where the memory is
-    needed. Of compilations of one frame the one that recomputes most counts.
+    Where the time of all of them is known and below ``min_share`` of the steps nothing is said, nor where the memory
+    may be needed. Of compilations of one frame the one that recomputes most counts.
     """
     bargain = trace.fact(compiled_bargain)
-    if bargain.verdict == "needed":
+    if bargain.verdict == "may not fit":
         return
     places: dict[Where, list[_Member]] = defaultdict(list)
     for graph in _one_a_frame(trace.fact(graph_recompute)):
@@ -87,7 +86,7 @@ def _finding(
     where: Where,
     members: list[_Member],
     times: list[int | None],
-    spent: int | None,
+    cost: int | None,
     bargain: CompiledBargain,
 ) -> Finding:
     nodes = [graph.heavy[index] for graph, index in members]
@@ -97,15 +96,11 @@ def _finding(
     title = f"the compiled backward computes {len(nodes):,} of the forward's {ops} again"
     if flops:
         title += f" ({format_count(flops)}FLOPs a run)"
-    if spent is not None:
-        title += f", {format_ns(spent)} ({format_share(spent, whole_ns(trace))})"
+    if cost is not None:
+        title += f", {format_ns(cost)} ({format_share(cost, whole_ns(trace))})"
     if kept:
         title += f"; saving the results takes {format_bytes(kept)}"
-    title += f"; {_why(bargain, members)}"
-    cost = spent
-    if spent is not None and bargain.verdict in _SOME:  # the others stay
-        chosen = zip(members, times, strict=True)
-        cost = sum(time or 0 for member, time in chosen if _key(member) in bargain.fitting)
+    title += f"; {_why(bargain)}"
     return Finding(
         subject="recomputed by the compiled backward",
         title=title,
@@ -115,33 +110,24 @@ def _finding(
         cost_ns_per_step=None if cost is None else per_step(trace, cost),
         where=where,
         evidence=tuple(
-            _row(graph, graph.heavy[index], graph.flops[index], time, bargain)
+            _row(graph, graph.heavy[index], graph.flops[index], time)
             for (graph, index), time in list(zip(members, times, strict=True))[:MAX_ROWS]
         ),
         spans=spans_of_slices(
             trace, sorted({row for graph, index in members for row in _rows_of(trace, graph.kernels[index])})
         ),
-        advice=_advice(bargain, members),
+        advice=_advice(bargain),
     )
 
 
-def _key(member: _Member) -> tuple[str, str]:
-    graph, index = member
-    return graph.compile_id, graph.heavy[index].name
-
-
-def _why(bargain: CompiledBargain, members: list[_Member]) -> str:
+def _why(bargain: CompiledBargain) -> str:
     """Why it is for nothing, or what it buys: the end of a title. All graphs are judged together."""
     peak, bound = format_bytes(bargain.peak_bytes), format_bytes(bargain.saved_peak_bytes)
     room = format_bytes(bargain.room_bytes or 0)
-    some = f"{sum(_key(one) in bargain.fitting for one in members):,} of {len(members):,} can be saved"
     said = {
         "elsewhere": f"the peak lies elsewhere, where none of them would be held: {peak} with and without (modelled)",
         "not lowered": f"it does not lower the peak: {peak} today, {bound} at most with all saved (modelled)",
         "headroom": f"a peak of {bound} at most with all saved has room, {room} to use (modelled)",
-        "dominated": f"{some} and the peak stays {peak} (modelled)",
-        "headroom for some": f"{some} with {room} to use (modelled)",
-        "may not fit": f"with all saved the peak is {bound} at most (modelled), {room} to use: it may not fit",
         "capacity unknown": (
             f"with all saved the peak is {bound} at most, {peak} today (modelled); whether that memory would be free "
             "is not known"
@@ -151,15 +137,7 @@ def _why(bargain: CompiledBargain, members: list[_Member]) -> str:
     return said[bargain.verdict]
 
 
-def _advice(bargain: CompiledBargain, members: list[_Member]) -> str:
-    if bargain.verdict in _SOME:
-        names = [graph.heavy[index].name for graph, index in members if _key((graph, index)) in bargain.fitting]
-        chosen = ", ".join(names[:MAX_ROWS]) or "those of other lines"
-        return (
-            f"Save some of them ({chosen}): with activation checkpointing a policy that saves these products "
-            "(create_selective_checkpoint_contexts), else raise torch._functorch.config.activation_memory_budget "
-            "until the peak rises."
-        )
+def _advice(bargain: CompiledBargain) -> str:
     return (
         "Save them: with activation checkpointing a policy that saves products and attention "
         "(create_selective_checkpoint_contexts), else torch._functorch.config.activation_memory_budget = 1.0 "
@@ -167,11 +145,7 @@ def _advice(bargain: CompiledBargain, members: list[_Member]) -> str:
     )
 
 
-def _row(
-    graph: GraphRecompute, node: GraphNode, flops: int | None, spent: int | None, bargain: CompiledBargain
-) -> dict[str, Cell]:
-    judged = bargain.verdict not in ("capacity unknown", "not known")
-    fits = "yes" if (graph.compile_id, node.name) in bargain.fitting else "no"
+def _row(graph: GraphRecompute, node: GraphNode, flops: int | None, spent: int | None) -> dict[str, Cell]:
     return {
         "node": node.name,
         "op": node.op,
@@ -179,7 +153,6 @@ def _row(
         "result_bytes": node_bytes(node),
         "flops": flops,
         "time_ns": spent,
-        "can_be_saved": fits if judged else None,
         "recomputed_in_graph": len(graph.nodes),
         "recomputed_in_graph_bytes": graph.result_bytes,
     }
