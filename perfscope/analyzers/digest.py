@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.checkpointing.rules.excess_remat.policies import candidates, peaks
+from perfscope.analyzers.checkpointing.rules.excess_remat.policies import candidates
 from perfscope.analyzers.engine import EVIDENCE_EACH, Examined
 from perfscope.analyzers.hlo.collectives import collectives
 from perfscope.analyzers.hlo.module import HloModule
@@ -64,7 +64,7 @@ def moved_references(references: np.ndarray, positions: Int64) -> np.ndarray:
 
 _log = logging.getLogger(__name__)
 
-_DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set, candidates, peaks)
+_DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set, candidates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

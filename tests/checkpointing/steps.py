@@ -63,7 +63,6 @@ def layers(
         step_ns=1_000,
         basis="measured",
         capacity_bytes=None,
-        trainable_parameters_dtype_bytes=4,
         device_name="NVIDIA H100 80GB HBM3",
     )
 

@@ -213,7 +213,7 @@ def test_state_is_held_and_everything_adds_up() -> None:
     weights = 2 * (layers * (12 * dim**2 + 9 * dim) + 2 * dim + 2 * vocabulary * dim)
     assert found.parameter_bytes == weights
     assert found.optimizer_bytes == 2 * weights + 4  # and the count of steps
-    assert (found.framework, found.gradients_in_values, found.trainable_parameters_dtype_bytes) == ("jax", True, 2)
+    assert (found.framework, found.gradients_in_values) == ("jax", True)
 
 
 def test_the_steps_of_a_recording_are_those_of_its_programs() -> None:

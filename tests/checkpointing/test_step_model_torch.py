@@ -14,15 +14,14 @@ import pytest
 from perfscope.analyzers.checkpointing.op_times import op_times
 from perfscope.analyzers.checkpointing.plans import plan_memory
 from perfscope.analyzers.checkpointing.simulate import Simulator, todays
-from perfscope.analyzers.checkpointing.step_model import Policy
+from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
 from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model, workspaces
-from perfscope.analyzers.checkpointing.torch_regions import Held, held_of, inside, module_calls
+from perfscope.analyzers.checkpointing.torch_regions import held_of, inside, module_calls
 from perfscope.analyzers.checkpointing.wording import code_for
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_graph import GraphStorage, OpGraph
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.trace import MemoryAction as MemoryAction_torch_workspace
 from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 from tests.build import EVERYTHING, TraceBuilder
 from tests.checkpointing.recorded import Step, recorded, recorded_net, trace_of
@@ -256,7 +255,7 @@ def row(t: TraceBuilder, at: int, address: int, size: int, action: MemoryAction,
           bytes=size, action=int(action), **({"allocated_bytes": -1, "reserved_bytes": -1} | more))  # fmt: skip
 
 
-def state_of_step(**more: bool) -> Held:
+def state_of_step(**more: bool) -> StepModel:
     return held_of(allocator_trace(**more), graph(), ())
 
 
@@ -293,10 +292,6 @@ def test_the_host_has_no_size_and_reserves_nothing() -> None:
     assert found.capacity_bytes is None
     assert found.measured_peak_bytes is None  # a device was watched, and not the host
     assert found.reserve_share is None
-
-
-def test_elements_are_those_of_most_parameters() -> None:
-    assert state_of_step().element_bytes == 4
 
 
 def net(*modules: tuple[str, int], ops: tuple[str, ...] = ("mm", "gelu")) -> GraphBuilder:
@@ -370,7 +365,7 @@ def trace_with(*events: tuple[float, int, int]) -> Trace:
     t.op("aten::mm", 10, 20)
     t.op("aten::mm", 30, 40)
     for at, address, size in sorted(events):
-        action = MemoryAction_torch_workspace.ALLOCATE if size > 0 else MemoryAction_torch_workspace.FREE
+        action = MemoryAction.ALLOCATE if size > 0 else MemoryAction.FREE
         t.row("memory", time_ns=round(at * 1000), thread=t.thread(1), op=-1, on_device=False, ordinal=-1,
               address=address, bytes=size, allocated_bytes=-1, reserved_bytes=-1, action=int(action))  # fmt: skip
     trace = t.build()

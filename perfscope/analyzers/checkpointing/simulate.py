@@ -12,62 +12,35 @@ torch/utils/checkpoint.py).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.analyzers.checkpointing.step_model import Change, Policy, StepModel, Value
+from perfscope.model.live_bytes import Int64
 
 # Lifetimes on the axis of a simulated step, as changes of live bytes.
 
 
-Int64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
 class Effect:
     """What one region under one policy adds: changes of live bytes along the axis, and its price."""
 
-    at: Int64
-    change: Int64
-    recompute_ns: int = 0
-    recomputed: int = 0
-    offloaded_bytes: int = 0
-    stored_ns: int = 0
-
-
-class Spans:
-    """Collects lifetimes on the axis."""
-
     def __init__(self) -> None:
-        """Nothing yet."""
-        self._at: list[int] = []
-        self._change: list[int] = []
+        self.at: list[int] = []
+        self.change: list[int] = []
         self.recompute_ns = 0
         self.recomputed = 0
-        self.offloaded = 0
+        self.offloaded_bytes = 0
         self.stored_ns = 0
 
     def add(self, start: int, stop: int, size: int) -> None:
         """``size`` bytes are held from ``start`` up to ``stop``; nothing where that is empty."""
         if stop > start and size:
-            self._at += (start, stop)
-            self._change += (size, -size)
-
-    def effect(self) -> Effect:
-        """All of them as changes along the axis."""
-        return Effect(
-            np.array(self._at, np.int64),
-            np.array(self._change, np.int64),
-            self.recompute_ns,
-            self.recomputed,
-            self.offloaded,
-            self.stored_ns,
-        )
+            self.at += (start, stop)
+            self.change += (size, -size)
 
 
 KEPT_KINDS = frozenset({"product", "attention"})
@@ -150,7 +123,7 @@ class Simulator:
                 self._own[value.region].append(value)
             else:
                 plain.append(value)
-        self._base = self._curve_of(self._whole(plain))
+        self._base = self._curve_of([self._whole(plain)])
         self._gradients = gradients
         self._effects: dict[tuple[int, Policy], Effect] = {}
         self._placed: dict[Placement, Int64] = {}
@@ -193,10 +166,7 @@ class Simulator:
         return [self._effect(index, policy) for index, policy in enumerate(policies)]
 
     def _curve(self, effects: Sequence[Effect], placement: Placement) -> Int64:
-        change = np.zeros(self._length + 1, np.int64)
-        for effect in effects:
-            np.add.at(change, effect.at, effect.change)
-        return self._placement_curve(placement) + np.cumsum(change)[:-1]
+        return self._placement_curve(placement) + self._curve_of(effects)
 
     def _held(self, placement: Placement) -> int:
         model = self.model
@@ -210,7 +180,7 @@ class Simulator:
     def _placement_curve(self, placement: Placement) -> Int64:
         """The values that no policy touches, gradients as placed, and parameters while they are gathered."""
         if placement not in self._placed:
-            spans = Spans()
+            spans = Effect()
             parts = placement.parts(2)
             for value in self._gradients:
                 start, stop = self._start(value.birth), self._stop(value.death)
@@ -219,7 +189,7 @@ class Simulator:
                 spans.add(reduced, stop, -(-value.bytes // parts))
             if placement.parts(3) > 1:
                 self._gather(spans)
-            self._placed[placement] = self._base + self._curve_of(spans.effect())
+            self._placed[placement] = self._base + self._curve_of([spans])
         return self._placed[placement]
 
     def _reduced(self, gradient: Value) -> int:
@@ -228,7 +198,7 @@ class Simulator:
         last = max((one.backward[1] for one in self.model.regions), default=gradient.birth + 1)
         return self._stop(max(min((end for _, end in ends), default=last), gradient.birth + 1))
 
-    def _gather(self, spans: Spans) -> None:
+    def _gather(self, spans: Effect) -> None:
         """FSDP holds the parameters of the region that runs and of the next one, and those of no region throughout."""
         regions = self.model.regions
         own = sum(one.parameter_bytes for one in regions)
@@ -259,32 +229,32 @@ class Simulator:
 
     def _changed(self, change: Change | None) -> Effect:
         """What a compiled program's policy changes, as its model says."""
-        spans = Spans()
+        spans = Effect()
         if change is not None:
             spans.recompute_ns, spans.recomputed = change.recompute_ns, change.recomputed
             spans.stored_ns = change.stored_ns
             for start, stop, size in change.spans:
                 spans.add(self._start(start), self._stop(stop), size)
-        return spans.effect()
+        return spans
 
     def _keep(self, index: int, _: Policy) -> Effect:
         return self._whole(self._own[index])
 
     def _offload(self, index: int, _: Policy) -> Effect:
-        spans, back = Spans(), self._start(self.model.regions[index].backward[0])
+        spans, back = Effect(), self._start(self.model.regions[index].backward[0])
         for value in self._own[index]:
             start, stop = self._start(value.birth), self._stop(value.death)
             left = self._stop(value.last_forward_use + 1)
             if value.needed_by == {index} and left < back < stop:
                 spans.add(start, left, value.bytes)
                 spans.add(back, stop, value.bytes)
-                spans.offloaded += value.bytes
+                spans.offloaded_bytes += value.bytes
             else:
                 spans.add(start, stop, value.bytes)
-        return spans.effect()
+        return spans
 
     def _again(self, index: int, policy: Policy) -> Effect:
-        region, spans = self.model.regions[index], Spans()
+        region, spans = self.model.regions[index], Effect()
         kept_kinds = KEPT_KINDS if policy == "selective" else frozenset()
         limit = max((value.birth for value in self._own[index] if index in value.needed_by), default=-1)
         gone = self._stop(region.backward[1])
@@ -296,9 +266,9 @@ class Simulator:
             if value.birth <= limit and not kept:
                 spans.recompute_ns += value.cost_ns
                 spans.recomputed += 1
-        return spans.effect()
+        return spans
 
-    def _life(self, spans: Spans, index: int, value: Value, *, kept: bool, limit: int, gone: int) -> None:
+    def _life(self, spans: Effect, index: int, value: Value, *, kept: bool, limit: int, gone: int) -> None:
         """The lifetimes of a value of a region that runs again up to position ``limit``."""
         first, last = self.model.regions[index].forward
         start, stop = self._start(value.birth), self._stop(value.death)
@@ -324,10 +294,10 @@ class Simulator:
 
     def _whole(self, values: Sequence[Value]) -> Effect:
         """The values with the lifetimes they have."""
-        spans = Spans()
+        spans = Effect()
         for value in values:
             spans.add(self._start(value.birth), self._stop(value.death), value.bytes)
-        return spans.effect()
+        return spans
 
     def _start(self, position: int) -> int:
         """Where an op is on the axis: behind the rooms before it."""
@@ -337,9 +307,10 @@ class Simulator:
         """Where what is gone at ``position`` ends on the axis: before the room that precedes that op."""
         return position + self._room[bisect_left(self._room_at, position)]
 
-    def _curve_of(self, effect: Effect) -> Int64:
+    def _curve_of(self, effects: Iterable[Effect]) -> Int64:
         change = np.zeros(self._length + 1, np.int64)
-        np.add.at(change, effect.at, effect.change)
+        for effect in effects:
+            np.add.at(change, effect.at, effect.change)
         return np.cumsum(change)[:-1]
 
     def _where(self, at: int) -> tuple[Part, int | None, int]:

@@ -122,8 +122,6 @@ class StepModel:
     basis: Basis
     """How ``cost_ns`` and ``step_ns`` are known."""
     capacity_bytes: int | None
-    trainable_parameters_dtype_bytes: int
-    """Bytes of an element of the parameters: what offloading and sharding move."""
     notes: tuple[str, ...] = ()
     framework: Literal["torch", "jax"] = "torch"
     """Whose words the advice is given in."""

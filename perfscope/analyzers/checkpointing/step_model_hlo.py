@@ -106,7 +106,6 @@ class _Program:
             step_ns=self._sum_ns(self._cost.launched),
             basis="measured" if measured else "modelled",
             capacity_bytes=device_memory_bytes(self._trace),
-            trainable_parameters_dtype_bytes=_parameter_width(self._module),
             framework="jax",
             device_name=None if device is None else device.device.name,
             on_host=self._module.platform == "cpu",
@@ -300,13 +299,3 @@ def _values_of(timeline: MemoryTimeline) -> tuple[Value, ...]:
         for row in range(len(blocks["bytes"]))
         if not _lasts(timeline, row)
     )
-
-
-def _parameter_width(module: HloModule) -> int:
-    """Bytes of an element of most of the arguments' memory."""
-    sizes: dict[int, int] = {}
-    for one in module.entry_computation().instructions:
-        if one.opcode == "parameter" and one.shape.elements:
-            width = max(1, one.shape.bytes // one.shape.elements)
-            sizes[width] = sizes.get(width, 0) + one.shape.bytes
-    return max(sizes, key=lambda width: sizes[width], default=4)

@@ -88,8 +88,6 @@ _PRODUCT = re.compile(r"aten\.(?:mm|addmm|convolution|_convolution|linear|_scale
 _ATTENTION = re.compile(
     r"aten\.(?:_scaled_dot_product\w*_attention\w*|_flash_attention_forward|_efficient_attention\w*)"
 )
-_SHARDED = re.compile(r"all_?gather|reduce_scatter")
-"""Collectives that FSDP runs and plain data parallelism does not."""
 _RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
 
 
@@ -119,35 +117,20 @@ def torch_step_model(trace: Trace) -> StepModel:
         raise AbstainError("the recorded step has no backward pass: nothing is kept for one")
     times = trace.fact(op_times)
     step = _Step(graph, _as_handed_out(graph, graph.storages), module_calls(graph))
-    values, gradient_bytes = step.values(times)
+    values = step.values(times)
     values += step.scratch(workspaces(trace, graph, timeline_of(trace, graph)))
-    held = held_of(trace, graph, step.gradients)
+    held = held_of(trace, replace(graph, storages=step.storages), step.gradients)
     notes = [*held.notes, *([times.note] if times.note else [])]
     if step.again.unmatched:
         notes.append(f"{step.again.unmatched:,} ops that run again in the backward repeat no op of a module told apart")
-    return StepModel(
-        label=held.label,
+    return replace(
+        held,
         values=tuple(values),
         regions=tuple(step.regions()),
         length=step.at[len(graph.ops)],
-        parameter_bytes=held.parameter_bytes,
-        gradient_bytes=max(gradient_bytes, held.gradient_bytes),
-        optimizer_bytes=held.optimizer_bytes,
-        other_bytes=held.other_bytes,
-        gradients_in_values=bool(gradient_bytes),
         step_ns=times.step_ns,
         basis=times.basis,
-        capacity_bytes=held.capacity_bytes,
-        trainable_parameters_dtype_bytes=held.element_bytes,
         notes=tuple(notes),
-        framework="torch",
-        device_name=held.device_name,
-        on_host=graph.device == "cpu",
-        measured_peak_bytes=held.measured_peak_bytes,
-        world_size=trace.source.world_size or 1,
-        sharded=any(_SHARDED.search(op.name) for op in graph.ops),
-        reserve_share=held.reserve_share,
-        out_of_memory=held.out_of_memory,
     )
 
 
@@ -161,8 +144,8 @@ def _as_handed_out(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> tuple[
 class _Step(StepJoins):
     """Works out values and regions of one graph."""
 
-    def values(self, times: OpTimes) -> tuple[list[Value], int]:
-        """Values in the order they are made, and the bytes of the gradients among them."""
+    def values(self, times: OpTimes) -> list[Value]:
+        """Values in the order they are made."""
         place = storage_devices(self.graph)
         by_op: dict[int, list[int]] = defaultdict(list)
         found: list[Value] = []
@@ -177,7 +160,6 @@ class _Step(StepJoins):
                     found.append(self._plain(index, 0))
             elif index not in self.again.of_storage and not self._of_repeat(index):
                 by_op[storage.born].append(index)
-        gradient_bytes = sum(self.storages[index].bytes for index in self.gradients)
         for op in self.graph.ops:
             if op.recompute:
                 continue
@@ -188,7 +170,7 @@ class _Step(StepJoins):
                 found.append(self._value(index, op, cost, made_again[index]))
                 cost = 0
         found.extend(self._reads_of_inputs())
-        return found, gradient_bytes
+        return found
 
     def scratch(self, sizes: Mapping[int, int]) -> list[Value]:
         """What ops hold while they run; a forward op that runs again holds it again."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices, taken_over
@@ -24,6 +25,9 @@ from perfscope.model.trace.tables import MemoryCategory
 SINGLE_SHARE = 0.05
 """Of all that the forward makes: a module that is no repeated block is a region if it makes as much. Checkpointing
 smaller ones changes nothing that anyone would see."""
+
+_SHARDED = re.compile(r"all_?gather|reduce_scatter")
+"""Collectives that FSDP runs and plain data parallelism does not."""
 
 _NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -403,62 +407,45 @@ class StepJoins:
 # What a PyTorch program holds all of a step besides what the step makes, and what its allocator measured.
 
 
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> StepModel:
+    """The step without values and regions: from the program's own list of tensors, else from what its ops touch.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Bytes by purpose, and where they are."""
-
-    label: str
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    other_bytes: int
-    element_bytes: int
-    capacity_bytes: int | None
-    device_name: str | None
-    measured_peak_bytes: int | None
-    reserve_share: float | None
-    out_of_memory: int
-    notes: tuple[str, ...]
-
-
-def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> Held:
-    """From the program's own list of tensors where it was recorded, else from what the graph's ops touch."""
+    ``gradients``: storages that the step makes for gradients.
+    """
     timeline = timeline_of(trace, graph)
-    notes: list[str] = []
     listed = _listed(trace, graph)
-    by_name = listed is not None
-    if listed is None:
-        listed = _touched(graph)
-        notes.append(
-            "the program's tensors were not listed: parameters and optimizer state are those that the ops touch"
-        )
-    parameters, gradient, optimizer, kept_gradient = listed
+    parameters, gradient, optimizer, kept_gradient = listed or _touched(graph)
     other = 0
     if timeline is not None:
         others, known = _before(timeline)
-        other = (
-            others + known - parameters - optimizer if by_name else others + known - parameters - gradient - optimizer
-        )
+        other = others + known - parameters - optimizer - (0 if listed else gradient)
     devices = trace.rows["devices"]
     names = [trace.text(int(code)) for code in devices["name"]]
     sizes = [int(size) for size in devices["memory_bytes"] if size > 0]
     on_host = graph.device == "cpu"
-    return Held(
+    untold = "the program's tensors were not listed: parameters and optimizer state are those that the ops touch"
+    made = sum(graph.storages[index].bytes for index in gradients) if graph.storages else 0
+    return StepModel(
         label=timeline.label if timeline is not None else graph.device,
+        values=(),
+        regions=(),
+        length=0,
         parameter_bytes=parameters,
-        gradient_bytes=kept_gradient,
+        gradient_bytes=max(made, kept_gradient),
         optimizer_bytes=optimizer,
         other_bytes=max(0, other),
-        element_bytes=_element_bytes(graph),
+        gradients_in_values=bool(made),
+        step_ns=None,
+        basis="measured",
         capacity_bytes=None if on_host else (timeline and timeline.capacity_bytes) or min(sizes, default=None),
+        notes=() if listed else (untold,),
         device_name=next((name for name in names if name), None),
+        on_host=on_host,
         measured_peak_bytes=None if timeline is None else _peak_of_steps(trace, timeline),
+        world_size=trace.source.world_size or 1,
+        sharded=any(_SHARDED.search(op.name) for op in graph.ops),
         reserve_share=None if timeline is None else _reserve_share(timeline),
         out_of_memory=0 if timeline is None else len(timeline.out_of_memory),
-        notes=tuple(notes),
     )
 
 
@@ -497,15 +484,6 @@ def _touched(graph: OpGraph) -> tuple[int, int, int, int]:
         sum(storages[one].bytes for one in state),
         sum(storages[one].bytes for one in summed),
     )
-
-
-def _element_bytes(graph: OpGraph) -> int:
-    sizes = [
-        _BYTES.get(tensor.dtype.removeprefix("torch."), 4)
-        for tensor in graph.tensors
-        if tensor.storage in graph.parameters
-    ]
-    return max(set(sizes), key=sizes.count) if sizes else 4
 
 
 def timeline_of(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
