@@ -17,7 +17,7 @@ from weakref import ref
 
 import torch
 
-from perfscope.model.documents.torch_plan import PlanLine, PlanMemory, StepMemory, StepPhase
+from perfscope.model.documents.torch_plan import MemoryOwner, PlanLine, PlanMemory, StepMemory, StepPhase
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
 from perfscope.profiler.ahead.torch.peak import (
@@ -29,7 +29,6 @@ from perfscope.profiler.ahead.torch.peak import (
     LedgerStep,
     UserLine,
     buffers_of,
-    size_mismatches,
     step_memory,
 )
 from perfscope.profiler.torch.op_graph.capture import insert_lowest
@@ -167,7 +166,7 @@ class MemoryLedger:
             if block is not None and not block.device:
                 block.device, block.bytes = True, min(block.bytes, int(part.numel() * part.element_size()))
 
-    def name(self, tensor: Any, category: str) -> None:
+    def name(self, tensor: Any, category: MemoryOwner) -> None:
         """A tensor of the device that is for something the program itself does not say (``gradient``)."""
         self.moved(tensor)
         self._call(tensor, category)
@@ -326,7 +325,7 @@ class MemoryLedger:
             for tensor in tensors_in(tuple(dict(one) for one in optimizer.state.values() if hasattr(one, "keys"))):
                 self._call(tensor, "optimizer_state")
 
-    def _call(self, tensor: Any, category: str) -> None:
+    def _call(self, tensor: Any, category: MemoryOwner) -> None:
         for part in () if tensor is None else dense_parts(tensor):
             block = self.block_of(part)
             if block is not None and block.category is None:
@@ -413,7 +412,6 @@ class StepPeaks:
         )  # fmt: skip
         try:
             found = step_memory(step)
-            self._uncounted.update(dict.fromkeys(size_mismatches(step)))
         except (ValueError, KeyError, IndexError, TypeError) as error:
             _log.debug("memory of a step", exc_info=True)
             self._uncounted[f"memory of a step could not be summed up: {type(error).__name__}: {error}"[:300]] = None

@@ -36,7 +36,7 @@ class Block:
     """Made or moved to the device by the program's own words."""
     touched: int = -1
     """Number of the last op that had it."""
-    category: str | None = None
+    category: MemoryOwner | None = None
     """Where the program itself says: ``parameter``, ``gradient``, ``optimizer_state``."""
 
 
@@ -168,24 +168,9 @@ def _first_writer(graph: Any, name: str, places: Callable[[Iterable[Any]], UserL
 # From the events of a step to its peak: how much, at which moment, who holds it.
 
 
-SIZE_MISMATCH = 0.001
-"""Of the results of a graph: less is how sums are laid out, and no value that is missed."""
-
-
 def rounded_size(size: int) -> int:
     """Bytes that an allocator of device memory hands out for so many; none for none."""
     return -(-size // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
-
-
-@dataclass(slots=True, kw_only=True)
-class _Moment:
-    """After which event of the step, and of the graph it is in, most is held."""
-
-    bytes: int
-    at: int
-    inside: int
-    block: Block | None
-    """That made it so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,22 +197,43 @@ class LedgerStep:
         return block.touched >= self.first_op or block.phase != "other"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """A block of the device comes or goes."""
+
+    born: bool
+    block: Block
+    graph: GraphCall | None = None
+    """The graph whose buffer it is."""
+
+
 def step_memory(step: LedgerStep) -> StepMemory:
     """The peak of a step; of several moments that are alike the first."""
-    events = _with_gradient_sums(step)
-    peak = _peak(step, events, rounded_size)
-    asked = _peak(step, events, lambda size: size)
-    alive = _live_blocks(step, events, peak)
-    holders = _holders(step, alive)
-    at = events[peak.at] if 0 <= peak.at < len(events) else None
-    call = at[1] if at is not None and isinstance(at[1], GraphCall) else None
+    changes = list(_changes(step))
+    total = start = sum(rounded_size(block.bytes) for block in step.held if step.on_device(block))
+    peak, last = total, -1
+    for number, change in enumerate(changes):
+        total += rounded_size(change.block.bytes) * (1 if change.born else -1)
+        if total > peak:
+            peak, last = total, number
+    alive: dict[int, tuple[Block, GraphCall | None]] = {
+        id(block): (block, None) for block in step.held if step.on_device(block)
+    }
+    for change in changes[: last + 1]:
+        if change.born:
+            alive[id(change.block)] = (change.block, change.graph)
+        else:
+            alive.pop(id(change.block), None)
+    holders = _holders(step, alive.values())
+    highest = changes[last] if last >= 0 else None
+    call = None if highest is None else highest.graph
     inner = None if call is None else step.graphs[call.number]
-    block = peak.block
+    block = None if highest is None else highest.block
     kept, left = holders[:MAX_HOLDERS], holders[MAX_HOLDERS:]
     return StepMemory(
-        peak_bytes=peak.bytes,
-        requested_bytes=asked.bytes,
-        start_bytes=sum(rounded_size(one.bytes) for one in step.held if step.on_device(one)),
+        peak_bytes=peak,
+        requested_bytes=sum(block.bytes for block, _ in alive.values()),
+        start_bytes=start,
         given_bytes=_given(step),
         phase=call.phase if call is not None else "other" if block is None else block.phase,
         op=None if block is None else block.op or None,
@@ -235,8 +241,8 @@ def step_memory(step: LedgerStep) -> StepMemory:
         line=None if block is None else block.place[1],
         graph=None if inner is None else inner.label,
         holders=tuple(kept),
-        left_bytes=sum(one.bytes for one in left),
-        left_blocks=sum(one.blocks for one in left),
+        left_bytes=sum(holder.bytes for holder in left),
+        left_blocks=sum(holder.blocks for holder in left),
     )
 
 
@@ -250,22 +256,6 @@ def _given(step: LedgerStep) -> int:
         if step.on_device(one)
         and (one.category == "parameter" or (one.category is None and one.touched >= step.first_op))
     )
-
-
-def size_mismatches(step: LedgerStep) -> Iterator[str]:
-    """Graphs whose buffers, as inductor's wrapper leaves them, are not as large as what they gave back."""
-    for _, one in step.events:
-        graph = step.graphs[one.number] if isinstance(one, GraphCall) and 0 <= one.number < len(step.graphs) else None
-        if graph is None or not isinstance(one, GraphCall):
-            continue
-        inside = sum(block.bytes for block in {id(mine): mine for mine in graph.results if mine is not None}.values())
-        new = {id(block): block for block in one.outputs if block is not None and block not in one.inputs}
-        outside = sum(block.bytes for block in new.values())
-        if abs(inside - outside) > SIZE_MISMATCH * outside:
-            yield (
-                f"graph {graph.label}: the buffers that it gives back are {inside:,} bytes, its results {outside:,}: "
-                "what it holds inside may be off by that"
-            )
 
 
 def _with_gradient_sums(step: LedgerStep) -> list[Event]:
@@ -282,70 +272,45 @@ def _with_gradient_sums(step: LedgerStep) -> list[Event]:
     return found
 
 
-def _peak(step: LedgerStep, events: Sequence[Event], size: Callable[[int], int]) -> _Moment:
-    total = sum(size(one.bytes) for one in step.held if step.on_device(one))
-    most = _Moment(bytes=total, at=-1, inside=-1, block=None)
-    for at, (what, one) in enumerate(events):
-        if isinstance(one, GraphCall):
-            held = total
-            for inside, (kind, block, change) in enumerate(_inside(step, one, size)):
-                held += change
-                if held > most.bytes:
-                    most = _Moment(bytes=held, at=at, inside=inside, block=block if kind == "born" else None)
-        elif step.on_device(one):
-            total += size(one.bytes) if what == "born" else -size(one.bytes)
-            if total > most.bytes:
-                most = _Moment(bytes=total, at=at, inside=-1, block=one)
-    return most
+def _changes(step: LedgerStep) -> Iterator[_Change]:
+    """What comes and goes on the device in a step, the buffers of its graphs among it."""
+    for what, item in _with_gradient_sums(step):
+        if isinstance(item, GraphCall):
+            yield from _changes_inside(step, item)
+        elif step.on_device(item):
+            yield _Change(born=what == "born", block=item)
 
 
-def _inside(step: LedgerStep, call: GraphCall, size: Callable[[int], int]) -> Iterator[tuple[str, Block, int]]:
-    """(kind, block, change of bytes) of a run of a graph."""
+def _changes_inside(step: LedgerStep, call: GraphCall) -> Iterator[_Change]:
+    """Of a run of a graph. At its end all is as before: the step's own events follow, results and inputs that end."""
     graph = step.graphs[call.number] if 0 <= call.number < len(step.graphs) else None
-    for kind, block in () if graph is None else graph.events:
-        if kind == "let go":
-            given = call.inputs[block.born] if block.born < len(call.inputs) else None
-            if given is not None and block.born in call.given_up and step.on_device(given):
-                yield "died", given, -size(given.bytes)
-        else:
-            yield kind, block, size(block.bytes) if kind == "born" else -size(block.bytes)
-
-
-def _live_blocks(step: LedgerStep, events: Sequence[Event], peak: _Moment) -> list[tuple[Block, StepPhase | None]]:
-    """What lies in memory at a moment; of buffers of a graph also in which phase it runs."""
-    alive: dict[int, tuple[Block, StepPhase | None]] = {
-        id(one): (one, None) for one in step.held if step.on_device(one)
+    if graph is None:
+        return
+    results = {
+        id(buffer): outside
+        for buffer, outside in zip(graph.results, call.outputs, strict=False)
+        if buffer is not None and outside is not None and outside not in call.inputs
     }
-    for at, (what, one) in enumerate(events[: peak.at + 1]):
-        if isinstance(one, GraphCall):
-            if at < peak.at:
+    changed: dict[int, _Change] = {}
+    for kind, buffer in graph.events:
+        block = results.get(id(buffer), buffer)
+        change = _Change(born=kind == "born", block=block, graph=call)
+        if kind == "let go":
+            given = call.inputs[buffer.born] if buffer.born < len(call.inputs) else None
+            if given is None or buffer.born not in call.given_up or not step.on_device(given):
                 continue
-            for kind, block, _ in list(_inside(step, one, rounded_size))[: peak.inside + 1]:
-                if kind == "born":
-                    alive[id(block)] = (_outside(step, one, block) or block, one.phase)
-                else:
-                    alive.pop(id(block), None)
-        elif what == "born":
-            if step.on_device(one):
-                alive[id(one)] = (one, None)
-        else:
-            alive.pop(id(one), None)
-    return list(alive.values())
+            change = _Change(born=False, block=given, graph=call)
+        yield change
+        if changed.pop(id(change.block), None) is None:
+            changed[id(change.block)] = change
+    for change in sorted(changed.values(), key=lambda change: not change.born):  # buffers go before inputs return
+        yield _Change(born=not change.born, block=change.block)
 
 
-def _outside(step: LedgerStep, call: GraphCall, block: Block) -> Block | None:
-    """The block of the step that a buffer of a graph is after its run."""
-    graph = step.graphs[call.number]
-    for place, mine in enumerate(() if graph is None else graph.results):
-        if mine is block and place < len(call.outputs) and call.outputs[place] not in call.inputs:
-            return call.outputs[place]
-    return None
-
-
-def _holders(step: LedgerStep, alive: Iterable[tuple[Block, StepPhase | None]]) -> list[MemoryHolder]:
+def _holders(step: LedgerStep, alive: Iterable[tuple[Block, GraphCall | None]]) -> list[MemoryHolder]:
     groups: dict[tuple[MemoryOwner, str | None, int | None, str | None], list[Block]] = defaultdict(list)
-    for block, phase in alive:
-        category = _category(step, block, phase)
+    for block, graph in alive:
+        category = _category(step, block, inside=graph is not None)
         place = block.place if category not in ("parameter", "optimizer_state", "gradient") else (None, None, None)
         groups[category, *place].append(block)
     found = [
@@ -358,15 +323,11 @@ def _holders(step: LedgerStep, alive: Iterable[tuple[Block, StepPhase | None]]) 
     return sorted(found, key=lambda one: (-one.bytes, one.category, one.file or "", one.line or 0))
 
 
-def _category(step: LedgerStep, block: Block, inside: StepPhase | None) -> MemoryOwner:
+def _category(step: LedgerStep, block: Block, *, inside: bool) -> MemoryOwner:
     """What a block is for: as the program says, else by the phases it lives in."""
-    if block.category == "parameter":
-        return "parameter"
-    if block.category == "gradient":
-        return "gradient"
-    if block.category == "optimizer_state":
-        return "optimizer_state"
-    if inside is not None and block.born < 0:
+    if block.category is not None:
+        return block.category
+    if inside and block.born < 0:
         return "temporary"
     if block.born < step.first_op:
         return "input" if block.phase == "other" else "unknown"
