@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -502,7 +502,14 @@ def replace_reducer(
     compile_outside_modes(kind)
 
 
-def broadcast_buckets(tensors: list[Any], size: int) -> list[list[int]]:
-    """Tensors that are broadcast together, up to so many bytes: their indices."""
-    buckets, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, [size], [False] * len(tensors))
-    return [list(bucket) for bucket in buckets]
+def buckets_in_reverse(parameters: Sequence[Any], first_cap: int, cap: int) -> list[list[int]]:
+    """Indices of the parameters in each bucket of DistributedDataParallel, in the order in which they are sent.
+
+    Torch's own assignment, of the parameters in the reverse order of their registration: gradients come so. Caps are
+    in bytes, ``first_cap`` for the first bucket of a dtype.
+    """
+    given = list(reversed(parameters))
+    if not given:
+        return []
+    buckets, _ = torch.distributed._compute_bucket_assignment_by_size(given, [first_cap, cap], [False] * len(given))
+    return [[len(given) - 1 - index for index in bucket] for bucket in buckets]

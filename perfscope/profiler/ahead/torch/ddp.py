@@ -1,7 +1,7 @@
 """DistributedDataParallel over tensors without data: a model of its buckets answers in place of its reducer.
 
-Torch's reducer is C++ and needs memory behind its tensors. The model counts gradients as they become ready, and records
-an all-reduce for each complete bucket; no op is dispatched for it.
+Torch's reducer is C++ and needs memory behind its tensors. The model asks torch for the buckets, counts gradients as
+they become ready, and records an all-reduce for each complete bucket; no op is dispatched for it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,17 @@ def install_ddp_model(
     def hook(*_: Any) -> None:
         problem(HOOKS)
 
+    def broadcast(group: Any, tensors: Sequence[Any], *_: Any) -> None:
+        ranks = tuple(distributed.get_process_group_ranks(group))
+        for dtype in dict.fromkeys(map(_dtype, tensors)):
+            size = sum(_bytes(tensor) for tensor in tensors if _dtype(tensor) == dtype)
+            exchange = Exchange(kind="broadcast", bytes=size, dtype=dtype, ranks=ranks, pairs=None)
+            number = recorder.record(exchange, "c10d.broadcast_", "DistributedDataParallel")
+            if number is not None:
+                recorder.waited(number)
+
     kind.__init__ = alone
-    compat.replace_reducer(helper, hook, _broadcast_coalesced, FOR_CUDA)
+    compat.replace_reducer(helper, hook, broadcast, FOR_CUDA)
 
 
 class BucketModel:
@@ -86,11 +95,7 @@ class BucketModel:
     ) -> None:
         self._module, self._parameters, self._recorder = module, list(parameters), recorder
         config = module._bucket_config
-        assigned = assign_buckets(
-            [(_bytes(one), _dtype(one)) for one in self._parameters],
-            config.first_bucket_bytes_cap,
-            config.bucket_bytes_cap,
-        )
+        assigned = compat.buckets_in_reverse(self._parameters, config.first_bucket_bytes_cap, config.bucket_bytes_cap)
         self._buckets = tuple(
             Bucket(bytes=sum(_bytes(self._parameters[index]) for index in bucket), parameters=len(bucket))
             for bucket in assigned
@@ -179,41 +184,6 @@ class _NullLogger:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *_, **__: None
-
-
-def _broadcast_coalesced(group: Any, tensors: Sequence[Any], size: int, source: int = 0) -> None:
-    """Tensors of one dtype laid together, up to ``size`` bytes, and sent as one."""
-    with torch.no_grad():
-        for bucket in compat.broadcast_buckets(list(tensors), size):
-            parts = [tensors[index] for index in bucket]
-            flat = torch.cat([one.reshape(-1) for one in parts])
-            distributed.broadcast(flat, group=group, group_src=source)
-            for one, part in zip(parts, flat.split([one.numel() for one in parts]), strict=True):
-                one.copy_(part.view(one.shape))
-
-
-# Buckets, modelled from the sizes of the parameters.
-
-
-def assign_buckets(parameters: Sequence[tuple[int, str]], first_cap: int, cap: int) -> list[list[int]]:
-    """Indices of the parameters in each bucket, in the order in which the buckets are expected to be sent.
-
-    ``parameters``: (bytes, dtype) in the order of registration. Gradients are expected in the reverse order. A bucket
-    holds one dtype and is closed by the parameter that brings it to its cap: ``first_cap`` for the first bucket of a
-    dtype, ``cap`` for all later ones. Buckets that stay below their cap come last.
-    """
-    closed: list[list[int]] = []
-    open_buckets: dict[str, list[int]] = {}
-    sizes: dict[str, int] = {}
-    caps: dict[str, int] = {}
-    for index in reversed(range(len(parameters))):
-        size, dtype = parameters[index]
-        open_buckets.setdefault(dtype, []).append(index)
-        sizes[dtype] = sizes.get(dtype, 0) + size
-        if sizes[dtype] >= caps.setdefault(dtype, first_cap):
-            closed.append(open_buckets.pop(dtype))
-            sizes[dtype], caps[dtype] = 0, cap
-    return closed + list(open_buckets.values())
 
 
 class BucketCountdown:
