@@ -9,8 +9,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perfscope.profiler.ahead.jax import compat as compat
@@ -143,12 +142,11 @@ def _common_scopes(stacks: Sequence[Any]) -> int:
     return count
 
 
-# What an equation has inside: jaxprs that are differentiated with what is around them, and those that are not.
+# What an equation has inside: the jaxpr that is differentiated with what is around it, and those that are not.
 #
-# Loops, checkpoints, jitted functions, `shard_map` and the branches of `cond` are differentiated as they are written.
-# A
-# function with a rule of its own (`custom_vjp`, `custom_jvp`) is not: its rule runs in its place. Nor does a
-# `while_loop` have a backward.
+# Loops, checkpoints, jitted functions and `shard_map` are differentiated as they are written. A function with a rule of
+# its own (`custom_vjp`, `custom_jvp`) is not: its rule runs in its place. Nor does a `while_loop` have a backward.
+# Branches of `cond` are not looked into.
 
 
 _RULED = {"custom_vjp_call": "custom_vjp", "custom_jvp_call": "custom_jvp"}
@@ -162,32 +160,27 @@ def inner_jaxpr(eqn: Any) -> Any:
     return getattr(inner, "jaxpr", inner)
 
 
-def open_jaxprs(eqn: Any) -> tuple[Any, ...]:
-    """The jaxprs of an equation that are differentiated with what is around it; of `cond` one a branch."""
-    if _is_branching(eqn):
-        return tuple(branch.jaxpr for branch in eqn.params["branches"])
+def open_jaxpr(eqn: Any) -> Any | None:
+    """The jaxpr of an equation that is differentiated with what is around it."""
     if is_loop(eqn) or is_checkpoint(eqn) or is_call(eqn) or eqn.primitive.name == "shard_map":
-        return (inner_jaxpr(eqn),)
-    return ()
+        return inner_jaxpr(eqn)
+    return None
 
 
-def with_open_jaxprs(eqn: Any, change: Callable[[Any], Any]) -> Any:
-    """The equation with ``change`` made to each of its `open_jaxprs`; the same object where none changes."""
-    before = open_jaxprs(eqn)
-    after = tuple(map(change, before))
-    if all(new is old for new, old in zip(after, before, strict=True)):
+def with_open_jaxpr(eqn: Any, change: Callable[[Any], Any]) -> Any:
+    """The equation with ``change`` made to its `open_jaxpr`; the same object where nothing changes."""
+    before = open_jaxpr(eqn)
+    after = None if before is None else change(before)
+    if after is before:
         return eqn
-    if _is_branching(eqn):
-        branches = tuple(old.replace(jaxpr=new) for old, new in zip(eqn.params["branches"], after, strict=True))
-        return eqn.replace(params={**eqn.params, "branches": branches})
     inner = eqn.params["jaxpr"]
-    whole = inner.replace(jaxpr=after[0]) if inner is not before[0] else after[0]
+    whole = inner.replace(jaxpr=after) if inner is not before else after
     return eqn.replace(params={**eqn.params, "jaxpr": whole})
 
 
 def opaque_jaxprs(eqn: Any) -> tuple[tuple[Any, ...], str]:
     """The jaxprs of an equation in which no checkpoint does anything, and why, as the report of a site says it."""
-    if open_jaxprs(eqn) or eqn.primitive.name in _SKIPPED:
+    if open_jaxpr(eqn) is not None or eqn.primitive.name in _SKIPPED:
         return (), ""
     jaxprs = tuple(compat.jaxprs_in_params(eqn.params))
     name = eqn.primitive.name
@@ -209,42 +202,13 @@ def custom_rule(eqn: Any) -> tuple[Any, ...]:
 
 
 def called_function(eqn: Any) -> Any:
-    """What is known of the function that an equation calls without a frame of its own; None where it calls none.
-
-    Of `cond` the branch with the most in it: the other passes on what it is given.
-    """
-    if _is_branching(eqn):
-        return max((branch.jaxpr for branch in eqn.params["branches"]), key=lambda one: len(one.eqns)).debug_info
+    """What is known of the function that an equation calls without a frame of its own; None where it calls none."""
     if eqn.primitive.name in _RULED:
         return eqn.params["call_jaxpr"].jaxpr.debug_info
     return inner_jaxpr(eqn).debug_info if is_call(eqn) else None
 
 
-def _is_branching(eqn: Any) -> bool:
-    return bool(eqn.primitive.name == "cond" and "branches" in eqn.params)
-
-
 # A function that is differentiated, by way of its jaxpr: traced, changed, and run in place of what was called.
-#
-# A function may differentiate another one within it, and so may a derivative rule of the program's own. Where a call
-# comes from is known from the Python frames around it; they are in the tracebacks of the equations as well.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
-    """What is around a function that is differentiated."""
-
-    tracer: CodeType
-    """Of the frame that its own operations come from, and those of nothing that is differentiated further in."""
-    in_rule: bool
-    """It is in a derivative rule (``custom_vjp``, ``custom_jvp``)."""
-
-    def derives(self, eqn: Any) -> bool:
-        """Whether an equation is the derivative of something that was looked at on its own, a call further in."""
-        traceback = eqn.source_info.traceback
-        if traceback is None or "jvp(" not in str(eqn.source_info.name_stack):
-            return False
-        return any(_traces(code) and code is not self.tracer for code in traceback.raw_frames()[0])
 
 
 def through_jaxpr(fun: Callable[..., Any], book: Checkpoints) -> Callable[..., Any]:
@@ -261,49 +225,41 @@ def through_jaxpr(fun: Callable[..., Any], book: Checkpoints) -> Callable[..., A
     @functools.wraps(fun)
     def run(*arguments: Any) -> Any:
         book.differentiated += 1
+        line = user_line()
+        where = "" if line is None else f" at {line}"
+        if in_derivative_rule():
+            book.unseen.append(f"what is differentiated{where} is in a derivative rule of the program's own")
+            return fun(*arguments)
         others: list[Any] = []
 
-        def perfscope_traced(*inner: Any) -> list[Any]:
+        def traced(*inner: Any) -> list[Any]:
             leaves, tree = jax.tree.flatten(fun(*inner))
             tracers = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
             others[:] = [tree, [None if one else leaf for leaf, one in zip(leaves, tracers, strict=True)], tracers]
             return [leaf for leaf, one in zip(leaves, tracers, strict=True) if one]
 
-        # a code object of its own for each: the frames are all that tells them apart
-        perfscope_traced.__code__ = perfscope_traced.__code__.replace()
+        before = book.differentiated
         try:
-            closed = compat.traced_for_linearize(perfscope_traced, fun, arguments)
+            closed = compat.traced_for_linearize(traced, fun, arguments)
         except reads_values as error:
-            line = user_line()
-            where = "" if line is None else f" at {line}"
             book.unseen.append(f"what is differentiated{where} reads values ({type(error).__name__})")
             return fun(*arguments)
-        changed = book.rewritten(closed.jaxpr, CallContext(tracer=perfscope_traced.__code__, in_rule=_in_rule()))
-        found = iter(perfscope_run(changed, closed.consts, compat.flat_arguments(arguments).vals))
+        if book.differentiated > before:
+            book.unseen.append(f"what is differentiated{where} differentiates something itself, which was looked at")
+            return fun(*arguments)
+        jaxpr = book.rewritten(closed.jaxpr)
+        found = iter(compat.eval_jaxpr(jaxpr, closed.consts, *compat.flat_arguments(arguments).vals))
         tree, leaves, tracers = others
         return tree.unflatten([next(found) if one else leaf for leaf, one in zip(leaves, tracers, strict=True)])
 
     return run
 
 
-def perfscope_run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
-    """The results of a jaxpr; what is differentiated within it is a derivative rule's."""
-    results: Sequence[Any] = compat.eval_jaxpr(jaxpr, consts, *values)
-    return results
-
-
-def _in_rule() -> bool:
-    """Whether what `staged` gave is called by a derivative rule: by the frames around it."""
-    frame: FrameType | None = sys._getframe(2)
-    traced = False
+def in_derivative_rule() -> bool:
+    """Whether a derivative rule (``custom_vjp``, ``custom_jvp``) of the program runs now: by the frames around."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if compat.is_derivative_rule(code) or (code is perfscope_run.__code__ and not traced):
+        if compat.is_derivative_rule(frame.f_code):
             return True
-        traced = traced or _traces(code)
         frame = frame.f_back
     return False
-
-
-def _traces(code: CodeType) -> bool:
-    return code.co_name == "perfscope_traced" and code.co_filename == __file__

@@ -18,17 +18,16 @@ from perfscope.model.documents.compile_request import CheckpointRequest
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
-    CallContext,
     Policy,
     Substitution,
     custom_rule,
     inlined,
     inner_jaxpr,
     is_checkpoint,
-    open_jaxprs,
+    open_jaxpr,
     through_jaxpr,
     with_equations,
-    with_open_jaxprs,
+    with_open_jaxpr,
     with_policy,
     wrapped_equations,
     wrapped_loop,
@@ -73,7 +72,7 @@ class Edit:
                 held = [_with_inputs(one, within) for one in jaxpr.eqns[number:end]]
                 equations.append(wrapped_equations(held, used, self.policy, jaxpr.debug_info))
             else:
-                changed = self._equation(_with_inputs(eqn, within))
+                changed = with_open_jaxpr(_with_inputs(eqn, within), self.of)
                 if id(eqn) in self.picked and self.removes:
                     equations += inlined(changed, within)
                     same = False
@@ -86,10 +85,6 @@ class Edit:
                     same = same and changed is eqn
             number = end
         return jaxpr if same else with_equations(jaxpr, equations, within)
-
-    def _equation(self, eqn: Any) -> Any:
-        """An equation with the changes inside of it."""
-        return with_open_jaxprs(eqn, self.of)
 
 
 def _with_inputs(eqn: Any, within: Substitution) -> Any:
@@ -208,9 +203,9 @@ class Checkpoints:
 
         return linearize
 
-    def rewritten(self, jaxpr: Any, around: CallContext) -> Any:
+    def rewritten(self, jaxpr: Any) -> Any:
         """A function's jaxpr with the policy; the same object where nothing changes."""
-        sites = sites_of(jaxpr, around)
+        sites = sites_of(jaxpr)
         chosen = self._chosen(sites)
         policy = self._policy(jaxpr)
         if policy is _NAMELESS:
@@ -311,9 +306,9 @@ def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         if is_checkpoint(eqn):
             yield eqn
-        if not is_repeating_scan(eqn):
-            for inner in open_jaxprs(eqn):
-                yield from _checkpoints_in(inner)
+        inner = None if is_repeating_scan(eqn) else open_jaxpr(eqn)
+        if inner is not None:
+            yield from _checkpoints_in(inner)
 
 
 def _holds(site: Site, picked: set[int]) -> bool:

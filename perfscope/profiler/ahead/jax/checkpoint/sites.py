@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
-    CallContext,
     called_function,
     is_checkpoint,
     is_loop,
     may_be_checkpointed,
     opaque_jaxprs,
-    open_jaxprs,
+    open_jaxpr,
 )
 from perfscope.profiler.ahead.jax.lines import SourceLine, display_path, is_user_file
 
@@ -68,20 +65,17 @@ class _Visited:
     """Why no checkpoint does anything here: around it is what has no backward, or one of its own."""
 
 
-IN_RULE = "in a derivative rule of the program's own (custom_vjp, custom_jvp), which keeps what it says"
-
-
-def sites_of(jaxpr: Any, around: CallContext) -> list[Site]:
+def sites_of(jaxpr: Any) -> list[Site]:
     """All of a function's jaxpr, in program order. Linear in its equations."""
-    met = list(_walk(jaxpr, around, (), (), ""))
-    alike = _repetitions(jaxpr, around)
+    met = list(_walk(jaxpr, (), (), ""))
+    alike = _repetitions(jaxpr)
     bodies = {id(one.loops[0]) for one in met if is_checkpoint(one.eqn) and len(one.loops) == 1}
-    calls = repeated_calls(jaxpr, around)
+    calls = repeated_calls(jaxpr)
     within_calls = {id(eqn) for held in calls for low, high in held.pieces for eqn in held.holder.eqns[low:high]}
     sites = [_site(one, alike, bodies, within_calls) for one in met]
     if not any(one.layer for one in sites):
         sites += calls
-    return [replace(one, layer=False, why=IN_RULE) for one in sites] if around.in_rule else sites
+    return sites
 
 
 def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> Site:
@@ -129,35 +123,31 @@ def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: se
     )  # fmt: skip
 
 
-def _walk(
-    jaxpr: Any, around: CallContext, loops: tuple[Any, ...], checkpoints: tuple[Any, ...], shut: str
-) -> Iterator[_Visited]:
-    """Scans of more than one turn and checkpoints, with what is around them; inside of calls and branches as well."""
+def _walk(jaxpr: Any, loops: tuple[Any, ...], checkpoints: tuple[Any, ...], shut: str) -> Iterator[_Visited]:
+    """Scans of more than one turn and checkpoints, with what is around them; inside of calls as well."""
     for eqn in jaxpr.eqns:
-        if around.derives(eqn):
-            continue
         loop, checkpoint = is_repeating_scan(eqn), is_checkpoint(eqn)
         if loop or checkpoint:
             yield _Visited(eqn=eqn, loops=loops, checkpoints=checkpoints, shut=shut)
-        for inner in open_jaxprs(eqn):
+        open_inside = open_jaxpr(eqn)
+        if open_inside is not None:
             outer = (*checkpoints, eqn) if checkpoint else checkpoints
-            yield from _walk(inner, around, (*loops, eqn) if loop else loops, outer, shut)
+            yield from _walk(open_inside, (*loops, eqn) if loop else loops, outer, shut)
         within, why = opaque_jaxprs(eqn)
         for inner in within:
-            yield from _walk(inner, around, loops, checkpoints, shut or why)
+            yield from _walk(inner, loops, checkpoints, shut or why)
 
 
-def _repetitions(jaxpr: Any, around: CallContext) -> Counter[Any]:
-    """How many of each likeness run at most, outside of loops: of the branches of `cond` one does."""
+def _repetitions(jaxpr: Any) -> Counter[Any]:
+    """How many of each likeness run outside of loops."""
     counts: Counter[Any] = Counter()
     for eqn in jaxpr.eqns:
-        if around.derives(eqn):
-            continue
         loop = is_repeating_scan(eqn)
         if loop or is_checkpoint(eqn):
             counts[_likeness(eqn)] += 1
-        if not loop:
-            counts += reduce(or_, (_repetitions(inner, around) for inner in open_jaxprs(eqn)), Counter())
+        inner = None if loop else open_jaxpr(eqn)
+        if inner is not None:
+            counts += _repetitions(inner)
     return counts
 
 
@@ -219,28 +209,23 @@ Call = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerFunction:
-    """Stands for the code of a function whose frames are inside of its own jaxpr: jitted, a branch, one with a rule."""
+    """Stands for the code of a function whose frames are inside of its own jaxpr: jitted, or one with a rule."""
 
     co_filename: str
     co_firstlineno: int
 
 
-def repeated_calls(jaxpr: Any, around: CallContext) -> list[Site]:
-    """Groups of calls of one function, of a jaxpr and of what is jitted, or a branch of `cond`, within it."""
-    sites = _groups(jaxpr, around)
+def repeated_calls(jaxpr: Any) -> list[Site]:
+    """Groups of calls of one function, of a jaxpr or else of what is jitted within it."""
+    paths = [_path(eqn) for eqn in jaxpr.eqns]
+    sites: list[Site] = []
+    _descend(jaxpr, paths, list(range(len(paths))), 0, sites)
     if not sites:
         for eqn in jaxpr.eqns:
-            if not is_loop(eqn) and not is_checkpoint(eqn):
-                for inner in open_jaxprs(eqn):
-                    sites += repeated_calls(inner, around)
+            inner = None if is_loop(eqn) or is_checkpoint(eqn) else open_jaxpr(eqn)
+            if inner is not None:
+                sites += repeated_calls(inner)
     return sites
-
-
-def _groups(jaxpr: Any, around: CallContext) -> list[Site]:
-    paths = [() if around.derives(eqn) else _path(eqn) for eqn in jaxpr.eqns]
-    found: list[Site] = []
-    _descend(jaxpr, paths, list(range(len(paths))), 0, found)
-    return found
 
 
 def _descend(jaxpr: Any, paths: Sequence[Sequence[Call]], numbers: list[int], depth: int, found: list[Site]) -> None:
@@ -301,8 +286,6 @@ def _periods(run: Sequence[int], signs: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def _call_site(jaxpr: Any, pieces: tuple[tuple[int, int], ...], paths: Sequence[Sequence[Call]], depth: int) -> Site:
-    from perfscope.profiler.ahead.jax.lines import SourceLine, display_path
-
     first = pieces[0][0]
     (caller, line), (callee, _) = paths[first][depth], paths[first][depth + 1]
     return Site(
