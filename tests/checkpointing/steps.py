@@ -69,5 +69,5 @@ def layers(
 
 def checkpointed(model: StepModel, *, selective: bool = False) -> StepModel:
     """The same step as if all layers were checkpointed in the recording."""
-    regions = tuple(replace(region, checkpointed=True, selective=selective) for region in model.regions)
+    regions = tuple(replace(region, today="selective" if selective else "full") for region in model.regions)
     return replace(model, regions=regions)

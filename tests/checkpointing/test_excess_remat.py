@@ -211,10 +211,7 @@ FULL = simulate(PLAIN, ("full",) * 4).peak_bytes
 
 def with_policies(model: StepModel, policies: Sequence[str]) -> StepModel:
     """The step as if it had been recorded with these policies."""
-    regions = tuple(
-        replace(region, checkpointed=policy != "keep", selective=policy == "selective")
-        for region, policy in zip(model.regions, policies, strict=True)
-    )
+    regions = tuple(replace(region, today=policy) for region, policy in zip(model.regions, policies, strict=True))
     return replace(model, regions=regions)
 
 
@@ -272,7 +269,7 @@ def test_a_peak_elsewhere_is_not_lowered() -> None:
 
 def test_checkpointing_one_layer_that_gains_nothing_did_not_lower_the_peak() -> None:
     model = layers(1, gradient=30)
-    region = replace(model.regions[0], checkpointed=True)
+    region = replace(model.regions[0], today="full")
     single = replace(model, regions=(region,))
     assert bargain(single).verdict == "not lowered"
     (finding,) = judged(single, regions=1)

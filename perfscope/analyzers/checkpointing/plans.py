@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from perfscope.analyzers.checkpointing.sharding import Links, Transfer, device_of, links_of, placements, transfer
@@ -235,9 +235,9 @@ def plan_memory(
     room = None if model.capacity_bytes is None else int(SCARCE_SHARE * model.capacity_bytes)
     budget, source = (budget_bytes, "asked") if budget_bytes is not None else (room, "device")
     front = _front(found.values())
-    partial = Plans(
+    plans = Plans(
         model=model,
-        today=_plan(model, todays(model), Placement(devices=model.world_size), base, base, links),
+        today=_plan(model, todays(model), here, base, base, links),
         front=tuple(front),
         recommended=None,
         budget_bytes=budget,
@@ -246,18 +246,8 @@ def plan_memory(
         looked_at=len(found),
         complete=complete,
     )
-    recommended = _recommended(partial)
-    return Plans(
-        model=model,
-        today=partial.today,
-        front=tuple(_thinned(front, recommended)),
-        recommended=recommended,
-        budget_bytes=budget,
-        budget_from=partial.budget_from,
-        links=links,
-        looked_at=partial.looked_at,
-        complete=complete,
-    )
+    recommended = _recommended(plans)
+    return replace(plans, front=tuple(_thinned(front, recommended)), recommended=recommended)
 
 
 def _plan(

@@ -16,6 +16,7 @@ import numpy as np
 
 from perfscope.analyzers.checkpointing.jax_layers.layers import STACK_TRAFFIC, backward_body, layer_loops, reached
 from perfscope.analyzers.devices import find_device, roofline
+from perfscope.analyzers.hlo.buffers import arena_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
 from perfscope.analyzers.hlo.cost.types import phase_of
@@ -305,13 +306,9 @@ def _limit(trace: Trace) -> int | None:
 
 def timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline | None:
     """The memory of one program; ``None`` where it is not scheduled."""
-    with_one = [one for one in trace.hlo if one.is_scheduled or _has_heap(one)]
-    found = [timeline for one, timeline in zip(with_one, trace.fact(program_timelines), strict=False) if one is module]
-    return found[0] if found else None
-
-
-def _has_heap(module: HloModule) -> bool:
-    return module.buffer_assignment is not None and bool(module.buffer_assignment.allocations)
+    with_timeline = [one for one in trace.hlo if one.is_scheduled or arena_of(one) is not None]
+    pairs = zip(with_timeline, trace.fact(program_timelines), strict=False)
+    return next((timeline for one, timeline in pairs if one is module), None)
 
 
 def _position(schedule: Schedule, cost: ModuleCost, computation: str, name: str) -> tuple[int, int] | None:

@@ -77,11 +77,8 @@ class Region:
     """Positions of its backward pass, half open; empty where it has none."""
     input_bytes: int
     """What must be kept to run it again and would otherwise not be alive: its inputs that nobody else keeps."""
-    checkpointed: bool = False
-    """It is already run again in the backward pass."""
-    selective: bool = False
-    """It is, and keeps the results of products and of attention. The values are those of a step without either: what
-    is checkpointed today is told here, and simulated as any other plan."""
+    today: Policy = "keep"
+    """What is done now. The values are those of a step that keeps everything: today's is simulated like others."""
     parameter_bytes: int = 0
     """Of its own parameters; 0 where not known. What FSDP gathers at a time."""
     changes: tuple[tuple[Policy, Change], ...] = ()
@@ -91,13 +88,6 @@ class Region:
     def offers(self, policy: Policy) -> bool:
         """False for a policy that a compiled program's layers cannot be given."""
         return not self.changes or any(policy == one for one, _ in self.changes)
-
-    @property
-    def today(self) -> Policy:
-        """What is done now."""
-        if self.checkpointed:
-            return "selective" if self.selective else "full"
-        return "keep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

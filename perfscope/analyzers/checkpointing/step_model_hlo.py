@@ -22,19 +22,18 @@ from perfscope.analyzers.checkpointing.jax_layers.recompute import (
     unbatched_products,
 )
 from perfscope.analyzers.checkpointing.jax_layers.unrolled import layers_of
+from perfscope.analyzers.checkpointing.program_remat import timeline_of
 from perfscope.analyzers.checkpointing.simulate import Simulator
 from perfscope.analyzers.checkpointing.step_model import Change, Policy, Region, StepModel, Value
 from perfscope.analyzers.hlo.buffers import arena_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.executions import executions
 from perfscope.analyzers.hlo.flow import VIEWS, Flow
-from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.products import fusions_of
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import device_memory_bytes, program_device
 from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.programs.blocks import program_timelines
 from perfscope.analyzers.programs.saving import bytes_ns, once_ns
 from perfscope.model.finding import AbstainError
 from perfscope.model.memory import MemoryTimeline
@@ -84,7 +83,9 @@ class _Program:
         self._times = trace.fact(once_ns)
         self._fusions = fusions_of(module)
         self.layers = layers_of(self._flow, self._schedule)
-        self._timeline = _timeline_of(trace, module)
+        timeline = timeline_of(trace, module)
+        assert timeline is not None  # it has a buffer assignment
+        self._timeline = timeline
 
     def model(self) -> StepModel:
         """The step as it is, with what each policy would change."""
@@ -112,7 +113,9 @@ class _Program:
             measured_peak_bytes=timeline.peak()[1],
             world_size=self._module.num_partitions,
         )
-        bound = bound_of(single=bool(self.layers[0].scope), checkpointed=any(region.checkpointed for region in regions))
+        bound = bound_of(
+            single=bool(self.layers[0].scope), checkpointed=any(region.today != "keep" for region in regions)
+        )
         return replace(model, notes=self._notes(model, bound), peak_margin=bound.margin)
 
     def _notes(self, model: StepModel, bound: Bound) -> tuple[str, ...]:
@@ -124,7 +127,7 @@ class _Program:
             if all(region.offers(policy) and region.today != policy for region in model.regions)
         ]
         peaks = {policy: simulator.run([policy] * len(model.regions)).peak_bytes for policy in others}
-        return notes_on(peaks, bound, checkpointed=any(region.checkpointed for region in model.regions))
+        return notes_on(peaks, bound, checkpointed=any(region.today != "keep" for region in model.regions))
 
     def _region(self, layers: Layers) -> Region:
         today = self._today(layers)
@@ -147,8 +150,7 @@ class _Program:
             forward=layers.forward,
             backward=layers.backward,
             input_bytes=0,
-            checkpointed=today != "keep",
-            selective=today == "selective",
+            today=today,
             changes=tuple(changes),
         )
 
@@ -257,12 +259,6 @@ def keeps_in_loops(flow: Flow, layers: Sequence[Layers], keeps: Keeps) -> bool:
     """Whether a policy keeps something of loops within the layers: a turn at a time, which is not estimated."""
     nested = frozenset().union(*(one.nested for one in layers))
     return any(keeps(number) for number, value in enumerate(flow.values) if value.computation.name in nested)
-
-
-def _timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline:
-    """That of ``module``: programs that are not scheduled have none."""
-    at = [one for one in trace.hlo if arena_of(one) is not None or one.is_scheduled].index(module)
-    return trace.fact(program_timelines)[at]
 
 
 def _held_bytes(timeline: MemoryTimeline) -> dict[MemoryCategory, int]:

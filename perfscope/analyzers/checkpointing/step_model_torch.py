@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.analyzers.checkpointing.op_times import OpTimes, op_times
 from perfscope.analyzers.checkpointing.simulate import KEPT_KINDS
-from perfscope.analyzers.checkpointing.step_model import Region, StepModel, Value, ValueKind
+from perfscope.analyzers.checkpointing.step_model import Policy, Region, StepModel, Value, ValueKind
 from perfscope.analyzers.checkpointing.torch_regions import Call, StepJoins, held_of, module_calls, timeline_of
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.model.finding import AbstainError
@@ -195,6 +195,7 @@ class _Step(StepJoins):
         again = self.again.by_call.get(place, frozenset())
         limit = max(again, default=-1)
         costly = [op.index for op in ops if kind_of(op) in KEPT_KINDS and op.index <= limit]
+        today: Policy = "keep" if not again else "full" if again.issuperset(costly) else "selective"
         random_state = RANDOM_STATE_BYTES if graph.device == "cpu" else 0
         first, last = self.backward.get(place, (0, 0))
         return Region(
@@ -203,8 +204,7 @@ class _Step(StepJoins):
             forward=(self.at[call.first], self.at[call.last]),
             backward=(self.at[first], self.at[last]),
             input_bytes=random_state + sum(self.storages[one].bytes for one in read - parameters if self._dies(one)),
-            checkpointed=bool(again),
-            selective=bool(again) and any(index not in again for index in costly),
+            today=today,
             parameter_bytes=sum(self.storages[one].bytes for one in parameters),
         )
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.memory.categories import memory_phases, with_graph
 from perfscope.analyzers.memory.holders import line_of
-from perfscope.analyzers.memory.phases import AskingOps, asking_op, asking_ops
+from perfscope.analyzers.memory.phases import AskingOps, asking_op, asking_ops, following
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
 from perfscope.analyzers.ops.attention import trace_attentions
 from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, step_windows
@@ -111,10 +111,6 @@ def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Map
 
 
 # Attention scores that are written out, and kept for the backward pass: they grow with the square of the sequence.
-#
-# Known from ops with shapes (`ops/attention.py`); in a memory snapshot from stacks, where a function named like softmax
-# runs inside one named like attention: what is made there, and what the attention function itself makes in the same
-# size, are scores.
 
 
 _SOFTMAX = re.compile(r"(?<!log_)(?<!log)softmax", re.IGNORECASE)
@@ -195,10 +191,6 @@ def _with_sizes(scores: npt.NDArray[np.bool_], size: Int64, others: npt.NDArray[
 
 
 # Logits and their copies: a number for each token and each word of the vocabulary, several times over.
-#
-# A cross-entropy over a large vocabulary holds the logits, their copy in float32, the log-softmax that is kept for
-# the backward pass, and the gradients of these. Computed over a part of the tokens at a time, one part is alive.
-#
 # The log-softmax is known by its op, or by the stack; the copies are what was made right before and after it in the
 # same size (or that of half or twice as many bytes an element).
 
@@ -299,11 +291,6 @@ class _Around:
 
 # Temporaries of an optimizer that steps with lists of tensors, and gradients that outlive the step they were made
 # for.
-#
-# A ``foreach`` optimizer makes each intermediate value for all parameters at once: one or two copies of the
-# parameters are alive within the step. The ``fused`` one keeps none. Gradients that are cleared with zeros, or never,
-# are alive through the next forward pass beside its activations; set to None they are made again when the backward
-# pass gets there.
 
 
 _FOREACH_OP = re.compile(r"aten::_foreach_\w+")
@@ -442,11 +429,11 @@ def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | N
         & np.isin(blocks["phase"], (MemoryPhase.FORWARD, MemoryPhase.UNKNOWN))
     )  # fmt: skip
     start, end = blocks["start"][made], blocks["end"][made]
-    done = _next(optimizer, start)
-    again = _next(forward, np.minimum(done, NEVER - 1))
+    done = following(optimizer, start - 1)
+    again = following(forward, np.minimum(done, NEVER - 1) - 1)
     kept = (done != NEVER) & (again != NEVER) & (end > again)
     # what lives on into a third step is a buffer of the program's and no leftover
-    third = _next(optimizer, np.minimum(again, NEVER - 1))
+    third = following(optimizer, np.minimum(again, NEVER - 1) - 1)
     kept &= end <= third
     carried = _carried_on(trace)
     if carried:
@@ -475,13 +462,6 @@ def _carried_on(trace: Trace) -> set[tuple[str, int | None]]:
         read = {graph.tensors[tensor].storage for tensor in op.inputs}
         if op.file is not None and any(graph.storages[one].born is None for one in read - graph.parameters):
             found.add((op.file, op.line))
-    return found
-
-
-def _next(sorted_places: Int64, positions: Int64) -> Int64:
-    """The first of ``sorted_places`` at or behind each position, ``NEVER`` if there is none."""
-    places = np.concatenate((sorted_places, [NEVER]))
-    found: Int64 = places[np.searchsorted(sorted_places, positions, side="left")]
     return found
 
 

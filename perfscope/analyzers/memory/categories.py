@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.memory.blocks import Memory, event_timelines, memory_of, memory_rows
-from perfscope.analyzers.memory.phases import NO_PHASES, Phases, event_phases, op_categories, span_phases
+from perfscope.analyzers.memory.phases import NO_PHASES, Phases, event_phases, following, op_categories, span_phases
 from perfscope.analyzers.memory.sites import block_sites, stack_categories, stack_phases
 from perfscope.analyzers.ops.recompute import recompute_regions
 from perfscope.analyzers.programs.blocks import program_timelines
@@ -118,7 +118,7 @@ def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
     end = np.where(blocks["after"], NEVER, blocks["end"])
     made = ~blocks["before"]
     segment = phases.segment_at(start)
-    until = np.where(segment == MISSING, phases.next_any(start), phases.ends[segment])
+    until = np.where(segment == MISSING, following(phases.starts, start), phases.ends[segment])
     gone = made & ~blocks["after"] & (end <= until)
     comes = {one: phases.next_start(start, one) for one in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)}
     for one, (later, category) in _OUTLIVES.items():
@@ -144,7 +144,7 @@ def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
 
 def _is_input(start: Int64, end: Int64, phase: Codes, phases: Phases) -> npt.NDArray[np.bool_]:
     """Made in a step before its first module is called, there when it is, and not kept beyond the next step."""
-    call = phases.next_module(start)
+    call = following(phases.modules, start)
     ahead = np.isin(phase, (MemoryPhase.UNKNOWN, MemoryPhase.FORWARD)) & ~phases.behind_module(start)
     for one in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER):
         ahead &= phases.next_start(start, one) > call
@@ -183,7 +183,7 @@ def _made_again(trace: Trace, blocks: Columns, phases: Phases) -> tuple[npt.NDAr
     again = np.zeros(len(ops), bool)
     known = frames != MISSING
     again[known] = trace.fact(stack_phases)[frames[known]] == MemoryPhase.RECOMPUTE
-    until[again] = phases.again_end(blocks["start"][again])
+    until[again] = following(phases.again_ends, blocks["start"][again])
     return again, until
 
 

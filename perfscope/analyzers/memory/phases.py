@@ -60,21 +60,7 @@ class Phases:
 
     def next_start(self, positions: Int64, phase: MemoryPhase) -> Int64:
         """When the next segment of ``phase`` begins, behind each position; ``NEVER`` if none does."""
-        starts = np.concatenate((self.starts[self.phase == phase], [NEVER]))
-        found: Int64 = starts[np.searchsorted(starts[:-1], positions, side="right")]
-        return found
-
-    def next_any(self, positions: Int64) -> Int64:
-        """When the next segment of any phase begins; ``NEVER`` if none does."""
-        starts = np.concatenate((self.starts, [NEVER]))
-        found: Int64 = starts[np.searchsorted(self.starts, positions, side="right")]
-        return found
-
-    def next_module(self, positions: Int64) -> Int64:
-        """When the next outermost call of a module begins; ``NEVER`` if none does, or none was recorded."""
-        starts = np.concatenate((self.modules, [NEVER]))
-        found: Int64 = starts[np.searchsorted(self.modules, positions, side="right")]
-        return found
+        return following(self.starts[self.phase == phase], positions)
 
     def behind_module(self, positions: Int64) -> npt.NDArray[np.bool_]:
         """Whether a module has been called in the segment that a position lies in; false between segments."""
@@ -82,11 +68,11 @@ class Phases:
         begun = np.where(segment == MISSING, positions + 1, self.starts[segment])
         return np.asarray(np.searchsorted(self.modules, positions, side="right") > np.searchsorted(self.modules, begun))
 
-    def again_end(self, positions: Int64) -> Int64:
-        """When the run of recomputed work that a position lies in was over; ``NEVER`` where that is not known."""
-        ends = np.concatenate((self.again_ends, [NEVER]))
-        found: Int64 = ends[np.searchsorted(self.again_ends, positions, side="right")]
-        return found
+
+def following(marks: Int64, positions: Int64) -> Int64:
+    """The first of the sorted ``marks`` behind each position; `NEVER` if there is none."""
+    found: Int64 = np.concatenate((marks, [NEVER]))[np.searchsorted(marks, positions, side="right")]
+    return found
 
 
 NO_PHASES = Phases(
