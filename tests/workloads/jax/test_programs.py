@@ -62,15 +62,6 @@ def test_it_runs_as_a_module(name: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert OUTPUT.fullmatch(capsys.readouterr().out)
 
 
-@pytest.mark.slow
-def test_it_runs_as_a_script() -> None:
-    command = [sys.executable, str(FOLDER / "ssm.py"), "--size", "tiny", "--steps", "2"]
-    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PATH": "", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert OUTPUT.fullmatch(done.stdout)
-
-
 def test_the_folder_is_never_taken_for_the_library() -> None:
     # What `python perfscope/workloads/moe.py` puts on the path.
     code = f"import sys; sys.path.insert(0, {str(FOLDER.parent)!r}); import jax"
@@ -177,27 +168,6 @@ def test_rows_are_moved_by_products_on_their_lines_or_not_at_all() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_dispatch_of_each_variant_computes() -> None:
-    moe, size = workload("moe"), workload("moe").SIZES["cpu"]
-    T, E, D, K = size.batch * size.seq, size.heads, size.dim, moe.CHOICES
-    experts = {"up_EDG": (E, D, 4 * D), "down_EFD": (E, 2 * D, D)}
-    shapes = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in experts.items()}
-    inputs = [jax.ShapeDtypeStruct((T, width), dtype) for width, dtype in ((D, "f4"), (K, "f4"), (K, "i4"))]
-    flops = {
-        variant: jax.jit(dispatch).lower(shapes, *inputs).compile().cost_analysis()["flops"]
-        for variant, dispatch in moe.DISPATCH.items()
-    }
-    # Two per multiply-add; of each routed row D x 4D up and 2D x D down.
-    useful = 2 * T * K * (4 * D * D + 2 * D * D)
-    room = moe.CAPACITY * useful
-    assert flops["scatter"] == pytest.approx(room, rel=0.05)  # products, and a few flops an element
-    capacity = int(moe.CAPACITY * T * K / E)
-    moved = 2 * 2 * T * E * capacity * D
-    assert flops["einsum"] == pytest.approx(room + moved, rel=0.05)
-    assert flops["ragged"] >= E * useful  # on the CPU, every expert on every row
-
-
-@pytest.mark.slow
 def test_the_scan_is_a_loop_over_time_on_one_line() -> None:
     ssm, shape = workload("ssm"), jax.ShapeDtypeStruct((2, 96, 3, 4), np.float32)
     loops = {name: jax.jit(recur).lower(shape, shape).as_text() for name, recur in ssm.RECURRENCE.items()}
@@ -278,14 +248,6 @@ def test_the_same_numbers_on_every_mesh(meshes: tuple[Path, dict[str, list[float
 
 
 @pytest.mark.slow
-def test_the_same_numbers_as_the_attention_workload(meshes: tuple[Path, dict[str, list[float]]]) -> None:
-    from perfscope.workloads.jax.training import train
-
-    asked = options("transformer", "naive", steps=2)
-    assert train(workload("attention").Block, asked) == pytest.approx(meshes[1]["one"], rel=1e-5)
-
-
-@pytest.mark.slow
 def test_each_parallelism_has_its_own_exchanges(meshes: tuple[Path, dict[str, list[float]]]) -> None:
     folder, _ = meshes
     kinds = {name: Counter(one.opcode for one in collectives(folder, name)) for name in meshes[1]}
@@ -311,10 +273,8 @@ def test_the_bad_sharding_exchanges_activations_on_its_line(meshes: tuple[Path, 
 @pytest.mark.slow
 def test_it_runs_on_devices_of_its_own_making() -> None:
     command = [sys.executable, "-m", "perfscope.workloads.jax.transformer", "--size", "tiny", "--steps", "1"]
-    mesh = ["--devices", "8", "--data", "2", "--fsdp", "2", "--tensor", "1", "--defect", "retrace"]
-    done = subprocess.run(
-        [*command, *mesh], capture_output=True, text=True, cwd=REPOSITORY, env=ENVIRONMENT, check=False
-    )
+    mesh = ["--devices", "8", "--data", "2", "--fsdp", "2", "--tensor", "1"]
+    done = subprocess.run([*command, *mesh], capture_output=True, text=True, cwd=REPOSITORY, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step   0  loss ")
 
@@ -331,19 +291,3 @@ def test_its_flags() -> None:
     asked, shape, devices = transformer.parse(["--data", "4", "--fsdp", "1", "--defect", "sharding"])
     assert (asked.defects, shape, devices) == ({"sharding"}, (4, 1, 2), 8)
     assert transformer.parse(["--devices", "16"])[2] == 16
-
-
-def test_every_array_but_the_small_ones_is_cut() -> None:
-    from jax.sharding import PartitionSpec
-
-    from perfscope.workloads.jax.training import LanguageModel, start
-
-    transformer = workload("transformer")
-    state = start(LanguageModel(workload("attention").Block, options("transformer", "naive")))
-    shardings = transformer.weight_shardings(transformer.mesh_of((1, 1, 1), "cpu"), state.weights)
-    pairs = zip(jax.tree.leaves(state.weights), jax.tree.leaves(shardings), strict=True)
-    whole = [array.size for array, sharding in pairs if sharding.spec == PartitionSpec()]
-    assert whole
-    assert max(whole) <= state.weights["blocks"]["down_D"].size
-    names = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(state.weights)}
-    assert set(transformer.SPECS) <= names
