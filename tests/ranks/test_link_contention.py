@@ -7,7 +7,7 @@ import pytest
 
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.contention import rank_sum
+from perfscope.analyzers.ranks.rules.link_contention import rank_sum
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder

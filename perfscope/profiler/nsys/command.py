@@ -58,30 +58,6 @@ KEPT_NOTE = (
 )
 
 
-def folder_of(directory: Path, task: int) -> Path:
-    """Where ``nsys`` of a task writes, below the run directory."""
-    return directory / (f"nsys-{task:05d}" if task else "nsys")
-
-
-def collect(directory: Path, folder: Path, nsys: str, *, steps_chosen: bool, task: int) -> list[str]:
-    """Import, export and clean what lies in ``folder``, and write it into the manifests of the processes; notes.
-
-    Whatever fails becomes the reason in those manifests.
-    """
-    artifact = (folder / EXPORT).relative_to(directory).as_posix()
-    try:
-        reason = _export(folder, nsys, steps_chosen=steps_chosen)
-    except KeyboardInterrupt:
-        reason = "interrupted while nsys exported its report"
-    except (OSError, sqlite3.Error) as error:
-        reason = f"what nsys left cannot be exported: {error}"
-    _tell(directory, artifact, reason, task)
-    reports = [one for one in folder.glob(f"{REPORT}.*") if one.suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
-    for report in reports:
-        report.chmod(0o600)
-    return [KEPT_NOTE.format(report=one.relative_to(directory).as_posix()) for one in reports]
-
-
 def _export(folder: Path, nsys: str, *, steps_chosen: bool) -> str | None:
     """Make the export; why there is none."""
     report = _report(folder, nsys)
@@ -353,9 +329,9 @@ class NsysRun:
     def place(self, directory: Path, task: int) -> str:
         """Make the folder for what it writes; the export that will lie there, relative to the run directory."""
         self._directory, self._task = directory.resolve(), task
-        self._folder = folder_of(self._directory, task)
+        self._folder = self._directory / (f"nsys-{task:05d}" if task else "nsys")
         self._folder.mkdir(mode=0o700)
-        return (self._folder / EXPORT).relative_to(self._directory).as_posix()
+        return self._artifact()
 
     def around(self, target: Target) -> Target:
         """The command that runs ``target`` under ``nsys``."""
@@ -373,13 +349,23 @@ class NsysRun:
         return ended
 
     def collect(self) -> tuple[str, ...]:
-        """The program ended: export what was recorded. Notes for the run's manifest."""
-        return tuple(
-            collect(
-                self._directory,
-                self._folder,
-                self._installed.path,
-                steps_chosen=self._options.steps is not None,
-                task=self._task,
-            )
-        )
+        """The program ended: export what was recorded. Notes for the run's manifest.
+
+        Import, export and clean what lies in the folder, and write it into the manifests of the processes; whatever
+        fails becomes the reason in those manifests.
+        """
+        try:
+            reason = _export(self._folder, self._installed.path, steps_chosen=self._options.steps is not None)
+        except KeyboardInterrupt:
+            reason = "interrupted while nsys exported its report"
+        except (OSError, sqlite3.Error) as error:
+            reason = f"what nsys left cannot be exported: {error}"
+        _tell(self._directory, self._artifact(), reason, self._task)
+        reports = [one for one in self._folder.glob(f"{REPORT}.*") if one.suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
+        for report in reports:
+            report.chmod(0o600)
+        return tuple(KEPT_NOTE.format(report=one.relative_to(self._directory).as_posix()) for one in reports)
+
+    def _artifact(self) -> str:
+        """The export, relative to the run directory."""
+        return (self._folder / EXPORT).relative_to(self._directory).as_posix()
