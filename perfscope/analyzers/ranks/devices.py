@@ -148,9 +148,9 @@ def device_set(trace: Trace) -> DeviceSet | None:
         groups = _groups_of_devices(trace, collective, rows, device_at)
         guessed |= len(groups) > 1 and device_at is None
         _gather(runs, trace, collective, rows, groups, program=str(number))
-    found = _device_set(runs, dict.fromkeys(runs.rank_at, trace))
+    device_set = _device_set(runs, dict.fromkeys(runs.rank_at, trace))
     note = "which device is which partition is not recorded: the n-th is taken as the n-th"
-    return replace(found, notes=(*found.notes, note)) if found is not None and guessed else found
+    return replace(device_set, notes=(*device_set.notes, note)) if device_set is not None and guessed else device_set
 
 
 def is_process(trace: Trace) -> bool:
@@ -163,9 +163,9 @@ def _reaches_out(trace: Trace) -> bool:
     own = len(np.unique(ordinals[ordinals != MISSING]))
     ran = {int(number) for number in np.unique(trace.rows["hlo_ops"]["program_id"])} if own else set()
     return any(
-        _world_of(one) > own
-        for one in trace.fact(collectives)
-        if one.module.program_id is None or one.module.program_id in ran
+        _world_of(collective) > own
+        for collective in trace.fact(collectives)
+        if collective.module.program_id is None or collective.module.program_id in ran
     )
 
 
@@ -177,7 +177,7 @@ def comparable_processes(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
     mine = [trace for trace in traces if is_process(trace) and not len(trace.rows["collectives"])]
     if not mine:
         return ()
-    sets = tuple(one.ranks for one in process_sets(traces) if one.ranks.matching.matched)
+    sets = tuple(process_set.ranks for process_set in process_sets(traces) if process_set.ranks.matching.matched)
     if not sets:
         raise AbstainError(
             "one process alone does not show who waits for whom: record all of them"
@@ -193,8 +193,8 @@ def process_sets(traces: Sequence[Trace]) -> tuple[ProcessSet, ...]:
 
 
 def _process_sets(traces: tuple[Trace, ...]) -> tuple[ProcessSet, ...]:
-    found = [_process_set(job) for job in jobs_of(traces, is_process, _nothing) if len(job.members) > 1]
-    return tuple(one for one in found if one is not None)
+    results = [_process_set(job) for job in jobs_of(traces, is_process, _nothing) if len(job.members) > 1]
+    return tuple(process_set for process_set in results if process_set is not None)
 
 
 def _nothing(_: Trace) -> tuple[Local, ...]:
@@ -210,11 +210,11 @@ def _process_set(job: Job) -> ProcessSet | None:
             if _is_comparable(runs, member.trace, collective, rows):
                 groups = _groups_of_places(collective)
                 _gather(runs, member.trace, collective, rows, groups, program=collective.module.name, rank=member.rank)
-    found = _device_set(runs, {place: job.traces[rank] for place, rank in runs.rank_at.items()})
-    if found is None:
+    device_set = _device_set(runs, {place: job.traces[rank] for place, rank in runs.rank_at.items()})
+    if device_set is None:
         return None
     note = f"devices of {len(set(runs.rank_at.values())):,} processes, by their place in the program's groups"
-    devices = replace(found, notes=(note, *found.notes))
+    devices = replace(device_set, notes=(note, *device_set.notes))
     return ProcessSet(ranks=_rank_set(job, runs), devices=devices, rank_at=runs.rank_at)
 
 
@@ -233,7 +233,12 @@ def _rank_set(job: Job, runs: _Runs) -> RankSet:
         sides = {rank: replace(last[rank], ranks=group, size=len(group), sequence=number) for rank in group}
         matched.append(matched_of(runs.kinds[key[:2]][0], group, number, sides))
     members = tuple(
-        replace(member, collectives=tuple(one.sides[member.rank] for one in matched if member.rank in one.sides))
+        replace(
+            member,
+            collectives=tuple(
+                collective.sides[member.rank] for collective in matched if member.rank in collective.sides
+            ),
+        )
         for member in job.members
     )
     of_processes = replace(job, members=members, notes=(*job.notes, RANK_NOTE))
@@ -246,28 +251,28 @@ def _rank_set(job: Job, runs: _Runs) -> RankSet:
     )
 
 
-def _world_of(one: Collective) -> int:
+def _world_of(collective: Collective) -> int:
     """Devices that its program was compiled for."""
-    return one.module.num_partitions * one.module.num_replicas
+    return collective.module.num_partitions * collective.module.num_replicas
 
 
-def _rows(trace: Trace, one: Collective) -> Int64:
+def _rows(trace: Trace, collective: Collective) -> Int64:
     """Rows of ``hlo_ops`` of a collective on devices, its done included."""
     ops = trace.rows["hlo_ops"]
-    rows = rows_of(trace, one.module, dict.fromkeys((one.start.name, one.done.name)))
+    rows = rows_of(trace, collective.module, dict.fromkeys((collective.start.name, collective.done.name)))
     return np.asarray(rows[~ops["encloses"][rows] & (ops["ordinal"][rows] != MISSING)], np.int64)
 
 
-def _is_comparable(runs: _Runs, trace: Trace, one: Collective, rows: Int64) -> bool:
+def _is_comparable(runs: _Runs, trace: Trace, collective: Collective, rows: Int64) -> bool:
     """Whether its rows are the time of a collective that other devices take part in; those that are not are counted."""
     if not len(rows):
         return False
-    runs.worlds.add(_world_of(one))
-    if one.kind not in OPERATIONS:
+    runs.worlds.add(_world_of(collective))
+    if collective.kind not in OPERATIONS:
         runs.between_two += len(rows)
         return False
     ran = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["name"][rows]).tolist()}
-    if one.done.name != one.start.name and one.done.name in ran:
+    if collective.done.name != collective.start.name and collective.done.name in ran:
         runs.pairs += len(rows)
         return False
     return True
@@ -284,21 +289,21 @@ def _device_at(trace: Trace, rows: Int64) -> dict[int, int] | None:
 
 
 def _groups_of_devices(
-    trace: Trace, one: Collective, rows: Int64, device_at: Mapping[int, int] | None
+    trace: Trace, collective: Collective, rows: Int64, device_at: Mapping[int, int] | None
 ) -> tuple[Group, ...]:
     """Devices of each group, by number; nothing where they are not known.
 
     Groups name places (partitions or replicas). Where ``device_at`` does not say which device is at which place, the
     n-th is taken as the n-th device; where it does, groups with a place that is not in the recording are left out.
     """
-    world = _world_of(one)
+    world = _world_of(collective)
     if world > MAX_GROUP_IDS:  # a corrupt file may claim any number
         return ()
     here = np.unique(trace.rows["hlo_ops"]["ordinal"][rows]).tolist()
     members = tuple(range(world)) if max(here) < world else tuple(here)
-    if len(members) == world == group_size(one.module, one.op):
+    if len(members) == world == group_size(collective.module, collective.op):
         return (members,)
-    listed = _listed_groups(one)
+    listed = _listed_groups(collective)
     if listed is None or (device_at is None and len(members) != world):
         return ()
     at = dict(enumerate(members)) if device_at is None else device_at
@@ -306,22 +311,22 @@ def _groups_of_devices(
     return tuple(tuple(sorted(at[place] for place in group)) for group in known if len(group) > 1)
 
 
-def _groups_of_places(one: Collective) -> tuple[Group, ...]:
+def _groups_of_places(collective: Collective) -> tuple[Group, ...]:
     """Places of each group; nothing where they are not known."""
-    world = _world_of(one)
+    world = _world_of(collective)
     if world > MAX_GROUP_IDS:
         return ()
-    listed = _listed_groups(one)
-    if listed is None and group_size(one.module, one.op) == world:
+    listed = _listed_groups(collective)
+    if listed is None and group_size(collective.module, collective.op) == world:
         return (tuple(range(world)),)
     return listed or ()
 
 
-def _listed_groups(one: Collective) -> tuple[Group, ...] | None:
+def _listed_groups(collective: Collective) -> tuple[Group, ...] | None:
     """The groups of the program by place (replica x partitions + partition); ``None`` where it names none or others."""
-    listed, world = one.op.replica_groups, _world_of(one)
-    crossed = min(one.module.num_partitions, one.module.num_replicas) > 1
-    flat = not crossed or one.op.attributes.get("use_global_device_ids") == "true"
+    listed, world = collective.op.replica_groups, _world_of(collective)
+    crossed = min(collective.module.num_partitions, collective.module.num_replicas) > 1
+    flat = not crossed or collective.op.attributes.get("use_global_device_ids") == "true"
     if listed is None or not flat or any(not 0 <= place < world for group in listed for place in group):
         return None
     return tuple(tuple(sorted(group)) for group in listed)
@@ -330,7 +335,7 @@ def _listed_groups(one: Collective) -> tuple[Group, ...] | None:
 def _gather(
     runs: _Runs,
     trace: Trace,
-    one: Collective,
+    collective: Collective,
     rows: Int64,
     groups: Sequence[Group],
     *,
@@ -340,12 +345,16 @@ def _gather(
     """Add the runs of a collective. ``rank``: of the process, whose devices are told by place; None: by number."""
     ops = trace.rows["hlo_ops"]
     group_at = {device: group for group in groups for device in group if len(group) > 1}
-    name = (program, one.start.name)
+    name = (program, collective.start.name)
     for ran in _by_device(trace, rows).values():
         # rows of which each is a whole run; more of them are parts, whose bytes are not known
-        whole = len(ran) == _expected_rows(trace, one, ran)
-        size = one.bytes if one.kind != "ragged-all-to-all" and (whole or not one.runs.exact) else None
-        kind = (OPERATIONS[one.kind], size, _dtype_of(one))
+        whole = len(ran) == _expected_rows(trace, collective, ran)
+        size = (
+            collective.bytes
+            if collective.kind != "ragged-all-to-all" and (whole or not collective.runs.exact)
+            else None
+        )
+        kind = (OPERATIONS[collective.kind], size, _dtype_of(collective))
         before = runs.kinds.get(name, kind)
         runs.kinds[name] = (
             before[0], size if size == before[1] else None, kind[2] if kind[2] == before[2] else None,
@@ -359,7 +368,7 @@ def _gather(
                 runs.unnumbered += 1
             else:
                 runs.rank_at[device] = rank or 0
-                side = _side_of(trace, row, group, OPERATIONS[one.kind])
+                side = _side_of(trace, row, group, OPERATIONS[collective.kind])
                 runs.sides[*name, run, turn, group][device] = (rank or 0, side)
 
 
@@ -369,16 +378,18 @@ def _device_set(runs: _Runs, traces: Mapping[int, Trace]) -> DeviceSet | None:
     matched = []
     for number, key, placed in runs.complete():
         operation, size, dtype = runs.kinds[key[:2]]
-        one = matched_of(operation, key[4], number, {device: side for device, (_, side) in sorted(placed.items())})
-        matched.append(one)
-        last = one.sides[one.last]
-        by_kind[operation, key[4], size, dtype, last.algorithm, last.protocol].append(one)
+        collective = matched_of(
+            operation, key[4], number, {device: side for device, (_, side) in sorted(placed.items())}
+        )
+        matched.append(collective)
+        last = collective.sides[collective.last]
+        by_kind[operation, key[4], size, dtype, last.algorithm, last.protocol].append(collective)
     if not matched:
         return None
-    runs.alone += sum(map(len, runs.sides.values())) - sum(len(one.sides) for one in matched)
-    kinds = [kind_of(kind, found, None, traces, known=True) for kind, found in by_kind.items()]
+    runs.alone += sum(map(len, runs.sides.values())) - sum(len(collective.sides) for collective in matched)
+    kinds = [kind_of(kind, collectives, None, traces, known=True) for kind, collectives in by_kind.items()]
     kinds.sort(key=lambda kind: -sum(kind.duration_ns.values()))
-    devices = tuple(sorted({device for one in matched for device in one.sides}))
+    devices = tuple(sorted({device for collective in matched for device in collective.sides}))
     return DeviceSet(
         devices=devices,
         world_size=next(iter(runs.worlds)) if len(runs.worlds) == 1 else None,
@@ -390,25 +401,25 @@ def _device_set(runs: _Runs, traces: Mapping[int, Trace]) -> DeviceSet | None:
     )
 
 
-def _expected_rows(trace: Trace, one: Collective, ran: Mapping[Occurrence, int]) -> float:
+def _expected_rows(trace: Trace, collective: Collective, ran: Mapping[Occurrence, int]) -> float:
     """Rows on a device of a collective whose every run is one."""
     numbers = {run for run, _ in ran}
     if MISSING not in numbers:
-        return len(numbers) * one.runs.times
-    executions = executions_of(trace, one.module)
-    return 0 if executions is None else executions.rounds * one.runs.times
+        return len(numbers) * collective.runs.times
+    executions = executions_of(trace, collective.module)
+    return 0 if executions is None else executions.rounds * collective.runs.times
 
 
 def _by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
     """Device -> occurrence -> row of ``hlo_ops``. Without numbers of executions all count as one execution."""
     ops = trace.rows["hlo_ops"]
-    found: dict[int, dict[Occurrence, int]] = defaultdict(dict)
+    result: dict[int, dict[Occurrence, int]] = defaultdict(dict)
     turns: dict[tuple[int, int], int] = defaultdict(int)
     for row in rows[np.argsort(ops["start_ns"][rows], kind="stable")].tolist():
         device, run = int(ops["ordinal"][row]), int(ops["run_id"][row])
-        found[device][run, turns[device, run]] = row
+        result[device][run, turns[device, run]] = row
         turns[device, run] += 1
-    return found
+    return result
 
 
 def _side_of(trace: Trace, row: int, group: Group, operation: str) -> Local:
@@ -430,10 +441,14 @@ def _side_of(trace: Trace, row: int, group: Group, operation: str) -> Local:
     )
 
 
-def _dtype_of(one: Collective) -> str | None:
+def _dtype_of(collective: Collective) -> str | None:
     """The type of all its tensors; ``None`` where they differ."""
-    found = {shape.dtype for name in one.start.operands for shape in _leaves(one.computation.by_name[name].shape)}
-    return found.pop() if len(found) == 1 else None
+    results = {
+        shape.dtype
+        for name in collective.start.operands
+        for shape in _leaves(collective.computation.by_name[name].shape)
+    }
+    return results.pop() if len(results) == 1 else None
 
 
 def _leaves(shape: Shape) -> Iterator[Shape]:

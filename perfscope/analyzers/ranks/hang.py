@@ -88,18 +88,18 @@ def hang_of(records: Mapping[int, FlightRecord]) -> Hang:
     stuck = _stuck(records, calls)
     waiting = list(_waiting(records, calls))
     pending = sum(1 for record in records.values() if any(call.pending for call in record.calls))
-    held_up = {one.rank for one in waiting}
+    held_up = {waiting.rank for waiting in waiting}
     by_cause: dict[int, list[Waiting]] = defaultdict(list)
-    for one in waiting:
-        by_cause[one.for_rank].append(one)
-    still = {one.rank for one in stuck}
-    absent = {rank: tuple(found) for rank, found in by_cause.items() if rank not in held_up | still}
-    known = {rank: found for rank, found in absent.items() if rank in records}
-    undumped = {rank: found for rank, found in absent.items() if rank not in records}
+    for wait in waiting:
+        by_cause[wait.for_rank].append(wait)
+    still = {stuck.rank for stuck in stuck}
+    absent = {rank: tuple(waits) for rank, waits in by_cause.items() if rank not in held_up | still}
+    known = {rank: waits for rank, waits in absent.items() if rank in records}
+    undumped = {rank: waits for rank, waits in absent.items() if rank not in records}
     nobody = not stuck and not known
     return Hang(
         pending=pending,
-        stuck=tuple(sorted(stuck, key=lambda one: one.rank)),
+        stuck=tuple(sorted(stuck, key=lambda stuck: stuck.rank)),
         absent=_most_waited(known),
         undumped=_most_waited(undumped) if nobody else (),
         ring=tuple(_ring(waiting)) if nobody and not undumped else (),
@@ -119,9 +119,9 @@ def _by_group(records: Mapping[int, FlightRecord]) -> Calls:
             if group.ranks:
                 calls.setdefault((group.name, group.ranks), {}).setdefault(rank, [])
         for call in record.calls:
-            found = record.group(call.group)
-            if found is not None and found.ranks:
-                calls[found.name, found.ranks][rank].append(call)
+            recorded_group = record.group(call.group)
+            if recorded_group is not None and recorded_group.ranks:
+                calls[recorded_group.name, recorded_group.ranks][rank].append(call)
     return calls
 
 
@@ -138,30 +138,32 @@ def _ended(record: FlightRecord, group: str, calls: Sequence[RecordedCall]) -> i
 
 
 def _stuck(records: Mapping[int, FlightRecord], calls: Calls) -> list[Stuck]:
-    found: dict[int, Stuck] = {}
+    result: dict[int, Stuck] = {}
     for group, by_rank in calls.items():
         ended = {rank: _ended(records[rank], group[0], mine) for rank, mine in by_rank.items()}
         for rank, mine in by_rank.items():
-            held = [call for call in mine if call.pending and call.peer is None and call.operation in ENDS_TOGETHER]
-            passed = [call for call in held if any(end >= call.sequence for end in ended.values())]
+            recorded_calls = [
+                call for call in mine if call.pending and call.peer is None and call.operation in ENDS_TOGETHER
+            ]
+            passed = [call for call in recorded_calls if any(end >= call.sequence for end in ended.values())]
             if not passed:
                 continue
             first = min(passed, key=lambda call: call.sequence)
             others = tuple(sorted(other for other, end in ended.items() if end >= first.sequence))
-            one = Stuck(
+            stuck = Stuck(
                 rank=rank, group=group, call=first, ended_by=others,
                 behind=max(ended.values()) - first.sequence + 1,
             )  # fmt: skip
-            if rank not in found or _earlier(one, found[rank]):
-                found[rank] = one
-    return list(found.values())
+            if rank not in result or _earlier(stuck, result[rank]):
+                result[rank] = stuck
+    return list(result.values())
 
 
-def _earlier(one: Stuck, other: Stuck) -> bool:
+def _earlier(stuck: Stuck, other: Stuck) -> bool:
     """By when the host enqueued it; the one with more members where that is not recorded."""
-    if one.call.created_ns is not None and other.call.created_ns is not None:
-        return one.call.created_ns < other.call.created_ns
-    return len(one.group[1]) > len(other.group[1])
+    if stuck.call.created_ns is not None and other.call.created_ns is not None:
+        return stuck.call.created_ns < other.call.created_ns
+    return len(stuck.group[1]) > len(other.group[1])
 
 
 def _waiting(records: Mapping[int, FlightRecord], calls: Calls) -> Iterator[Waiting]:
@@ -192,23 +194,26 @@ def _is_peer(call: RecordedCall, members: Sequence[int], rank: int, other: int) 
 
 def _has_end(call: RecordedCall, theirs: Sequence[RecordedCall]) -> bool:
     """Whether the other end of a send or receive is enqueued too, and has not ended either."""
-    return any(one.peer == call.peer and one.operation != call.operation and one.pending for one in theirs)
+    return any(
+        candidate.peer == call.peer and candidate.operation != call.operation and candidate.pending
+        for candidate in theirs
+    )
 
 
 def _most_waited(found: Mapping[int, tuple[Waiting, ...]]) -> tuple[tuple[int, tuple[Waiting, ...]], ...]:
-    return tuple(sorted(found.items(), key=lambda item: (-len({one.rank for one in item[1]}), item[0])))
+    return tuple(sorted(found.items(), key=lambda item: (-len({waiting.rank for waiting in item[1]}), item[0])))
 
 
 def _ring(waiting: Sequence[Waiting]) -> Iterator[Waiting]:
     """Waits of ranks that, followed from rank to rank, come back to themselves."""
     after: dict[int, set[int]] = defaultdict(set)
-    for one in waiting:
-        after[one.rank].add(one.for_rank)
+    for wait in waiting:
+        after[wait.rank].add(wait.for_rank)
     seen = set()
-    for one in waiting:
-        if (one.rank, one.for_rank) not in seen and _leads(after, one.for_rank, one.rank):
-            seen.add((one.rank, one.for_rank))
-            yield one
+    for wait in waiting:
+        if (wait.rank, wait.for_rank) not in seen and _leads(after, wait.for_rank, wait.rank):
+            seen.add((wait.rank, wait.for_rank))
+            yield wait
 
 
 def _leads(after: Mapping[int, set[int]], start: int, goal: int) -> bool:
@@ -216,7 +221,7 @@ def _leads(after: Mapping[int, set[int]], start: int, goal: int) -> bool:
     while front:
         if goal in reached:
             return True
-        front = [rank for one in front for rank in after.get(one, ()) if rank not in reached]
+        front = [rank for reached_rank in front for rank in after.get(reached_rank, ()) if rank not in reached]
         reached.update(front)
     return goal in reached
 
@@ -224,9 +229,9 @@ def _leads(after: Mapping[int, set[int]], start: int, goal: int) -> bool:
 def _unending(records: Mapping[int, FlightRecord], calls: Calls) -> Iterator[tuple[GroupKey, RecordedCall]]:
     """The first pending collective of each group that has one."""
     for group, by_rank in calls.items():
-        held = [call for mine in by_rank.values() for call in mine if call.pending]
-        if held and all(rank in records for rank in group[1]):
-            yield group, min(held, key=lambda call: call.sequence)
+        recorded_calls = [call for mine in by_rank.values() for call in mine if call.pending]
+        if recorded_calls and all(rank in records for rank in group[1]):
+            yield group, min(recorded_calls, key=lambda call: call.sequence)
 
 
 def _mismatches(calls: Calls) -> Iterator[Mismatch]:

@@ -76,7 +76,7 @@ class Local:
 
 def locals_of(trace: Trace) -> tuple[Local, ...]:
     """The collectives of a trace by start."""
-    return tuple(sorted(_read(trace), key=lambda one: (one.start_ns, one.end_ns)))
+    return tuple(sorted(_read(trace), key=lambda local: (local.start_ns, local.end_ns)))
 
 
 def _read(trace: Trace) -> Iterator[Local]:
@@ -84,10 +84,10 @@ def _read(trace: Trace) -> Iterator[Local]:
     lanes = _lanes(trace)
     has_links = bool((kernels["call"] >= 0).any()) if len(kernels) else False
     for row in range(len(rows)):
-        kernel, place = int(rows["kernel"][row]), int(rows["slice"][row])
-        if kernel != MISSING and place == MISSING:
-            place = int(kernels["op"][kernel])
-        name, shape, dtype = _host_side(trace, place)
+        kernel, slice_row = int(rows["kernel"][row]), int(rows["slice"][row])
+        if kernel != MISSING and slice_row == MISSING:
+            slice_row = int(kernels["op"][kernel])
+        name, shape, dtype = _host_side(trace, slice_row)
         operation = operation_of(trace.text(int(rows["name"][row])))
         if operation in ("send_recv", "unknown") and name is not None:
             operation = operation_of(name)
@@ -114,7 +114,7 @@ def _read(trace: Trace) -> Iterator[Local]:
             protocol=protocol,
             launched=kernel == MISSING or not has_links or int(kernels["call"][kernel]) != MISSING,
             kernel=kernel,
-            slice=place,
+            slice=slice_row,
             peer=_known(rows["peer"][row]),
         )
 
@@ -145,20 +145,20 @@ def _shape(dims: Any) -> tuple[int, ...] | None:
     """Dims of the first tensor; several tensors of one call count as one of all their elements."""
     if not isinstance(dims, list) or not dims or not isinstance(dims[0], list):
         return None
-    shapes = [one for one in dims if isinstance(one, list) and one and all(isinstance(n, int) for n in one)]
+    shapes = [dim for dim in dims if isinstance(dim, list) and dim and all(isinstance(n, int) for n in dim)]
     if not shapes:
         return None
-    return tuple(shapes[0]) if len(shapes) == 1 else (sum(int(np.prod(one, dtype=np.int64)) for one in shapes),)
+    return tuple(shapes[0]) if len(shapes) == 1 else (sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes),)
 
 
 @lru_cache(maxsize=4096)
 def _ranks(text: str) -> tuple[int, ...] | None:
     """``"[0, 1]"`` as recorded (a JSON string that holds a list, or a list); ``...`` (cut short) is not known."""
-    found = _json(text)
-    if isinstance(found, str):
-        found = _json(found)
-    if isinstance(found, list) and found and all(isinstance(rank, int) for rank in found):
-        return tuple(sorted(found))
+    result = _json(text)
+    if isinstance(result, str):
+        result = _json(result)
+    if isinstance(result, list) and result and all(isinstance(rank, int) for rank in result):
+        return tuple(sorted(result))
     return None
 
 
@@ -275,16 +275,16 @@ def _by_world(traces: Sequence[Trace]) -> list[list[Trace]]:
 
 def _by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
     """Traces in a row, each of which begins before ``APART_NS`` have passed since all before it ended."""
-    found: list[list[Trace]] = []
+    result: list[list[Trace]] = []
     reach = 0
-    for trace in sorted(traces, key=lambda one: one.span_ns()):
+    for trace in sorted(traces, key=lambda trace: trace.span_ns()):
         start, end = trace.span_ns()
-        if not found or start > reach + APART_NS:
-            found.append([])
+        if not result or start > reach + APART_NS:
+            result.append([])
             reach = end
-        found[-1].append(trace)
+        result[-1].append(trace)
         reach = max(reach, end)
-    return found
+    return result
 
 
 def _why_apart(clusters: Sequence[Sequence[Trace]]) -> str:
@@ -306,7 +306,7 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
             continue
         others = [other for number, found in by_rank.items() if number != rank for other in found]
         ranked = [(_beside(trace, others), trace.source.events_read, trace) for trace in files]
-        chosen[rank] = max(ranked, key=lambda one: one[:2])[2]
+        chosen[rank] = max(ranked, key=lambda candidate: candidate[:2])[2]
         name = Path(chosen[rank].source.path).name
         notes.append(f"{len(files):,} files are of rank {rank}; {name} is used: it lies beside the other ranks")
     world = next((trace.source.world_size for trace in chosen.values() if trace.source.world_size is not None), None)
@@ -334,7 +334,7 @@ def _groups_agree(members: Sequence[Member]) -> bool:
     held: dict[tuple[str, int], tuple[int, ...]] = {}
     recorded = {member.rank for member in members}
     for member in members:
-        for group, ranks in {(one.group, one.ranks) for one in member.collectives}:
+        for group, ranks in {(collective.group, collective.ranks) for collective in member.collectives}:
             if group is None or ranks is None or member.rank not in ranks:
                 continue
             if any(held.setdefault((group, rank), ranks) != ranks for rank in recorded.intersection(ranks)):

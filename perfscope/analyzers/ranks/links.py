@@ -244,7 +244,7 @@ def across(
     operation: str,
     algorithm: str | None,
     message: int,
-    place: Placement,
+    location: Placement,
     link: tuple[str, float] | None,
     network: Network,
 ) -> Ideal | None:
@@ -254,22 +254,26 @@ def across(
     inside nodes that are not known, operations that nccl-tests does not measure, sends and receives.
     """
     ring = algorithm is None or algorithm == "RING"
-    outer = bus_factor(operation, place.ranks * place.nodes if ring else place.nodes)
-    inner = bus_factor(operation, place.ranks * place.nodes if ring else place.ranks) if place.ranks > 1 else None
+    outer = bus_factor(operation, location.ranks * location.nodes if ring else location.nodes)
+    inner = (
+        bus_factor(operation, location.ranks * location.nodes if ring else location.ranks)
+        if location.ranks > 1
+        else None
+    )
     if outer is None or operation in ("send_recv", "send", "recv"):
         return None
     in_network = algorithm is not None and (algorithm.startswith("COLLNET") or algorithm == "NVLS")
     between = message * (min(outer, 1.0) if in_network else outer)
     inside = message * (inner or 0.0)
     if operation == "all_to_all":
-        between = message * place.ranks * (place.nodes - 1) / place.nodes
-        inside = message * (place.ranks - 1) / (place.ranks * place.nodes)
-    elif algorithm is not None and algorithm.startswith("NVLS") and place.ranks > 1:
-        inside = min(inside, message * (1 + 1 / place.ranks))
+        between = message * location.ranks * (location.nodes - 1) / location.nodes
+        inside = message * (location.ranks - 1) / (location.ranks * location.nodes)
+    elif algorithm is not None and algorithm.startswith("NVLS") and location.ranks > 1:
+        inside = min(inside, message * (1 + 1 / location.ranks))
     cards = Ideal(
         sent_bytes=between,
         link=f"the network cards ({network.link})",
-        bandwidth=network.bandwidth(place.ranks, place.of),
+        bandwidth=network.bandwidth(location.ranks, location.of),
         network=True,
     )
     if not inside:
@@ -352,35 +356,35 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
     sampled = tuple(rank for rank, member in members.items() if member.trace.fact(link_counters))
     why = SIZELESS
     calls: list[Call] = []
-    for one in ranks.matching.matched:
-        side = one.sides[one.last]
-        message = one.message_bytes
+    for collective in ranks.matching.matched:
+        side = collective.sides[collective.last]
+        message = collective.message_bytes
         if not message or side.kernel == MISSING:
             continue
-        if not one.complete or not (one.named or not ranks.job.missing):
+        if not collective.complete or not (collective.named or not ranks.job.missing):
             why = INCOMPLETE
             continue
-        place = placement(one.group, trace.topology)
-        algorithm, protocol = _kind(one.sides.values())
-        ideal, reason = _ideal(one.operation, algorithm, message, place, trace)
+        location = placement(collective.group, trace.topology)
+        algorithm, protocol = _kind(collective.sides.values())
+        ideal, reason = _ideal(collective.operation, algorithm, message, location, trace)
         if ideal is None:
             why = reason
             continue
         calls.append(
             Call(
-                operation=one.operation,
-                number=one.index,
-                group=one.group,
+                operation=collective.operation,
+                number=collective.index,
+                group=collective.group,
                 message_bytes=message,
-                took_ns=one.core_ns,
-                waited_ns=max(one.wait_ns(rank) for rank in one.sides),
+                took_ns=collective.core_ns,
+                waited_ns=max(collective.wait_ns(rank) for rank in collective.sides),
                 algorithm=algorithm,
                 protocol=protocol,
-                rank=one.last,
-                trace=members[one.last].trace,
+                rank=collective.last,
+                trace=members[collective.last].trace,
                 side=side,
                 ideal=ideal,
-                use=_use_in(one, members, sampled, ideal),
+                use=_use_in(collective, members, sampled, ideal),
             )
         )
     return (calls, "") if calls else (None, why)
@@ -394,53 +398,57 @@ def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Ca
     """
     others: dict[tuple[int, int], Intervals] = {}
     for network in (False, True):
-        held = [one for one in calls if one.ideal.network == network]
+        held = [call for call in calls if call.ideal.network == network]
         if not held:
             continue
-        smallest = min(one.message_bytes for one in held)
-        latency = min(one.took_ns for one in held if one.message_bytes == smallest)
-        judged = [replace(one, ideal_ns=latency + one.ideal.ns) for one in held if one.ideal.ns >= BY_BYTES * latency]
-        if not judged and all(one.message_bytes == smallest for one in held):
+        smallest = min(call.message_bytes for call in held)
+        latency = min(call.took_ns for call in held if call.message_bytes == smallest)
+        judged = [
+            replace(call, ideal_ns=latency + call.ideal.ns) for call in held if call.ideal.ns >= BY_BYTES * latency
+        ]
+        if not judged and all(call.message_bytes == smallest for call in held):
             # one size only: it cannot show its own latency, so its bytes are held to the links alone
-            judged = [replace(one, ideal_ns=one.ideal.ns) for one in held]
-        for one in judged:
-            slow = one.took_ns > (limit_ll if one.protocol == "LL" else limit) * one.ideal_ns
-            if slow and not _beside_stalls(one, others):
-                yield one
+            judged = [replace(call, ideal_ns=call.ideal.ns) for call in held]
+        for call in judged:
+            slow = call.took_ns > (limit_ll if call.protocol == "LL" else limit) * call.ideal_ns
+            if slow and not _beside_stalls(call, others):
+                yield call
 
 
-def _beside_stalls(one: Call, others: dict[tuple[int, int], Intervals]) -> bool:
+def _beside_stalls(call: Call, others: dict[tuple[int, int], Intervals]) -> bool:
     """Whether what computes, or communicates on another stream, beside it may explain it.
 
     ``others``: what runs beside each stream of a trace, filled as it is asked for.
     """
-    side, key = one.side, (id(one.trace), one.side.lane)
+    side, key = call.side, (id(call.trace), call.side.lane)
     if key not in others:
-        others[key] = merge(one.trace.fact(compute_intervals), _others(one))
+        others[key] = merge(call.trace.fact(compute_intervals), _others(call))
     beside = others[key]
     return int(covered(beside, [side.start_ns], [side.end_ns])[0]) >= BESIDE * side.duration_ns
 
 
-def _others(one: Call) -> Intervals:
+def _others(call: Call) -> Intervals:
     """When its rank communicated on other streams."""
-    found = [other for other in one.trace.fact(locals_of) if other.kernel != MISSING and other.lane != one.side.lane]
-    return union([other.start_ns for other in found], [other.end_ns for other in found])
+    results = [
+        other for other in call.trace.fact(locals_of) if other.kernel != MISSING and other.lane != call.side.lane
+    ]
+    return union([other.start_ns for other in results], [other.end_ns for other in results])
 
 
 def _ideal(
-    operation: str, algorithm: str | None, message: int, place: Placement | None, trace: Trace
+    operation: str, algorithm: str | None, message: int, location: Placement | None, trace: Trace
 ) -> tuple[Ideal | None, str]:
     """The ideal, or None and why not."""
     link, topology = link_of(trace), trace.topology
-    if place is None:
+    if location is None:
         return None, UNEVEN
-    if place.nodes == 1:
-        found = None if link is None else within(operation, algorithm, message, place.ranks, link)
+    if location.nodes == 1:
+        result = None if link is None else within(operation, algorithm, message, location.ranks, link)
     elif topology is None or topology.network is None:
         return None, SPANNING
     else:
-        found = across(operation, algorithm, message, place, link, topology.network)
-    return found, UNKNOWN if link is None else "nccl-tests measures none of these operations: no ideal is known"
+        result = across(operation, algorithm, message, location, link, topology.network)
+    return result, UNKNOWN if link is None else "nccl-tests measures none of these operations: no ideal is known"
 
 
 def _kind(sides: Collection[Local]) -> tuple[str | None, str | None]:
@@ -450,13 +458,13 @@ def _kind(sides: Collection[Local]) -> tuple[str | None, str | None]:
     return next(iter(algorithms), None), "LL" if "LL" in protocols else next(iter(protocols), None)
 
 
-def _use_in(one: Matched, members: Mapping[int, Member], sampled: Sequence[int], ideal: Ideal) -> LinkUse | None:
+def _use_in(collective: Matched, members: Mapping[int, Member], sampled: Sequence[int], ideal: Ideal) -> LinkUse | None:
     """By the counters of the rank that came last, else of the first of ``sampled``: the last ``core_ns`` of each."""
     if ideal.network or not ideal.link.startswith("NVLink"):
         return None
-    for rank in sorted(set(sampled).intersection(one.sides), key=lambda rank: (rank != one.last, rank)):
-        side = one.sides[rank]
-        use = nvlink_use(members[rank].trace, side.kernel, side.end_ns - one.core_ns, side.end_ns)
+    for rank in sorted(set(sampled).intersection(collective.sides), key=lambda rank: (rank != collective.last, rank)):
+        side = collective.sides[rank]
+        use = nvlink_use(members[rank].trace, side.kernel, side.end_ns - collective.core_ns, side.end_ns)
         if use is not None:
             return use
     return None

@@ -67,8 +67,8 @@ class Matched:
     @property
     def message_bytes(self) -> int | None:
         """Largest message of a rank, as nccl-tests counts it; None where sizes are not recorded."""
-        found = [size for side in self.sides.values() if (size := side.message_bytes(len(self.group))) is not None]
-        return max(found, default=None)
+        results = [size for side in self.sides.values() if (size := side.message_bytes(len(self.group))) is not None]
+        return max(results, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +102,14 @@ def match(job: Job) -> Matching:
     lanes: dict[tuple[Group | str, int | str], dict[int, list[Local]]] = defaultdict(lambda: defaultdict(list))
     named_alike = _named_alike(job)
     for member in job.members:
-        for one in member.collectives:
-            if one.operation in POINT_TO_POINT:
+        for collective in member.collectives:
+            if collective.operation in POINT_TO_POINT:
                 continue
-            if one.ranks is not None:
-                name = one.group or "" if one.ranks in named_alike else ""
-                lanes[one.ranks, name][member.rank].append(one)
+            if collective.ranks is not None:
+                name = collective.group or "" if collective.ranks in named_alike else ""
+                lanes[collective.ranks, name][member.rank].append(collective)
             else:
-                lanes["", one.lane][member.rank].append(one)
+                lanes["", collective.lane][member.rank].append(collective)
     matched: list[Matched] = []
     alone = disagreeing = unnamed = 0
     for (group, _), by_rank in lanes.items():
@@ -126,7 +126,7 @@ def match(job: Job) -> Matching:
             takes_part = tuple(sorted(by_rank)) if isinstance(group, str) else group
             named = not isinstance(group, str)
             matched.append(matched_of(operation, takes_part, index[0], kept, named=named))
-    matched.sort(key=lambda one: min(side.start_ns for side in one.sides.values()))
+    matched.sort(key=lambda collective: min(side.start_ns for side in collective.sides.values()))
     notes = []
     if unnamed:
         notes.append(
@@ -149,9 +149,9 @@ def _named_alike(job: Job) -> frozenset[Group]:
     """
     names: dict[Group, dict[int, set[str | None]]] = defaultdict(lambda: defaultdict(set))
     for member in job.members:
-        for one in member.collectives:
-            if one.ranks is not None:
-                names[one.ranks][member.rank].add(one.group)
+        for collective in member.collectives:
+            if collective.ranks is not None:
+                names[collective.ranks][member.rank].add(collective.group)
     return frozenset(
         ranks for ranks, by_rank in names.items() if len({frozenset(held) for held in by_rank.values()}) == 1
     )
@@ -159,12 +159,12 @@ def _named_alike(job: Job) -> frozenset[Group]:
 
 def _placed(by_rank: Mapping[int, list[Local]]) -> dict[int, dict[Place, Local]]:
     """Rank -> place -> collective."""
-    if all(one.sequence is not None for found in by_rank.values() for one in found):
+    if all(local.sequence is not None for found in by_rank.values() for local in found):
         return {rank: _by_sequence(found) for rank, found in by_rank.items()}
     placed = {}
     for rank, found in by_rank.items():
         before = _first_launched(found)
-        placed[rank] = {(at - before, 0): one for at, one in enumerate(found)}
+        placed[rank] = {(index - before, 0): local for index, local in enumerate(found)}
     reference = max(sorted(placed), key=lambda rank: len(placed[rank]))
     return {rank: _shifted(found, placed[reference]) for rank, found in placed.items()}
 
@@ -173,9 +173,9 @@ def _by_sequence(found: Sequence[Local]) -> dict[Place, Local]:
     """By recorded number; the kernels of one number (of a coalesced call) are told apart by their order."""
     seen: Counter[int] = Counter()
     placed = {}
-    for one in found:
-        number = one.sequence or 0
-        placed[number, seen[number]] = one
+    for local in found:
+        number = local.sequence or 0
+        placed[number, seen[number]] = local
         seen[number] += 1
     return placed
 
@@ -185,12 +185,12 @@ def _shifted(found: dict[Place, Local], reference: Mapping[Place, Local]) -> dic
 
     def agreeing(shift: int) -> int:
         return sum(
-            (other := reference.get((at + shift, 0))) is not None and _same(one, other)
-            for (at, _), one in found.items()
+            (other := reference.get((index + shift, 0))) is not None and _same(local, other)
+            for (index, _), local in found.items()
         )
 
     best = _best_shift(agreeing, len(found))
-    return {(at + best, 0): one for (at, _), one in found.items()}
+    return {(index + best, 0): local for (index, _), local in found.items()}
 
 
 def _best_shift(agreeing: Callable[[int], int], enough: int) -> int:
@@ -202,7 +202,7 @@ def _best_shift(agreeing: Callable[[int], int], enough: int) -> int:
 
 def _first_launched(found: Sequence[Local]) -> int:
     """Place of the first one whose launch is in the trace: those before it were launched before the capture began."""
-    return next((at for at, one in enumerate(found) if one.launched), 0)
+    return next((index for index, local in enumerate(found) if local.launched), 0)
 
 
 def _agreeing(sides: Mapping[int, Local]) -> dict[int, Local]:
@@ -218,11 +218,11 @@ def _agreeing(sides: Mapping[int, Local]) -> dict[int, Local]:
     return max(sets, key=len)
 
 
-def _same(one: Local, other: Local) -> bool:
+def _same(local: Local, other: Local) -> bool:
     """Whether two ranks may have seen the same collective. NCCL's all-to-all kernels are of sends and receives."""
-    if one.operation != other.operation:
-        return {one.operation, other.operation} == {"send_recv", "all_to_all"}
-    return one.operation not in SAME or _same_size(one, other)
+    if local.operation != other.operation:
+        return {local.operation, other.operation} == {"send_recv", "all_to_all"}
+    return local.operation not in SAME or _same_size(local, other)
 
 
 # The clocks of a job's ranks put on one: by the ends of collectives, which all ranks leave together.
@@ -267,14 +267,14 @@ class Clocks:
 
 def align(matched: Sequence[Matched], ranks: Sequence[int]) -> Clocks:
     """The clocks of ``ranks``, the lowest of which is the reference. There is at least one."""
-    common = [one for one in matched if one.operation in COMMON_END]
+    common = [collective for collective in matched if collective.operation in COMMON_END]
     used = common if len(common) >= MIN_SHARED else list(matched)
     ends: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for one in used:
-        held = sorted(one.sides)
+    for collective in used:
+        held = sorted(collective.sides)
         for first in held[:1]:
             for other in held[1:]:
-                ends[first, other].append(one.sides[other].end_ns - one.sides[first].end_ns)
+                ends[first, other].append(collective.sides[other].end_ns - collective.sides[first].end_ns)
     measured = _reached(ends, ranks)
     uncertainty = _uncertainty(used, measured)
     offsets = {rank: value if abs(value) > uncertainty.get(rank, 0) else 0 for rank, value in measured.items()}
@@ -306,8 +306,8 @@ def _reached(ends: dict[tuple[int, int], list[int]], ranks: Sequence[int]) -> di
 def _uncertainty(used: Sequence[Matched], offsets: dict[int, int]) -> dict[int, int]:
     """By rank: how far its aligned ends lie from the median end, at ``QUANTILE``."""
     distances: dict[int, list[float]] = defaultdict(list)
-    for one in used:
-        aligned = {rank: side.end_ns - offsets[rank] for rank, side in one.sides.items() if rank in offsets}
+    for collective in used:
+        aligned = {rank: side.end_ns - offsets[rank] for rank, side in collective.sides.items() if rank in offsets}
         if len(aligned) < 2:
             continue
         first = min(aligned.values())  # epoch times do not fit a float to the nanosecond, differences do
@@ -429,17 +429,17 @@ def pair(job: Job, clocks: Clocks) -> Pairing:
     receives: dict[Channel, list[Local]] = defaultdict(list)
     without_peer = 0
     for member in job.members:
-        for one in member.collectives:
-            if one.operation not in POINT_TO_POINT:
+        for collective in member.collectives:
+            if collective.operation not in POINT_TO_POINT:
                 continue
-            peer = peer_of(one, member.rank)
+            peer = peer_of(collective, member.rank)
             if peer is None:
                 without_peer += 1
-            elif one.operation == "send":
-                sends[one.ranks or (), member.rank, peer].append(one)
+            elif collective.operation == "send":
+                sends[collective.ranks or (), member.rank, peer].append(collective)
             else:
-                receives[one.ranks or (), peer, member.rank].append(one)
-    found: list[Pair] = []
+                receives[collective.ranks or (), peer, member.rank].append(collective)
+    pairs: list[Pair] = []
     alone = disagreeing = 0
     for channel in sorted(sends.keys() | receives.keys()):
         group, source, destination = channel
@@ -451,47 +451,53 @@ def pair(job: Job, clocks: Clocks) -> Pairing:
             if not _same_size(send, receive) or gap == "before":
                 disagreeing += 2
                 continue
-            found.append(
+            pairs.append(
                 Pair(
                     group=group, source=source, destination=destination, send=send, receive=receive,
                     ahead=gap == "ahead",
                 )
             )  # fmt: skip
-    found.sort(key=lambda one: (one.send.start_ns, one.source, one.destination))
-    return Pairing(pairs=tuple(found), without_peer=without_peer, alone=alone, disagreeing=disagreeing)
+    pairs.sort(key=lambda pair: (pair.send.start_ns, pair.source, pair.destination))
+    return Pairing(pairs=tuple(pairs), without_peer=without_peer, alone=alone, disagreeing=disagreeing)
 
 
-def peer_of(one: Local, rank: int) -> int | None:
+def peer_of(local: Local, rank: int) -> int | None:
     """The rank on the other side: as recorded, else the other member of a group of two; None where nothing tells."""
-    if one.peer is not None:
-        return one.peer if one.peer != rank else None
-    if one.ranks is None or len(one.ranks) != 2 or rank not in one.ranks:
+    if local.peer is not None:
+        return local.peer if local.peer != rank else None
+    if local.ranks is None or len(local.ranks) != 2 or rank not in local.ranks:
         return None
-    return one.ranks[0] if one.ranks[1] == rank else one.ranks[1]
+    return local.ranks[0] if local.ranks[1] == rank else local.ranks[1]
 
 
 def kinds_of(pairing: Pairing) -> tuple[PairKind, ...]:
     """Messages by who, to whom and size; those with most waiting and transfer first."""
     held: dict[tuple[Group, int, int, int | None], list[Pair]] = defaultdict(list)
-    for one in pairing.pairs:
-        held[one.group, one.source, one.destination, one.message_bytes].append(one)
-    found = [_kind(*key, pairs) for key, pairs in held.items()]
-    found.sort(key=lambda one: (-(one.core_ns + one.send_wait_ns + one.receive_wait_ns), one.source, one.destination))
-    return tuple(found)
+    for pair in pairing.pairs:
+        held[pair.group, pair.source, pair.destination, pair.message_bytes].append(pair)
+    pair_kinds = [_kind(*key, pairs) for key, pairs in held.items()]
+    pair_kinds.sort(
+        key=lambda pair_kind: (
+            -(pair_kind.core_ns + pair_kind.send_wait_ns + pair_kind.receive_wait_ns),
+            pair_kind.source,
+            pair_kind.destination,
+        )
+    )
+    return tuple(pair_kinds)
 
 
 def waits_by_kernel(pairing: Pairing) -> Mapping[tuple[int, int], tuple[int, int]]:
     """(rank, row of its ``kernels``) -> (what it waited there in ns, for which rank)."""
-    found = {}
-    for one in pairing.pairs:
-        found[one.source, one.send.kernel] = (one.send_wait_ns, one.destination)
-        found[one.destination, one.receive.kernel] = (one.receive_wait_ns, one.source)
-    return {key: waited for key, waited in found.items() if key[1] != MISSING}
+    result = {}
+    for pair in pairing.pairs:
+        result[pair.source, pair.send.kernel] = (pair.send_wait_ns, pair.destination)
+        result[pair.destination, pair.receive.kernel] = (pair.receive_wait_ns, pair.source)
+    return {key: waited for key, waited in result.items() if key[1] != MISSING}
 
 
 def _kind(group: Group, source: int, destination: int, size: int | None, pairs: Sequence[Pair]) -> PairKind:
-    timed = [one for one in pairs if not one.ahead]
-    core = int(np.median([one.core_ns for one in timed])) if timed else 0
+    timed = [pair for pair in pairs if not pair.ahead]
+    core = int(np.median([pair.core_ns for pair in timed])) if timed else 0
     return PairKind(
         group=group,
         source=source,
@@ -499,10 +505,10 @@ def _kind(group: Group, source: int, destination: int, size: int | None, pairs: 
         message_bytes=size,
         count=len(pairs),
         ahead=len(pairs) - len(timed),
-        core_ns=sum(one.core_ns for one in timed),
+        core_ns=sum(pair.core_ns for pair in timed),
         median_core_ns=core,
-        send_wait_ns=sum(one.send_wait_ns for one in timed),
-        receive_wait_ns=sum(one.receive_wait_ns for one in timed),
+        send_wait_ns=sum(pair.send_wait_ns for pair in timed),
+        receive_wait_ns=sum(pair.receive_wait_ns for pair in timed),
         bandwidth=size / core * 1e9 if size and core else None,
     )
 
@@ -510,23 +516,23 @@ def _kind(group: Group, source: int, destination: int, size: int | None, pairs: 
 def _together(sent: Sequence[Local], received: Sequence[Local]) -> list[tuple[Local, Local]]:
     """The k-th of each, moved along by up to ``MOST_SHIFT`` only where more sizes agree then."""
     first_sent, first_received = _first_launched(sent), _first_launched(received)
-    place = {at - first_received: one for at, one in enumerate(received)}
+    by_place = {index - first_received: local for index, local in enumerate(received)}
 
     def at_shift(shift: int) -> list[tuple[Local, Local]]:
         return [
-            (one, other)
-            for at, one in enumerate(sent)
-            if (other := place.get(at - first_sent + shift)) is not None
+            (local, other)
+            for index, local in enumerate(sent)
+            if (other := by_place.get(index - first_sent + shift)) is not None
         ]  # fmt: skip
 
     def agreeing(shift: int) -> int:
-        return sum(_same_size(one, other) for one, other in at_shift(shift))
+        return sum(_same_size(local, other) for local, other in at_shift(shift))
 
     return at_shift(_best_shift(agreeing, len(at_shift(0))))
 
 
-def _same_size(one: Local, other: Local) -> bool:
-    sizes = (one.message_bytes(2), other.message_bytes(2))
+def _same_size(local: Local, other: Local) -> bool:
+    sizes = (local.message_bytes(2), other.message_bytes(2))
     return None in sizes or sizes[0] == sizes[1]
 
 

@@ -96,39 +96,43 @@ def pipelines_of(ranks: RankSet) -> tuple[Pipeline, ...]:
         for local in member.collectives:
             if local.ranks is not None and len(local.ranks) > 1 and between_two(local):
                 sending[local.ranks].update(() if local.description is None else (local.description,))
-    found: list[set[int]] = []
+    pipelined: list[set[int]] = []
     for group in sorted(sending):
-        joined = [one for one in found if one.intersection(group)]
-        found = [one for one in found if one not in joined] + [set(group).union(*joined)]
+        joined = [connected for connected in pipelined if connected.intersection(group)]
+        pipelined = [connected for connected in pipelined if connected not in joined] + [set(group).union(*joined)]
     pipelines = []
-    for members in found:
+    for members in pipelined:
         axes = [named_axis(sorted(called)) for group, called in sending.items() if members >= set(group)]
         named = any(axis is not None and axis[0] == "PP" for axis in axes)
         pipelines.append(_pipeline(tuple(sorted(members)), ranks, named=named))
     return tuple(pipelines)
 
 
-def between_two(one: Local) -> bool:
+def between_two(local: Local) -> bool:
     """Whether it is a send or a receive. A kernel of sends and receives of a larger group may be an all-to-all."""
-    if one.operation in POINT_TO_POINT:
+    if local.operation in POINT_TO_POINT:
         return True
-    return one.operation in ("send_recv", "coalesced") and one.ranks is not None and len(one.ranks) == 2
+    return local.operation in ("send_recv", "coalesced") and local.ranks is not None and len(local.ranks) == 2
 
 
 def _pipeline(members: Group, ranks: RankSet, *, named: bool) -> Pipeline:
     waits = waits_by_kernel(ranks.pairing)
     recorded = [member for member in ranks.job.members if member.rank in members]
     messages = {
-        member.rank: [one for one in member.collectives if between_two(one) and set(one.ranks or ()) <= set(members)]
+        member.rank: [
+            collective
+            for collective in member.collectives
+            if between_two(collective) and set(collective.ranks or ()) <= set(members)
+        ]
         for member in recorded
     }
-    kernels = {rank: [one for one in found if one.kernel != MISSING] for rank, found in messages.items()}
-    launched = [one for found in kernels.values() for one in found]
-    largest = max((one.elements or 0 for one in launched), default=0)
+    kernels = {rank: [local for local in found if local.kernel != MISSING] for rank, found in messages.items()}
+    launched = [local for locals_ in kernels.values() for local in locals_]
+    largest = max((local.elements or 0 for local in launched), default=0)
     shortest: dict[Kind, int] = {}
-    for one in launched:
-        kind = one.operation, one.elements
-        shortest[kind] = min(shortest.get(kind, one.duration_ns), one.duration_ns)
+    for local in launched:
+        kind = local.operation, local.elements
+        shortest[kind] = min(shortest.get(kind, local.duration_ns), local.duration_ns)
     return Pipeline(
         ranks=members,
         named=named,
@@ -147,19 +151,19 @@ def _stage(
     trace = member.trace
     exposed = trace.fact(exposed_communication)
     waited: Counter[int | None] = Counter()
-    for one in kernels:
-        beyond = one.duration_ns - shortest[one.operation, one.elements]
-        wait_ns, other = waits.get((member.rank, one.kernel), (beyond, None))
-        waited[other] += min(int(exposed[one.kernel]), wait_ns)
+    for kernel in kernels:
+        beyond = kernel.duration_ns - shortest[kernel.operation, kernel.elements]
+        wait_ns, other = waits.get((member.rank, kernel.kernel), (beyond, None))
+        waited[other] += min(int(exposed[kernel.kernel]), wait_ns)
     by_rank = {other: ns for other, ns in waited.items() if other is not None and ns > 0}
     devices = trace.fact(device_times)
     return Stage(
         rank=member.rank,
-        sends=sum(one.operation == "send" and (one.elements or 0) == largest for one in kernels),
+        sends=sum(kernel.operation == "send" and (kernel.elements or 0) == largest for kernel in kernels),
         kernels=len(kernels),
         steps=trace.fact(step_windows).count,
         compute_ns=sum(device.compute_ns for device in devices),
-        exposed_ns=sum(int(exposed[one.kernel]) for one in kernels),
+        exposed_ns=sum(int(exposed[kernel.kernel]) for kernel in kernels),
         wait_ns=waited.total(),
         mostly_for=max(sorted(by_rank), key=lambda other: by_rank[other], default=None),
         idle_ns=sum(device.idle_ns for device in devices),

@@ -60,12 +60,12 @@ def groups_of(job: Job, matched: Sequence[Matched]) -> tuple[RankGroup, ...]:
     tensors: dict[Group, Counter[str]] = defaultdict(Counter)
     recorded: dict[Group, bool] = {}
     called: dict[Group, dict[str, None]] = defaultdict(dict)
-    for one in matched:
-        operations[one.group][one.operation] += 1
-        recorded[one.group] = one.named
-        for side in one.sides.values():
+    for collective in matched:
+        operations[collective.group][collective.operation] += 1
+        recorded[collective.group] = collective.named
+        for side in collective.sides.values():
             if side.dims is not None:
-                tensors[one.group]["flat" if side.dims == 1 else "shaped"] += 1
+                tensors[collective.group]["flat" if side.dims == 1 else "shaped"] += 1
     for member in job.members:
         for local in member.collectives:
             if local.ranks is not None and local.description is not None:
@@ -99,8 +99,8 @@ def _group(
 
 def named_axis(called: Sequence[str]) -> tuple[str, str] | None:
     """The one axis that the program's own names speak of; nothing where they speak of several (``tp_dp``) or none."""
-    found = {axis for name in called for axis, words in _NAMES.items() if words.search(name)}
-    return (found.pop(), f"the program calls it {', '.join(called)}") if len(found) == 1 else None
+    results = {axis for name in called for axis, words in _NAMES.items() if words.search(name)}
+    return (results.pop(), f"the program calls it {', '.join(called)}") if len(results) == 1 else None
 
 
 def _axis(
@@ -153,13 +153,13 @@ def rank_sets(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
 
 
 def _rank_sets(traces: tuple[Trace, ...]) -> tuple[RankSet, ...]:
-    found = []
+    result = []
     for job in jobs_of(traces):
         matching = match(job)
         clocks = align(matching.matched, job.ranks)
         groups, pairing = groups_of(job, matching.matched), pair(job, clocks)
-        found.append(RankSet(job=job, matching=matching, clocks=clocks, groups=groups, pairing=pairing))
-    return tuple(found)
+        result.append(RankSet(job=job, matching=matching, clocks=clocks, groups=groups, pairing=pairing))
+    return tuple(result)
 
 
 def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
@@ -170,7 +170,7 @@ def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
     if not any(map(has_ranks, traces)):
         return ()
     sets = rank_sets(traces)
-    several = [one for one in sets if len(one.job.members) > 1]
+    several = [rank_set for rank_set in sets if len(rank_set.job.members) > 1]
     if not several:
         told = bool(sets)
         raise AbstainError(
@@ -178,7 +178,7 @@ def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
             if told or len(traces) == 1
             else "the traces do not tell their ranks"
         )
-    usable = [one for one in several if one.job.groups_agree and one.matching.matched]
+    usable = [rank_set for rank_set in several if rank_set.job.groups_agree and rank_set.matching.matched]
     if not usable:
         raise AbstainError(_why_not(several[0]))
     return tuple(usable)
@@ -277,19 +277,31 @@ def table_of(ranks: RankSet) -> CollectiveTable:
     """The table of a job's matched collectives."""
     traces = {member.rank: member.trace for member in ranks.job.members}
     kinds: dict[Kind, list[Matched]] = defaultdict(list)
-    for one in ranks.matching.matched:
-        side = next((side for side in one.sides.values() if side.algorithm), next(iter(one.sides.values())))
-        size = one.message_bytes
-        if one.operation == "all_gather" and not _members_known(one, ranks):
+    for collective in ranks.matching.matched:
+        side = next(
+            (side for side in collective.sides.values() if side.algorithm), next(iter(collective.sides.values()))
+        )
+        size = collective.message_bytes
+        if collective.operation == "all_gather" and not _members_known(collective, ranks):
             size = None  # it counts what all members send
-        kinds[one.operation, one.group, size, side.dtype, side.algorithm, side.protocol].append(one)
+        kinds[collective.operation, collective.group, size, side.dtype, side.algorithm, side.protocol].append(
+            collective
+        )
     axes = {group.ranks: group for group in ranks.groups}
-    found = [
-        kind_of(kind, matched, axes.get(kind[1]), traces, known=all(_members_known(one, ranks) for one in matched))
+    collective_kinds = [
+        kind_of(
+            kind,
+            matched,
+            axes.get(kind[1]),
+            traces,
+            known=all(_members_known(collective, ranks) for collective in matched),
+        )
         for kind, matched in kinds.items()
     ]
-    found.sort(key=lambda one: -sum(one.duration_ns.values()))
-    return CollectiveTable(kinds=tuple(found), ranks=totals_of(ranks.matching.matched, sorted(traces), found))
+    collective_kinds.sort(key=lambda kind: -sum(kind.duration_ns.values()))
+    return CollectiveTable(
+        kinds=tuple(collective_kinds), ranks=totals_of(ranks.matching.matched, sorted(traces), collective_kinds)
+    )
 
 
 def kind_of(
@@ -297,18 +309,18 @@ def kind_of(
 ) -> CollectiveKind:
     """One row of the table; ``matched`` are all of that kind, at least one. ``known``: the group's members are."""
     operation, members, size, dtype, algorithm, protocol = kind
-    waits, durations, exposed = (dict.fromkeys(sorted({rank for one in matched for rank in one.sides}), 0)
+    waits, durations, exposed = (dict.fromkeys(sorted({rank for collective in matched for rank in collective.sides}), 0)
                                  for _ in range(3))  # fmt: skip
-    for one in matched:
-        for rank, side in one.sides.items():
-            waits[rank] += one.wait_ns(rank)
+    for collective in matched:
+        for rank, side in collective.sides.items():
+            waits[rank] += collective.wait_ns(rank)
             durations[rank] += side.duration_ns
             if side.kernel != MISSING:
                 exposed[rank] += int(traces[rank].fact(exposed_communication)[side.kernel])
-    core = int(np.median([one.core_ns for one in matched]))
+    core = int(np.median([collective.core_ns for collective in matched]))
     factor = bus_factor(operation, len(members)) if known else None
     bandwidth = size / core * 1e9 if size and core else None
-    on_device = all(side.kernel != MISSING for one in matched for side in one.sides.values())
+    on_device = all(side.kernel != MISSING for collective in matched for side in collective.sides.values())
     return CollectiveKind(
         operation=operation,
         group=members,
@@ -318,7 +330,7 @@ def kind_of(
         algorithm=algorithm,
         protocol=protocol,
         count=len(matched),
-        core_ns=sum(one.core_ns for one in matched),
+        core_ns=sum(collective.core_ns for collective in matched),
         median_core_ns=core,
         wait_ns=waits,
         duration_ns=durations,
@@ -329,28 +341,28 @@ def kind_of(
     )
 
 
-def _members_known(one: Matched, ranks: RankSet) -> bool:
+def _members_known(collective: Matched, ranks: RankSet) -> bool:
     """Whether the members are recorded, or all ranks of the world are here to be seen taking part."""
-    return one.named or not ranks.job.missing
+    return collective.named or not ranks.job.missing
 
 
 def _caveats(
     matched: Sequence[Matched], algorithm: str | None, traces: Mapping[int, Trace], *, known: bool, on_device: bool
 ) -> list[str]:
-    found = []
+    result = []
     if not known:
-        found.append("who is in the group is not recorded and ranks are missing: bus bandwidth is not known")
-    if not all(one.complete for one in matched):
-        found.append("members of the group are missing: the core may hold waiting, and its bandwidth is a lower bound")
+        result.append("who is in the group is not recorded and ranks are missing: bus bandwidth is not known")
+    if not all(collective.complete for collective in matched):
+        result.append("members of the group are missing: the core may hold waiting, and its bandwidth is a lower bound")
     if algorithm is not None and algorithm.startswith("NVLS"):
-        found.append(
+        result.append(
             "NVLS reduces in the switch: links carry (1 + 1/n) of the message, so bus bandwidth may exceed their peak"
         )
     if on_device and any(device is not None and device.link is None for device in map(device_of, traces.values())):
-        found.append("no links but PCIe are known of this device: topology decides what can be reached")
+        result.append("no links but PCIe are known of this device: topology decides what can be reached")
     if matched[0].operation == "all_to_all" and len({side.elements for side in matched[0].sides.values()}) > 1:
-        found.append("sizes differ by rank: the largest is used")
-    return found
+        result.append("sizes differ by rank: the largest is used")
+    return result
 
 
 def device_of(trace: Trace) -> Device | None:
@@ -363,17 +375,19 @@ def totals_of(
     matched: Sequence[Matched], ranks: Sequence[int], kinds: Sequence[CollectiveKind]
 ) -> tuple[RankTotal, ...]:
     """What each of ``ranks`` spent in all matched collectives, which are those of ``kinds``."""
-    return tuple(_total(rank, [one for one in matched if rank in one.sides], kinds) for rank in ranks)
+    return tuple(
+        _total(rank, [collective for collective in matched if rank in collective.sides], kinds) for rank in ranks
+    )
 
 
 def _total(rank: int, mine: Sequence[Matched], kinds: Sequence[CollectiveKind]) -> RankTotal:
-    on_device = all(one.sides[rank].kernel != MISSING for one in mine)
+    on_device = all(collective.sides[rank].kernel != MISSING for collective in mine)
     return RankTotal(
         rank=rank,
         collectives=len(mine),
-        wait_ns=sum(one.wait_ns(rank) for one in mine),
-        core_ns=sum(one.core_ns for one in mine),
-        duration_ns=sum(one.sides[rank].duration_ns for one in mine),
+        wait_ns=sum(collective.wait_ns(rank) for collective in mine),
+        core_ns=sum(collective.core_ns for collective in mine),
+        duration_ns=sum(collective.sides[rank].duration_ns for collective in mine),
         exposed_ns=sum(kind.exposed_ns.get(rank, 0) for kind in kinds) if on_device else None,
-        last=sum(one.last == rank for one in mine),
+        last=sum(collective.last == rank for collective in mine),
     )

@@ -131,7 +131,7 @@ def before(trace: Trace, late: Local, lateness_ns: int, own: Stretch | None, oth
 def _more(own: Stretch, others: Sequence[Stretch]) -> dict[str, int]:
     """By kind: what the rank spent in it on its way, less the median of the others."""
     mine, theirs = _spent(own), [_spent(other) for other in others[:: -(-len(others) // MOST_OTHERS)]]
-    return {kind: ns - int(np.median([one[kind] for one in theirs])) for kind, ns in mine.items()}
+    return {kind: ns - int(np.median([spent[kind] for spent in theirs])) for kind, ns in mine.items()}
 
 
 def _spent(stretch: Stretch) -> dict[str, int]:
@@ -214,9 +214,9 @@ def _frame(trace: Trace, threads: tuple[int, ...], window: tuple[int, int]) -> F
     inside = np.minimum(slices["end_ns"][chosen], window[1]) - np.maximum(slices["start_ns"][chosen], window[0])
     covering = chosen[inside >= MOST * (window[1] - window[0])]
     for row in covering[np.argsort(slices["end_ns"][covering] - slices["start_ns"][covering])].tolist():
-        found = parse_frame(trace.text(int(slices["name"][row])))
-        if found is not None and found.owner is Owner.USER:
-            return found
+        frame = parse_frame(trace.text(int(slices["name"][row])))
+        if frame is not None and frame.owner is Owner.USER:
+            return frame
     return None
 
 
@@ -269,7 +269,7 @@ class Lateness:
     @property
     def cost_ns(self) -> int:
         """Of all stragglers."""
-        return sum(one.cost_ns for one in self.stragglers)
+        return sum(straggler.cost_ns for straggler in self.stragglers)
 
 
 def lateness_of(ranks: RankSet) -> Lateness:
@@ -277,28 +277,28 @@ def lateness_of(ranks: RankSet) -> Lateness:
     traces = ranks.job.traces
     by_rank: dict[int, list[Late]] = defaultdict(list)
     previous: dict[int, Local] = {}
-    for one in ranks.matching.matched:
+    for collective in ranks.matching.matched:
         ways = {
-            rank: found
-            for rank, side in one.sides.items()
-            if (found := way(traces[rank], previous.get(rank), side)) is not None
+            rank: stretch
+            for rank, side in collective.sides.items()
+            if (stretch := way(traces[rank], previous.get(rank), side)) is not None
         }
-        previous.update(one.sides)
-        waits = sorted((one.wait_ns(rank), rank) for rank in one.sides)
+        previous.update(collective.sides)
+        waits = sorted((collective.wait_ns(rank), rank) for rank in collective.sides)
         late, other = waits[1]
         rank = waits[0][1]
         least = ranks.clocks.uncertainty_ns.get(rank, 0) + ranks.clocks.uncertainty_ns.get(other, 0)
-        if one.sides[rank].kernel == MISSING:
+        if collective.sides[rank].kernel == MISSING:
             least = max(least, SLICE_NS)
         if late <= least:
             continue
         own = ways.pop(rank, None)
-        did = before(traces[rank], one.sides[rank], late, own, tuple(ways.values()))
+        did = before(traces[rank], collective.sides[rank], late, own, tuple(ways.values()))
         waited = sum(wait for wait, _ in waits)
-        by_rank[rank].append(Late(collective=one, rank=rank, lateness_ns=late, waited_ns=waited, before=did))
-    stragglers = [_straggling(rank, found, ranks) for rank, found in by_rank.items()]
+        by_rank[rank].append(Late(collective=collective, rank=rank, lateness_ns=late, waited_ns=waited, before=did))
+    stragglers = [_straggling(rank, arrivals, ranks) for rank, arrivals in by_rank.items()]
     return Lateness(
-        stragglers=tuple(sorted(stragglers, key=lambda one: (-one.cost_ns, one.rank))),
+        stragglers=tuple(sorted(stragglers, key=lambda straggling: (-straggling.cost_ns, straggling.rank))),
         collectives=len(ranks.matching.matched),
         whole_ns=ranks.job.whole_ns,
     )
@@ -311,11 +311,11 @@ def _straggling(rank: int, found: list[Late], ranks: RankSet) -> Straggling:
     return Straggling(rank=rank, arrivals=arrivals, cost_ns=cost)
 
 
-def _exposed(found: list[Late], ranks: RankSet) -> Mapping[int, int]:
+def _exposed(arrivals: list[Late], ranks: RankSet) -> Mapping[int, int]:
     """By other rank: ns it waited at these collectives while its device computed nothing, each moment once."""
     waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
     on_device = True
-    for late in found:
+    for late in arrivals:
         for rank, side in late.collective.sides.items():
             if rank != late.rank:
                 on_device &= side.kernel != MISSING
@@ -407,27 +407,27 @@ def waits_of(
     ``rank_at``: the rank of each member, where members are devices of several processes: a device waits for the process
     whose device came last. Where that is its own, no other process was late, and ``straggler`` does not count it.
     """
-    found: dict[int, dict[int, Wait]] = defaultdict(dict)
-    for one in matched:
-        ranks = {member: member if rank_at is None else rank_at[member] for member in one.sides}
-        doubt = {member: clocks.uncertainty_ns.get(member, 0) for member in one.sides}
-        last = min(sorted(one.sides), key=one.wait_ns)
-        others = [member for member in sorted(one.sides) if ranks[member] != ranks[last]]
-        nearest = min(others, key=one.wait_ns, default=None)
-        sure = nearest is None or one.wait_ns(nearest) > doubt[last] + doubt[nearest]
-        whole = one.complete and (one.named or all_here)
-        for member, side in one.sides.items():
+    result: dict[int, dict[int, Wait]] = defaultdict(dict)
+    for collective in matched:
+        ranks = {member: member if rank_at is None else rank_at[member] for member in collective.sides}
+        doubt = {member: clocks.uncertainty_ns.get(member, 0) for member in collective.sides}
+        last = min(sorted(collective.sides), key=collective.wait_ns)
+        others = [member for member in sorted(collective.sides) if ranks[member] != ranks[last]]
+        nearest = min(others, key=collective.wait_ns, default=None)
+        sure = nearest is None or collective.wait_ns(nearest) > doubt[last] + doubt[nearest]
+        whole = collective.complete and (collective.named or all_here)
+        for member, side in collective.sides.items():
             if side.kernel == MISSING:
                 continue
-            waited = one.wait_ns(member)
-            found[ranks[member]][side.kernel] = Wait(
-                group=one.group,
+            waited = collective.wait_ns(member)
+            result[ranks[member]][side.kernel] = Wait(
+                group=collective.group,
                 until_ns=side.start_ns + waited,
                 certain=waited > doubt[member] + doubt[last],
                 late=ranks[last] if sure else None,
                 whole=whole,
             )
-    return found
+    return result
 
 
 def shares_of(
@@ -436,15 +436,15 @@ def shares_of(
     """The exposed time of ``rows`` of ``kernels`` (communication on ``device``) by group, most of it first."""
     exposed = trace.fact(exposed_communication)
     until = trace.rows["kernels"]["start_ns"].astype(np.int64)
-    for kernel, one in waits.items():
-        until[kernel] = one.until_ns
+    for kernel, item in waits.items():
+        until[kernel] = item.until_ns
     computing = _computing(trace, device)
     waited = None if computing is None else exposed_until(trace, until, device, computing)
-    found: dict[Group | None, Share] = {}
+    result: dict[Group | None, Share] = {}
     for row in rows:
         wait = waits.get(row) if waited is not None else None
         group = None if wait is None else wait.group
-        share = found.setdefault(group, Share(member=member, group=group))
+        share = result.setdefault(group, Share(member=member, group=group))
         share.collectives += 1
         if wait is None or waited is None:
             share.unmatched_ns += int(exposed[row])
@@ -460,7 +460,7 @@ def shares_of(
             share.core_ns += int(exposed[row]) - before
         else:
             share.unclear_ns += int(exposed[row]) - before
-    return tuple(sorted(found.values(), key=lambda one: -one.exposed_ns))
+    return tuple(sorted(result.values(), key=lambda share: -share.exposed_ns))
 
 
 def summed(shares: Sequence[Share]) -> Share:

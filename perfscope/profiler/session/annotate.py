@@ -226,8 +226,8 @@ def _jax_ranges(name: str) -> list[Any]:
         ranges.append(jax.named_scope(name))
     elif compat.trace_runs() or compat.our_trace_runs():
         ranges.append(jax.profiler.TraceAnnotation(name))
-    for one in ranges:
-        one.__enter__()
+    for item in ranges:
+        item.__enter__()
     return ranges
 
 

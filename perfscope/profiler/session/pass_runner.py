@@ -270,7 +270,7 @@ class PassRunner:
             self.active.abort()
             self._done.append(self.active.missing(reason))
             self.active = None
-        self._done += [_missing_pass(one, reason) for one in self._queue]
+        self._done += [_missing_pass(item, reason) for item in self._queue]
         self._queue.clear()
 
     def abandon_in_fork(self) -> None:
@@ -285,7 +285,7 @@ class PassRunner:
         captures = list(self._done)
         if self.active is not None:
             captures.append(self.active.missing("the program ended during this pass"))
-        return captures + [_missing_pass(one, f"{self.delay} this pass began") for one in self._queue]
+        return captures + [_missing_pass(item, f"{self.delay} this pass began") for item in self._queue]
 
     def _held_up(self, number: int, *, program_profiles: bool, compiles: bool) -> bool:
         """Whether the pass that is due has to wait."""

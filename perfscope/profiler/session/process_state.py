@@ -126,11 +126,11 @@ def print_plan(options: CaptureOptions, seen: Process, source: str, first: int, 
     names = [str(device["name"]) for device in seen.devices]
     where = f"{len(names)}x {names[0]}" if names else "CPU"
     parts = []
-    for one in plan:
-        steps = f"step {first}" if one.count == 1 else f"steps {first}-{first + one.count - 1}"
-        parts.append(f"{one.name} on {steps}")
-        first += one.count
-    by = "JAX" if any(one.tool == "jax_profiler" for one in plan) else "PyTorch"
+    for item in plan:
+        steps = f"step {first}" if item.count == 1 else f"steps {first}-{first + item.count - 1}"
+        parts.append(f"{item.name} on {steps}")
+        first += item.count
+    by = "JAX" if any(item.tool == "jax_profiler" for item in plan) else "PyTorch"
     version = seen.packages["jax" if by == "JAX" else "torch"]
     print(f"perfscope: {by} {version} on {where}, steps from {source}, {', '.join(parts)}", file=stream, flush=True)
 
@@ -143,8 +143,8 @@ def _known_rank(torch: Any) -> tuple[int | None, int | None]:
     process = compat.process() if "jax" in sys.modules else None
     if process is not None:
         return process
-    place = rank_from_environment(os.environ)
-    return (None, None) if place is None else (place.rank, place.world_size)
+    rank_info = rank_from_environment(os.environ)
+    return (None, None) if rank_info is None else (rank_info.rank, rank_info.world_size)
 
 
 def _claim_directory(run: Path, rank: int | None) -> tuple[int, Path]:

@@ -79,43 +79,47 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     exchanges = 0
     for ranks in sets:
         uneven: dict[Group, list[_Uneven]] = defaultdict(list)
-        for one in ranks.matching.matched:
-            if one.operation != "all_to_all":
+        for collective in ranks.matching.matched:
+            if collective.operation != "all_to_all":
                 continue
             exchanges += 1
-            found = _uneven(one, ranks)
-            if found is not None:
+            result = _uneven(collective, ranks)
+            if result is not None:
                 looked = True
-                uneven[one.group].append(found)
+                uneven[collective.group].append(result)
         whole = ranks.job.whole_ns
         for exchanged in uneven.values():
-            heavy = sorted((one for one in exchanged if one.load >= LOADED), key=lambda one: -one.cost_ns)
-            cost = sum(one.cost_ns for one in heavy)
+            heavy = sorted((item for item in exchanged if item.load >= LOADED), key=lambda item: -item.cost_ns)
+            cost = sum(item.cost_ns for item in heavy)
             if heavy and cost >= COST_SHARE * whole > 0:
                 yield _finding(ranks, heavy, len(exchanged), cost, whole)
     if exchanges and not looked:
         raise AbstainError("how much each rank receives in its all-to-alls is not recorded, or a rank is missing")
 
 
-def _uneven(one: Matched, ranks: RankSet) -> _Uneven | None:
+def _uneven(collective: Matched, ranks: RankSet) -> _Uneven | None:
     """What each rank received; None where it is not recorded of all of them."""
-    received = {rank: side.received for rank, side in one.sides.items() if side.received is not None}
-    if len(received) < len(one.group) or (not one.named and ranks.job.missing) or not sum(received.values()):
+    received = {rank: side.received for rank, side in collective.sides.items() if side.received is not None}
+    if (
+        len(received) < len(collective.group)
+        or (not collective.named and ranks.job.missing)
+        or not sum(received.values())
+    ):
         return None
     fullest = max(sorted(received), key=lambda rank: received[rank])
     trace = ranks.job.traces[fullest]
-    kernel = one.sides[fullest].kernel
+    kernel = collective.sides[fullest].kernel
     if kernel == MISSING:
         return None
     exposed = int(trace.fact(exposed_communication)[kernel])
-    return _Uneven(collective=one, received=received, exposed_ns=exposed)
+    return _Uneven(collective=collective, received=received, exposed_ns=exposed)
 
 
 def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int, whole: int) -> Finding:
     worst = heavy[0]
     fullest: dict[int, int] = defaultdict(int)
-    for one in heavy:
-        fullest[one.fullest] += 1
+    for item in heavy:
+        fullest[item.fullest] += 1
     rank = max(sorted(fullest), key=lambda held: fullest[held])
     trace = ranks.job.traces[rank]
     steady = fullest[rank] > len(heavy) / 2
@@ -123,15 +127,15 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
     return Finding(
         subject="all-to-alls are uneven",
         title=f"{len(heavy):,} of {exchanges:,} all-to-alls over {worst.collective.size} ranks are uneven: the fullest "
-        f"rank receives up to {max(one.load for one in heavy):.1f} times the mean; {who}; up to {format_ns(cost)} "
+        f"rank receives up to {max(item.load for item in heavy):.1f} times the mean; {who}; up to {format_ns(cost)} "
         f"({format_share(cost, whole)}) in the exchanges alone",
         **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op="all_to_all"),
         ranks=(rank,) if steady else tuple(sorted(fullest)),
-        evidence=tuple(_row(one) for one in heavy[:ROWS]),
+        evidence=tuple(_row(item) for item in heavy[:ROWS]),
         spans=spans_of_ranks(
-            (one.fullest, one.collective.sides[one.fullest].start_ns, one.collective.sides[one.fullest].end_ns)
-            for one in heavy
+            (item.fullest, item.collective.sides[item.fullest].start_ns, item.collective.sides[item.fullest].end_ns)
+            for item in heavy
         ),
         advice=(
             f"The same rank is the fullest: replicate its experts or tables, or place hot ones beside cold ones (rank "
@@ -144,18 +148,18 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
     )
 
 
-def _row(one: _Uneven) -> dict[str, Cell]:
-    received = one.received
+def _row(item: _Uneven) -> dict[str, Cell]:
+    received = item.received
     emptiest = min(sorted(received), key=lambda rank: received[rank])
     return {
-        "number": one.collective.index,
-        "ranks": one.collective.size,
-        "fullest_rank": one.fullest,
-        "elements_most": received[one.fullest],
+        "number": item.collective.index,
+        "ranks": item.collective.size,
+        "fullest_rank": item.fullest,
+        "elements_most": received[item.fullest],
         "elements_mean": sum(received.values()) // len(received),
         "emptiest_rank": emptiest,
         "elements_least": received[emptiest],
-        "core_ns": one.collective.core_ns,
-        "exposed_ns": one.exposed_ns,
-        "saves_ns": one.cost_ns,
+        "core_ns": item.collective.core_ns,
+        "exposed_ns": item.exposed_ns,
+        "saves_ns": item.cost_ns,
     }

@@ -64,26 +64,26 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     if len(records) < len(told):
         twice = Counter(rank for rank, _ in told).most_common(1)[0][0]
         raise AbstainError(f"several dumps are of rank {twice}: which of them belong together is not known")
-    found = hang_of(records)
-    if found.pending and not told:
+    hang = hang_of(records)
+    if hang.pending and not told:
         raise AbstainError("the dumps' names do not tell their ranks (they end in the rank: nccl_trace_rank_3)")
-    if found.pending and len(records) == 1:
+    if hang.pending and len(records) == 1:
         raise AbstainError("one rank's dump does not tell who never came: collect the dumps of all ranks")
-    yield from _findings(found, records)
+    yield from _findings(hang, records)
 
 
-def _findings(found: Hang, records: dict[int, FlightRecord]) -> Iterator[Finding]:
-    if found.stuck:
-        yield _stuck(found)
-    if found.absent:
-        yield _absent(found, found.absent, records)
-    if found.undumped:
-        yield _undumped(found, found.undumped, records)
-    if found.ring:
-        yield _ring(found.ring)
-    for group, call in found.unending[:1]:
-        yield _unending(group, call, len(found.unending))
-    yield from map(_mismatch, found.mismatches)
+def _findings(hang: Hang, records: dict[int, FlightRecord]) -> Iterator[Finding]:
+    if hang.stuck:
+        yield _stuck(hang)
+    if hang.absent:
+        yield _absent(hang, hang.absent, records)
+    if hang.undumped:
+        yield _undumped(hang, hang.undumped, records)
+    if hang.ring:
+        yield _ring(hang.ring)
+    for group, call in hang.unending[:1]:
+        yield _unending(group, call, len(hang.unending))
+    yield from map(_mismatch, hang.mismatches)
 
 
 def _hang(
@@ -108,34 +108,34 @@ def _hang(
     )
 
 
-def _stuck(found: Hang) -> Finding:
-    first = found.stuck[0]
-    ranks = [one.rank for one in found.stuck]
+def _stuck(hang: Hang) -> Finding:
+    first = hang.stuck[0]
+    ranks = [stuck.rank for stuck in hang.stuck]
     return _hang(
         subject="ranks are stuck in a collective that others have ended",
         title=f"{named_ranks(ranks)} {_are(ranks)} stuck: rank {first.rank} has not ended {first.call.label()} "
         f"(number {first.call.sequence} of {_group(first.group, first.call)}), which {named_ranks(first.ended_by)} "
         f"{'has' if len(first.ended_by) == 1 else 'have'} ended, and {first.behind - 1:,} more since; "
-        f"{found.pending:,} ranks hang",
+        f"{hang.pending:,} ranks hang",
         call=first.call,
         ranks=ranks,
-        evidence=(_stuck_row(one) for one in found.stuck),
+        evidence=(_stuck_row(stuck) for stuck in hang.stuck),
         advice=f"Look at the device and the process of {named_ranks(ranks)}: dmesg (Xid errors), nvidia-smi -q -d ECC, "
         "py-spy dump --pid. All ranks had come to that collective, so the others are victims; take the machine out of "
         "the job if it happens there again.",
     )
 
 
-def _absent(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Finding:
+def _absent(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Finding:
     ranks = [rank for rank, _ in causes]
     missed = _largest(causes[0][1])
-    alike = [rank for rank, waits in causes if any(_same_call(one, missed) for one in waits)]
+    alike = [rank for rank, waits in causes if any(_same_call(wait, missed) for wait in waits)]
     return _hang(
         subject="ranks never came to a collective",
         title=f"{named_ranks(sorted(alike))} never came to {missed.call.label()} (number {missed.call.sequence} of "
         f"{_group(missed.group, missed.call)})"
         + (f"; {named_ranks(sorted(set(ranks) - set(alike)))} to others" if set(ranks) - set(alike) else "")
-        + f"; {found.pending:,} ranks hang for it, and {'it waits' if len(ranks) == 1 else 'they wait'} for nobody",
+        + f"; {hang.pending:,} ranks hang for it, and {'it waits' if len(ranks) == 1 else 'they wait'} for nobody",
         call=missed.call,
         ranks=sorted(ranks),
         evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
@@ -145,12 +145,12 @@ def _absent(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Fi
     )
 
 
-def _undumped(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Finding:
+def _undumped(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Finding:
     ranks = sorted(rank for rank, _ in causes)
     missed = _largest(causes[0][1])
     return _hang(
         subject="ranks that others wait for left no dump",
-        title=f"{named_ranks(ranks)} left no dump, and {found.pending:,} ranks hang: the first wait for it at "
+        title=f"{named_ranks(ranks)} left no dump, and {hang.pending:,} ranks hang: the first wait for it at "
         f"{missed.call.label()} (number {missed.call.sequence} of {_group(missed.group, missed.call)})",
         call=missed.call,
         ranks=ranks,
@@ -161,7 +161,7 @@ def _undumped(found: Hang, causes: Causes, records: dict[int, FlightRecord]) -> 
 
 
 def _ring(ring: Sequence[Waiting]) -> Finding:
-    ranks = sorted({one.rank for one in ring})
+    ranks = sorted({waiting.rank for waiting in ring})
     first = ring[0]
     return _hang(
         subject="ranks wait for each other",
@@ -169,7 +169,7 @@ def _ring(ring: Sequence[Waiting]) -> Finding:
         f"{_group(first.group, first.call)} for rank {first.for_rank}, and so on in a ring",
         call=first.call,
         ranks=ranks,
-        evidence=(_ring_row(one) for one in ring),
+        evidence=(_ring_row(waiting) for waiting in ring),
         advice="Every rank has to enqueue the collectives of its groups in one order: two groups used from two "
         "threads, or sends before receives on both ends, close the ring. Use batch_isend_irecv for exchanges.",
     )
@@ -188,21 +188,21 @@ def _unending(group: GroupKey, call: RecordedCall, count: int) -> Finding:
     )
 
 
-def _mismatch(one: Mismatch) -> Finding:
-    said = Counter(call.label() for call in one.sides.values())
+def _mismatch(mismatch: Mismatch) -> Finding:
+    said = Counter(call.label() for call in mismatch.sides.values())
     usual = said.most_common(1)[0][0]
-    others = sorted(rank for rank, call in one.sides.items() if call.label() != usual)
-    odd = one.sides[others[0]]
+    others = sorted(rank for rank, call in mismatch.sides.items() if call.label() != usual)
+    odd = mismatch.sides[others[0]]
     call, calls = ("call" if len(others) > 1 else "calls"), ("calls" if said[usual] == 1 else "call")
     return _hang(
-        subject=f"members of a group call another {one.what}",
-        title=f"{named_ranks(others)} {call} {odd.label()} as number {one.sequence} of {_group(one.group, odd)}, where "
-        f"{said[usual]:,} {calls} {usual}",
+        subject=f"members of a group call another {mismatch.what}",
+        title=f"{named_ranks(others)} {call} {odd.label()} as number {mismatch.sequence} of "
+        f"{_group(mismatch.group, odd)}, where {said[usual]:,} {calls} {usual}",
         call=odd,
         ranks=others,
         evidence=(
             {"rank": rank, "call": call.label(), "number": call.sequence, "state": call.state, "code": _code(call)}
-            for rank, call in sorted(one.sides.items(), key=lambda side: side[1].label() == usual)
+            for rank, call in sorted(mismatch.sides.items(), key=lambda side: side[1].label() == usual)
         ),
         advice="Ranks took different branches: an uneven last batch (drop_last=True), a condition on the rank around "
         "a collective, parameters that only some ranks use (find_unused_parameters=True), another order of layers.",
@@ -213,12 +213,21 @@ def _largest(waits: Sequence[Waiting]) -> Waiting:
     """The wait that says most: of a collective rather than a send, in the largest group, the first in order."""
     return min(
         waits,
-        key=lambda one: (one.call.peer is not None, -len(one.group[1]), one.call.created_ns or 0, one.call.sequence),
+        key=lambda waiting: (
+            waiting.call.peer is not None,
+            -len(waiting.group[1]),
+            waiting.call.created_ns or 0,
+            waiting.call.sequence,
+        ),
     )
 
 
-def _same_call(one: Waiting, other: Waiting) -> bool:
-    return (one.group, one.call.sequence, one.call.peer) == (other.group, other.call.sequence, other.call.peer)
+def _same_call(waiting: Waiting, other: Waiting) -> bool:
+    return (waiting.group, waiting.call.sequence, waiting.call.peer) == (
+        other.group,
+        other.call.sequence,
+        other.call.peer,
+    )
 
 
 def _are(ranks: Sequence[int]) -> str:
@@ -233,18 +242,18 @@ def _code(call: RecordedCall) -> str | None:
     return None if call.file is None else f"{call.file}:{call.line}"
 
 
-def _stuck_row(one: Stuck) -> dict[str, Cell]:
+def _stuck_row(stuck: Stuck) -> dict[str, Cell]:
     return {
-        "rank": one.rank,
-        "stuck_in": one.call.label(),
-        "number": one.call.sequence,
-        "group": one.group[0],
-        "group_ranks": len(one.group[1]),
-        "state": one.call.state,
-        "ended_by": ", ".join(map(str, one.ended_by[:MOST_NAMED])),
-        "ended_since": one.behind - 1,
-        "timeout_ns": one.call.timeout_ns,
-        "code": _code(one.call),
+        "rank": stuck.rank,
+        "stuck_in": stuck.call.label(),
+        "number": stuck.call.sequence,
+        "group": stuck.group[0],
+        "group_ranks": len(stuck.group[1]),
+        "state": stuck.call.state,
+        "ended_by": ", ".join(map(str, stuck.ended_by[:MOST_NAMED])),
+        "ended_since": stuck.behind - 1,
+        "timeout_ns": stuck.call.timeout_ns,
+        "code": _code(stuck.call),
     }
 
 
@@ -257,20 +266,20 @@ def _absent_row(rank: int, waits: Sequence[Waiting], records: dict[int, FlightRe
         "number": missed.call.sequence,
         "group": missed.group[0],
         "group_ranks": len(missed.group[1]),
-        "waiting_ranks": len({one.rank for one in waits}),
-        "groups_that_wait": len({one.group for one in waits}),
+        "waiting_ranks": len({wait.rank for wait in waits}),
+        "groups_that_wait": len({wait.group for wait in waits}),
         "own_calls_pending": None if record is None else sum(call.pending for call in record.calls),
         "timeout_ns": missed.call.timeout_ns,
         "code": _code(missed.call),
     }
 
 
-def _ring_row(one: Waiting) -> dict[str, Cell]:
+def _ring_row(waiting: Waiting) -> dict[str, Cell]:
     return {
-        "rank": one.rank,
-        "waits_for": one.for_rank,
-        "in": one.call.label(),
-        "number": one.call.sequence,
-        "group": one.group[0],
-        "code": _code(one.call),
+        "rank": waiting.rank,
+        "waits_for": waiting.for_rank,
+        "in": waiting.call.label(),
+        "number": waiting.call.sequence,
+        "group": waiting.group[0],
+        "code": _code(waiting.call),
     }

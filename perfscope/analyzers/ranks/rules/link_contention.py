@@ -85,7 +85,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
             reasons.append(_why_not(kinds))
         whole = ranks.job.whole_ns
         for kind in usable:
-            cost = sum(kind.saves_ns(one) for one in kind.shared)
+            cost = sum(kind.saves_ns(shared) for shared in kind.shared)
             if kind.slower >= SLOWER and kind.chance * len(usable) < CHANCE and cost >= COST_SHARE * whole > 0:
                 yield _finding(ranks, kind, cost, whole)
     if sets and len(reasons) == len(sets):
@@ -103,12 +103,12 @@ def _why_not(kinds: Sequence[Compared]) -> str:
 
 
 def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
-    slowed = sorted(kind.shared, key=lambda one: -kind.saves_ns(one))
+    slowed = sorted(kind.shared, key=lambda shared: -kind.saves_ns(shared))
     worst = slowed[0].collective
     trace = ranks.job.traces[worst.last]
-    others = sorted({one.other for one in slowed})
-    found = [one.collective for one in slowed]
-    median = float(np.median([one.collective.core_ns for one in slowed]))
+    others = sorted({shared.other for shared in slowed})
+    collectives = [shared.collective for shared in slowed]
+    median = float(np.median([shared.collective.core_ns for shared in slowed]))
     return Finding(
         subject=f"{worst.operation} beside another",
         title=f"{len(slowed):,} {worst.operation} of {format_bytes(worst.message_bytes or 0)} in a group of "
@@ -118,27 +118,30 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
         **timed_cost(trace, cost, whole),
         where=Where(op=worst.operation),
         ranks=worst.group,
-        evidence=tuple(_row(one, kind) for one in slowed[:ROWS]),
-        spans=spans_of_ranks((one.last, one.sides[one.last].start_ns, one.sides[one.last].end_ns) for one in found),
+        evidence=tuple(_row(shared, kind) for shared in slowed[:ROWS]),
+        spans=spans_of_ranks(
+            (collective.last, collective.sides[collective.last].start_ns, collective.sides[collective.last].end_ns)
+            for collective in collectives
+        ),
         advice="Let the one that is waited for go first: ProcessGroupNCCL.Options(is_high_priority_stream=True) for "
         "its group, fewer channels for the other (options.config.max_ctas), or start the other later (no_sync() up to "
         "the last microbatch, set_requires_gradient_sync(False) of fully_shard).",
     )
 
 
-def _row(one: Shared, kind: Compared) -> dict[str, Cell]:
-    found = one.collective
+def _row(shared: Shared, kind: Compared) -> dict[str, Cell]:
+    collective = shared.collective
     return {
-        "operation": found.operation,
-        "number": found.index,
-        "group_ranks": found.size,
-        "message_bytes": found.message_bytes,
-        "core_ns": found.core_ns,
+        "operation": collective.operation,
+        "number": collective.index,
+        "group_ranks": collective.size,
+        "message_bytes": collective.message_bytes,
+        "core_ns": collective.core_ns,
         "alone_median_ns": round(kind.median_alone_ns),
-        "beside": one.other,
-        "beside_share": round(one.share, 3),
-        "exposed_ns": one.exposed_ns,
-        "saves_ns": kind.saves_ns(one),
+        "beside": shared.other,
+        "beside_share": round(shared.share, 3),
+        "exposed_ns": shared.exposed_ns,
+        "saves_ns": kind.saves_ns(shared),
         "chance": float(f"{kind.chance:.2g}"),
     }
 
@@ -171,16 +174,16 @@ class Compared:
     @property
     def slower(self) -> float:
         """Times as long as alone, by the medians."""
-        return float(np.median([one.collective.core_ns for one in self.shared])) / max(1.0, self.median_alone_ns)
+        return float(np.median([shared.collective.core_ns for shared in self.shared])) / max(1.0, self.median_alone_ns)
 
     @property
     def chance(self) -> float:
         """That so many of the shared ones are longer by chance alone."""
-        return rank_sum([one.collective.core_ns for one in self.shared], self.alone_ns)
+        return rank_sum([shared.collective.core_ns for shared in self.shared], self.alone_ns)
 
-    def saves_ns(self, one: Shared) -> int:
+    def saves_ns(self, shared: Shared) -> int:
         """Upper bound: its excess over the alone median, as far as it is exposed."""
-        return int(min(max(0.0, one.collective.core_ns - self.median_alone_ns), one.exposed_ns))
+        return int(min(max(0.0, shared.collective.core_ns - self.median_alone_ns), shared.exposed_ns))
 
 
 def compared_kinds(ranks: RankSet) -> tuple[Compared, ...]:
@@ -189,25 +192,25 @@ def compared_kinds(ranks: RankSet) -> tuple[Compared, ...]:
     others: dict[tuple[int, int], Intervals] = {}
     shared: dict[Kind, list[Shared]] = defaultdict(list)
     alone: dict[Kind, list[int]] = defaultdict(list)
-    for one in ranks.matching.matched:
-        side, size = one.sides[one.last], one.message_bytes
-        if side.kernel == MISSING or not size or not one.complete or not side.duration_ns:
+    for collective in ranks.matching.matched:
+        side, size = collective.sides[collective.last], collective.message_bytes
+        if side.kernel == MISSING or not size or not collective.complete or not side.duration_ns:
             continue
-        member = members[one.last]
+        member = members[collective.last]
         computing = member.trace.fact(compute_intervals)
         beside = int(covered(computing, [side.start_ns], [side.end_ns])[0]) / side.duration_ns
         if LITTLE <= beside <= MOSTLY:
             continue
-        if (one.last, side.lane) not in others:
-            others[one.last, side.lane] = _other_lanes(member, side.lane)
-        share = int(covered(others[one.last, side.lane], [side.start_ns], [side.end_ns])[0]) / side.duration_ns
-        kind = one.operation, one.group, size, side.algorithm, side.protocol, beside > MOSTLY
+        if (collective.last, side.lane) not in others:
+            others[collective.last, side.lane] = _other_lanes(member, side.lane)
+        share = int(covered(others[collective.last, side.lane], [side.start_ns], [side.end_ns])[0]) / side.duration_ns
+        kind = collective.operation, collective.group, size, side.algorithm, side.protocol, beside > MOSTLY
         if share == 0:
-            alone[kind].append(one.core_ns)
+            alone[kind].append(collective.core_ns)
         elif share >= BESIDE:
             exposed = int(member.trace.fact(exposed_communication)[side.kernel])
             shared[kind].append(
-                Shared(collective=one, share=share, other=_beside_what(one, member), exposed_ns=exposed)
+                Shared(collective=collective, share=share, other=_beside_what(collective, member), exposed_ns=exposed)
             )
     return tuple(Compared(shared=tuple(shared[kind]), alone_ns=tuple(alone[kind])) for kind in {**shared, **alone})
 
@@ -235,12 +238,14 @@ def rank_sum(longer: Sequence[float], than: Sequence[float]) -> float:
 
 def _other_lanes(member: Member, lane: int) -> Intervals:
     """When the rank's other streams communicated."""
-    found = [one for one in member.collectives if one.kernel != MISSING and one.lane != lane]
-    return union([one.start_ns for one in found], [one.end_ns for one in found])
+    results = [
+        collective for collective in member.collectives if collective.kernel != MISSING and collective.lane != lane
+    ]
+    return union([local.start_ns for local in results], [local.end_ns for local in results])
 
 
-def _beside_what(one: Matched, member: Member) -> str:
-    side = one.sides[one.last]
+def _beside_what(collective: Matched, member: Member) -> str:
+    side = collective.sides[collective.last]
     overlaps = [
         (min(other.end_ns, side.end_ns) - max(other.start_ns, side.start_ns), other)
         for other in member.collectives

@@ -109,24 +109,24 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 
 def _findings(stalls: Sequence[Call], whole: int) -> Iterable[Finding]:
     by_kind: dict[tuple[object, ...], list[Call]] = defaultdict(list)
-    for one in stalls:
-        by_kind[one.operation, one.group, one.ideal.network].append(one)
+    for stall in stalls:
+        by_kind[stall.operation, stall.group, stall.ideal.network].append(stall)
     for kind in by_kind.values():
-        cost = sum(one.cost_ns for one in kind)
+        cost = sum(call.cost_ns for call in kind)
         if cost >= COST_SHARE * whole > 0:
-            yield _finding(sorted(kind, key=lambda one: -one.cost_ns), cost, whole)
+            yield _finding(sorted(kind, key=lambda call: -call.cost_ns), cost, whole)
 
 
 def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
     worst = stalls[0]
     ideal, trace = worst.ideal, worst.trace
-    reached = float(np.median([one.ideal.sent_bytes / max(1, one.took_ns) * 1e9 for one in stalls]))
+    reached = float(np.median([stall.ideal.sent_bytes / max(1, stall.took_ns) * 1e9 for stall in stalls]))
     name = trace.text(int(trace.rows["kernels"]["name"][worst.side.kernel])).split("(", 1)[0]
     by_verdict: Counter[Verdict | None] = Counter()
-    for one in stalls:
-        by_verdict[one.use.verdict if one.use is not None else None] += one.cost_ns
+    for stall in stalls:
+        by_verdict[stall.use.verdict if stall.use is not None else None] += stall.cost_ns
     verdict = by_verdict.most_common(1)[0][0]
-    counted = any(one.use is not None for one in stalls)
+    counted = any(stall.use is not None for stall in stalls)
     return Finding(
         subject=f"collectives far below their {'network' if ideal.network else 'links'}",
         title=f"{len(stalls):,} {worst.operation} in a group of {len(worst.group)} reach {reached / 1e9:.1f} GB/s of "
@@ -137,15 +137,15 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
         **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op=worst.operation, kernel=name),
         ranks=tuple(sorted(worst.group)),
-        evidence=tuple(_row(one, counted=counted) for one in stalls[:ROWS]),
-        spans=spans_of_ranks((one.rank, one.side.start_ns, one.side.end_ns) for one in stalls),
+        evidence=tuple(_row(stall, counted=counted) for stall in stalls[:ROWS]),
+        spans=spans_of_ranks((stall.rank, stall.side.start_ns, stall.side.end_ns) for stall in stalls),
         advice=NETWORK_ADVICE if ideal.network else f"{ADVICE[verdict]} {NVLINK_ADVICE}".lstrip(),
     )
 
 
 def _links(stalls: Sequence[Call], verdict: Verdict | None) -> str:
     """What the counters say of the links meanwhile, for the title; empty where none were recorded."""
-    used = [one.use for one in stalls if one.use is not None]
+    used = [stall.use for stall in stalls if stall.use is not None]
     if verdict is None or not used:
         return ""
     mean, idle = (float(np.median([getattr(use, name) for use in used])) for name in ("mean", "idle"))
@@ -156,23 +156,23 @@ def _links(stalls: Sequence[Call], verdict: Verdict | None) -> str:
     return f"; its NVLinks are at {mean:.0%} of their peak meanwhile"
 
 
-def _row(one: Call, *, counted: bool) -> dict[str, Cell]:
+def _row(call: Call, *, counted: bool) -> dict[str, Cell]:
     """``counted``: counters were recorded of the links of any of the finding's collectives."""
-    use = one.use
-    found: dict[str, Cell] = {
-        "number": one.number,
-        "message_bytes": one.message_bytes,
-        "core_ns": one.took_ns,
-        "ideal_ns": round(one.ideal_ns),
-        "sent_bytes_per_s": round(one.ideal.sent_bytes / max(1, one.took_ns) * 1e9),
-        "longest_wait_ns": one.waited_ns,
-        "exposed_ns": one.exposed_ns,
-        "saves_ns": one.cost_ns,
-        "algorithm": " ".join(filter(None, (one.algorithm, one.protocol))) or None,
+    use = call.use
+    result: dict[str, Cell] = {
+        "number": call.number,
+        "message_bytes": call.message_bytes,
+        "core_ns": call.took_ns,
+        "ideal_ns": round(call.ideal_ns),
+        "sent_bytes_per_s": round(call.ideal.sent_bytes / max(1, call.took_ns) * 1e9),
+        "longest_wait_ns": call.waited_ns,
+        "exposed_ns": call.exposed_ns,
+        "saves_ns": call.cost_ns,
+        "algorithm": " ".join(filter(None, (call.algorithm, call.protocol))) or None,
         "links": "not recorded" if use is None else use.verdict,
     }
     if counted:
-        found["links_mean_share"] = None if use is None else round(use.mean, 3)
-        found["links_peak_share"] = None if use is None else round(use.peak, 3)
-        found["links_idle_share"] = None if use is None else round(use.idle, 3)
-    return found
+        result["links_mean_share"] = None if use is None else round(use.mean, 3)
+        result["links_peak_share"] = None if use is None else round(use.peak, 3)
+        result["links_idle_share"] = None if use is None else round(use.idle, 3)
+    return result

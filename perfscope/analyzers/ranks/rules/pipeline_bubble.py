@@ -58,7 +58,7 @@ check = only_compared
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     """Yield one finding for each pipeline of a job whose stages wait long for their neighbours."""
     ranked = [trace for trace in traces if has_ranks(trace)]
-    if not any(between_two(one) for trace in ranked for one in trace.fact(locals_of)):
+    if not any(between_two(local) for trace in ranked for local in trace.fact(locals_of)):
         return  # no sends and receives, so no pipeline
     reasons, judged = [], 0
     for ranks in rank_sets(traces):
@@ -71,9 +71,9 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
                 reasons.append(why)
                 continue
             judged += 1
-            found = _judge(pipeline, ranks)
-            if found is not None:
-                yield found
+            finding = _judge(pipeline, ranks)
+            if finding is not None:
+                yield finding
     if not judged:
         raise AbstainError(reasons[0] if reasons else "the traces do not tell their ranks")
 
@@ -133,13 +133,13 @@ def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
 
 def _exchanges(pipeline: Pipeline, traces: Mapping[int, Trace]) -> list[tuple[int, int, int]]:
     """Sends and receives of its stages, the longest first: most of such a one is waiting."""
-    found = [
-        (stage.rank, one.start_ns, one.end_ns)
+    results = [
+        (stage.rank, local.start_ns, local.end_ns)
         for stage in pipeline.stages
-        for one in traces[stage.rank].fact(locals_of)
-        if between_two(one)
+        for local in traces[stage.rank].fact(locals_of)
+        if between_two(local)
     ]
-    return sorted(found, key=lambda piece: piece[1] - piece[2])
+    return sorted(results, key=lambda piece: piece[1] - piece[2])
 
 
 def _for_slowest(stage: Stage, slowest: Stage) -> int:
@@ -153,7 +153,7 @@ def _evidence(
     rows: list[dict[str, Cell]] = [
         {
             "rank": stage.rank,
-            "stage": place,
+            "stage": index,
             "wait_ns": stage.wait_ns,
             "wait_share": round(stage.wait_ns / max(1, whole[stage.rank]), 4),
             "expected_share": None if expected is None else round(expected, 4),
@@ -164,7 +164,7 @@ def _evidence(
             "idle_ns": stage.idle_ns,
             "kernels": stage.kernels,
         }
-        for place, stage in enumerate(pipeline.stages)
+        for index, stage in enumerate(pipeline.stages)
     ]
     rows.sort(key=lambda row: -int(row["wait_ns"] or 0))
     return tuple(rows[:ROWS])

@@ -79,11 +79,11 @@ def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding for all rows of small collectives of a trace."""
     if not has_ranks(trace):
         raise AbstainError(f"not recorded: {RECORDED['collectives']}")
-    on_device = [one for one in trace.fact(locals_of) if one.kernel != MISSING]
+    on_device = [local for local in trace.fact(locals_of) if local.kernel != MISSING]
     if not on_device:
         raise AbstainError("the collectives ran on the host (gloo): what they cost the program is not recorded")
-    sized = [one for one in on_device if one.operation in BUCKETED and one.message_bytes() is not None]
-    if not sized and any(one.operation in BUCKETED for one in on_device):
+    sized = [local for local in on_device if local.operation in BUCKETED and local.message_bytes() is not None]
+    if not sized and any(local.operation in BUCKETED for local in on_device):
         raise AbstainError("the sizes of the collectives are not recorded: record shapes (record_shapes=True)")
     rows = [row for row in _rows(trace, sized) if row.cost_ns > 0]
     cost = sum(row.cost_ns for row in rows)
@@ -94,41 +94,41 @@ def check(trace: Trace) -> Iterable[Finding]:
 def _rows(trace: Trace, sized: Sequence[Local]) -> Iterator[_Row]:
     """The rows of each operation, type, group and stream."""
     exposed = trace.fact(exposed_communication)
-    for operation in sorted({one.operation for one in sized}):
-        alike = [one for one in sized if one.operation == operation]
+    for operation in sorted({local.operation for local in sized}):
+        alike = [local for local in sized if local.operation == operation]
         latency = _latency_ns(alike)
-        best = max([SLOWEST, *((one.message_bytes() or 0) / max(1, one.duration_ns) for one in alike)])
+        best = max([SLOWEST, *((local.message_bytes() or 0) / max(1, local.duration_ns) for local in alike)])
         lanes: dict[tuple[object, ...], list[Local]] = {}
-        for one in alike:
-            lanes.setdefault((one.lane, one.group, one.ranks, one.dtype), []).append(one)
+        for local in alike:
+            lanes.setdefault((local.lane, local.group, local.ranks, local.dtype), []).append(local)
         for lane in lanes.values():
             for members in _runs(lane, latency, best):
                 yield _Row(
                     members=tuple(members),
-                    bytes=sum(one.message_bytes() or 0 for one in members),
+                    bytes=sum(member.message_bytes() or 0 for member in members),
                     latency_ns=latency,
-                    exposed_ns=int(sum(exposed[one.kernel] for one in members)),
+                    exposed_ns=int(sum(exposed[member.kernel] for member in members)),
                 )
 
 
 def _latency_ns(alike: Sequence[Local]) -> int:
     """The shortest duration of those of the smallest size."""
-    smallest = min(one.message_bytes() or 0 for one in alike)
-    return min(one.duration_ns for one in alike if one.message_bytes() == smallest)
+    smallest = min(local.message_bytes() or 0 for local in alike)
+    return min(local.duration_ns for local in alike if local.message_bytes() == smallest)
 
 
 def _runs(lane: Sequence[Local], latency_ns: int, best: float) -> Iterator[list[Local]]:
     """Small ones in a row, each back to back with the one before, or both flat."""
-    small = [(one.message_bytes() or 0) < best * latency_ns for one in lane]
+    small = [(local.message_bytes() or 0) < best * latency_ns for local in lane]
     run = [lane[0]] if small[0] else []
-    for (before, one), is_small in zip(pairwise(lane), small[1:], strict=True):
-        joined = one.start_ns - before.end_ns <= latency_ns or before.dims == one.dims == 1
+    for (before, local), is_small in zip(pairwise(lane), small[1:], strict=True):
+        joined = local.start_ns - before.end_ns <= latency_ns or before.dims == local.dims == 1
         if run and not (is_small and joined):
             if len(run) >= MIN_ROW:
                 yield run
             run = []
         if is_small:
-            run.append(one)
+            run.append(local)
     if len(run) >= MIN_ROW:
         yield run
 
@@ -158,10 +158,10 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
     )
 
 
-def _where(trace: Trace, one: Local) -> Where:
-    if one.slice == MISSING:
+def _where(trace: Trace, local: Local) -> Where:
+    if local.slice == MISSING:
         return NOWHERE
-    return call_site(trace, one.slice).where(op=one.operation)
+    return call_site(trace, local.slice).where(op=local.operation)
 
 
 def _evidence(row: _Row) -> dict[str, Cell]:
@@ -173,7 +173,7 @@ def _evidence(row: _Row) -> dict[str, Cell]:
         "message_bytes": row.bytes,
         "latency_ns": row.latency_ns,
         "row_ns": last.end_ns - first.start_ns,
-        "kernels_ns": sum(one.duration_ns for one in row.members),
+        "kernels_ns": sum(member.duration_ns for member in row.members),
         "exposed_ns": row.exposed_ns,
         "saves_ns": row.cost_ns,
         "dtype": first.dtype,

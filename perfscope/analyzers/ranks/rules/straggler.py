@@ -99,14 +99,14 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     ``named``: the ranks to name, the costliest first; ``share``: what the first of them causes of all waiting.
     """
     worst = named[0]
-    arrivals = sorted((one for each in named for one in each.arrivals), key=lambda one: -one.lateness_ns)
+    arrivals = sorted((arrival for each in named for arrival in each.arrivals), key=lambda late: -late.lateness_ns)
     reasons = _reasons(worst.arrivals)
     reason = reasons.most_common(1)[0][0]
     # waits for several ranks at once may sum to more than there is
     cost = min(late.whole_ns, sum(each.cost_ns for each in named))
     trace = ranks.job.traces[worst.rank]
     others = len(ranks.job.members) - 1
-    first = next(one for one in worst.arrivals if one.before.what == reason)
+    first = next(arrival for arrival in worst.arrivals if arrival.before.what == reason)
     alone = len(named) == 1
     gone = ranks.job.missing
     who = (
@@ -128,8 +128,8 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         cost_ns_per_step=per_step(trace, cost),
         where=_where(first, ranks),
         ranks=tuple(sorted(each.rank for each in named)),
-        evidence=tuple(_row(one, ranks) for one in arrivals[:ROWS]),
-        spans=spans_of_ranks(piece for one in arrivals for piece in (_before(one), _waited(one))),
+        evidence=tuple(_row(arrival, ranks) for arrival in arrivals[:ROWS]),
+        spans=spans_of_ranks(piece for arrival in arrivals for piece in (_before(arrival), _waited(arrival))),
         advice=_ADVICE[reason],
     )
 
@@ -142,18 +142,18 @@ def _before(late: Late) -> tuple[int, int, int]:
 
 def _waited(late: Late) -> tuple[int, int, int]:
     """How long the rank that came first was in the collective until the late one came, on its own clock."""
-    one = late.collective
-    first = max((rank for rank in one.sides if rank != late.rank), key=one.wait_ns)
-    begins = one.sides[first].start_ns
-    return first, begins, begins + one.wait_ns(first)
+    collective = late.collective
+    first = max((rank for rank in collective.sides if rank != late.rank), key=collective.wait_ns)
+    begins = collective.sides[first].start_ns
+    return first, begins, begins + collective.wait_ns(first)
 
 
 def _reasons(arrivals: Sequence[Late]) -> Counter[str]:
     """ns of lateness by what the rank did."""
-    found: Counter[str] = Counter()
-    for one in arrivals:
-        found[one.before.what] += one.lateness_ns
-    return found
+    result: Counter[str] = Counter()
+    for arrival in arrivals:
+        result[arrival.before.what] += arrival.lateness_ns
+    return result
 
 
 def _shares(named: Sequence[Straggling], late: Lateness) -> str:
@@ -179,17 +179,17 @@ def _where(late: Late, ranks: RankSet) -> Where:
 
 
 def _row(late: Late, ranks: RankSet) -> dict[str, Cell]:
-    one = late.collective
+    collective = late.collective
     frame = late.before.frame
     return {
         "straggler": late.rank,
-        "operation": one.operation,
-        "number": one.index,
-        "group": shown_group(one.group, " ranks"),
+        "operation": collective.operation,
+        "number": collective.index,
+        "group": shown_group(collective.group, " ranks"),
         "late_ns": late.lateness_ns,
         "others_wait_ns": late.waited_ns,
-        "core_ns": one.core_ns,
-        "message_bytes": one.message_bytes,
+        "core_ns": collective.core_ns,
+        "message_bytes": collective.message_bytes,
         "before": late.before.what,
         "more_than_others_ns": late.before.more.get(late.before.what),
         "compute_before_ns": late.before.compute_ns,
@@ -229,11 +229,11 @@ def check(trace: Trace) -> Iterable[Finding]:
         raise AbstainError(
             "who arrives when at a collective was not recorded (XLA's CPU backend with several devices records it)"
         )
-    judged = [one for one in skew.collectives if one.executions >= MIN_EXECUTIONS]
-    devices = {device for one in judged for device in one.devices}
+    judged = [collective for collective in skew.collectives if collective.executions >= MIN_EXECUTIONS]
+    devices = {device for skew in judged for device in skew.devices}
     if not devices:
         raise AbstainError(f"no collective ran {MIN_EXECUTIONS} times: record more steps")
-    mean = sum(one.wait_ns for one in judged) // len(devices)
+    mean = sum(skew.wait_ns for skew in judged) // len(devices)
     whole = whole_ns(trace)
     if mean >= WAIT_SHARE * whole > 0:
         yield _finding(trace, skew, judged, len(devices), mean)
@@ -247,9 +247,9 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         recorded, world = len(sets[0].job.members), sets[0].job.world_size
         raise AbstainError(f"{recorded:,} of {world:,} ranks are here: who came last is not known; record all of them")
     for ranks in known:
-        found = _of_ranks(ranks)
-        if found is not None:
-            yield found
+        finding = _of_ranks(ranks)
+        if finding is not None:
+            yield finding
 
 
 def _of_ranks(ranks: RankSet) -> Finding | None:
@@ -259,14 +259,16 @@ def _of_ranks(ranks: RankSet) -> Finding | None:
     size = len(ranks.job.members)
     share = late.stragglers[0].cost_ns / late.cost_ns
     one_is_late = share >= 1 / size + CAUSE_SHARE * (1 - 1 / size)
-    named = [one for one in late.stragglers if one.cost_ns >= PART_SHARE * late.whole_ns] or late.stragglers
+    named = [
+        straggler for straggler in late.stragglers if straggler.cost_ns >= PART_SHARE * late.whole_ns
+    ] or late.stragglers
     return straggler_finding(ranks, late, named[:1] if one_is_late else named, share=share)
 
 
 def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: int, mean: int) -> Finding:
-    names = {(one.program_id, one.module, one.instruction) for one in judged}
+    names = {(skew.program_id, skew.module, skew.instruction) for skew in judged}
     caused: dict[int, int] = defaultdict(int)
-    met = [one for one in skew.meetings if (one.program_id, one.module, one.instruction) in names]
+    met = [meeting for meeting in skew.meetings if (meeting.program_id, meeting.module, meeting.instruction) in names]
     for meeting in met:
         caused[meeting.straggler] += sum(meeting.waits_ns)
     late = max(sorted(caused), key=lambda device: caused[device])
@@ -284,11 +286,11 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
         severity="medium" if one_is_late else "low",
         basis="measured",
         where=_where_straggler(trace, judged[0]),
-        evidence=tuple(_row_straggler(one) for one in judged[:ROWS]),
+        evidence=tuple(_row_straggler(skew) for skew in judged[:ROWS]),
         spans=worst_spans(
-            [min(one.arrivals_ns) for one in met],
-            [max(one.arrivals_ns) for one in met],
-            [one.skew_ns for one in met],
+            [min(meeting.arrivals_ns) for meeting in met],
+            [max(meeting.arrivals_ns) for meeting in met],
+            [meeting.skew_ns for meeting in met],
         ),
         advice=(
             f"Compare what device {late} does before `{judged[0].instruction}` with the others: shard sizes, padding, "
@@ -300,27 +302,27 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
     )
 
 
-def _row_straggler(one: CollectiveSkew) -> dict[str, Cell]:
+def _row_straggler(skew: CollectiveSkew) -> dict[str, Cell]:
     return {
-        "collective": one.instruction,
-        "operation": one.operation,
-        "program": one.module,
-        "executions": one.executions,
-        "wait_ns": one.wait_ns,
-        "skew_ns": one.skew_ns,
-        "largest_skew_ns": one.largest_skew_ns,
-        "work_ns": one.work_ns,
-        "straggler": one.straggler,
-        "straggler_last": f"{one.straggler_share:.0%}",
+        "collective": skew.instruction,
+        "operation": skew.operation,
+        "program": skew.module,
+        "executions": skew.executions,
+        "wait_ns": skew.wait_ns,
+        "skew_ns": skew.skew_ns,
+        "largest_skew_ns": skew.largest_skew_ns,
+        "work_ns": skew.work_ns,
+        "straggler": skew.straggler,
+        "straggler_last": f"{skew.straggler_share:.0%}",
     }
 
 
-def _where_straggler(trace: Trace, one: CollectiveSkew) -> Where:
+def _where_straggler(trace: Trace, skew: CollectiveSkew) -> Where:
     """The line that the program's metadata names for the collective."""
     for module in trace.hlo:
-        if (module.name, module.program_id) != (one.module, one.program_id):
+        if (module.name, module.program_id) != (skew.module, skew.program_id):
             continue
         for computation in module.computations.values():
-            if one.instruction in computation.by_name:
-                return where_of(computation.by_name[one.instruction])
+            if skew.instruction in computation.by_name:
+                return where_of(computation.by_name[skew.instruction])
     return NOWHERE

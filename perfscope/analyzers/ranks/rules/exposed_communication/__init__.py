@@ -122,12 +122,12 @@ def check(trace: Trace) -> Iterable[Finding]:
     device = _worst(trace)
     if device is None:
         return []
-    found = device_set(trace) if len(trace.rows["hlo_ops"]) else None
-    if found is None:
+    result = device_set(trace) if len(trace.rows["hlo_ops"]) else None
+    if result is None:
         return _findings(trace, device)
-    waits = waits_of(found.collectives, align(found.collectives, found.devices), all_here=True)
+    waits = waits_of(result.collectives, align(result.collectives, result.devices), all_here=True)
     sides = _sides(trace, device, device.ordinal, waits.get(device.ordinal, {}))
-    here = found.world_size is None or len(found.devices) >= found.world_size
+    here = result.world_size is None or len(result.devices) >= result.world_size
     unclear = "no longer than their ends differ" if here else "not all devices are here"
     return [
         exposed_finding([side], member="device", elsewhere=False, unclear=unclear)
@@ -143,10 +143,12 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         sets = comparable(traces)
     except AbstainError:  # nothing to compare with: each rank's own finding stands and says so
         sets = ()
-    processes = [one for one in process_sets(traces) if one.ranks.matching.matched]
+    processes = [process_set for process_set in process_sets(traces) if process_set.ranks.matching.matched]
     inside: set[int] = set()
     kinds: set[str] = set()
-    judged = [(one.job, _of_ranks(one)) for one in sets] + [(one.ranks.job, _of_processes(one)) for one in processes]
+    judged = [(rank_set.job, _of_ranks(rank_set)) for rank_set in sets] + [
+        (process.ranks.job, _of_processes(process)) for process in processes
+    ]
     for job, findings in judged:
         inside.update(id(member.trace) for member in job.members)
         for finding in findings:
@@ -181,11 +183,11 @@ def _of_ranks(ranks: RankSet) -> Iterator[Finding]:
     return _of_job(ranks.job, waits, f"clocks agree to {format_ns(ranks.clocks.worst_ns)}", processes=False)
 
 
-def _of_processes(found: ProcessSet) -> Iterator[Finding]:
-    clocks = align(found.devices.collectives, found.devices.devices)
-    waits = waits_of(found.devices.collectives, clocks, all_here=True, rank_at=found.rank_at)
+def _of_processes(process_set: ProcessSet) -> Iterator[Finding]:
+    clocks = align(process_set.devices.collectives, process_set.devices.devices)
+    waits = waits_of(process_set.devices.collectives, clocks, all_here=True, rank_at=process_set.rank_at)
     unclear = f"ends on the devices agree to {format_ns(clocks.worst_ns)}"
-    return _of_job(found.ranks.job, waits, unclear, processes=True)
+    return _of_job(process_set.ranks.job, waits, unclear, processes=True)
 
 
 def _sides(trace: Trace, device: DeviceTime, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:
@@ -311,8 +313,8 @@ def _collective_of(trace: Trace) -> dict[int, int]:
 def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
     """The instruction says it best: kernels of NCCL send and receive for several operations."""
     instruction = trace.fact(communication_names).get(kernel)
-    if instruction is not None and (found := _INSTRUCTION.match(instruction)) is not None:
-        return found[1].replace("-", "_")
+    if instruction is not None and (match := _INSTRUCTION.match(instruction)) is not None:
+        return match[1].replace("-", "_")
     collective = named.get(kernel)
     name = "" if collective is None else trace.text(int(trace.rows["collectives"]["name"][collective]))
     if name in ("", "unknown"):
@@ -322,8 +324,8 @@ def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
 
 def operation_of_kernel(name: str) -> str:
     """``all_reduce`` of ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``; ``communication`` if the name is silent."""
-    found = _KERNEL_OPERATION.search(name)
-    return "communication" if found is None or found[1] == "Generic" else _CAMEL.sub("_", found[1]).lower()
+    match = _KERNEL_OPERATION.search(name)
+    return "communication" if match is None or match[1] == "Generic" else _CAMEL.sub("_", match[1]).lower()
 
 
 def _advice(kind: str) -> str:

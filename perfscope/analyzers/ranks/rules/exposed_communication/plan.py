@@ -21,21 +21,21 @@ def planned_exposure(trace: Trace, *, least: float, part: float, advice: Callabl
     for work in trace.fact(plan_works):
         plan = work.held.plan
         compiled = plan.compiled_by == "program"
-        found, step = (work.compiled_exchanges, work.compiled) if compiled else (work.eager_exchanges, work.eager)
+        exchanges, step = (work.compiled_exchanges, work.compiled) if compiled else (work.eager_exchanges, work.eager)
         if plan.processes is None:
             continue
-        if found is None or step is None:
+        if exchanges is None or step is None:
             raise AbstainError("no whole step of the job was planned")
         whole = step.step.low
-        if found.exposed.low < least * whole:
+        if exchanges.exposed.low < least * whole:
             continue
         kinds: dict[str, list[ExchangeRow]] = {}
-        for row in exchange_rows(found.rows, plan.processes.groups):
+        for row in exchange_rows(exchanges.rows, plan.processes.groups):
             kinds.setdefault(row.kind, []).append(row)
         for kind, rows in kinds.items():
             cost = sum(row.exposed_ns.low for row in rows)
             if cost and cost >= part * whole:
-                yield _finding(kind, rows, cost, whole, advice(kind), known=found.known)
+                yield _finding(kind, rows, cost, whole, advice(kind), known=exchanges.known)
 
 
 def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: str, *, known: bool) -> Finding:

@@ -63,7 +63,7 @@ def exposed_finding(
     worst, whole = sides[0], sides[0].total
     costly = max(sides, key=_cost) if elsewhere else worst
     cost = _cost(costly) if elsewhere else whole.exposed_ns
-    said = [f"{format_ns(whole.late_ns)} waiting for {_late(whole, member)}"] if whole.late_ns else []
+    texts = [f"{format_ns(whole.late_ns)} waiting for {_late(whole, member)}"] if whole.late_ns else []
     for ns, what in (
         (whole.own_ns, f"waiting for another device of the same {member}"),
         (whole.together_ns, f"waiting for {member}s that came last together"),
@@ -72,7 +72,7 @@ def exposed_finding(
         (whole.unmatched_ns, f"of collectives that no other {member} shows"),
     ):
         if ns:
-            said.append(f"{format_ns(ns)} {what}")
+            texts.append(f"{format_ns(ns)} {what}")
     more = ""
     if elsewhere and cost > TOLD_MORE * _cost(worst):
         more = f"; {member} {costly.total.member} has most besides waiting, {format_ns(cost)}"
@@ -80,7 +80,7 @@ def exposed_finding(
         worst.finding,
         title=f"{worst.finding.subject}: {format_ns(whole.exposed_ns)} "
         f"({format_share(whole.exposed_ns, worst.span_ns)} of the device's span) run on {member} {whole.member} while "
-        f"nothing computes: {', '.join(said)}{more}",
+        f"nothing computes: {', '.join(texts)}{more}",
         severity=severity_of(cost, costly.whole_ns),
         cost_ns=cost,
         cost_ns_per_step=round(cost / costly.steps) if costly.steps else None,
@@ -157,7 +157,7 @@ def _row(side: Side, share: Share, member: str, *, processes: bool) -> dict[str,
 
 def by_kind(sides: Sequence[Side]) -> Mapping[str, list[Side]]:
     """Sides by what they are of, in order."""
-    found: dict[str, list[Side]] = defaultdict(list)
+    result: dict[str, list[Side]] = defaultdict(list)
     for side in sides:
-        found[side.finding.subject].append(side)
-    return dict(sorted(found.items()))
+        result[side.finding.subject].append(side)
+    return dict(sorted(result.items()))
