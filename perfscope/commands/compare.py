@@ -3,68 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perfscope.commands.baselines import Sides, baseline_option, sides
-from perfscope.commands.compare_ab import CompareCommand
-from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
-from perfscope.commands.options import quiet_option, spare, store_option, verbose_option
+from perfscope.commands.compare_outputs import Outputs, check_gates, finish, output_options, own_gates
+from perfscope.commands.options import spare, store_option
 from perfscope.model.documents import run_folders
-from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
-    from perfscope.analyzers.compare.runs.comparison import Comparison
     from perfscope.analyzers.readers.load import Loaded
 
-
-# ``perfscope compare`` where BASE or HEAD is a folder of several runs: launches of a program, compared as sets.
-
-
-def is_set(path: str) -> bool:
-    """Whether several runs lie in the folder at ``path``. ``DataError``: traces that are none lie beside them."""
-    from perfscope.analyzers.compare.runs.run_sets import runs_in
-
-    return runs_in(path) is not None
+OTHER_FORMS = ("--ab", "--programs")
 
 
-def compare_sets(
-    named: Sides, fail_on: tuple[str, ...], outputs: Outputs, *, strict: bool, quiet: bool, verbose: bool
-) -> int:
-    """Compare two sides of which one is a set at least, show the result, and give the exit code."""
-    from perfscope.analyzers.compare.runs.run_sets import read_one, read_set, runs_in
-    from perfscope.analyzers.compare.runs.sets import compare_sets as compared
-    from perfscope.dashboards.report.compare import document, json
+class CompareCommand(click.Command):
+    """``compare BASE HEAD``; with ``--ab`` or ``--programs`` before the program begins, another command instead."""
 
-    paths = named.base, named.head
-    runs = [runs_in(path) for path in paths]
-    spare(_manifests(runs), outputs.files().values())
-    base, head = (
-        read_one(path) if found is None else read_set(path, found) for path, found in zip(paths, runs, strict=True)
-    )
-    result = compared(base, head)
-    comparison = replace(result.comparison, notes=(*named.notes, *result.comparison.notes))
-    result = replace(result, comparison=comparison)
-    failed = comparison.gates(fail_on)
-    held = json.sets_document(result, failed=failed, gates=fail_on)
-    if not write_outputs(held, outputs, quiet=quiet):
-        show_screen(document.of(held), failed, verbose=verbose)
-    if failed:
-        return GATE_NOT_MET
-    return INCONCLUSIVE if strict and comparison.inconclusive else DONE
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Hand over to ``--ab`` or ``--programs`` where it is asked for."""
+        ours = args[: args.index("--")] if "--" in args else args
+        flag = next((word for word in ours if word in OTHER_FORMS), None)
+        if flag is not None:
+            rest = [*args[: args.index(flag)], *args[args.index(flag) + 1 :]]
+            return _command(flag).make_context(f"{info_name} {flag}", rest, parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
 
 
-def _manifests(sides: list[tuple[Path, ...] | None]) -> list[str]:
-    return [str(file) for runs in sides for run in runs or () for file in run_folders.manifests(run)]
+def _command(flag: str) -> click.Command:
+    if flag == "--ab":
+        from perfscope.commands.compare_ab import ab
 
+        return ab
+    from perfscope.commands.compare_programs import programs
 
-GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
-NOTHING = "none"
-"""No gate, not even those that programs for one target have of their own accord."""
+    return programs
 
 
 @click.command(
@@ -76,31 +54,13 @@ NOTHING = "none"
 @click.argument("head", metavar="HEAD", required=False)
 @baseline_option
 @store_option
-@output_options
-@click.option(
-    "--fail-on",
-    "fail_on",
-    multiple=True,
-    metavar="WHAT",
-    help="Exit 1 on: regression (of what does not depend on chance), inconclusive, finding:low|medium|high (new, or "
+@output_options(
+    "Exit 1 on: regression (of what does not depend on chance), inconclusive, finding:low|medium|high (new, or "
     "costlier than before); of compiled programs also programs, lost-fusions, hbm-bytes, peak, blocking-collectives, "
     "launches, recompute, collective-bytes, modelled-time, most of them with :PERCENT. none: nothing. Repeatable. "
-    "[programs, where both sides were compiled for one target]",
+    "[programs, where both sides were compiled for one target]"
 )
-@click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
-@quiet_option
-@verbose_option
-def compare(
-    base: str | None,
-    head: str | None,
-    baseline: str | None,
-    store: str | None,
-    fail_on: tuple[str, ...],
-    strict: bool,
-    outputs: Outputs,
-    quiet: bool,
-    verbose: bool,
-) -> int:
+def compare(base: str | None, head: str | None, baseline: str | None, store: str | None, outputs: Outputs) -> int:
     """Say what changed from BASE to HEAD, and where in the code.
 
     BASE and HEAD are runs, trace files, folders with the traces of a job's ranks, compiled programs (HLO)
@@ -113,60 +73,44 @@ def compare(
     Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
     """
     from perfscope.analyzers.compare.runs.comparison import compare as compared
+    from perfscope.analyzers.compare.runs.run_sets import runs_in
     from perfscope.analyzers.readers.load import load_path
+    from perfscope.dashboards.report.compare import json
 
-    check_gates(fail_on)
+    check_gates(outputs.fail_on)
     named = sides(base, head, baseline, store=store)
-    if is_set(named.base) or is_set(named.head):
-        return compare_sets(named, fail_on, outputs, strict=strict, quiet=quiet, verbose=verbose)
+    runs = runs_in(named.base), runs_in(named.head)
+    if runs != (None, None):
+        return _compare_sets(named, runs, outputs)
     loaded = load_path(named.base), load_path(named.head)
     spare(_files(*loaded), outputs.files().values())
     comparison = compared(loaded[0].traces, loaded[1].traces)
     comparison = replace(comparison, notes=(*named.notes, *comparison.notes))
-    fail_on = own_gates(comparison, fail_on)
-    failed = comparison.gates(fail_on)
-    _show(comparison, failed, fail_on, outputs, quiet=quiet, verbose=verbose)
-    if failed:
-        return GATE_NOT_MET
-    return INCONCLUSIVE if strict and comparison.inconclusive else DONE
+    gates = own_gates(comparison, outputs.fail_on)
+    held = json.document(comparison, failed=comparison.gates(gates), gates=gates)
+    return finish(held, outputs, unsettled=bool(comparison.inconclusive))
 
 
-def check_gates(fail_on: Sequence[str]) -> None:
-    """``AskedWronglyError`` where one of them is none."""
-    from perfscope.analyzers.compare.programs import gates as program_gates
+def _compare_sets(named: Sides, runs: tuple[tuple[Path, ...] | None, tuple[Path, ...] | None], outputs: Outputs) -> int:
+    """Compare two sides of which one at least is a folder of several runs: launches of one program."""
+    from perfscope.analyzers.compare.runs.run_sets import read_one, read_set
+    from perfscope.analyzers.compare.runs.sets import compare_sets
+    from perfscope.dashboards.report.compare import json
 
-    for one in fail_on:
-        if one not in (*GATES, NOTHING) and not program_gates.program_gate(one):
-            known = ", ".join((*GATES, *program_gates.GATES, NOTHING))
-            raise UsageError(f"--fail-on {one}: not one of {known}")
-    if NOTHING in fail_on and len(fail_on) > 1:
-        raise UsageError(f"--fail-on {NOTHING}: and {next(one for one in fail_on if one != NOTHING)}?")
-
-
-def own_gates(comparison: Comparison, fail_on: tuple[str, ...]) -> tuple[str, ...]:
-    """The gates that were asked for; where none was, those of programs that were compiled for one target."""
-    if fail_on:
-        return tuple(one for one in fail_on if one != NOTHING)
-    return ("programs",) if comparison.programs and comparison.targets.known else ()
+    manifests = [str(file) for side in runs for run in side or () for file in run_folders.manifests(run)]
+    spare(manifests, outputs.files().values())
+    base, head = (
+        read_one(path) if found is None else read_set(path, found)
+        for path, found in zip((named.base, named.head), runs, strict=True)
+    )
+    result = compare_sets(base, head)
+    comparison = replace(result.comparison, notes=(*named.notes, *result.comparison.notes))
+    result = replace(result, comparison=comparison)
+    held = json.sets_document(result, failed=comparison.gates(outputs.fail_on), gates=outputs.fail_on)
+    return finish(held, outputs, unsettled=bool(comparison.inconclusive))
 
 
 def _files(*loaded: Loaded) -> list[str]:
     traces = [trace for one in loaded for trace in one.traces]
     files = [trace.source.path for trace in traces]
     return [*files, *(module.source for trace in traces if trace.source.programs for module in trace.hlo)]
-
-
-def _show(
-    comparison: Comparison,
-    failed: tuple[str, ...],
-    gates: tuple[str, ...],
-    outputs: Outputs,
-    *,
-    quiet: bool,
-    verbose: bool,
-) -> None:
-    from perfscope.dashboards.report.compare import document, json
-
-    held = json.document(comparison, failed=failed, gates=gates)
-    if not write_outputs(held, outputs, quiet=quiet):
-        show_screen(document.of(held), failed, verbose=verbose)

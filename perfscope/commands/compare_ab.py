@@ -3,57 +3,28 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
-from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
+from perfscope.commands.compare_outputs import GATES, Outputs, finish, new_folder, no_word, output_options, tell_user
+from perfscope.commands.options import output_folder_option
 from perfscope.commands.run import TARGET, RunCommand
-from perfscope.model.documents.run_folders import STAMP
-from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.ab.judge import AbResult
     from perfscope.analyzers.compare.ab.profiles import Profiles
     from perfscope.model.documents.ab import AbState, Launch, Pairs
+    from perfscope.profiler.ab.worktrees import Checkout
 
-
-FLAG = "--ab"
-PROGRAMS = "--programs"
 PAIRS = 10
 CALIBRATION = 5
 PROFILE = 1
 MOST_PROFILED = 30
-GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
 SEEDS = 1 << 32
-
-
-class CompareCommand(click.Command):
-    """``compare BASE HEAD``; with ``--ab`` or ``--programs`` before the program begins, another command instead."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Hand over to ``--ab`` or ``--programs`` where it is asked for."""
-        ours = args[: args.index("--")] if "--" in args else args
-        flag = next((word for word in ours if word in (FLAG, PROGRAMS)), None)
-        if flag is not None:
-            rest = [*args[: args.index(flag)], *args[args.index(flag) + 1 :]]
-            return _command(flag).make_context(f"{info_name} {flag}", rest, parent=parent, **extra)
-        return super().make_context(info_name, args, parent=parent, **extra)
-
-
-def _command(flag: str) -> click.Command:
-    if flag == FLAG:
-        return ab
-    from perfscope.commands.compare_programs import programs
-
-    return programs
 
 
 class AbCommand(RunCommand):
@@ -68,7 +39,7 @@ class AbCommand(RunCommand):
         return rest
 
 
-form_of_compare = click.command(
+ab_command = click.command(
     "compare --ab",
     cls=AbCommand,
     epilog="What was interrupted goes on with --resume. Its times are taken without any profiler.",
@@ -76,7 +47,7 @@ form_of_compare = click.command(
 """No verb of its own: ``compare`` hands over to it."""
 
 
-@form_of_compare
+@ab_command
 @click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
 @click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
 @click.option(
@@ -92,6 +63,7 @@ form_of_compare = click.command(
     default=2.0,
     show_default=True,
     metavar="PERCENT",
+    callback=lambda _context, _option, percent: percent / 100,
     help="The smallest change of the step time that matters.",
 )
 @click.option(
@@ -111,9 +83,21 @@ form_of_compare = click.command(
     help="Pairs of launches under capture behind the others, for the cause; from four on, kernels are judged one by "
     "one.",
 )
-@click.option("--no-confirm", is_flag=True, help="Believe a change without a second batch of launches.")
+@click.option(
+    "--no-confirm",
+    "confirm",
+    flag_value=False,
+    default=True,
+    help="Believe a change without a second batch of launches.",
+)
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order inside the pairs. [random, printed]")
-@click.option("--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="End a launch that takes longer.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="End a launch that takes longer.",
+)
 @click.option(
     "--link",
     "links",
@@ -130,42 +114,13 @@ form_of_compare = click.command(
     metavar="DIR",
     help="Go on with the comparison in DIR: give the program again, everything else is known.",
 )
-@output_options
-@click.option(
-    "--fail-on",
-    type=click.Choice(GATES),
-    multiple=True,
-    metavar="WHAT",
-    help="Exit 1 on: regression (of the step time, or of what does not depend on chance), inconclusive, "
+@output_options(
+    "Exit 1 on: regression (of the step time, or of what does not depend on chance), inconclusive, "
     "finding:low|medium|high (new, or costlier than before). Repeatable.",
+    GATES,
 )
-@click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
-@quiet_option
-@verbose_option
 @click.pass_context
-def ab(
-    context: click.Context,
-    *,
-    base: str | None,
-    head: str,
-    pairs: int,
-    least: float,
-    calibration: int,
-    profile: int,
-    no_confirm: bool,
-    seed: int | None,
-    timeout: float | None,
-    links: tuple[str, ...],
-    build: str | None,
-    step_annotation: str | None,
-    output: Path,
-    resume: Path | None,
-    outputs: Outputs,
-    fail_on: tuple[str, ...],
-    strict: bool,
-    quiet: bool,
-    verbose: bool,
-) -> int:
+def ab(context: click.Context, /, *, output: Path, resume: Path | None, outputs: Outputs, **settings: Any) -> int:
     """Compare two commits by launching a program at both, in turns: its step time, and what changed it.
 
     Both are checked out beside the checkout, which is not touched, and go again. A change is told when it is beyond
@@ -174,7 +129,7 @@ def ab(
     """
     from perfscope.analyzers.compare.ab.judge import AbJudge
     from perfscope.model.documents import ab as ab_state
-    from perfscope.profiler.ab import runner as runner
+    from perfscope.profiler.ab import runner
     from perfscope.profiler.ab.worktrees import checkout
 
     words, kind = context.meta[TARGET]
@@ -182,32 +137,12 @@ def ab(
         raise UsageError("nothing to run: give script.py, -m module, or -- command")
     repository = checkout()
     if resume is None:
-        if base is None:
-            raise UsageError("--base REF: which commit to compare with?")
-        plan = ab_state.AbPlan(
-            command=words,
-            kind=kind,
-            base=repository.commit(base),
-            head=repository.commit(head),
-            base_ref=base,
-            head_ref=head,
-            pairs=pairs,
-            calibration=calibration,
-            seed=secrets.randbelow(SEEDS) if seed is None else seed,
-            least=least / 100,
-            confirm=not no_confirm,
-            timeout_s=timeout,
-            links=links,
-            step_annotation=step_annotation,
-            profile=profile,
-            build=build,
-        )
-        state = ab_state.begin(new_folder(output, "ab"), plan)
+        state = _begin(repository, output, settings | {"command": words, "kind": kind})
     else:
-        state = ab_state.resume(resume, command=words, kind=kind, build=build)
+        state = ab_state.resume(resume, command=words, kind=kind, build=settings["build"])
     plan = state.plan
     judge = AbJudge(pairs=plan.pairs, least=plan.least, confirm=plan.confirm)
-    tell = no_word if quiet else tell_user
+    tell = no_word if outputs.quiet else tell_user
     for remark in repository.remarks():
         tell(remark)
     try:
@@ -215,75 +150,35 @@ def ab(
     except KeyboardInterrupt:
         tell_user(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
         raise
-    return end(
-        judge.result(found),
-        found,
-        state,
-        fail_on=fail_on,
-        strict=strict,
-        outputs=outputs,
-        quiet=quiet,
-        verbose=verbose,
-    )
+    return end(judge.result(found), found, state, outputs)
 
 
-def new_folder(root: Path, kind: str) -> Path:
-    """A new folder for a comparison, ``ab-...``; `latest` goes on naming a run. ``DataError``: it cannot be made."""
-    path = root / f"{kind}-{datetime.now(UTC).strftime(STAMP)}-{secrets.token_hex(2)}"
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be made: {error.strerror or error}") from error
-    return path
+def _begin(repository: Checkout, output: Path, settings: dict[str, Any]) -> AbState:
+    """A new comparison; ``settings``: the fields of its plan, ``base`` and ``head`` as they were asked for."""
+    from perfscope.model.documents import ab as ab_state
+
+    base, head = settings["base"], settings["head"]
+    if base is None:
+        raise UsageError("--base REF: which commit to compare with?")
+    if settings["seed"] is None:
+        settings["seed"] = secrets.randbelow(SEEDS)
+    commits = {"base": repository.commit(base), "head": repository.commit(head)}
+    plan = ab_state.AbPlan(**settings | commits, base_ref=base, head_ref=head)
+    return ab_state.begin(new_folder(output, "ab"), plan)
 
 
-def no_word(line: str) -> None:
-    """Of ``--quiet``: nothing is said."""
-
-
-def tell_user(line: str) -> None:
-    """A line on stderr, fit to be shown."""
-    from perfscope.model.untrusted_text import sanitize
-
-    print(f"perfscope: {sanitize(line)}", file=sys.stderr, flush=True)
-
-
-# What a finished A/B comes to: its document, its gates and exit code, and where it is shown.
-
-
-RESULT_FILE = "result.json"
-
-
-def end(
-    result: AbResult,
-    found: Pairs,
-    state: AbState,
-    *,
-    fail_on: Sequence[str],
-    strict: bool,
-    outputs: Outputs,
-    quiet: bool,
-    verbose: bool,
-) -> int:
-    """Compare the profiled launches, write the document everywhere it was asked for, show it; the exit code."""
+def end(result: AbResult, found: Pairs, state: AbState, outputs: Outputs) -> int:
+    """Compare the profiled launches of a finished A/B, write and show all of it; the exit code."""
     from perfscope.analyzers.compare.ab.profiles import compare_profiles
-    from perfscope.dashboards.report import write
-    from perfscope.dashboards.report.compare import document, json
-    from perfscope.model.untrusted_text import sanitize
+    from perfscope.dashboards.report.compare import json
 
     pairs = [(_folder(state, base), _folder(state, head)) for base, head in found.profiled]
     lost = [f"profiled launch of {one.arm}: {one.problem}" for one in found.lost]
     profiles = compare_profiles(pairs, lost)
-    failed = tuple(gates_not_met(result, profiles, fail_on))
-    held = json.ab_document(result, state.plan, profiles, failed=failed, gates=fail_on)
-    write(state.directory / RESULT_FILE, json.as_text(held))
-    if not write_outputs(held, outputs, quiet=quiet):
-        show_screen(document.of(held), failed, verbose=verbose)
-        if not quiet:
-            _say(f"launches and runs kept in {sanitize(str(state.directory), 400)}")
-    if failed:
-        return GATE_NOT_MET
-    return INCONCLUSIVE if strict and any(inconclusive(result, profiles)) else DONE
+    failed = tuple(gates_not_met(result, profiles, outputs.fail_on))
+    held = json.ab_document(result, state.plan, profiles, failed=failed, gates=outputs.fail_on)
+    unsettled = any(inconclusive(result, profiles))
+    return finish(held, outputs, unsettled=unsettled, directory=state.directory, kept="launches and runs")
 
 
 def gates_not_met(result: AbResult, profiles: Profiles, fail_on: Sequence[str]) -> Iterator[str]:
@@ -310,7 +205,3 @@ def inconclusive(result: AbResult, profiles: Profiles) -> Iterator[str]:
 def _folder(state: AbState, launch: Launch) -> Path:
     assert launch.run is not None
     return state.profiled / launch.run
-
-
-def _say(line: str) -> None:
-    print(f"perfscope: {line}", file=sys.stderr, flush=True)

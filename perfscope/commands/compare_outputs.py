@@ -1,20 +1,25 @@
-"""Where a comparison goes besides the screen: options that `compare` and `compare --ab` share, and the writing."""
+"""What all forms of `perfscope compare` share: gates, where a comparison is written and shown, and the exit code."""
 
 from __future__ import annotations
 
 import functools
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from perfscope.model.errors import DataError, UsageError
+from perfscope.commands.options import color_wanted, quiet_option, verbose_option, width_of
+from perfscope.model.documents.run_folders import STAMP
+from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.compare.runs.comparison import Comparison
     from perfscope.dashboards.report.compare.document import Document
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -29,9 +34,15 @@ _HELP = {
 }
 
 
+GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
+NOTHING = "none"
+"""No gate, not even those that programs for one target have by default."""
+RESULT_FILE = "result.json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Files that were asked for; ``-`` is stdout, alone."""
+    """Files that were asked for; ``-`` is stdout, alone. Also the gates, and how much is printed."""
 
     json: str | None = None
     markdown: str | None = None
@@ -39,6 +50,11 @@ class Outputs:
     junit: str | None = None
     github: bool = False
     """Annotations on stdout, and the job's summary."""
+    fail_on: tuple[str, ...] = ()
+    strict: bool = False
+    """Exit 3 where a metric could not be judged."""
+    quiet: bool = False
+    verbose: bool = False
 
     def files(self) -> dict[str, str]:
         """Form -> file, of those that are files."""
@@ -65,47 +81,108 @@ class Outputs:
         return {form: file for form, file in found.items() if file is not None}
 
 
-def output_options(command: Decorated) -> Decorated:
-    """``--json``, ``--markdown``, ``--html``, ``--junit FILE`` and ``--github``; the command gets ``outputs: Outputs``.
+def output_options(fail_on: str, known: Sequence[str] | None = None) -> Callable[[Decorated], Decorated]:
+    """The options of every comparison: files, ``--github``, ``--fail-on``, ``--strict``, ``-q`` and ``-v``.
 
-    They are checked (``Outputs.check``) before the command does anything.
+    The command gets ``outputs: Outputs``, checked (``Outputs.check``) before it does anything. ``fail_on``: the help of
+    ``--fail-on``; ``known``: its gates, where click checks them.
     """
 
-    @functools.wraps(command)
-    def wrapped(*args: Any, github: bool, **options: Any) -> Any:
-        outputs = Outputs(github=github, **{form: options.pop(f"{form}_file") for form in FORMS})
-        outputs.check()
-        return command(*args, outputs=outputs, **options)
+    def decorate(command: Decorated) -> Decorated:
+        @functools.wraps(command)
+        def wrapped(*args: Any, **options: Any) -> Any:
+            outputs = Outputs(
+                **{form: options.pop(f"{form}_file") for form in FORMS},
+                **{name: options.pop(name) for name in ("github", "fail_on", "strict", "quiet", "verbose")},
+            )
+            outputs.check()
+            return command(*args, outputs=outputs, **options)
 
-    made: Any = click.option(
-        "--github", is_flag=True, help="In a GitHub job: annotate lines, and add to the job's summary."
-    )(wrapped)
-    for form in reversed(FORMS):
-        made = click.option(f"--{form}", f"{form}_file", metavar="FILE", help=_HELP[form])(made)
-    return made  # type: ignore[no-any-return]
+        made: Any = quiet_option(verbose_option(wrapped))
+        made = click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")(made)
+        kind = None if known is None else click.Choice(known)
+        made = click.option("--fail-on", type=kind, multiple=True, metavar="WHAT", help=fail_on)(made)
+        help_text = "In a GitHub job: annotate lines, and add to the job's summary."
+        made = click.option("--github", is_flag=True, help=help_text)(made)
+        for form in reversed(FORMS):
+            made = click.option(f"--{form}", f"{form}_file", metavar="FILE", help=_HELP[form])(made)
+        return made  # type: ignore[no-any-return]
+
+    return decorate
 
 
-def write_outputs(held: dict[str, Any], outputs: Outputs, *, quiet: bool = False) -> bool:
-    """Write the document in every form that was asked for, and say where.
+def check_gates(fail_on: Sequence[str]) -> None:
+    """``UsageError`` where one of them is no gate."""
+    from perfscope.analyzers.compare.programs import gates as program_gates
 
-    Whether stdout is taken by one: nothing else may be printed there then. ``DataError``: a file cannot be written.
+    for gate in fail_on:
+        if gate not in (*GATES, NOTHING) and not program_gates.program_gate(gate):
+            known = ", ".join((*GATES, *program_gates.GATES, NOTHING))
+            raise UsageError(f"--fail-on {gate}: not one of {known}")
+    if NOTHING in fail_on and len(fail_on) > 1:
+        raise UsageError(f"--fail-on {NOTHING}: and {next(gate for gate in fail_on if gate != NOTHING)}?")
+
+
+def own_gates(comparison: Comparison, fail_on: tuple[str, ...]) -> tuple[str, ...]:
+    """The gates that were asked for; where none was, those of programs that were compiled for one target."""
+    if fail_on:
+        return tuple(gate for gate in fail_on if gate != NOTHING)
+    return ("programs",) if comparison.programs and comparison.targets.known else ()
+
+
+def finish(
+    held: dict[str, Any], outputs: Outputs, *, unsettled: bool, directory: Path | None = None, kept: str = ""
+) -> int:
+    """Write the document in every form that was asked for, show it, and give the exit code.
+
+    ``unsettled``: a metric could not be judged. ``directory``: it is kept there, too; ``kept``: beside what.
+    ``DataError``: a file cannot be written.
     """
     from perfscope.dashboards.report import write
     from perfscope.dashboards.report.compare import document as compare_document
-    from perfscope.model.untrusted_text import sanitize
+    from perfscope.dashboards.report.compare import json as compare_json
 
-    document = compare_document.of(held)  # what nobody could read is not written
+    document = compare_document.of(held)  # a document that cannot be read back is not written
+    texts = {"json": compare_json.as_text(held)}
+    if directory is not None:
+        write(directory / RESULT_FILE, texts["json"])
     for form, file in outputs.files().items():
-        write(file, _text(form, held, document))
-        if not quiet:
-            click.echo(f"perfscope: wrote {sanitize(file)}", err=True)
+        write(file, texts.get(form) or rendered(document, form))
+        if not outputs.quiet:
+            tell_user(f"wrote {file}")
     if outputs.github:
         tell_github(document)
     alone = outputs.on_stdout()
-    if alone is None:
-        return False
-    click.echo(_text(alone, held, document), nl=False)
-    return True
+    if alone is not None:
+        click.echo(texts.get(alone) or rendered(document, alone), nl=False)
+    else:
+        show_screen(document, document.failed, verbose=outputs.verbose)
+        if directory is not None and not outputs.quiet:
+            tell_user(f"{kept} kept in {directory}")
+    if document.failed:
+        return GATE_NOT_MET
+    return INCONCLUSIVE if outputs.strict and unsettled else DONE
+
+
+def new_folder(root: Path, kind: str) -> Path:
+    """A new folder for a comparison, ``ab-...``; `latest` goes on naming a run. ``DataError``: it cannot be made."""
+    path = root / f"{kind}-{datetime.now(UTC).strftime(STAMP)}-{secrets.token_hex(2)}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be made: {error.strerror or error}") from error
+    return path
+
+
+def tell_user(line: str) -> None:
+    """A line on stderr, fit to be shown."""
+    from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+
+    print(f"perfscope: {sanitize(line, TEXT_LIMIT)}", file=sys.stderr, flush=True)
+
+
+def no_word(line: str) -> None:
+    """Of ``--quiet``: nothing is said."""
 
 
 def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool = False) -> None:
@@ -113,7 +190,6 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
 
     In a GitHub job no line of it can be a command of the runner.
     """
-    from perfscope.commands.options import color_wanted, width_of
     from perfscope.dashboards.report.compare import text
     from perfscope.dashboards.report.compare.github import inert
     from perfscope.model.untrusted_text import sanitize
@@ -123,14 +199,6 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
     if failed:
         said = "".join(f"perfscope: gate not met: {sanitize(line)}\n" for line in failed)
         click.echo(inert(said), nl=False, err=True)
-
-
-def _text(form: str, held: dict[str, Any], document: Document) -> str:
-    if form == "json":
-        from perfscope.dashboards.report.compare import json as compare_json
-
-        return compare_json.as_text(held)
-    return rendered(document, form)
 
 
 def rendered(document: Document, form: str, **options: Any) -> str:

@@ -8,22 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare_ab import AbCommand, new_folder, no_word, tell_user
-from perfscope.commands.compare_outputs import Outputs, output_options, show_screen, write_outputs
+from perfscope.commands.compare_ab import AbCommand
+from perfscope.commands.compare_outputs import (
+    Outputs,
+    check_gates,
+    finish,
+    new_folder,
+    no_word,
+    output_options,
+    own_gates,
+    tell_user,
+)
 from perfscope.commands.compile import DEFAULT_LIMIT_S, DEFAULT_TARGET, FRAMEWORKS
-from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
+from perfscope.commands.options import output_folder_option
 from perfscope.commands.run import TARGET
-from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, UsageError
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.compare.runs.comparison import Comparison
     from perfscope.model.documents.ab import Arm
     from perfscope.model.trace import Trace
-
-FLAG = "--programs"
-RESULT_FILE = "result.json"
 
 
 class ProgramsCommand(AbCommand):
@@ -34,7 +39,7 @@ class ProgramsCommand(AbCommand):
         return ["[OPTIONS]", "-- script.py ARGS... | -m module ARGS..."]
 
 
-form_of_compare = click.command(
+programs_command = click.command(
     "compare --programs",
     cls=ProgramsCommand,
     epilog="Exit code: 0 done, 1 a gate was not met, 2 asked wrongly, 4 one of them was not compiled.",
@@ -42,7 +47,7 @@ form_of_compare = click.command(
 """No verb of its own: ``compare`` hands over to it."""
 
 
-@form_of_compare
+@programs_command
 @click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
 @click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
 @click.option(
@@ -68,17 +73,10 @@ form_of_compare = click.command(
 )
 @click.option("--build", metavar="CMD", help="A shell command that is run once in each worktree beforehand.")
 @output_folder_option("what was compiled")
-@output_options
-@click.option(
-    "--fail-on",
-    multiple=True,
-    metavar="WHAT",
-    help="As of `perfscope compare`. [programs: lost fusions, more bytes through memory, a higher peak, more "
-    "bytes between devices, collectives that block, graph breaks]",
+@output_options(
+    "As of `perfscope compare`. [programs: lost fusions, more bytes through memory, a higher peak, more "
+    "bytes between devices, collectives that block, graph breaks]"
 )
-@click.option("--strict", is_flag=True, help="Exit 3 if a metric could not be judged.")
-@quiet_option
-@verbose_option
 @click.pass_context
 def programs(
     context: click.Context,
@@ -94,10 +92,6 @@ def programs(
     build: str | None,
     output: Path,
     outputs: Outputs,
-    fail_on: tuple[str, ...],
-    strict: bool,
-    quiet: bool,
-    verbose: bool,
 ) -> int:
     """Compile a program at two commits for a machine that is not here, and say by instruction what changed.
 
@@ -105,7 +99,6 @@ def programs(
     without devices, far enough to see what it compiles. The compiler is deterministic, so once each is enough.
     """
     from perfscope.analyzers.devices.target_text import parse_target
-    from perfscope.commands.compare import check_gates
     from perfscope.profiler.ab.programs import Compilation, compile_both, refused
     from perfscope.profiler.ab.worktrees import checkout
 
@@ -114,11 +107,11 @@ def programs(
         raise UsageError("nothing to compile: give -- script.py or -m module")
     if base is None:
         raise UsageError("--base REF: which commit to compare with?")
-    check_gates(fail_on)
+    check_gates(outputs.fail_on)
     machine = parse_target(target, memory)
     repository = checkout()
     commits: dict[Arm, str] = {"base": repository.commit(base), "head": repository.commit(head)}
-    tell = no_word if quiet else tell_user
+    tell = no_word if outputs.quiet else tell_user
     for remark in (*repository.remarks(), *refused(commits)):
         tell(remark)
     wanted = Compilation(
@@ -138,45 +131,24 @@ def programs(
         "head_commit": commits["head"],
         "command": [*words],
     }
-    return end(
-        folders, method, directory, fail_on=fail_on, strict=strict, outputs=outputs, quiet=quiet, verbose=verbose
-    )
+    return end(folders, method, directory, outputs)
 
 
-def end(
-    folders: dict[Arm, Path],
-    method: dict[str, Any],
-    directory: Path,
-    *,
-    fail_on: tuple[str, ...],
-    strict: bool,
-    outputs: Outputs,
-    quiet: bool,
-    verbose: bool,
-) -> int:
+def end(folders: dict[Arm, Path], method: dict[str, Any], directory: Path, outputs: Outputs) -> int:
     """Compare what was compiled, write the document everywhere it was asked for, show it; the exit code."""
     from perfscope.analyzers.compare.runs.comparison import compare
     from perfscope.analyzers.readers.load import load
-    from perfscope.commands.compare import own_gates
-    from perfscope.dashboards.report import write
-    from perfscope.dashboards.report.compare import document, json
-    from perfscope.model.untrusted_text import sanitize, sanitize_value
+    from perfscope.dashboards.report.compare import json
+    from perfscope.model.untrusted_text import sanitize_value
 
     sides = load(folders["base"]), load(folders["head"])
     found = compare(*sides)
     found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *_not_compiled(folders)))))
-    gates = own_gates(found, fail_on)
-    failed = found.gates(gates)
-    held = json.document(found, failed=failed, gates=gates)
+    gates = own_gates(found, outputs.fail_on)
+    held = json.document(found, failed=found.gates(gates), gates=gates)
     held["method"] |= sanitize_value(method | _planned(sides))
-    write(directory / RESULT_FILE, json.as_text(held))
-    if not write_outputs(held, outputs, quiet=quiet):
-        show_screen(document.of(held), failed, verbose=verbose)
-        if not quiet:
-            tell_user(f"what was compiled is kept in {sanitize(str(directory), 400)}")
-    if failed:
-        return GATE_NOT_MET
-    return INCONCLUSIVE if strict and _open(found) else DONE
+    unsettled = bool(found.inconclusive) or any("not compiled" in note for note in found.notes)
+    return finish(held, outputs, unsettled=unsettled, directory=directory, kept="what was compiled is")
 
 
 def _planned(sides: Sequence[Sequence[Trace]]) -> dict[str, str]:
@@ -187,11 +159,6 @@ def _planned(sides: Sequence[Sequence[Trace]]) -> dict[str, str]:
     if not planned or len(machines) != 1 or any(trace.hlo for trace in traces):
         return {}
     return {"kind": f"planned once each for {machines.pop()}, over CPU tensors; nothing was compiled or run"}
-
-
-def _open(found: Comparison) -> bool:
-    """Whether something could not be judged: also where only one side was compiled to its end."""
-    return bool(found.inconclusive) or any("not compiled" in note for note in found.notes)
 
 
 def _not_compiled(folders: dict[Arm, Path]) -> list[str]:

@@ -31,8 +31,6 @@ _TABLE = "a table, or the wiring of one object: its rows are read one by one"
 _OPTIONS = "the options of one command, taken one by one"
 _OLD = "not divided yet"
 LONG_FUNCTIONS: dict[str, str] = {
-    "perfscope/commands/compare_ab.py:ab": _OPTIONS,
-    "perfscope/commands/compare_programs.py:programs": _OPTIONS,
     "perfscope/commands/compile.py:compile_": _OPTIONS,
     "perfscope/commands/serve.py:serve": _OPTIONS,
     "perfscope/dashboards/web/app.py:_route": _TABLE,
@@ -43,11 +41,7 @@ CROWDED_FOLDERS: dict[str, str] = {}
 """Folder -> the reason."""
 MAX_CYCLE = 2
 """Modules in one import cycle, imports inside functions included."""
-CYCLES: dict[frozenset[str], str] = {
-    frozenset({"perfscope.commands.compare", "perfscope.commands.compare_ab", "perfscope.commands.compare_programs"}): (
-        "one command that decides by its options which of three runs; sub-commands will replace it"
-    ),
-}
+CYCLES: dict[frozenset[str], str] = {}
 """Larger cycles, with the reason."""
 
 REGISTRIES = {
