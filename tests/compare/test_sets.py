@@ -120,7 +120,7 @@ class TestSets:
         assert found.comparison.step_time is not None
         assert (found.comparison.step_time.known, found.comparison.step_time.gates) == ("sets of runs", False)
         assert found.comparison.inconclusive == ("step time (profiled)",)
-        assert {one.pair for one in found.launches} == {None}
+        assert [one.pair for one in found.launches] == list(range(len(found.launches)))
 
     def test_other_machines_and_commits_fail_no_build(self) -> None:
         found = Job().compared(launches(seed=1), launches(seed=2), cpu="another CPU")
@@ -138,7 +138,7 @@ class TestSets:
 
     def test_launches_in_the_order_they_ran(self) -> None:
         found = Job().compared(launches(seed=1), launches(seed=2))
-        assert "".join(one.side[0].upper() for one in found.launches) == IN_TURNS
+        assert "".join(one.arm[0].upper() for one in found.launches) == IN_TURNS
         assert [one.pair for one in found.launches] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
     def test_two_kinds(self) -> None:

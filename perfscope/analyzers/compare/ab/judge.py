@@ -13,8 +13,8 @@ from perfscope.analyzers.compare.ab.environment import drift_of, environment_of,
 from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
 from perfscope.analyzers.compare.statistics.paired import level_for, looks_for
 from perfscope.analyzers.compare.statistics.series import steady_part
-from perfscope.analyzers.compare.statistics.verdict import MetricResult, compare_exact, confirmed, from_pairs
-from perfscope.model.documents.ab import Arm, Decision, Launch, Pair, Pairs, Phase
+from perfscope.analyzers.compare.statistics.verdict import LaunchRow, MetricResult, compare_exact, confirmed, from_pairs
+from perfscope.model.documents.ab import Decision, Launch, Pair, Pairs
 
 STEP_TIME = "step time"
 MOST_REJECTED = 1 / 3
@@ -27,17 +27,6 @@ EXACT_UNITS = {
     "torch_compilations": ("compilations by torch.compile", "count"),
 }
 """Counter of a launch -> name and unit; all are better low."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRow:
-    """One launch in a number. ``ns``: what stands for its steps; ``None``: it has no steady part, or was profiled."""
-
-    arm: Arm
-    phase: Phase
-    pair: int
-    ns: float | None
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

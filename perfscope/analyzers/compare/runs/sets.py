@@ -26,6 +26,7 @@ from perfscope.analyzers.compare.statistics.verdict import (
     LEAST_PAIRS,
     STEP_LEAST,
     KernelChange,
+    LaunchRow,
     MetricResult,
     from_pairs,
     judge_many,
@@ -235,16 +236,6 @@ MOST_UNSTEADY = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchTime:
-    """One launch in a number; ``pair``: its place among the pairs, ``None`` where it has no partner."""
-
-    side: str
-    run: str
-    pair: int | None
-    ns: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetsComparison:
     """What came of two sets."""
 
@@ -252,7 +243,7 @@ class SetsComparison:
     kernels: tuple[KernelChange, ...]
     """Those that changed first; empty with fewer than four launches a side."""
     turns: Turns
-    launches: tuple[LaunchTime, ...]
+    launches: tuple[LaunchRow, ...]
     """In the order they ran."""
     environment: Mapping[str, str]
     commits: tuple[str | None, str | None]
@@ -458,13 +449,13 @@ def _rows(
     sides: tuple[Sequence[Launch], Sequence[Launch]],
     turns: Turns,
     times: tuple[Sequence[float | None], Sequence[float | None]],
-) -> Iterator[LaunchTime]:
+) -> Iterator[LaunchRow]:
     pair_of = [{pair[side]: number for number, pair in enumerate(turns.pairs)} for side in (0, 1)]
     every = [
         (one.created_utc, one.run.name, side, place)
         for side, held in enumerate(sides)
         for place, one in enumerate(held)
     ]
-    for _, name, side, place in sorted(every):
-        pair = pair_of[side].get(place) if turns.interleaved else None
-        yield LaunchTime(side=SIDES[side], run=name, pair=pair, ns=times[side][place])
+    for number, (_, _, side, place) in enumerate(sorted(every)):
+        pair = pair_of[side].get(place, number) if turns.interleaved else number
+        yield LaunchRow(arm="head" if side else "base", phase="measure", pair=pair, ns=times[side][place])

@@ -336,6 +336,19 @@ LEAST_PAIRS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """One launch in a number. ``ns``: what stands for its steps; ``None``: it has no steady part, or was profiled."""
+
+    arm: Literal["base", "head"]
+    phase: str
+    pair: int
+    """Of a launch without a partner its place among all launches."""
+    ns: float | None
+    seconds: float | None = None
+    """How long it took; ``None``: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelChange:
     """One kernel, its time per step summed over its calls. ``q``: its probability, corrected for how many were tested.
 

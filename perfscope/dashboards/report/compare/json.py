@@ -11,8 +11,11 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from perfscope.analyzers.compare.ab.profiles import Profiles
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS
+from perfscope.dashboards.report.compare import types
 from perfscope.dashboards.report.compare.program_formats import programs
 from perfscope.dashboards.report.compare.wording import percent, said_of
 from perfscope.model.documents.ab import WORKTREES_PREFIX
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.compare.runs.sets import SetsComparison
     from perfscope.analyzers.compare.statistics.verdict import KernelChange, MetricResult
     from perfscope.model.documents.ab import AbPlan
-    from perfscope.model.finding import Finding
 
 
 SCHEMA = "perfscope.compare/1"
@@ -69,9 +71,9 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
             "base": asdict(comparison.base),
             "head": asdict(comparison.head),
             "metrics": [
-                *([comparison.step_time.to_json() | {"places": []}] if comparison.step_time is not None else []),
+                *([] if comparison.step_time is None else [_metric(comparison.step_time)]),
                 *(
-                    one.result.to_json() | {"places": [asdict(place) for place in one.places]}
+                    _metric(one.result) | {"places": [asdict(place) for place in one.places]}
                     for one in comparison.exact
                 ),
             ],
@@ -85,33 +87,34 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
             "kernels": [],
             "not_looked": [asdict(one) for one in comparison.not_looked],
             "notes": list(comparison.notes),
-            "method": single_captures(comparison),
+            "method": _single_captures(comparison),
         }
     )
     return held
 
 
-def single_captures(comparison: Comparison) -> dict[str, Any]:
+def _single_captures(comparison: Comparison) -> dict[str, Any]:
     """How one capture on each side was compared: no launches, no refs."""
     timed = comparison.step_time
-    return {
-        "kind": "single captures",
-        "base_ref": None,
-        "base_commit": None,
-        "head_ref": None,
-        "head_commit": None,
-        "command": None,
-        "pairs": 0,
-        "confirming_pairs": 0,
-        "profiled": 0,
-        "estimator": None if timed is None else timed.estimator,
-        "least": None if timed is None else timed.least,
-        "seed": None,
-        "level": None if timed is None else timed.level,
-        "launches": [],
-        "remarks": [],
-        "environment": {},
-    }
+    if timed is None:
+        return _plain(types.Method())
+    return _plain(types.Method(estimator=timed.estimator, least=timed.least, level=timed.level))
+
+
+def _plain(value: types.Value) -> dict[str, Any]:
+    """A part of the document as plain dicts and lists, numbers as they are."""
+    found: dict[str, Any] = msgspec.to_builtins(value)
+    return found
+
+
+def _fields(record: object, part: type[types.Value]) -> dict[str, Any]:
+    """What of a record the document's part of the same fields holds."""
+    found: dict[str, Any] = msgspec.to_builtins({name: getattr(record, name) for name in part.__struct_fields__})
+    return found
+
+
+def _metric(result: MetricResult) -> dict[str, Any]:
+    return result.to_json() | {"places": []}
 
 
 def _step(step: StepChange) -> dict[str, Any]:
@@ -210,23 +213,8 @@ def _finding_change(one: FindingChange) -> dict[str, Any]:
         "rule": one.rule,
         "change": one.change,
         "by_time": one.by_time,
-        "base": None if one.base is None else _finding(one.base),
-        "head": None if one.head is None else _finding(one.head),
-    }
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "subject": finding.subject,
-        "title": finding.title,
-        "severity": finding.severity,
-        "basis": finding.basis,
-        "cost_ns": finding.cost_ns,
-        "cost_ns_per_step": finding.cost_ns_per_step,
-        "cost_bytes": finding.cost_bytes,
-        "where": asdict(finding.where),
-        "advice": finding.advice,
-        "ranks": list(finding.ranks),
+        "base": None if one.base is None else _fields(one.base, types.Finding),
+        "head": None if one.head is None else _fields(one.head, types.Finding),
     }
 
 
@@ -263,7 +251,7 @@ def ab_document(
     """
     found = profiles.comparison
     held = _nothing() if found is None else document(found)
-    gating = [one.to_json() | {"places": []} for one in result.gating]
+    gating = [_metric(one) for one in result.gating]
     exact = [one for one in held["metrics"] if one["gates"]]
     single = [one for one in held["metrics"] if not one["gates"]]
     judged = list(result.gating)
@@ -276,7 +264,7 @@ def ab_document(
         "failed": list(failed),
         "gates": list(gates),
         "metrics": [*gating, *exact],
-        "beside": [*(one.to_json() | {"gates": False, "places": []} for one in result.beside), *map(_profiled, single)],
+        "beside": [*(_metric(one) | {"gates": False} for one in result.beside), *map(_profiled, single)],
         "kernels": [_kernel(one) for one in profiles.kernels[:MOST_KERNELS]],
         "not_looked": [*held["not_looked"], *_lost(plan, profiles)],
         "notes": [*held["notes"], *two_changes(result.step, found)],
@@ -334,17 +322,8 @@ def _profiled(metric: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kernel(one: KernelChange) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "kind": one.kind,
-        "base_ns": one.base,
-        "head_ns": one.head,
-        "change_ns": one.change,
-        "effect": one.effect,
-        "p": one.p,
-        "q": one.q,
-        "verdict": one.verdict,
-    }
+    row = asdict(one)
+    return {f"{key}_ns" if key in ("base", "head", "change") else key: value for key, value in row.items()}
 
 
 def _lost(plan: AbPlan, profiles: Profiles) -> Iterator[dict[str, Any]]:
@@ -361,25 +340,24 @@ def _lost(plan: AbPlan, profiles: Profiles) -> Iterator[dict[str, Any]]:
 
 
 def _method(result: AbResult, plan: AbPlan, profiles: Profiles) -> dict[str, Any]:
-    step = result.step
-    return {
-        "kind": AB_KIND,
-        "base_ref": plan.base_ref,
-        "base_commit": plan.base,
-        "head_ref": plan.head_ref,
-        "head_commit": plan.head,
-        "command": list(redact(("-m", *plan.command) if plan.kind == "module" else plan.command)),
-        "pairs": result.pairs,
-        "confirming_pairs": result.confirming,
-        "profiled": profiles.used,
-        "estimator": result.estimator.reason(),
-        "least": plan.least,
-        "seed": plan.seed,
-        "level": step.level,
-        "launches": [asdict(one) for one in result.launches],
-        "remarks": list(result.remarks),
-        "environment": dict(result.environment),
-    }
+    method = types.Method(
+        kind=AB_KIND,
+        base_ref=plan.base_ref,
+        base_commit=plan.base,
+        head_ref=plan.head_ref,
+        head_commit=plan.head,
+        command=redact(("-m", *plan.command) if plan.kind == "module" else plan.command),
+        pairs=result.pairs,
+        confirming_pairs=result.confirming,
+        profiled=profiles.used,
+        estimator=result.estimator.reason(),
+        least=plan.least,
+        seed=plan.seed,
+        level=result.step.level,
+        remarks=result.remarks,
+        environment=dict(result.environment),
+    )
+    return _plain(method) | {"launches": [asdict(one) for one in result.launches]}
 
 
 def _in_the_repository(value: Any) -> Any:
@@ -395,48 +373,28 @@ def _in_the_repository(value: Any) -> Any:
 
 
 SETS_KIND = "sets of runs"
-PHASE = "measure"
 
 
 def sets_document(found: SetsComparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> dict[str, Any]:
-    """The document as plain dicts and lists, secrets masked; ``gates`` and ``failed`` as in ``compare_json``."""
-    held = document(found.comparison, failed=failed, gates=gates)
+    """The document as plain dicts and lists, secrets masked; ``gates`` and ``failed`` as in ``document``."""
     step = found.comparison.step_time
+    method = types.Method(
+        kind=SETS_KIND,
+        base_commit=found.commits[0],
+        head_commit=found.commits[1],
+        command=found.command,
+        pairs=len(found.turns.pairs) if found.turns.interleaved else 0,
+        profiled=min(sum(one.arm == side for one in found.launches) for side in ("base", "head")),
+        estimator=None if step is None else step.estimator,
+        least=None if step is None else step.least,
+        level=None if step is None else step.level,
+        remarks=found.remarks,
+        environment=dict(found.environment),
+    )
     added: dict[str, Any] = sanitize_value(
         {
-            "kernels": [_kernel_sets_document(one) for one in found.kernels[:MOST_KERNELS]],
-            "method": {
-                "kind": SETS_KIND,
-                "base_ref": None,
-                "base_commit": found.commits[0],
-                "head_ref": None,
-                "head_commit": found.commits[1],
-                "command": list(found.command),
-                "pairs": len(found.turns.pairs) if found.turns.interleaved else 0,
-                "confirming_pairs": 0,
-                "profiled": min(sum(one.side == side for one in found.launches) for side in ("base", "head")),
-                "estimator": None if step is None else step.estimator,
-                "least": None if step is None else step.least,
-                "seed": None,
-                "level": None if step is None else step.level,
-                "launches": [
-                    {
-                        "arm": one.side,
-                        "phase": PHASE,
-                        "pair": place if one.pair is None else one.pair,
-                        "ns": one.ns,
-                        "seconds": None,
-                    }
-                    for place, one in enumerate(found.launches)
-                ],
-                "remarks": list(found.remarks),
-                "environment": dict(found.environment),
-            },
+            "kernels": [_kernel(one) for one in found.kernels[:MOST_KERNELS]],
+            "method": _plain(method) | {"launches": [asdict(one) for one in found.launches]},
         }
     )
-    return held | added
-
-
-def _kernel_sets_document(one: KernelChange) -> dict[str, Any]:
-    row = asdict(one)
-    return {f"{key}_ns" if key in ("base", "head", "change") else key: value for key, value in row.items()}
+    return document(found.comparison, failed=failed, gates=gates) | added
