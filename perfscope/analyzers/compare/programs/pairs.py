@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from perfscope.analyzers.compare.programs.diff import program_change
 from perfscope.analyzers.compare.programs.exchange import plan_exchanges
@@ -43,6 +44,8 @@ MOST_PROGRAMS = 8
 """Programs that are compared one by one, those that do most: a script has two or three that matter."""
 
 BLOCKED = "collectives that block a run"
+
+Program = TypeVar("Program")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +117,22 @@ def _plan_side(held: LoadedPlan) -> ProgramSide:
 
 
 def paired_programs(
-    base: Sequence[ProgramSide], head: Sequence[ProgramSide]
-) -> tuple[tuple[ProgramSide, ProgramSide], ...]:
-    """Programs of one name in order of size; one against one whatever their names."""
+    base: Sequence[Program], head: Sequence[Program], name: Callable[[Program], str]
+) -> tuple[tuple[Program, Program], ...]:
+    """Programs of one name in their order; one against one whatever their names."""
     if len(base) == len(head) == 1:
         return ((base[0], head[0]),)
-    left: dict[str, list[ProgramSide]] = {}
-    for one in base:
-        left.setdefault(one.name, []).append(one)
-    return tuple((left[one.name].pop(0), one) for one in head if left.get(one.name))
+    left: dict[str, list[Program]] = {}
+    for program in base:
+        left.setdefault(name(program), []).append(program)
+    return tuple((left[name(program)].pop(0), program) for program in head if left.get(name(program)))
+
+
+def paired_sides(
+    base: Sequence[ProgramSide], head: Sequence[ProgramSide]
+) -> tuple[tuple[ProgramSide, ProgramSide], ...]:
+    """Programs of two sides by their names."""
+    return paired_programs(base, head, lambda side: side.name)
 
 
 def _measures(cost: ModuleCost) -> Iterator[Measure]:
@@ -213,13 +223,7 @@ def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramCh
     """Plans of torch.compile: of one name in order, one against one whatever their names."""
     sides = [[held for trace in side for held in trace.torch_plans] for side in (base, head)]
     works = [{id(work.held): work for trace in side for work in plan_works(trace)} for side in (base, head)]
-    pairs = list(zip(*sides, strict=True)) if len(sides[0]) == len(sides[1]) == 1 else []
-    if not pairs:
-        left: dict[str, list[LoadedPlan]] = {}
-        for one in sides[0]:
-            left.setdefault(one.plan.name, []).append(one)
-        pairs = [(left[one.plan.name].pop(0), one) for one in sides[1] if left.get(one.plan.name)]
-    for one, other in pairs:
+    for one, other in paired_programs(sides[0], sides[1], lambda held: held.plan.name):
         first, last = (held.get(id(plan)) for held, plan in zip(works, (one, other), strict=True))
         if first is None or last is None or targets(base, head).differ:
             yield plan_change(one, other)
@@ -247,7 +251,7 @@ def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChan
         {id(side): cost for side, cost in zip(trace.fact(program_sides), _ordered(trace), strict=False)}
         for trace in (mine, theirs)
     ]
-    pairs = paired_programs(mine.fact(program_sides), theirs.fact(program_sides))
+    pairs = paired_sides(mine.fact(program_sides), theirs.fact(program_sides))
     found = []
     for one, other in pairs:
         left, right = costs[0][id(one)], costs[1][id(other)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.compare.programs.keys import LineMap
-from perfscope.analyzers.compare.programs.pairs import MOST_PROGRAMS, ProgramSide, paired_programs, program_sides
+from perfscope.analyzers.compare.programs.pairs import MOST_PROGRAMS, ProgramSide, paired_sides, program_sides
 from perfscope.analyzers.compare.programs.units import EXCHANGED
 from perfscope.analyzers.compare.runs.align import same_files
 from perfscope.analyzers.compare.runs.measures import (
@@ -247,7 +247,7 @@ def _of_programs(
     if not left or not right:
         absent = tuple(name for name, side in zip(SIDES, (left, right), strict=True) if not side)
         return [], [NotLooked(name="compiled programs", reason="no compiled program recorded", sides=absent)], ()
-    pairs = paired_programs(left, right)
+    pairs = paired_sides(left, right)
     mine_of, theirs_of = _of_launches(left, base), _of_launches(right, head)
     found: list[ExactMetric] = []
     lost: list[NotLooked] = []
@@ -295,7 +295,7 @@ def _of_launches(programs: Sequence[ProgramSide], launches: Sequence[Said]) -> d
     """By ``id`` of a program: the same one of every launch that has it."""
     found: dict[int, list[ProgramSide]] = {id(one): [] for one in programs}
     for launch in launches:
-        for one, other in paired_programs(programs, launch.programs or ()):
+        for one, other in paired_sides(programs, launch.programs or ()):
             found[id(one)].append(other)
     return found
 

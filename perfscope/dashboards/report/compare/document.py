@@ -8,7 +8,6 @@ left aside, and what is wrong with it is one line.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -251,11 +250,6 @@ def row_of_metric(document: Document, name: str) -> ProgramRow | None:
             if plain in _BLOCKED and row.blocking:
                 return row
     return None
-
-
-def changed_programs(document: Document) -> Sequence[ProgramDifference]:
-    """Programs that differ."""
-    return [one for one in document.programs if not one.identical]
 
 
 SCHEMA = "perfscope.compare/1"

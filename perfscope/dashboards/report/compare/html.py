@@ -27,6 +27,7 @@ from perfscope.dashboards.report.compare.rows import (
     method_lines,
     metric_rows,
     not_looked,
+    pair_words,
     part_words,
     rule_name,
     short_titles,
@@ -424,8 +425,7 @@ def _about(document: Document) -> str:
     method = document.method
     said = [sanitize(method.kind)]
     if method.pairs:
-        confirming = f" and {method.confirming_pairs} to confirm" if method.confirming_pairs else ""
-        said.append(f"{method.pairs} pairs{confirming}")
+        said.append(pair_words(method))
     devices = dict.fromkeys((*document.base.devices, *document.head.devices))
     said += [sanitize(one) for one in list(devices)[:4]]
     return " · ".join(said)

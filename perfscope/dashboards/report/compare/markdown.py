@@ -33,6 +33,7 @@ from perfscope.dashboards.report.compare.rows import (
     method_lines,
     metric_rows,
     not_looked,
+    pair_words,
     part_words,
     rule_name,
     short_titles,
@@ -151,8 +152,7 @@ def _sides(document: Document) -> str:
     facts = [" → ".join(code(name) for name in short_titles(document))]
     method = document.method
     if method.pairs:
-        confirming = f" and {method.confirming_pairs} to confirm" if method.confirming_pairs else ""
-        facts.append(f"{method.pairs} pairs of launches{confirming}")
+        facts.append(pair_words(method, "pairs of launches"))
     facts += [
         inline(f"{held}" if key == "device" else f"{key} {held}") for key, held in environment(document)[:FEW_FACTS]
     ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CauseFinding,
         FindingChange,
         Kernel,
+        Method,
         Metric,
         Part,
         Side,
@@ -281,14 +282,19 @@ def kernel_word(one: Kernel) -> str:
     return {"regression": "slower", "improvement": "faster"}.get(one.verdict, one.verdict)
 
 
+def pair_words(method: Method, what: str = "pairs") -> str:
+    """``10 pairs and 10 to confirm``."""
+    confirming = f" and {method.confirming_pairs} to confirm" if method.confirming_pairs else ""
+    return f"{method.pairs} {what}{confirming}"
+
+
 def method_lines(document: Document) -> list[str]:
     """How it was compared, a sentence a line, without stops at their ends."""
     method = document.method
     said = [sanitize(method.kind)]
     if method.pairs:
-        confirming = f" and {method.confirming_pairs} to confirm" if method.confirming_pairs else ""
         seed = f", order by seed {method.seed}" if method.seed is not None else ""
-        said = [f"{sanitize(method.kind)}: {method.pairs} pairs{confirming}{seed}"]
+        said = [f"{sanitize(method.kind)}: {pair_words(method)}{seed}"]
     if method.profiled:
         launches = "launch of each side was" if method.profiled == 1 else "launches of each side were"
         said.append(f"{method.profiled} {launches} profiled, beside those that were timed")
