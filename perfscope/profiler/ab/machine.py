@@ -25,9 +25,8 @@ from perfscope.model.environment import ask
 
 # Clocks, temperature, power and slowdowns of the NVIDIA devices a launch may use: from NVML, else from nvidia-smi.
 #
-# NVML (the package nvidia-ml-py) answers in microseconds and is asked while a launch runs. nvidia-smi is a process,
-# so it
-# is queried before and after it only; its clocks are those of a device whose program has just ended.
+# NVML (the package nvidia-ml-py) answers in microseconds and is asked while a launch runs. nvidia-smi is a process, so
+# it is queried before and after it only; its clocks are those of a device whose program has just ended.
 
 
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html

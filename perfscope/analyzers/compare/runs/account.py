@@ -23,8 +23,7 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 # Who a moment belongs to where several things happen at once: each moment goes to exactly one row, in integer ns.
 #
 # Layers claim time one after another: what a layer does not take is left for the next. So the rows of all layers and
-# what
-# is left at the end sum to the whole, exactly.
+# what is left at the end sum to the whole, exactly.
 
 
 def claim_first(free: Intervals, starts: Int64, ends: Int64) -> tuple[Int64, Intervals]:

@@ -22,8 +22,7 @@ from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 # Names of device work without what changes from build to build, and the class of work they stand for.
 #
-# A kernel keeps its job and changes its name: inductor numbers its kernels, Triton and XLA add counters, libraries
-# pick
+# A kernel keeps its job and changes its name: inductor numbers its kernels, Triton and XLA add counters, libraries pick
 # another tile, template arguments move. Each level gives up one of these.
 
 

@@ -77,10 +77,8 @@ def _typical(same: Sequence[Finding]) -> Finding:
 # The step time of two sets of launches: pairs where they ran in turns, else Welch's test, which fails no build.
 #
 # Launches of one arm after those of the other cannot be told from a machine that became slower meanwhile: simulated
-# with
-# a drift of 2%, two sets of ten "differ" in 41 of 100 comparisons of a program with itself. Launches in turns take
-# the
-# drift out, as in ``compare --ab``; so do sets whose times of recording show that they ran in turns.
+# with a drift of 2%, two sets of ten "differ" in 41 of 100 comparisons of a program with itself. Launches in turns take
+# the drift out, as in ``compare --ab``; so do sets whose times of recording show that they ran in turns.
 
 
 LEAST_GATING = LEAST_CONFIRMING

@@ -160,8 +160,8 @@ def two_groups(ratios: np.ndarray) -> tuple[float, float] | None:
 # When to look, what level each look may use, when the answer is settled, and how many more pairs would settle it.
 #
 # Looking after every pair and stopping at the first p < 0.05 finds a change in a quarter of all comparisons of a
-# program
-# with itself. Few looks, each at a lower level that is the same for all (Pocock, Biometrika 64, 1977), keep the 5%.
+# program with itself. Few looks, each at a lower level that is the same for all (Pocock, Biometrika 64, 1977), keep the
+# 5%.
 
 
 Verdict = Literal["regression", "improvement", "no change", "inconclusive"]

@@ -90,10 +90,7 @@ def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
     same = [sanitize(one.name) for one in document.metrics if not (verbose or _says(one))]
     beside = document.beside[:MOST_ROWS]
     if shown_ones or document.beside:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("metric", overflow="fold", ratio=1)
-        for name in ("base", "head", "change"):
-            table.add_column(name, justify="right", no_wrap=True)
+        table = _table("metric", ratio=1)
         table.add_column("verdict", overflow="fold")
         for one in shown_ones[:MOST_ROWS]:
             style = _STYLES.get(one.verdict, "") if one.gates else "dim"
@@ -110,6 +107,15 @@ def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
         if one.needed_pairs is not None:
             yield f"  about {one.needed_pairs:,} pairs in all would settle it, by the spread so far"
     yield ""
+
+
+def _table(what: str, ratio: int | None = None) -> Table:
+    """A table of what both sides have: its name, base, head and change."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(what, overflow="fold", ratio=ratio)
+    for name in ("base", "head", "change"):
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _left(rows: Sequence[object]) -> Iterator[RenderableType]:
@@ -178,10 +184,7 @@ def _time(document: Document, step: Step, *, verbose: bool) -> Iterator[Renderab
     whose = "" if worst is None else f" of the rank in the middle ({_rank(step)})"
     of = "a step" if step.per == "step" else "in all"
     yield _line("  ", f"where the recorded time goes{whose}, {of}; parts sum to the whole exactly")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("part", overflow="fold")
-    for name in ("base", "head", "change"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("part")
     for name, base, head in (*kinds(step), ("sum", step.base_ns, step.head_ns)):
         table.add_row(*map(Text, (name, format_ns(base), format_ns(head), signed_ns(head - base))))
     yield Padding(table, (0, 0, 0, 2))
