@@ -85,15 +85,22 @@ def compiled(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoin
 
 
 @functools.cache
+def changed(
+    model: Callable[[str], Callable[..., Any]], source: str, asked: str | None
+) -> tuple[str, Checkpoints | None]:
+    """A model that has the policy ``source``, compiled under another; once for all tests."""
+    return compiled(model(source), asked)
+
+
 def own(model: Callable[[str], Callable[..., Any]], policy: str) -> str:
-    return compiled(model(policy), None)[0]
+    return changed(model, policy, None)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [scanned, looped, jitted, jitted_layers, blocked])
 def test_the_program_is_the_one_with_the_policy(model: Callable[[str], Callable[..., Any]]) -> None:
     for source, policy in PAIRS:
-        text, book = compiled(model(source), policy)
+        text, book = changed(model, source, policy)
         assert text == own(model, policy), (source, policy)
         assert book is not None
         assert book.changed
@@ -101,7 +108,7 @@ def test_the_program_is_the_one_with_the_policy(model: Callable[[str], Callable[
 
 def test_the_same_policy_changes_nothing() -> None:
     for policy in ("none", "full", "dots"):
-        assert compiled(scanned(policy), policy)[0] == own(scanned, policy)
+        assert changed(scanned, policy, policy)[0] == own(scanned, policy)
 
 
 def test_policies_differ() -> None:
@@ -111,19 +118,19 @@ def test_policies_differ() -> None:
 
 
 def test_names() -> None:
-    text, book = compiled(scanned("none"), "names")
+    text, book = changed(scanned, "none", "names")
     assert text == own(scanned, "names")
-    assert compiled(scanned("none"), "names:hidden")[0] == text
+    assert changed(scanned, "none", "names:hidden")[0] == text
     assert book is not None
     assert [one.how for one in book.changed] == ["wrapped"]
-    _, absent = compiled(scanned("none"), "names:nobody")
+    _, absent = changed(scanned, "none", "names:nobody")
     assert absent is not None
     with pytest.raises(DataError, match=r"nothing could be checkpointed: the program does not name any of nobody"):
         absent.notes()
 
 
 def test_a_loop_within_a_layer_is_left_and_told() -> None:
-    _, book = compiled(blocked("none"), "full")
+    _, book = changed(blocked, "none", "full")
     assert book is not None
     notes = book.notes()
     assert [one.how for one in book.changed] == ["wrapped"]
@@ -133,14 +140,14 @@ def test_a_loop_within_a_layer_is_left_and_told() -> None:
 
 
 def test_a_line_names_what_is_no_layer() -> None:
-    _, book = compiled(blocked("none"), "full")
+    _, book = changed(blocked, "none", "full")
     assert book is not None
     inner = next(one for one in book.left if one.kind == "checkpoint")
-    text, named = compiled(blocked("none"), f"none@{inner.at}")
+    text, named = changed(blocked, "none", f"none@{inner.at}")
     assert named is not None
     assert [(one.kind, one.how) for one in named.changed] == [("checkpoint", "removed")]
     assert text != own(blocked, "none")
-    _, wrong = compiled(blocked("none"), "full@nowhere.py:1")
+    _, wrong = changed(blocked, "none", "full@nowhere.py:1")
     assert wrong is not None
     with pytest.raises(DataError, match=r"nothing at nowhere\.py:1; there is the scan at "):
         wrong.notes()
@@ -391,8 +398,13 @@ def numbered(text: str) -> str:
 
 
 @functools.cache
+def changed_stack(model: Model, source: str, asked: str | None) -> tuple[str, Checkpoints | None]:
+    """As `changed`."""
+    return compiled_stack(model(source), asked)
+
+
 def own_stack(model: Model, policy: str) -> str:
-    return compiled_stack(model(policy), None)[0]
+    return changed_stack(model, policy, None)[0]
 
 
 @pytest.mark.parametrize(
@@ -402,14 +414,14 @@ def own_stack(model: Model, policy: str) -> str:
         a_function_with_a_rule_is_the_layer,
         jitted_within_jitted,
         mapped_layers,
-        a_mapped_model,
-        in_a_shard_map,
+        pytest.param(a_mapped_model, marks=pytest.mark.slow),
+        pytest.param(in_a_shard_map, marks=pytest.mark.slow),
     ],
 )
 def test_the_program_with_rules_is_the_one_with_the_policy(model: Model) -> None:
     assert own_stack(model, "none") != own_stack(model, "full")
     for source, policy in (("none", "full"), ("full", "dots" if model is rules_in_a_scan else "none")):
-        text, book = compiled_stack(model(source), policy)
+        text, book = changed_stack(model, source, policy)
         assert book is not None
         assert book.changed, book.outcomes
         assert text == own_stack(model, policy), (source, policy)
@@ -419,7 +431,7 @@ def test_the_program_with_rules_is_the_one_with_the_policy(model: Model) -> None
 def test_rules_in_layers_of_a_list() -> None:
     """The same operations on the same shapes; XLA for a CPU has some of them in another order."""
     for source, policy in (("none", "full"), ("full", "none")):
-        text, book = compiled_stack(rules_in_a_list(source), policy)
+        text, book = changed_stack(rules_in_a_list, source, policy)
         assert book is not None
         changed = [(one.kind, one.how, one.count) for one in book.changed]
         assert changed == ([("calls", "wrapped", RULE_LAYERS)] if source == "none" else [("checkpoint", "removed", 1)])
@@ -431,7 +443,7 @@ def operations(text: str) -> Counter[tuple[str, ...]]:
 
 
 def test_a_rule_is_left_and_told() -> None:
-    _, book = compiled_stack(rules_in_a_scan("none"), "full")
+    _, book = changed_stack(rules_in_a_scan, "none", "full")
     assert book is not None
     assert [(one.kind, one.how, one.count) for one in book.changed] == [("scan", "wrapped", RULE_LAYERS)]
     assert {one.why.partition(" (")[0] for one in book.left} == {"in a function with a derivative rule of its own"}
@@ -475,7 +487,7 @@ def test_only_a_rule_has_loops() -> None:
 
 
 def test_names_that_a_rule_gives() -> None:
-    text, book = compiled_stack(rules_in_a_scan("none"), "names:hidden")
+    text, book = changed_stack(rules_in_a_scan, "none", "names:hidden")
     assert book is not None
     assert book.changed
     assert text == own_stack(rules_in_a_scan, "names") != own_stack(rules_in_a_scan, "full")

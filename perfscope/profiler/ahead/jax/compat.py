@@ -23,100 +23,69 @@ from perfscope.model.errors import DataError
 KNOWN_VERSION = "0.10"
 """The jax that this was written for."""
 
-RUN_INTERFACES: dict[str, tuple[str, str]] = {
-    "ClosedJaxpr": ("jax._src.core", "ClosedJaxpr"),
-    "Config": ("jaxlib._jax", "config.Config"),
-    "GSPMDSharding": ("jax._src.sharding_impls", "GSPMDSharding"),
-    "Lowered": ("jax._src.stages", "Lowered"),
-    "LoweringParameters": ("jax._src.interpreters.mlir", "LoweringParameters"),
-    "LoweringRuleEntry": ("jax._src.interpreters.mlir", "LoweringRuleEntry"),
-    "MetaTy": ("jax._src.pjit", "MetaTy"),
-    "MismatchType": ("jax._src.stages", "MismatchType"),
-    "Shard": ("jax._src.array", "Shard"),
-    "ShapedArray": ("jax._src.core", "ShapedArray"),
-    "UNSPECIFIED": ("jax._src.sharding_impls", "UNSPECIFIED"),
-    "_batched_device_put_impl": ("jax._src.dispatch", "_batched_device_put_impl"),
-    "_get_and_check_device_assignment": ("jax._src.interpreters.pxla", "_get_and_check_device_assignment"),
-    "_internal_use_concrete_mesh": ("jax._src.sharding_impls", "_internal_use_concrete_mesh"),
-    "_pjit_call_impl_python": ("jax._src.pjit", "_pjit_call_impl_python"),
-    "_platform_specific_lowerings": ("jax._src.interpreters.mlir", "_platform_specific_lowerings"),
-    "_resolve_and_lower": ("jax._src.pjit", "_resolve_and_lower"),
-    "_resolve_in_shardings": ("jax._src.pjit", "_resolve_in_shardings"),
-    "_set_array_base_attributes": ("jax._src.numpy.array_methods", "_set_array_base_attributes"),
-    "batched_device_put": ("jax._src.interpreters.pxla", "batched_device_put"),
-    "canonicalize_platform": ("jax._src.xla_bridge", "canonicalize_platform"),
-    "canonicalize_value": ("jax._src.dtypes", "canonicalize_value"),
-    "canonicalize_value_handlers": ("jax._src.dtypes", "canonicalize_value_handlers"),
-    "check_bool_conversion": ("jax._src.core", "check_bool_conversion"),
-    "check_integer_conversion": ("jax._src.core", "check_integer_conversion"),
-    "check_scalar_conversion": ("jax._src.core", "check_scalar_conversion"),
-    "convert_to_metaty": ("jax._src.pjit", "convert_to_metaty"),
-    "current": ("jax._src.source_info_util", "current"),
-    "dce_jaxpr": ("jax._src.interpreters.partial_eval", "dce_jaxpr"),
-    "debug_callback_p": ("jax._src.debugging", "debug_callback_p"),
-    "debug_infs": ("jax._src.config", "debug_infs"),
-    "debug_nans": ("jax._src.config", "debug_nans"),
-    "debug_print_p": ("jax._src.debugging", "debug_print_p"),
-    "disable_jit": ("jax._src.config", "disable_jit"),
-    "empty_abstract_mesh": ("jax._src.mesh", "empty_abstract_mesh"),
-    "empty_concrete_mesh": ("jax._src.mesh", "empty_concrete_mesh"),
-    "full": ("jax._src.lax.lax", "full"),
-    "get_abstract_mesh": ("jax._src.mesh", "get_abstract_mesh"),
-    "get_backend": ("jax._src.xla_bridge", "get_backend"),
-    "get_concrete_mesh": ("jax._src.mesh", "get_concrete_mesh"),
-    "get_constant_handler": ("jax._src.interpreters.mlir", "get_constant_handler"),
-    "get_default_device": ("jax._src.interpreters.pxla", "get_default_device"),
-    "get_intermediate_shardings": ("jax._src.dispatch", "get_intermediate_shardings"),
-    "jaxpr_as_fun": ("jax._src.core", "jaxpr_as_fun"),
-    "jaxprs_in_params": ("jax._src.core", "jaxprs_in_params"),
-    "local_devices": ("jax._src.xla_bridge", "local_devices"),
-    "lower": ("jax._src.stages", "Traced.lower"),
-    "make_args_info": ("jax._src.stages", "make_args_info"),
-    "make_array_from_callback": ("jax._src.array", "make_array_from_callback"),
-    "make_array_from_single_device_arrays": ("jax._src.array", "make_array_from_single_device_arrays"),
-    "mem_space_to_kind": ("jax._src.core", "mem_space_to_kind"),
-    "ordered_effects": ("jax._src.effects", "ordered_effects"),
-    "process_primitive": ("jax._src.core", "EvalTrace.process_primitive"),
-    "process_shard_map": ("jax._src.core", "EvalTrace.process_shard_map"),
-    "pytype_aval_mappings": ("jax._src.core", "pytype_aval_mappings"),
-    "register_constant_handler": ("jax._src.interpreters.mlir", "register_constant_handler"),
-    "register_exclusion": ("jax._src.source_info_util", "register_exclusion"),
-    "rewriting_take": ("jax._src.numpy.indexing", "rewriting_take"),
-    "trace_state_clean": ("jax._src.core", "trace_state_clean"),
-    "tracing_registry": ("jax._src.tree_util", "tracing_registry"),
-    "typeof": ("jax._src.core", "typeof"),
-    "update_aval_with_sharding": ("jax._src.core", "update_aval_with_sharding"),
-    "update_dp_aval": ("jax._src.dispatch", "update_dp_aval"),
-    "use_abstract_mesh": ("jax._src.mesh", "use_abstract_mesh"),
-    "user_context": ("jax._src.source_info_util", "user_context"),
-}
+
+def _by_name(attributes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:
+    """Last part of the attribute path -> (module, attribute path)."""
+    return {path.rpartition(".")[2]: (module, path) for module, paths in attributes.items() for path in paths}
+
+
+RUN_INTERFACES = _by_name(
+    {
+        "jax._src.array": ("Shard", "make_array_from_callback", "make_array_from_single_device_arrays"),
+        "jax._src.config": ("debug_infs", "debug_nans", "disable_jit"),
+        "jax._src.core": (
+            "ClosedJaxpr", "EvalTrace.process_primitive", "EvalTrace.process_shard_map", "ShapedArray",
+            "check_bool_conversion", "check_integer_conversion", "check_scalar_conversion", "jaxpr_as_fun",
+            "jaxprs_in_params", "mem_space_to_kind", "pytype_aval_mappings", "trace_state_clean", "typeof",
+            "update_aval_with_sharding",
+        ),
+        "jax._src.debugging": ("debug_callback_p", "debug_print_p"),
+        "jax._src.dispatch": ("_batched_device_put_impl", "get_intermediate_shardings", "update_dp_aval"),
+        "jax._src.dtypes": ("canonicalize_value", "canonicalize_value_handlers"),
+        "jax._src.effects": ("ordered_effects",),
+        "jax._src.interpreters.mlir": (
+            "LoweringParameters", "LoweringRuleEntry", "_platform_specific_lowerings", "get_constant_handler",
+            "register_constant_handler",
+        ),
+        "jax._src.interpreters.partial_eval": ("dce_jaxpr",),
+        "jax._src.interpreters.pxla": ("_get_and_check_device_assignment", "batched_device_put", "get_default_device"),
+        "jax._src.lax.lax": ("full",),
+        "jax._src.mesh": (
+            "empty_abstract_mesh", "empty_concrete_mesh", "get_abstract_mesh", "get_concrete_mesh",
+            "use_abstract_mesh",
+        ),
+        "jax._src.numpy.array_methods": ("_set_array_base_attributes",),
+        "jax._src.numpy.indexing": ("rewriting_take",),
+        "jax._src.pjit": (
+            "MetaTy", "_pjit_call_impl_python", "_resolve_and_lower", "_resolve_in_shardings", "convert_to_metaty",
+        ),
+        "jax._src.sharding_impls": ("GSPMDSharding", "UNSPECIFIED", "_internal_use_concrete_mesh"),
+        "jax._src.source_info_util": ("current", "register_exclusion", "user_context"),
+        "jax._src.stages": ("Lowered", "MismatchType", "Traced.lower", "make_args_info"),
+        "jax._src.tree_util": ("tracing_registry",),
+        "jax._src.xla_bridge": ("canonicalize_platform", "get_backend", "local_devices"),
+        "jaxlib._jax": ("config.Config",),
+    }
+)  # fmt: skip
 """What running a program without devices needs: name -> (module, attribute path) in jax 0.10.2."""
 
-CHECKPOINT_INTERFACES: dict[str, tuple[str, str]] = {
-    "DropVar": ("jax._src.core", "DropVar"),
-    "FlatTree": ("jax._src.tree_util", "FlatTree"),
-    "Jaxpr": ("jax._src.core", "Jaxpr"),
-    "Literal": ("jax._src.core", "Literal"),
-    "Var": ("jax._src.core", "Var"),
-    "_flatten_bwd": ("jax._src.custom_derivatives", "_flatten_bwd"),
-    "_flatten_fwd": ("jax._src.custom_derivatives", "_flatten_fwd"),
-    "_flatten_jvp": ("jax._src.custom_derivatives", "_flatten_jvp"),
-    "convert_constvars_jaxpr": ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr"),
-    "debug_info": ("jax._src.api_util", "debug_info"),
-    "eqn_effects": ("jax._src.core", "eqn_effects"),
-    "eval_jaxpr": ("jax._src.core", "eval_jaxpr"),
-    "is_user_filename": ("jax._src.source_info_util", "is_user_filename"),
-    "jit_p": ("jax._src.pjit", "jit_p"),
-    "join_effects": ("jax._src.core", "join_effects"),
-    "linearize": ("jax._src.interpreters.ad", "linearize"),
-    "new_jaxpr_eqn": ("jax._src.core", "new_jaxpr_eqn"),
-    "raw_frame_to_frame": ("jax._src.source_info_util", "raw_frame_to_frame"),
-    "remat_allowed_effects": ("jax._src.effects", "remat_allowed_effects"),
-    "remat_p": ("jax._src.ad_checkpoint", "remat_p"),
-    "scan_p": ("jax._src.lax.control_flow.loops", "scan_p"),
-    "trace_to_jaxpr": ("jax._src.interpreters.partial_eval", "trace_to_jaxpr"),
-    "user_frames": ("jax._src.source_info_util", "user_frames"),
-}
+CHECKPOINT_INTERFACES = _by_name(
+    {
+        "jax._src.ad_checkpoint": ("remat_p",),
+        "jax._src.api_util": ("debug_info",),
+        "jax._src.core": (
+            "DropVar", "Jaxpr", "Literal", "Var", "eqn_effects", "eval_jaxpr", "join_effects", "new_jaxpr_eqn",
+        ),
+        "jax._src.custom_derivatives": ("_flatten_bwd", "_flatten_fwd", "_flatten_jvp"),
+        "jax._src.effects": ("remat_allowed_effects",),
+        "jax._src.interpreters.ad": ("linearize",),
+        "jax._src.interpreters.partial_eval": ("convert_constvars_jaxpr", "trace_to_jaxpr"),
+        "jax._src.lax.control_flow.loops": ("scan_p",),
+        "jax._src.pjit": ("jit_p",),
+        "jax._src.source_info_util": ("is_user_filename", "raw_frame_to_frame", "user_frames"),
+        "jax._src.tree_util": ("FlatTree",),
+    }
+)  # fmt: skip
 """What ``--checkpoint`` needs besides `RUN_INTERFACES`."""
 
 _INTERFACES = RUN_INTERFACES | CHECKPOINT_INTERFACES
