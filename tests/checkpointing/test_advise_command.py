@@ -63,20 +63,6 @@ def test_text_has_the_plan_its_code_and_the_front(path: Path, capsys: pytest.Cap
     assert all(len(line) <= 110 for line in out.splitlines() if "import" not in line)
 
 
-def test_without_a_budget_there_is_the_front_and_no_recommendation(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["advise", "memory", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "No budget: give --budget" in out
-    assert "fits" not in out.replace("fits it", "")
-
-
-def test_nothing_fits(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["advise", "memory", str(path), "--budget", "100k"]) == 0
-    assert "Nothing fits. The lowest peak is" in capsys.readouterr().out
-
-
 def test_json_is_whole_and_consistent(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["advise", "memory", str(path), "--budget", "8MiB", "--devices", "4", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)

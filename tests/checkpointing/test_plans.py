@@ -11,8 +11,8 @@ import pytest
 from perfscope.analyzers.checkpointing.plans import MOST_SHOWN, greedy, groups_of, plan_memory
 from perfscope.analyzers.checkpointing.remat_bargain import remat_bargain
 from perfscope.analyzers.checkpointing.sharding import Links, device_of, links_of, placements, transfer
-from perfscope.analyzers.checkpointing.simulate import HERE, Placement, Simulator, keep_all, simulate, todays
-from perfscope.analyzers.checkpointing.step_model import POLICIES, Region, StepModel
+from perfscope.analyzers.checkpointing.simulate import HERE, Placement, Simulator, keep_all, simulate
+from perfscope.analyzers.checkpointing.step_model import POLICIES, StepModel
 from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
 from perfscope.analyzers.checkpointing.wording import code_for, describe
 from perfscope.analyzers.devices import named_device
@@ -112,11 +112,6 @@ def test_today_is_what_is_checkpointed_now() -> None:
     assert quickest.added_low_ns == -plans.today.simulation.recompute_ns
 
 
-def test_offloading_is_not_looked_at_where_there_is_no_device() -> None:
-    front = plan_memory(replace(layers(3), on_host=True)).front
-    assert not any("offload" in plan.policies or plan.placement.optimizer_on_host for plan in front)
-
-
 @pytest.mark.parametrize(
     ("level", "world", "moved"),
     [
@@ -188,12 +183,6 @@ def test_words_and_code_of_sharding_and_of_the_host() -> None:
     hosted = next(plan for plan in front if plan.placement.optimizer_on_host)
     assert "optimizer state on the host" in describe(model, hosted)
     assert hosted.added_high_ns is None  # the update takes time on the host that nobody knows
-
-
-def test_keeping_today_needs_no_code() -> None:
-    plans = plan_memory(layers(2))
-    assert describe(plans.model, plans.today) == "keep all activations"
-    assert code_for(plans.model, plans.today) == ()
 
 
 def test_code_of_a_jax_program_names_its_policies() -> None:
@@ -378,13 +367,6 @@ def test_a_region_without_a_backward_cannot_be_checkpointed() -> None:
     assert simulate(frozen, ["full"]) == simulate(frozen, ["keep"])
 
 
-def test_todays_policies_are_those_of_the_recording() -> None:
-    model = layers(2)
-    assert todays(model) == ("keep", "keep")
-    assert todays(checkpointed(model)) == ("full", "full")
-    assert todays(checkpointed(model, selective=True)) == ("selective", "selective")
-
-
 def test_policies_must_be_as_many_as_regions() -> None:
     with pytest.raises(ValueError, match="1 policies for 2 regions"):
         simulate(layers(2), ["keep"])
@@ -416,17 +398,12 @@ def test_level_two_divides_gradients_once_their_region_is_through() -> None:
     assert (whole - parts)[0] == 0
 
 
-def test_optimizer_state_on_the_host_is_not_here() -> None:
-    assert simulate(layers(1), ["keep"], Placement(optimizer_on_host=True)).held_bytes == 500
-
-
 def test_gradients_that_are_held_are_counted_once() -> None:
     model = replace(layers(1), gradients_in_values=False, gradient_bytes=64)
     assert simulate(model, ["keep"]).held_bytes == 1_000 + 64
     assert simulate(model, ["keep"], Placement(devices=2, level=2)).held_bytes == 500 + 250 + 32
 
 
-def test_regions_without_values_do_nothing() -> None:
-    region = Region(name="a", group="a", forward=(0, 1), backward=(1, 2), input_bytes=0)
-    model = replace(layers(1), values=(value(7, 0, 2),), regions=(region,), length=2, other_bytes=0)
-    assert simulate(model, ["full"]).peak_bytes == 1_007
+def test_offloading_is_not_looked_at_where_there_is_no_device() -> None:
+    front = plan_memory(replace(layers(3), on_host=True)).front
+    assert not any("offload" in plan.policies or plan.placement.optimizer_on_host for plan in front)

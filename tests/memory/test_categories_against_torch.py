@@ -16,7 +16,7 @@ from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.model.memory import MemoryPhase, MemoryTimeline
 from perfscope.model.trace import Trace
-from perfscope.model.trace.tables import MemoryAction, MemoryCategory
+from perfscope.model.trace.tables import MemoryCategory
 
 SAME = ("ACTIVATION", "GRADIENT", "INPUT", "OPTIMIZER_STATE")
 """Of these every byte must be what torch says. Torch has no word for what lives in one phase only: its TEMPORARY lives
@@ -204,10 +204,3 @@ def test_modules_and_lines_of_a_real_run(profiled: Profiled):
         functions = {timeline.lines[index].function for index in blocks["line"][saved].tolist() if index >= 0}
         assert "forward" in functions
     assert {Path(line.file).name for line in timeline.lines} == {Path(__file__).name}
-
-
-def test_events_of_the_allocator_are_not_lost(profiled: Profiled):
-    timeline = profiled.timeline()
-    made = profiled.trace.rows["memory"]["action"] == MemoryAction.ALLOCATE
-    assert int(made.sum()) == int((~timeline.blocks["before"]).sum())
-    assert timeline.unmatched == 0

@@ -11,7 +11,6 @@ import pytest
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.fragmentation import memory_fragmentation, unneeded_reserves
-from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.registry import load_rule
@@ -19,7 +18,6 @@ from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction
-from tests.build import EVERYTHING
 from tests.caching_allocator import MIB, CachingAllocator, OutOfMemoryError
 from tests.memory.build import MemoryBuilder
 
@@ -80,13 +78,6 @@ def test_pools_sum_up_to_the_segments(corpus: Path, name: str):
     assert sum(pool.free_bytes for pool in found.pools) == held["bytes"][free].sum()
     assert found.largest_free_bytes == held["bytes"][free].max()
     assert found.as_requested
-
-
-@pytest.mark.corpus
-def test_a_trace_without_a_snapshot(corpus: Path):
-    (found,) = memory_fragmentation(kineto_reader.read(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz"))
-    assert (found.peak_reserved_bytes, found.peak_allocated_bytes) == (2_629_828_608, 2_088_508_416)
-    assert (found.pools, found.as_requested) == ((), False)
 
 
 RULE = load_rule("memory_fragmentation")
@@ -262,17 +253,6 @@ def test_one_moment_with_free_pieces_cannot_be_judged() -> None:
     assert "one moment" in (outcome.reason or "")
 
 
-def test_the_host_keeps_no_segments() -> None:
-    b = MemoryBuilder()
-    b.make(1, 100 * MIB, 1, device=-1)
-    assert judge(RULE, b.build()).status == "abstained"
-
-
-def test_without_memory_it_abstains() -> None:
-    outcome = judge(RULE, MemoryBuilder(recorded=EVERYTHING - {"memory"}).build())
-    assert (outcome.status, outcome.reason) == ("abstained", "not recorded: allocator events")
-
-
 @pytest.mark.corpus
 @pytest.mark.parametrize(
     ("name", "cost"),
@@ -292,14 +272,3 @@ def test_snapshots_of_the_corpus(corpus: Path, name: str, cost: int | None) -> N
     outcome = judge(RULE, trace)
     assert [finding.cost_bytes for finding in outcome.findings] == ([] if cost is None else [cost])
     assert outcome.status == ("clean" if cost is None else "flagged")
-
-
-@pytest.mark.corpus
-def test_the_one_reserve_of_medium512_that_was_not_needed(corpus: Path) -> None:
-    (trace,) = load(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
-    (timeline,) = trace.fact(memory_timelines)
-    assert timeline.reserved is not None
-    (reserve,) = unneeded_reserves(trace, timeline, timeline.reserved, timeline.live())
-    assert (reserve.asked_bytes, reserve.reserved_bytes) == (64 * MIB, 64 * MIB)
-    assert reserve.pieces is not None
-    assert reserve.pieces.free_bytes > 4 * 64 * MIB > 64 * MIB > reserve.pieces.largest_bytes

@@ -18,25 +18,7 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters, SourceLine
 from perfscope.model.trace import Trace
-from tests.build import EVERYTHING
 from tests.memory.build import MemoryBuilder
-
-
-def test_noise_does_not_hide_a_leak_and_is_none():
-    rng = np.random.default_rng(3)
-    noise = rng.integers(-20, 20, 40)
-    slope, sure = trend(np.arange(40) * 64 + noise)
-    assert slope == pytest.approx(64, abs=3)
-    assert sure > 0.98
-    slope, sure = trend(noise)
-    assert abs(slope) < 1
-    assert 0.3 < sure < 0.7
-
-
-def test_trend_of_little():
-    assert trend(np.array([5])) == (0.0, 0.0)
-    assert trend(np.array([], np.int64)) == (0.0, 0.0)
-
 
 RULE = load_rule("memory_leak")
 MIB = 1 << 20
@@ -154,17 +136,6 @@ def test_steps_are_known_by_those_of_the_optimizer() -> None:
     assert (memory.growth.growing, memory.growth.steps, memory.growth.steps_left) == (True, 7, 1024 - 64 - 8)
 
 
-def test_a_list_that_is_cleared_is_no_leak() -> None:
-    assert outcome_of(steps([MIB] * 8, cleared=5)).status == "clean"
-
-
-def test_memory_of_the_detail_pass_is_judged() -> None:
-    outer = MemoryBuilder(recorded=EVERYTHING - {"memory"})
-    outer.step(1, 0, 10)
-    outer.detail = steps([MIB] * 3).build()
-    assert outcome_of(outer).status == "flagged"
-
-
 def counted(grown: int, taken: int | None = 6) -> AllocatorCounters:
     key = "allocated_bytes.all.current"
     return AllocatorCounters(before={key: 1000}, after={key: 1000 + grown}, steps=taken)
@@ -186,11 +157,6 @@ def test_counters_that_do_not_grow_are_clean() -> None:
 def test_growth_without_a_place_weighs_little() -> None:
     (finding,) = outcome_of(steps([64 * MIB]), counted(12 * MIB)).findings
     assert (finding.severity, finding.where.line) == ("low", None)
-
-
-def test_without_memory_it_abstains() -> None:
-    outcome = outcome_of(MemoryBuilder(recorded=EVERYTHING - {"memory"}))
-    assert (outcome.status, outcome.reason) == ("abstained", "not recorded: allocator events")
 
 
 def test_one_step_is_too_few_and_says_what_to_do() -> None:
@@ -272,3 +238,18 @@ def _trained(path: Path, detached: bool) -> Path:
             kept.append(metric.detach() if detached else metric)
             profiler.step()
     return path
+
+
+def test_noise_does_not_hide_a_leak_and_is_none():
+    rng = np.random.default_rng(3)
+    noise = rng.integers(-20, 20, 40)
+    slope, sure = trend(np.arange(40) * 64 + noise)
+    assert slope == pytest.approx(64, abs=3)
+    assert sure > 0.98
+    slope, sure = trend(noise)
+    assert abs(slope) < 1
+    assert 0.3 < sure < 0.7
+
+
+def test_a_list_that_is_cleared_is_no_leak() -> None:
+    assert outcome_of(steps([MIB] * 8, cleared=5)).status == "clean"

@@ -11,7 +11,6 @@ from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.holders import UNSEEN, PeakHolders, memory_holders
 from perfscope.analyzers.memory.trace_memories import trace_memories
-from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.registry import load_rule
@@ -82,17 +81,6 @@ def test_unknown_owners_are_one_nameless_row():
     (peak,) = memory_holders(b.build())
     assert [(holder.name, holder.bytes, holder.blocks) for holder in peak.by_category] == [(None, 40, 2)]
     _sums(peak)
-
-
-@pytest.mark.corpus
-@pytest.mark.parametrize("name", ["TraceLens__h100_bert-small", "TraceLens__h100_qwen1.5-0.5b"])
-def test_recorded_traces(corpus: Path, name: str):
-    peaks = memory_holders(kineto_reader.read(corpus / "kineto" / f"{name}.json.gz"))
-    for peak in peaks:
-        _sums(peak)
-    assert peaks[0].unseen_bytes > 0
-    assert peaks[0].op is not None
-    assert peaks[0].line is not None
 
 
 @pytest.mark.corpus
@@ -359,11 +347,6 @@ def test_state_that_the_next_step_reads_is_needed() -> None:
     assert outcome_of(logits_kept_until(125, state=True)).status == "clean"
 
 
-def test_without_memory_it_abstains() -> None:
-    outcome = outcome_of(MemoryBuilder(recorded=EVERYTHING - {"memory"}))
-    assert (outcome.status, outcome.reason) == ("abstained", "not recorded: allocator events")
-
-
 def test_without_ops_and_stacks_it_abstains() -> None:
     b = MemoryBuilder()
     b.make(1, 10 * MIB, 1)
@@ -459,36 +442,6 @@ def test_attention_of_a_real_program(tmp_path: Path) -> None:
     (fused,) = twin.fact(memory_timelines)
     assert timeline.peak()[1] - saved <= fused.peak()[1] <= 1.1 * (timeline.peak()[1] - saved)
     assert "attention scores" not in kinds(judge(RULE, twin))
-
-
-@pytest.mark.torch
-def test_a_foreach_optimizer_of_a_real_program(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-
-    def peaks(**how: bool) -> tuple[Outcome, int]:
-        path = tmp_path / "trace.json"
-        tensors = [torch.randn(512, 512, requires_grad=True) for _ in range(8)]
-        steps = torch.optim.AdamW(tensors, **how)
-        with torch.profiler.profile(
-            schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=1),
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
-            profile_memory=True,
-        ) as profiler:
-            for _ in range(3):
-                sum(tensor.sum() for tensor in tensors).backward()
-                steps.step()
-                steps.zero_grad()
-                profiler.step()
-        (trace,) = load(path)
-        (timeline,) = trace.fact(memory_timelines)
-        return judge(RULE, trace), timeline.peak()[1]
-
-    defective, peak = peaks(foreach=True)
-    twin, fused = peaks(fused=True)
-    finding = finding_of_kind(defective, "temporaries of the optimizer")
-    assert kinds(twin) == set()
-    # predicted from the defective program alone, against the run of the other one
-    assert peak - (finding.cost_bytes or 0) == pytest.approx(fused, rel=0.01)
 
 
 @pytest.mark.corpus

@@ -115,11 +115,6 @@ def test_memories_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) 
     assert found.entries_left == 1
 
 
-def test_no_memory_is_an_empty_section() -> None:
-    found = memory_section([MemoryBuilder().build()])
-    assert (found.entries, found.problems) == ((), ())
-
-
 def test_what_breaks_is_said_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Trace) -> None:
         raise ValueError("no such thing")
@@ -163,11 +158,3 @@ def test_a_pool_says_what_one_process_says(corpus: Path) -> None:
     reports = [render(judge_paths(files, jobs=jobs, rules=[]).analysis, "json") for jobs in (1, 2)]
     assert reports[0] == reports[1]
     assert '"label": "cuda:0"' in reports[0]
-
-
-@pytest.mark.corpus
-def test_programs_sum_up(corpus: Path) -> None:
-    traces = load(corpus / "aot" / "attn_naive.hlo.pb.gz")
-    (entry,) = memory_section(traces).entries
-    sums(entry.worst)
-    assert (entry.worst.space, entry.worst.basis, entry.worst.op) == ("program", "modelled", "fusion.15")

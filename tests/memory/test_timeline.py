@@ -52,15 +52,6 @@ def test_events_of_one_instant_do_not_cancel_out():
     assert timeline.last == 2001
 
 
-def test_each_device_and_the_host_have_their_own():
-    b = MemoryBuilder()
-    b.make(10, 1, 1, device=1)
-    b.make(10, 2, 2, device=0)
-    b.make(10, 4, 3, device=-1)
-    found = event_timelines(b.build())
-    assert [(one.label, one.peak()[1]) for one in found] == [("cuda:0", 2), ("cuda:1", 1), ("host", 4)]
-
-
 def test_a_total_that_leaves_out_what_was_held_is_told():
     """The CPU's total begins at 0 when the profiler does, and counts the free of an older block all the same."""
     b = MemoryBuilder()
@@ -180,12 +171,6 @@ def test_conservation(held: int, steps: list[tuple[int, int]], older: list[int])
     conserved(trace, timeline)
 
 
-def test_nothing_recorded_is_no_timeline():
-    b = MemoryBuilder()
-    b.op("aten::mm", 0, 1)
-    assert event_timelines(b.build()) == ()
-
-
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", WITH_EVENTS)
 def test_the_totals_of_recorded_allocators(corpus: Path, name: str):
@@ -227,16 +212,6 @@ def test_histories_end_where_their_snapshots_are(corpus: Path, name: str, reserv
     assert (there >= live.bytes).all()
     assert timeline.known_from == "CUDA memory snapshot"
     assert (timeline.unseen_bytes, timeline.unmatched) == (0, 0)
-
-
-@pytest.mark.corpus
-def test_out_of_memory_without_history_is_one_moment(corpus: Path):
-    trace = torch_memory_reader.read(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
-    (timeline,) = event_timelines(trace)
-    assert timeline.peak() == (0, 11_840_159_744)
-    assert timeline.reserved is not None
-    assert timeline.reserved.bytes.tolist() == [11_844_714_496]
-    assert np.all(timeline.blocks["before"] & timeline.blocks["after"])
 
 
 def snapshot_of(*entries: dict[str, object], segments: bool) -> MemoryBuilder:
@@ -316,20 +291,6 @@ def test_bounded_exact_and_no_maximum_lost(points: int) -> None:
         assert most == max([before, *timeline.reserved.bytes[inside]])
 
 
-def test_a_short_peak_is_drawn_short() -> None:
-    b = MemoryBuilder()
-    b.make(1, 100, 0)
-    b.make(2, 900, 1)
-    b.free(2, 2)
-    b.make(3, 1, 5_000)
-    b.make(4, 1, 10_000)
-    trace = b.build()
-    (timeline,) = memory_timelines(trace)
-    picture = memory_picture(trace, timeline, 20)
-    held = dict(zip(picture.positions.tolist(), picture.total.tolist(), strict=True))
-    assert held == {0: 100, 1_000: 1000, 2_000: 100, 5_000_000: 101, 10_000_000: 102}
-
-
 def _steps(count: int) -> MemoryBuilder:
     b = MemoryBuilder()
     for step in range(count):
@@ -371,16 +332,6 @@ def test_phases_of_a_schedule_cover_its_forward_and_backward_pass(corpus: Path) 
     phases = memory_picture(trace, timeline).phases
     assert {"forward", "backward"} <= {band.name for band in phases}
     assert all(timeline.first <= band.start < band.end <= timeline.last + 1 for band in phases)
-
-
-@pytest.mark.corpus
-def test_the_phases_of_a_recorded_step(corpus: Path) -> None:
-    trace = torch_memory_reader.read(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
-    (timeline,) = memory_timelines(trace)
-    picture = memory_picture(trace, timeline)
-    assert [band.name for band in picture.phases] == ["forward", "backward", "optimizer"]
-    assert len(picture.positions) <= 400
-    assert picture.total.max() == timeline.peak()[1]
 
 
 def _with_a_loader() -> MemoryBuilder:

@@ -58,12 +58,12 @@ def graph_recompute(trace: Trace) -> tuple[GraphRecompute, ...]:
     if log is None:
         return ()
     forward = {graph.compile_id: graph for graph in log.graphs if graph.direction == "forward"}
-    found = (
+    recomputes = (
         _of_graph(log, forward[graph.compile_id], graph)
         for graph in log.graphs
         if graph.direction == "backward" and graph.recomputed and graph.compile_id in forward
     )
-    return tuple(one for one in found if one.nodes)
+    return tuple(recompute for recompute in recomputes if recompute.nodes)
 
 
 def _of_graph(log: CompileLog, forward: Graph, backward: Graph) -> GraphRecompute:
@@ -76,14 +76,16 @@ def _of_graph(log: CompileLog, forward: Graph, backward: Graph) -> GraphRecomput
         if node.name in again and (node.op, node.shape) == (first[node.name].op, first[node.name].shape)
     )
     heavy = tuple(node for node in nodes if _HEAVY.match(node.op) and node.inputs == first[node.name].inputs)
-    held = [one for one in log.kernels if (one.compile_id, one.direction) == (backward.compile_id, "backward")]
+    kernels = [
+        kernel for kernel in log.kernels if (kernel.compile_id, kernel.direction) == (backward.compile_id, "backward")
+    ]
     known = {node.name: node for node in (*backward.inputs, *backward.nodes)}
     return GraphRecompute(
         compile_id=backward.compile_id,
         nodes=nodes,
         heavy=heavy,
         result_bytes=sum(node_bytes(node) for node in nodes if not _VIEWS.match(node.op)),
-        kernels=tuple(next((one for one in held if node.name in one.nodes), None) for node in heavy),
+        kernels=tuple(next((kernel for kernel in kernels if node.name in kernel.nodes), None) for node in heavy),
         flops=tuple(_flops(node, known) for node in heavy),
     )
 

@@ -39,13 +39,13 @@ def op_times(trace: Trace) -> OpTimes:
     one it is worth its span on the host, as a share of the traced step: profiling makes steps longer. Ops that were
     not found in the timed steps are worth what others of as many FLOPs and bytes take.
     """
-    graph, place = trace.op_graph, trace.fact(graph_time)
+    graph, timed = trace.op_graph, trace.fact(graph_time)
     if graph is None:
         raise AbstainError("no op graph whose ops could be timed")
     step_ns, traced_ns = _step_ns(trace)
-    if not place.known:
-        return _roofline(trace, graph, step_ns, place.matched_share)
-    steps = [_of_step(trace, spans, on_device=place.on_device) for spans in place.spans]
+    if not timed.known:
+        return _roofline(trace, graph, step_ns, timed.matched_share)
+    steps = [_of_step(trace, spans, on_device=timed.on_device) for spans in timed.spans]
     known = np.array(steps)
     ns = np.full(len(graph.ops), np.nan)
     seen = ~np.isnan(known).all(axis=0)
@@ -58,7 +58,7 @@ def op_times(trace: Trace) -> OpTimes:
     if len(missing):
         ns[missing] = _like_others(graph, ns, missing)
         note = f"{len(missing):,} of {len(graph.ops):,} ops have no time of their own and are priced by bytes and FLOPs"
-    if not place.on_device and step_ns and traced_ns:
+    if not timed.on_device and step_ns and traced_ns:
         ns = ns * min(1.0, step_ns / traced_ns)
     return OpTimes(ns=ns, step_ns=step_ns or traced_ns, basis="measured", note=note)
 
@@ -115,8 +115,8 @@ def _like_others(graph: OpGraph, ns: Float64, missing: npt.NDArray[np.int64]) ->
 
 def _roofline(trace: Trace, graph: OpGraph, step_ns: int | None, matched: float) -> OpTimes:
     """By the peaks of the device, where the recording or the user names one."""
-    found = (named_device(trace.judged_device) if trace.judged_device else None) or recorded_device(trace)
-    if found is None:
+    device = (named_device(trace.judged_device) if trace.judged_device else None) or recorded_device(trace)
+    if device is None:
         raise AbstainError(
             f"{100 * matched:.0f}% of the op graph's ops were found in the timed steps, too few to tell what "
             "recomputing costs, and no device is named whose peaks would; record the run again, or give --device"
@@ -126,12 +126,12 @@ def _roofline(trace: Trace, graph: OpGraph, step_ns: int | None, matched: float)
         if not op.view:
             dtype = graph.tensors[op.inputs[0]].dtype.removeprefix("torch.") if op.inputs else ""
             moved = op_bytes(graph, op)
-            ns[index] = kernel_roof(found, flops=op.flops, dtype=dtype, precision="highest", moved=moved).roof_ns
+            ns[index] = kernel_roof(device, flops=op.flops, dtype=dtype, precision="highest", moved=moved).roof_ns
     return OpTimes(
         ns=ns,
         step_ns=step_ns,
         basis="modelled",
-        note=f"the op graph could not be laid beside the timed steps: ops are priced by the peaks of {found.name}",
+        note=f"the op graph could not be laid beside the timed steps: ops are priced by the peaks of {device.name}",
     )
 
 

@@ -71,7 +71,7 @@ def is_offered(model: StepModel, unit: Unit, policy: Policy) -> bool:
 
 def with_policy(policies: Sequence[Policy], unit: Unit, policy: Policy) -> tuple[Policy, ...]:
     """The policies with another one for a unit."""
-    return tuple(policy if index in unit.regions else one for index, one in enumerate(policies))
+    return tuple(policy if index in unit.regions else old for index, old in enumerate(policies))
 
 
 def greedy(simulator: Simulator, start: Sequence[Policy] | None = None) -> tuple[GreedyStep, ...]:
@@ -109,7 +109,7 @@ def _next(
 ) -> GreedyStep | None:
     """The group's first unit that ``policy`` takes further; None if there is none."""
     further = {"selective": ("keep",), "full": ("keep", "selective")}
-    unit = next((one for one in group.units if policies[one.regions[0]] in further[policy]), None)
+    unit = next((unit for unit in group.units if policies[unit.regions[0]] in further[policy]), None)
     if unit is None or not is_offered(simulator.model, unit, policy):
         return None
     after = with_policy(policies, unit, policy)
@@ -217,24 +217,24 @@ def plan_memory(
     links = links_of(device_of(model, device), count)
     here = Placement(devices=model.world_size)
     base = simulator.run(todays(model))
-    found: dict[tuple[tuple[Policy, ...], Placement], Plan] = {}
+    plans_by_choice: dict[tuple[tuple[Policy, ...], Placement], Plan] = {}
 
     def look(policies: tuple[Policy, ...], placement: Placement) -> None:
-        if (policies, placement) not in found:
+        if (policies, placement) not in plans_by_choice:
             simulation = simulator.run(policies, placement)
-            found[policies, placement] = _plan(model, policies, placement, simulation, base, links)
+            plans_by_choice[policies, placement] = _plan(model, policies, placement, simulation, base, links)
 
     candidates = [todays(model), keep_all(model), *(step.policies for step in greedy(simulator))]
     grid, complete = _grid(model, simulator, moving=moving and not model.on_host)
     for policies in (*candidates, *grid):
         look(policies, here)
-    chosen = [plan.policies for plan in _front(found.values())]
+    chosen = [plan.policies for plan in _front(plans_by_choice.values())]
     for placement in placements(model, count) if moving else ():
         for policies in dict.fromkeys((todays(model), *chosen)):
             look(policies, placement)
     room = None if model.capacity_bytes is None else int(SCARCE_SHARE * model.capacity_bytes)
     budget, source = (budget_bytes, "asked") if budget_bytes is not None else (room, "device")
-    front = _front(found.values())
+    front = _front(plans_by_choice.values())
     plans = Plans(
         model=model,
         today=_plan(model, todays(model), here, base, base, links),
@@ -243,7 +243,7 @@ def plan_memory(
         budget_bytes=budget,
         budget_from=None if budget is None else source,
         links=links,
-        looked_at=len(found),
+        looked_at=len(plans_by_choice),
         complete=complete,
     )
     recommended = _recommended(plans)
@@ -320,7 +320,7 @@ def _assigned(
 def _front(plans: Iterable[Plan]) -> list[Plan]:
     """Those that no other beats in peak, in best time and in worst time; quickest first."""
     front: list[Plan] = []
-    for plan in sorted(plans, key=lambda one: (one.peak_bytes, _high(one), one.added_low_ns, one.placement.level)):
+    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, _high(plan), plan.added_low_ns, plan.placement.level)):
         beaten = any(
             other.peak_bytes <= plan.peak_bytes * (1 + SAME_PEAK)
             and other.added_low_ns <= plan.added_low_ns
@@ -329,7 +329,7 @@ def _front(plans: Iterable[Plan]) -> list[Plan]:
         )
         if not beaten:
             front.append(plan)
-    return sorted(front, key=lambda one: (_high(one), one.added_low_ns, one.peak_bytes))
+    return sorted(front, key=lambda plan: (_high(plan), plan.added_low_ns, plan.peak_bytes))
 
 
 def _high(plan: Plan) -> float:
@@ -338,14 +338,14 @@ def _high(plan: Plan) -> float:
 
 def _recommended(plans: Plans) -> Plan | None:
     fitting = [plan for plan in plans.front if plans.fits(plan)]
-    return min(fitting, key=lambda one: (_high(one), one.added_low_ns, one.peak_bytes), default=None)
+    return min(fitting, key=lambda plan: (_high(plan), plan.added_low_ns, plan.peak_bytes), default=None)
 
 
 def _thinned(front: Sequence[Plan], recommended: Plan | None) -> list[Plan]:
     """At most ``MOST_SHOWN``: the ends, the recommended one, and others evenly by peak."""
     kept = list(front)
     while len(kept) > MOST_SHOWN:
-        by_peak = sorted(kept, key=lambda one: one.peak_bytes)
+        by_peak = sorted(kept, key=lambda plan: plan.peak_bytes)
         inner = [(by_peak[i + 1].peak_bytes - by_peak[i - 1].peak_bytes, i) for i in range(1, len(by_peak) - 1)]
         drop = next(
             by_peak[i] for _, i in sorted(inner) if by_peak[i] is not recommended and by_peak[i] is not front[0]

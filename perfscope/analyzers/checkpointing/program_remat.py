@@ -119,16 +119,16 @@ def recomputed_products(trace: Trace) -> tuple[Recomputed, ...]:
 
 def cloned_instructions(trace: Trace) -> tuple[Cloned, ...]:
     """Instructions that XLA launches more than once to free memory in between, the dearest first."""
-    found = []
+    clones = []
     for cost in trace.fact(costs):
         named: dict[tuple[str, str], list[InstructionCost]] = defaultdict(list)
         for row in cost.launched:
             if row.instruction.scheduling_name:
                 named[row.computation, row.instruction.scheduling_name].append(row)
-        found += [
+        clones += [
             Cloned(cost=cost, original=name, rows=tuple(rows[1:])) for (_, name), rows in named.items() if len(rows) > 1
         ]
-    return tuple(sorted(found, key=lambda one: (-one.flops, -one.bytes, one.original)))
+    return tuple(sorted(clones, key=lambda cloned: (-cloned.flops, -cloned.bytes, cloned.original)))
 
 
 # What recomputation buys in a compiled program: how much higher the peak would be without it, and whether that fits.
@@ -231,10 +231,10 @@ def bought_by_checkpoint(trace: Trace, cost: ModuleCost, products: Sequence[Reco
     """What ``jax.checkpoint`` buys by running products of one program again; ``None`` where it is not scheduled."""
     schedule = Schedule(cost.module)
     spans = []
-    for one in products:
-        place = _position(schedule, cost, one.row.computation, one.row.instruction.name)
-        if place is not None:
-            spans.append((_forward(schedule, cost, one, place), place[1], one.kept_bytes))
+    for product in products:
+        span = _position(schedule, cost, product.row.computation, product.row.instruction.name)
+        if span is not None:
+            spans.append((_forward(schedule, cost, product, span), span[1], product.kept_bytes))
     return _bought(trace, cost, spans)
 
 
@@ -242,22 +242,22 @@ def bought_by_clones(trace: Trace, cost: ModuleCost, clones: Iterable[Cloned]) -
     """What XLA's own rematerialization buys: each clone's value kept from the instruction that made it before."""
     schedule = Schedule(cost.module)
     spans = []
-    for one in clones:
+    for clone in clones:
         first = next(
             row
             for row in cost.launched
-            if row.instruction.scheduling_name == one.original
-            and row.computation == one.rows[0].computation
-            and row not in one.rows
+            if row.instruction.scheduling_name == clone.original
+            and row.computation == clone.rows[0].computation
+            and row not in clone.rows
         )
         before = schedule.positions.get(first.instruction.name)
-        for row in one.rows:
-            at = schedule.positions.get(row.instruction.name)
-            if before is not None and at is not None:
+        for row in clone.rows:
+            position = schedule.positions.get(row.instruction.name)
+            if before is not None and position is not None:
                 # its own value takes over where the clone stands, and was alive up to its last reader
                 begin = max(before, _last_read(cost.module, schedule, row.computation, first.instruction.name))
-                spans.append((begin + 1, at, row.instruction.shape.bytes))
-                before = at
+                spans.append((begin + 1, position, row.instruction.shape.bytes))
+                before = position
     return _bought(trace, cost, spans)
 
 
@@ -289,9 +289,9 @@ def usable_bytes(trace: Trace, module: HloModule) -> int | None:
     limit = _limit(trace)
     if limit is not None:
         return limit
-    told = device_memory_bytes(trace)
-    if told is not None:
-        return int(share * told)
+    device_bytes = device_memory_bytes(trace)
+    if device_bytes is not None:
+        return int(share * device_bytes)
     known: ProgramDevice | None = trace.fact(program_device)
     if known is None:
         return None
@@ -306,9 +306,9 @@ def _limit(trace: Trace) -> int | None:
 
 def timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline | None:
     """The memory of one program; ``None`` where it is not scheduled."""
-    with_timeline = [one for one in trace.hlo if one.is_scheduled or arena_of(one) is not None]
+    with_timeline = [scheduled for scheduled in trace.hlo if scheduled.is_scheduled or arena_of(scheduled) is not None]
     pairs = zip(with_timeline, trace.fact(program_timelines), strict=False)
-    return next((timeline for one, timeline in pairs if one is module), None)
+    return next((timeline for scheduled, timeline in pairs if scheduled is module), None)
 
 
 def _position(schedule: Schedule, cost: ModuleCost, computation: str, name: str) -> tuple[int, int] | None:
@@ -318,27 +318,27 @@ def _position(schedule: Schedule, cost: ModuleCost, computation: str, name: str)
         if holder is None:
             return None
         computation, name = holder.computation, holder.instruction.name
-    at = schedule.positions[name]
-    for one in cost.module.entry_computation().instructions:
-        if schedule.begins[one.name] <= at <= schedule.positions[one.name]:
-            return schedule.begins[one.name], schedule.positions[one.name] + 1
-    return at, at + 1
+    position = schedule.positions[name]
+    for instruction in cost.module.entry_computation().instructions:
+        if schedule.begins[instruction.name] <= position <= schedule.positions[instruction.name]:
+            return schedule.begins[instruction.name], schedule.positions[instruction.name] + 1
+    return position, position + 1
 
 
-def _forward(schedule: Schedule, cost: ModuleCost, again: Recomputed, place: tuple[int, int]) -> int:
+def _forward(schedule: Schedule, cost: ModuleCost, again: Recomputed, span: tuple[int, int]) -> int:
     """Where the forward makes what runs again: the first product before it of the same result and primitive."""
     shape, primitive = _type(again.result), again.row.instruction.op_name.rpartition("/")[2]
-    found = [
-        at[0]
+    positions = [
+        span_before[0]
         for row in cost.rows
         if row.once.products
         and row.instruction.op_name.rpartition("/")[2] == primitive
         and _type(row.instruction.shape) == shape
         and phase_of(row.instruction.op_name) == "forward"
-        for at in (_position(schedule, cost, row.computation, row.instruction.name),)
-        if at is not None and at[0] <= place[0]
+        for span_before in (_position(schedule, cost, row.computation, row.instruction.name),)
+        if span_before is not None and span_before[0] <= span[0]
     ]
-    return min(found, default=place[0])
+    return min(positions, default=span[0])
 
 
 def _type(shape: Shape) -> tuple[str, tuple[int, ...]]:
@@ -347,7 +347,11 @@ def _type(shape: Shape) -> tuple[str, tuple[int, ...]]:
 
 def _last_read(module: HloModule, schedule: Schedule, computation: str, name: str) -> int:
     return max(
-        (schedule.positions[one.name] for one in module.computations[computation].instructions if name in one.operands),
+        (
+            schedule.positions[instruction.name]
+            for instruction in module.computations[computation].instructions
+            if name in instruction.operands
+        ),
         default=schedule.positions[name],
     )
 
@@ -363,29 +367,31 @@ def recomputed_parts(trace: Trace, products: Iterable[Recomputed]) -> list[Part]
     """
     holders, parts = trace.fact(_holders), {}
     known = trace.fact(program_device)
-    for one in products:
-        kernel = one.row
+    for product in products:
+        kernel = product.row
         if kernel.place == "inside":
-            kernel = holders[id(one.cost)].get(kernel.computation, kernel)
-        whole = kernel is one.row or phase_of(kernel.instruction.op_name) == "recompute"
+            kernel = holders[id(product.cost)].get(kernel.computation, kernel)
+        whole = kernel is product.row or phase_of(kernel.instruction.op_name) == "recompute"
         if whole:
-            parts[id(kernel)] = _whole(trace, one.cost, kernel)
+            parts[id(kernel)] = _whole(trace, product.cost, kernel)
         else:
-            once = None if known is None else compute_ns(one.row.once, known.device)
-            modelled = None if once is None else once * one.row.runs
-            parts[id(one)] = Part(module=one.cost.module, instructions=(kernel.instruction.name,), modelled_ns=modelled)
+            once = None if known is None else compute_ns(product.row.once, known.device)
+            modelled = None if once is None else once * product.row.runs
+            parts[id(product)] = Part(
+                module=product.cost.module, instructions=(kernel.instruction.name,), modelled_ns=modelled
+            )
     return list(parts.values())
 
 
 def cloned_parts(trace: Trace, clones: Iterable[Cloned]) -> list[Part]:
     """Kernels that XLA's own rematerialization added, for ``price``."""
-    return [_whole(trace, one.cost, row) for one in clones for row in one.rows]
+    return [_whole(trace, clone.cost, row) for clone in clones for row in clone.rows]
 
 
 def part_ns(trace: Trace, parts: Iterable[Part]) -> float | None:
     """What parts take in one run of the program, measured or modelled; None where neither is known."""
-    found = price(trace, parts)
-    return None if found is None else found.run_ns
+    cost = price(trace, parts)
+    return None if cost is None else cost.run_ns
 
 
 def ns_a_mib(spent_ns: float | None, kept_bytes: int) -> float | None:
@@ -427,14 +433,14 @@ def storing_part(trace: Trace, products: Sequence[Recomputed]) -> Part | None:
     ``None`` where they are of no loop over layers, or no time is known.
     """
     loops = trace.fact(_backward_loops).get(id(products[0].cost), frozenset()) if products else ()
-    size = sum(one.kept_bytes for one in products if one.row.computation in loops)
+    size = sum(product.kept_bytes for product in products if product.row.computation in loops)
     taken = bytes_ns(trace, STACK_TRAFFIC * size)
     return Part(module=products[0].cost.module, instructions=(), modelled_ns=-taken) if taken else None
 
 
 def _backward_loops(trace: Trace) -> Mapping[int, frozenset[str]]:
     """By ``id`` of a program's cost: the computations of the backward of loops over layers."""
-    found = {}
+    loops = {}
     for cost in trace.fact(costs):
         if cost.module.is_scheduled:
             schedule = Schedule(cost.module)
@@ -442,5 +448,5 @@ def _backward_loops(trace: Trace) -> Mapping[int, frozenset[str]]:
                 reached(cost.module, backward_body(cost.module, schedule, layers))
                 for layers in layer_loops(Flow(cost.module), schedule)
             ]
-            found[id(cost)] = frozenset[str]().union(*bodies)
-    return found
+            loops[id(cost)] = frozenset[str]().union(*bodies)
+    return loops

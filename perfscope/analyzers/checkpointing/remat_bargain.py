@@ -83,7 +83,7 @@ def remat_bargain(trace: Trace) -> Bargain | None:
         model=model,
         today=today,
         kept=kept,
-        regions=tuple(sorted(_regions(model, simulator, today), key=lambda one: -one.recompute_ns)),
+        regions=tuple(sorted(_regions(model, simulator, today), key=lambda region: -region.recompute_ns)),
         verdict=verdict,
         better=better,
         room_bytes=room,
@@ -143,15 +143,15 @@ def _regions(model: StepModel, simulator: Simulator, today: Simulation) -> list[
     policies = todays(model)
     kept = keep_all(model)
     begin = max((region.forward[1] for region in model.regions), default=0)
-    found = []
+    bargains = []
     for group in groups_of(model):
         for unit in group.units:
             policy = policies[unit.regions[0]]
             if policy == "keep":
                 continue
-            without = tuple("keep" if index in unit.regions else one for index, one in enumerate(policies))
-            alone = tuple(policy if index in unit.regions else one for index, one in enumerate(kept))
-            found.append(
+            without = tuple("keep" if index in unit.regions else old for index, old in enumerate(policies))
+            alone = tuple(policy if index in unit.regions else old for index, old in enumerate(kept))
+            bargains.append(
                 RegionBargain(
                     name=unit.name,
                     group=group.name,
@@ -161,7 +161,7 @@ def _regions(model: StepModel, simulator: Simulator, today: Simulation) -> list[
                     bought_bytes=max(0, simulator.run(without).peak_bytes - today.peak_bytes),
                 )
             )
-    return found
+    return bargains
 
 
 # What is said of a bargain between time and memory: why it is one or not, and what to do.

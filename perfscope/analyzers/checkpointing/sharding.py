@@ -114,10 +114,12 @@ def transfer(model: StepModel, placement: Placement, simulation: Simulation, lin
 
 def placements(model: StepModel, devices: int) -> tuple[Placement, ...]:
     """Where state could be: all here, divided among ``devices``, the optimizer's on the host."""
-    found = [Placement(devices=devices)]
+    choices = [Placement(devices=devices)]
     if devices > 1 and not model.sharded:
-        found += [Placement(devices=devices, level=1), Placement(devices=devices, level=2)]
-        found += [Placement(devices=devices, level=3)]
+        choices += [Placement(devices=devices, level=1), Placement(devices=devices, level=2)]
+        choices += [Placement(devices=devices, level=3)]
     if model.optimizer_bytes and not model.on_host:
-        found += [Placement(devices=one.devices, level=one.level, optimizer_on_host=True) for one in found]
-    return tuple(found)
+        choices += [
+            Placement(devices=placement.devices, level=placement.level, optimizer_on_host=True) for placement in choices
+        ]
+    return tuple(choices)

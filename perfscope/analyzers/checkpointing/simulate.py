@@ -106,12 +106,14 @@ class Simulator:
         """Lay out the axis and the values that no policy touches."""
         self.model = model
         regions = model.regions
-        self._able = [one.backward[1] > one.backward[0] and one.forward[1] > one.forward[0] for one in regions]
-        rooms = sorted((one.backward[0], index) for index, one in enumerate(regions) if self._able[index])
-        self._room_at = [at for at, _ in rooms]
+        self._able = [
+            region.backward[1] > region.backward[0] and region.forward[1] > region.forward[0] for region in regions
+        ]
+        rooms = sorted((region.backward[0], index) for index, region in enumerate(regions) if self._able[index])
+        self._room_at = [position for position, _ in rooms]
         lengths = [regions[index].forward[1] - regions[index].forward[0] for _, index in rooms]
         self._room = [0, *accumulate(lengths)]
-        self._room_starts = {index: at + self._room[order] for order, (at, index) in enumerate(rooms)}
+        self._room_starts = {index: position + self._room[order] for order, (position, index) in enumerate(rooms)}
         self._length = self._stop(model.length) + 1
         self._own: list[list[Value]] = [[] for _ in regions]
         plain: list[Value] = []
@@ -141,19 +143,19 @@ class Simulator:
         """
         effects = self._chosen(policies)
         curve = self._curve(effects, placement)
-        at = int(np.argmax(curve))
-        part, region, position = self._where(at)
-        held = self._held(placement)
+        index = int(np.argmax(curve))
+        part, region, position = self._where(index)
+        held_bytes = self._held(placement)
         return Simulation(
-            peak_bytes=held + int(curve[at]),
-            held_bytes=held,
+            peak_bytes=held_bytes + int(curve[index]),
+            held_bytes=held_bytes,
             position=position,
             part=part,
             region=region,
-            recompute_ns=sum(one.recompute_ns for one in effects),
-            recomputed=sum(one.recomputed for one in effects),
-            offloaded_bytes=sum(one.offloaded_bytes for one in effects),
-            stored_ns=sum(one.stored_ns for one in effects),
+            recompute_ns=sum(effect.recompute_ns for effect in effects),
+            recomputed=sum(effect.recomputed for effect in effects),
+            offloaded_bytes=sum(effect.offloaded_bytes for effect in effects),
+            stored_ns=sum(effect.stored_ns for effect in effects),
         )
 
     def curve(self, policies: Sequence[Policy], placement: Placement = HERE) -> Int64:
@@ -170,12 +172,12 @@ class Simulator:
 
     def _held(self, placement: Placement) -> int:
         model = self.model
-        held = model.other_bytes + -(-model.parameter_bytes // placement.parts(3))
+        total = model.other_bytes + -(-model.parameter_bytes // placement.parts(3))
         if not model.gradients_in_values:
-            held += -(-model.gradient_bytes // placement.parts(2))
+            total += -(-model.gradient_bytes // placement.parts(2))
         if not placement.optimizer_on_host:
-            held += -(-model.optimizer_bytes // placement.parts(1))
-        return held
+            total += -(-model.optimizer_bytes // placement.parts(1))
+        return total
 
     def _placement_curve(self, placement: Placement) -> Int64:
         """The values that no policy touches, gradients as placed, and parameters while they are gathered."""
@@ -194,22 +196,26 @@ class Simulator:
 
     def _reduced(self, gradient: Value) -> int:
         """When a gradient is divided: with those of its region, else when the last region is through."""
-        ends = [one.backward for one in self.model.regions if one.backward[0] <= gradient.birth < one.backward[1]]
-        last = max((one.backward[1] for one in self.model.regions), default=gradient.birth + 1)
+        ends = [
+            region.backward
+            for region in self.model.regions
+            if region.backward[0] <= gradient.birth < region.backward[1]
+        ]
+        last = max((region.backward[1] for region in self.model.regions), default=gradient.birth + 1)
         return self._stop(max(min((end for _, end in ends), default=last), gradient.birth + 1))
 
     def _gather(self, spans: Effect) -> None:
         """FSDP holds the parameters of the region that runs and of the next one, and those of no region throughout."""
         regions = self.model.regions
-        own = sum(one.parameter_bytes for one in regions)
+        own = sum(region.parameter_bytes for region in regions)
         spans.add(0, self._length, max(0, self.model.parameter_bytes - own))
         forward = sorted(range(len(regions)), key=lambda index: regions[index].forward)
         backward = sorted(
             (index for index in range(len(regions)) if self._able[index]), key=lambda index: regions[index].backward
         )
         for order, phase in ((forward, "forward"), (backward, "backward")):
-            for place, index in enumerate(order):
-                before = order[max(0, place - 1)]
+            for order_index, index in enumerate(order):
+                before = order[max(0, order_index - 1)]
                 start, stop = getattr(regions[before], phase)[0], getattr(regions[index], phase)[1]
                 first = self._room_starts[before] if phase == "backward" else self._start(start)
                 spans.add(first, self._stop(stop), regions[index].parameter_bytes)

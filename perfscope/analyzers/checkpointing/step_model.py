@@ -87,7 +87,7 @@ class Region:
 
     def offers(self, policy: Policy) -> bool:
         """False for a policy that a compiled program's layers cannot be given."""
-        return not self.changes or any(policy == one for one, _ in self.changes)
+        return not self.changes or any(policy == offered for offered, _ in self.changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

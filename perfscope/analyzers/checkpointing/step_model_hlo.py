@@ -43,16 +43,16 @@ from perfscope.model.trace.tables import MemoryCategory
 
 def hlo_step_models(trace: Trace) -> tuple[StepModel, ...]:
     """One model for each program with layers, in the order of ``trace.hlo``; ``AbstainError`` where there is none."""
-    found = []
+    models = []
     for index, module in enumerate(trace.hlo):
         if not module.is_scheduled or arena_of(module) is None:
             continue
         program = _Program(trace, index)
         if program.layers:
-            found.append(program.model())
-    if not found:
+            models.append(program.model())
+    if not models:
         raise AbstainError(_why_none(trace))
-    return tuple(found)
+    return tuple(models)
 
 
 def _why_none(trace: Trace) -> str:
@@ -90,7 +90,7 @@ class _Program:
     def model(self) -> StepModel:
         """The step as it is, with what each policy would change."""
         timeline = self._timeline
-        held = _held_bytes(timeline)
+        held_by_category = _held_bytes(timeline)
         device = self._trace.fact(program_device)
         regions = tuple(self._region(layers) for layers in self.layers)
         measured = self._index in self._trace.fact(executions)
@@ -99,10 +99,10 @@ class _Program:
             values=_values_of(timeline),
             regions=regions,
             length=timeline.last + 1,
-            parameter_bytes=held[MemoryCategory.PARAMETER],
+            parameter_bytes=held_by_category[MemoryCategory.PARAMETER],
             gradient_bytes=0,
-            optimizer_bytes=held[MemoryCategory.OPTIMIZER_STATE],
-            other_bytes=held[MemoryCategory.UNKNOWN],
+            optimizer_bytes=held_by_category[MemoryCategory.OPTIMIZER_STATE],
+            other_bytes=held_by_category[MemoryCategory.UNKNOWN],
             gradients_in_values=True,
             step_ns=self._sum_ns(self._cost.launched),
             basis="measured" if measured else "modelled",
@@ -160,7 +160,7 @@ class _Program:
             return
         again = again_of(self._flow, layers, keeps)
         size = sum(self._flow.values[number].instruction.shape.bytes for number in again.kept)
-        more = layers.count * size - sum(one.bytes for one in layers.kept)
+        more = layers.count * size - sum(kept_value.bytes for kept_value in layers.kept)
         yield (
             policy,
             Change(
@@ -187,16 +187,16 @@ class _Program:
         size = layers.count * read_again_bytes(self._module, self._flow, body, layers.scope)
         if layers.scope:
             # jax.checkpoint keeps its inputs, parts of stacked weights among them, which need no copy without it
-            return size - sum(one.bytes for one in layers.kept if self._is_slice(one))
+            return size - sum(kept_value.bytes for kept_value in layers.kept if self._is_slice(kept_value))
         # the backward needs what is computed from the kept products, and seldom the products themselves
         products = unbatched_products(self._flow)
-        return size - sum(one.bytes for one in layers.kept if self._is_kept_product(one, products))
+        return size - sum(kept_value.bytes for kept_value in layers.kept if self._is_kept_product(kept_value, products))
 
     def _today(self, layers: Layers) -> Policy:
         if not self._again(layers):
             return "keep"
         products = unbatched_products(self._flow)
-        return "selective" if any(self._is_kept_product(one, products) for one in layers.kept) else "full"
+        return "selective" if any(self._is_kept_product(kept_value, products) for kept_value in layers.kept) else "full"
 
     def _is_kept_product(self, kept: Kept, products: Keeps) -> bool:
         """Whether what is kept is the result of a product, behind casts and other layouts."""
@@ -236,17 +236,17 @@ class _Program:
 
     def _kernels(self, numbers: Iterable[int], layers: Layers) -> list[InstructionCost]:
         """The kernels that compute values, but for those that only keep them."""
-        found: dict[tuple[str, str], InstructionCost] = {}
+        kernels: dict[tuple[str, str], InstructionCost] = {}
         for number in numbers:
             value = self._flow.values[number]
-            place, name = value.computation.name, value.instruction.name
-            while place in self._fusions:
-                place, holder = self._fusions[place]
+            computation, name = value.computation.name, value.instruction.name
+            while computation in self._fusions:
+                computation, holder = self._fusions[computation]
                 name = holder.name
-            row = self._cost.by_name.get((place, name))
+            row = self._cost.by_name.get((computation, name))
             if row is not None and row.place == "launched" and name not in layers.takers:
-                found[place, name] = row
-        return list(found.values())
+                kernels[computation, name] = row
+        return list(kernels.values())
 
     def _sum_ns(self, rows: Iterable[InstructionCost]) -> int:
         total = 0.0
@@ -257,19 +257,19 @@ class _Program:
 
 def keeps_in_loops(flow: Flow, layers: Sequence[Layers], keeps: Keeps) -> bool:
     """Whether a policy keeps something of loops within the layers: a turn at a time, which is not estimated."""
-    nested = frozenset().union(*(one.nested for one in layers))
+    nested = frozenset().union(*(layer.nested for layer in layers))
     return any(keeps(number) for number, value in enumerate(flow.values) if value.computation.name in nested)
 
 
 def _held_bytes(timeline: MemoryTimeline) -> dict[MemoryCategory, int]:
     """Bytes held from the first position to the last: parameters, optimizer state, and all else as ``UNKNOWN``."""
-    found = {MemoryCategory.PARAMETER: 0, MemoryCategory.OPTIMIZER_STATE: 0, MemoryCategory.UNKNOWN: 0}
+    sizes = {MemoryCategory.PARAMETER: 0, MemoryCategory.OPTIMIZER_STATE: 0, MemoryCategory.UNKNOWN: 0}
     blocks = timeline.blocks
     for row in range(len(blocks["bytes"])):
         if _lasts(timeline, row):
             category = MemoryCategory(int(blocks["category"][row]))
-            found[category if category in found else MemoryCategory.UNKNOWN] += int(blocks["bytes"][row])
-    return found
+            sizes[category if category in sizes else MemoryCategory.UNKNOWN] += int(blocks["bytes"][row])
+    return sizes
 
 
 def _lasts(timeline: MemoryTimeline, row: int) -> bool:

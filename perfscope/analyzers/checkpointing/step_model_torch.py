@@ -47,7 +47,7 @@ def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) ->
         recorded=watched.recorded,
         op_graph=graph,
     )
-    found: dict[int, int] = defaultdict(int)
+    sizes: dict[int, int] = defaultdict(int)
     slices = watched.rows["slices"]
     for spans in beside.fact(graph_time).spans:
         placed = np.flatnonzero(spans != MISSING)
@@ -55,8 +55,8 @@ def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) ->
         order = np.argsort(slices["start_ns"][rows], kind="stable")
         placed, rows = placed[order], rows[order]
         for op, size in _within(timeline, slices["start_ns"][rows], slices["end_ns"][rows]).items():
-            found[int(placed[op])] = max(found[int(placed[op])], size)
-    return dict(found)
+            sizes[int(placed[op])] = max(sizes[int(placed[op])], size)
+    return dict(sizes)
 
 
 def _within(timeline: MemoryTimeline, starts: Int64, ends: Int64) -> dict[int, int]:
@@ -69,8 +69,8 @@ def _within(timeline: MemoryTimeline, starts: Int64, ends: Int64) -> dict[int, i
     inside[inside] &= last[inside] <= ends[span[inside]]
     first, last, size, span = first[inside], last[inside], size[inside], span[inside]
     return {
-        place: peak(first[span == place], last[span == place], size[span == place])[1]
-        for place in np.unique(span).tolist()
+        index: peak(first[span == index], last[span == index], size[span == index])[1]
+        for index in np.unique(span).tolist()
     }
 
 
@@ -111,7 +111,7 @@ def torch_step_model(trace: Trace) -> StepModel:
         raise AbstainError("the op graph is of an older recording and does not say when memory was freed: record again")
     if graph.truncated:
         raise AbstainError("the op graph is cut at its op limit: the backward is not in it")
-    if any(one.born is not None and one.born >= len(graph.ops) for one in graph.storages):
+    if any(storage.born is not None and storage.born >= len(graph.ops) for storage in graph.storages):
         raise AbstainError("the op graph is damaged: it names an op that is not in it")
     if not any(op.phase == "backward" for op in graph.ops):
         raise AbstainError("the recorded step has no backward pass: nothing is kept for one")
@@ -119,12 +119,12 @@ def torch_step_model(trace: Trace) -> StepModel:
     step = _Step(graph, _as_handed_out(graph, graph.storages), module_calls(graph))
     values = step.values(times)
     values += step.scratch(workspaces(trace, graph, timeline_of(trace, graph)))
-    held = held_of(trace, replace(graph, storages=step.storages), step.gradients)
-    notes = [*held.notes, *([times.note] if times.note else [])]
+    surroundings = held_of(trace, replace(graph, storages=step.storages), step.gradients)
+    notes = [*surroundings.notes, *([times.note] if times.note else [])]
     if step.again.unmatched:
         notes.append(f"{step.again.unmatched:,} ops that run again in the backward repeat no op of a module told apart")
     return replace(
-        held,
+        surroundings,
         values=tuple(values),
         regions=tuple(step.regions()),
         length=step.at[len(graph.ops)],
@@ -138,7 +138,9 @@ def _as_handed_out(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> tuple[
     """The storages with the bytes that an allocator hands out for them: CUDA's rounds up, the CPU's does not."""
     if graph.device != "cuda":
         return storages
-    return tuple(replace(one, bytes=-(-one.bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING) for one in storages)
+    return tuple(
+        replace(storage, bytes=-(-storage.bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING) for storage in storages
+    )
 
 
 class _Step(StepJoins):
@@ -146,18 +148,18 @@ class _Step(StepJoins):
 
     def values(self, times: OpTimes) -> list[Value]:
         """Values in the order they are made."""
-        place = storage_devices(self.graph)
+        devices = storage_devices(self.graph)
         by_op: dict[int, list[int]] = defaultdict(list)
-        found: list[Value] = []
+        values: list[Value] = []
         made_again: dict[int, list[int]] = defaultdict(list)
         for copy, first in self.again.of_storage.items():
             made_again[first].append(copy)
         for index, storage in enumerate(self.storages):
-            if place.get(index) != self.graph.device:
+            if devices.get(index) != self.graph.device:
                 continue
             if storage.born is None:
                 if storage.died is not None:  # left over from the step before
-                    found.append(self._plain(index, 0))
+                    values.append(self._plain(index, 0))
             elif index not in self.again.of_storage and not self._of_repeat(index):
                 by_op[storage.born].append(index)
         for op in self.graph.ops:
@@ -165,56 +167,57 @@ class _Step(StepJoins):
                 continue
             cost = round(float(times.ns[op.index]))
             if not by_op[op.index] and not op.view and op.phase == "forward":
-                found.append(self._without_bytes(op, cost))
+                values.append(self._without_bytes(op, cost))
             for index in by_op[op.index]:
-                found.append(self._value(index, op, cost, made_again[index]))
+                values.append(self._value(index, op, cost, made_again[index]))
                 cost = 0
-        found.extend(self._reads_of_inputs())
-        return found
+        values.extend(self._reads_of_inputs())
+        return values
 
     def scratch(self, sizes: Mapping[int, int]) -> list[Value]:
         """What ops hold while they run; a forward op that runs again holds it again."""
-        found = []
+        values = []
         for index, size in sizes.items():
-            op, at = self.graph.ops[index], self.at[index]
+            op, position = self.graph.ops[index], self.at[index]
             if not op.recompute:
                 region = self.call_of_op.get(index) if op.phase == "forward" else None
-                found.append(replace(_marker(at, region, 0, frozenset(), "other"), bytes=size))
-        return found
+                values.append(replace(_marker(position, region, 0, frozenset(), "other"), bytes=size))
+        return values
 
     def regions(self) -> list[Region]:
         """The regions, in the order of the calls."""
-        return [self._region(place, call) for place, call in enumerate(self.calls)]
+        return [self._region(index, call) for index, call in enumerate(self.calls)]
 
-    def _region(self, place: int, call: Call) -> Region:
+    def _region(self, index: int, call: Call) -> Region:
         graph = self.graph
         ops = graph.ops[call.first : call.last]
         own = {graph.tensors[index].storage for op in ops for index in op.outputs}
         read = {graph.tensors[index].storage for op in ops for index in op.inputs} - own
         parameters = read & graph.parameters
-        again = self.again.by_call.get(place, frozenset())
+        again = self.again.by_call.get(index, frozenset())
         limit = max(again, default=-1)
         costly = [op.index for op in ops if kind_of(op) in KEPT_KINDS and op.index <= limit]
         today: Policy = "keep" if not again else "full" if again.issuperset(costly) else "selective"
         random_state = RANDOM_STATE_BYTES if graph.device == "cpu" else 0
-        first, last = self.backward.get(place, (0, 0))
+        first, last = self.backward.get(index, (0, 0))
         return Region(
             name=call.module,
             group=call.group,
             forward=(self.at[call.first], self.at[call.last]),
             backward=(self.at[first], self.at[last]),
-            input_bytes=random_state + sum(self.storages[one].bytes for one in read - parameters if self._dies(one)),
+            input_bytes=random_state
+            + sum(self.storages[storage].bytes for storage in read - parameters if self._dies(storage)),
             today=today,
-            parameter_bytes=sum(self.storages[one].bytes for one in parameters),
+            parameter_bytes=sum(self.storages[storage].bytes for storage in parameters),
         )
 
     def _dies(self, storage: int) -> bool:
         """True for an input of a region that nobody else is sure to keep until the region's backward."""
-        one = self.storages[storage]
-        if one.born is None or self.graph.ops[one.born].phase not in ("forward", "other"):
+        made = self.storages[storage]
+        if made.born is None or self.graph.ops[made.born].phase not in ("forward", "other"):
             return False
         needed = self._needed_by(storage)
-        return not needed or needed == {self.call_of_op.get(one.born)}
+        return not needed or needed == {self.call_of_op.get(made.born)}
 
     def _value(self, index: int, op: GraphOp, cost: int, copies: Sequence[int]) -> Value:
         storage = self.storages[index]
@@ -228,7 +231,7 @@ class _Step(StepJoins):
         died = len(self.graph.ops) if storage.died is None else storage.died
         reads = max(readers.last_forward, birth)
         last_use, death = reads, died
-        ends = [self.node_end[self.readers[one].last_backward] for one in (index, *copies) if self.is_read(one)]
+        ends = [self.node_end[self.readers[copy].last_backward] for copy in (index, *copies) if self.is_read(copy)]
         if copies and ends:  # what the backward would have kept had a shorter life: what is seen is that of the forward
             last_use, death = max(reads, died - 1) if died <= ends[0] else reads, max(*ends, died)
         elif ends:
@@ -266,22 +269,22 @@ class _Step(StepJoins):
 
     def _without_bytes(self, op: GraphOp, cost: int) -> Value:
         """An op that writes in place, or whose result lies where something else did: it takes time all the same."""
-        at = self.at[op.index]
+        position = self.at[op.index]
         region = self.call_of_op.get(op.index)
-        return _marker(at, region, cost, frozenset(), kind_of(op))
+        return _marker(position, region, cost, frozenset(), kind_of(op))
 
     def _reads_of_inputs(self) -> list[Value]:
         """One value of no bytes a region: it must run up to the last op that saves anything, made by it or not."""
         last: dict[int, int] = {}
         saving = {op.sequence for op in self.graph.ops if self.reads_saved(op)}
-        for place, call in enumerate(self.calls):
+        for index, call in enumerate(self.calls):
             for op in self.graph.ops[call.first : call.last]:
                 if not op.view and op.sequence is not None and op.sequence in saving:
-                    last[place] = op.index
+                    last[index] = op.index
         return [
-            _marker(self.at[op - 1], place, 0, frozenset({place}), "view")
-            for place, op in last.items()
-            if op > self.calls[place].first and place in self.backward
+            _marker(self.at[op - 1], index, 0, frozenset({index}), "view")
+            for index, op in last.items()
+            if op > self.calls[index].first and index in self.backward
         ]
 
     def _needed_by(self, index: int) -> set[int | None]:
@@ -289,8 +292,8 @@ class _Step(StepJoins):
 
     def _kept_selectively(self, op: GraphOp) -> bool:
         """True for a costly op that did not run again although its region did."""
-        place = self.call_of_op.get(op.index, -1)
-        again = self.again.by_call.get(place, frozenset())
+        index = self.call_of_op.get(op.index, -1)
+        again = self.again.by_call.get(index, frozenset())
         return bool(again) and op.index not in again and kind_of(op) in KEPT_KINDS
 
     def _of_repeat(self, index: int) -> bool:
@@ -299,12 +302,12 @@ class _Step(StepJoins):
         return born is not None and self.graph.ops[born].recompute and not self.is_read(index)
 
 
-def _marker(at: int, region: int | None, cost: int, needed: frozenset[int | None], kind: ValueKind) -> Value:
+def _marker(position: int, region: int | None, cost: int, needed: frozenset[int | None], kind: ValueKind) -> Value:
     return Value(
         bytes=0,
-        birth=at,
-        death=at + 1,
-        last_forward_use=at,
+        birth=position,
+        death=position + 1,
+        last_forward_use=position,
         kind=kind,
         region=region,
         needed_by=needed,

@@ -116,8 +116,8 @@ def _pieces(forward: Sequence[GraphOp], region: Mapping[int, str | None]) -> lis
 
 
 def _prefix(module: str, level: int) -> str | None:
-    found = list(_NUMBERED.finditer(module))
-    return module[: found[level - 1].end()] if len(found) >= level else None
+    numbers = list(_NUMBERED.finditer(module))
+    return module[: numbers[level - 1].end()] if len(numbers) >= level else None
 
 
 def _left_over(graph: OpGraph, calls: Sequence[Call], made: Mapping[int, int]) -> int:
@@ -186,67 +186,67 @@ def repeats(graph: OpGraph, calls: Sequence[Call]) -> Repeats:
     done: set[int] = set()
     unmatched = 0
     for stretch in _stretches(graph):
-        place = _call_of(stretch, calls, done)
-        if place is None:
+        index = _call_of(stretch, calls, done)
+        if index is None:
             unmatched += sum(not op.view for op in stretch)
             continue
-        done.add(place)
+        done.add(index)
         waiting: dict[tuple[str, str], list[GraphOp]] = defaultdict(list)
-        for op in graph.ops[calls[place].first : calls[place].last]:
+        for op in graph.ops[calls[index].first : calls[index].last]:
             if not op.view:
                 waiting[op.name, op.module].append(op)
         for op in stretch:
             if op.view:
                 continue
             candidates = waiting[op.name, op.module]
-            found = _repeated(graph, op, candidates, of_storage)
-            if found is None:
+            repeated = _repeated(graph, op, candidates, of_storage)
+            if repeated is None:
                 unmatched += 1
                 continue
-            candidates.remove(found)
-            of_op[op.index] = found.index
-            by_call[place].add(found.index)
-            for made, first in zip(op.outputs, found.outputs, strict=True):
+            candidates.remove(repeated)
+            of_op[op.index] = repeated.index
+            by_call[index].add(repeated.index)
+            for made, first in zip(op.outputs, repeated.outputs, strict=True):
                 if graph.tensors[made].storage != graph.tensors[first].storage:
                     of_storage[graph.tensors[made].storage] = graph.tensors[first].storage
     return Repeats(
         of_op=of_op,
         of_storage=of_storage,
-        by_call={place: frozenset(ops) for place, ops in by_call.items()},
+        by_call={index: frozenset(ops) for index, ops in by_call.items()},
         unmatched=unmatched,
     )
 
 
 def _stretches(graph: OpGraph) -> list[list[GraphOp]]:
     """Repeated ops with no other work between them: one run of one checkpoint each, or of several in a row."""
-    found: list[list[GraphOp]] = []
+    stretches: list[list[GraphOp]] = []
     going = False
     for op in graph.ops:
         if op.recompute:
             if not going:
-                found.append([])
-            found[-1].append(op)
+                stretches.append([])
+            stretches[-1].append(op)
             going = True
         elif not op.view:
             going = False
-    return found
+    return stretches
 
 
 def _call_of(stretch: Sequence[GraphOp], calls: Sequence[Call], done: set[int]) -> int | None:
     """The last call before the stretch of the module that most of its ops are of, and that was not repeated yet."""
     count: dict[int, int] = defaultdict(int)
-    for place, call in enumerate(calls):
-        if call.last <= stretch[0].index and place not in done:
-            count[place] = sum(inside(op.module, call.module) for op in stretch)
+    for index, call in enumerate(calls):
+        if call.last <= stretch[0].index and index not in done:
+            count[index] = sum(inside(op.module, call.module) for op in stretch)
     most = max(count.values(), default=0)
-    return max((place for place, ops in count.items() if ops == most), default=None) if most else None
+    return max((index for index, ops in count.items() if ops == most), default=None) if most else None
 
 
 def _repeated(graph: OpGraph, op: GraphOp, waiting: Sequence[GraphOp], again: Mapping[int, int]) -> GraphOp | None:
     """The op of the same shapes and inputs among ``waiting``, else the first of the same shapes."""
-    alike = [one for one in waiting if _shapes(graph, one) == _shapes(graph, op)]
+    alike = [graph_op for graph_op in waiting if _shapes(graph, graph_op) == _shapes(graph, op)]
     read = [again.get(graph.tensors[index].storage, graph.tensors[index].storage) for index in op.inputs]
-    same = (one for one in alike if [graph.tensors[index].storage for index in one.inputs] == read)
+    same = (graph_op for graph_op in alike if [graph.tensors[index].storage for index in graph_op.inputs] == read)
     return next(same, alike[0] if alike else None)
 
 
@@ -309,27 +309,27 @@ class StepJoins:
 
     def _calls_of_ops(self) -> dict[int, int]:
         """By op (forward, repeated, backward) the call it belongs to."""
-        found: dict[int, int] = {}
+        calls_of_ops: dict[int, int] = {}
         by_sequence: dict[int, int] = {}
-        for place, call in enumerate(self.calls):
+        for index, call in enumerate(self.calls):
             for op in self.graph.ops[call.first : call.last]:
                 if op.phase == "forward":
-                    found[op.index] = place
+                    calls_of_ops[op.index] = index
                     if op.sequence is not None:
-                        by_sequence[op.sequence] = place
+                        by_sequence[op.sequence] = index
         for again, first in self.again.of_op.items():
-            if first in found:
-                found[again] = found[first]
+            if first in calls_of_ops:
+                calls_of_ops[again] = calls_of_ops[first]
         for op in self.graph.ops:
-            if op.recompute and op.index in found and op.sequence is not None:
-                by_sequence.setdefault(op.sequence, found[op.index])
+            if op.recompute and op.index in calls_of_ops and op.sequence is not None:
+                by_sequence.setdefault(op.sequence, calls_of_ops[op.index])
         sequences = sorted(by_sequence)
         for op in self.graph.ops:
             if op.phase == "backward" and not op.recompute and op.sequence is not None:
                 of_backward = self._call_of_backward(op, by_sequence, sequences)
                 if of_backward is not None:
-                    found[op.index] = of_backward
-        return found
+                    calls_of_ops[op.index] = of_backward
+        return calls_of_ops
 
     def _call_of_backward(self, op: GraphOp, by_sequence: dict[int, int], sequences: list[int]) -> int | None:
         """By its sequence number; a number that no op of the graph has is told by the module and the next number."""
@@ -337,9 +337,9 @@ class StepJoins:
         if number in by_sequence:
             return by_sequence[number]
         near = bisect_left(sequences, number)
-        for one in sequences[max(0, near - 1) : near + 1]:
-            if inside(op.module, self.calls[by_sequence[one]].module):
-                return by_sequence[one]
+        for near_number in sequences[max(0, near - 1) : near + 1]:
+            if inside(op.module, self.calls[by_sequence[near_number]].module):
+                return by_sequence[near_number]
         return None
 
     def _node_ends(self) -> list[int]:
@@ -353,15 +353,15 @@ class StepJoins:
 
     def _backward_intervals(self) -> dict[int, tuple[int, int]]:
         """By call: from the first node of its backward that reads what was saved to its last op."""
-        found: dict[int, tuple[int, int]] = {}
+        intervals: dict[int, tuple[int, int]] = {}
         for op in self.graph.ops:
-            place = self.call_of_op.get(op.index)
-            if place is None or op.phase != "backward" or op.recompute or op.view:
+            index = self.call_of_op.get(op.index)
+            if index is None or op.phase != "backward" or op.recompute or op.view:
                 continue
-            if place not in found and not self.reads_saved(op):
+            if index not in intervals and not self.reads_saved(op):
                 continue
-            found[place] = (found.get(place, (op.index, 0))[0], op.index + 1)
-        return {place: (self._node_start(first), last) for place, (first, last) in found.items()}
+            intervals[index] = (intervals.get(index, (op.index, 0))[0], op.index + 1)
+        return {index: (self._node_start(first), last) for index, (first, last) in intervals.items()}
 
     def _node_start(self, index: int) -> int:
         """The first op of the node that runs op ``index``, as far as nothing else ran between."""
@@ -374,20 +374,20 @@ class StepJoins:
         return index
 
     def _all_readers(self) -> dict[int, Readers]:
-        found: dict[int, Readers] = defaultdict(Readers)
+        readers_of: dict[int, Readers] = defaultdict(Readers)
         for op in self.graph.ops:
             for index in op.inputs:
-                one = found[self.graph.tensors[index].storage]
+                readers = readers_of[self.graph.tensors[index].storage]
                 if op.recompute:
                     if not op.view:
-                        one.last_again = op.index
+                        readers.last_again = op.index
                 elif op.phase == "backward":
                     if not op.view:
-                        one.regions.add(self.call_of_op.get(op.index))
-                        one.last_backward = op.index
+                        readers.regions.add(self.call_of_op.get(op.index))
+                        readers.last_backward = op.index
                 elif op.phase in ("forward", "other"):
-                    one.last_forward = op.index
-        return found
+                    readers.last_forward = op.index
+        return readers_of
 
     def _gradients(self) -> frozenset[int]:
         """Storages made in the backward that the optimizer reads or that outlive the step."""
@@ -451,46 +451,50 @@ def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> StepMod
 
 def _listed(trace: Trace, graph: OpGraph) -> tuple[int, int, int, int] | None:
     """Bytes of parameters, gradients, optimizer state, and of gradients that are not freed; None if not recorded."""
-    source = next((one for one in (trace.detail, trace) if one is not None and len(one.rows["tensors"])), None)
+    source = next((trace for trace in (trace.detail, trace) if trace is not None and len(trace.rows["tensors"])), None)
     if source is None:
         return None
     rows = source.rows["tensors"]
     here = rows["on_device"] == (graph.device != "cpu")
-    found = {
+    sizes = {
         category: int(rows["bytes"][here & (rows["category"] == category)].sum())
         for category in (MemoryCategory.PARAMETER, MemoryCategory.GRADIENT, MemoryCategory.OPTIMIZER_STATE)
     }
     stay = here & (rows["category"] == MemoryCategory.GRADIENT) & (rows["freed_ns"] == MISSING)
-    return (*found.values(), int(rows["bytes"][stay].sum()))  # type: ignore[return-value]
+    return (*sizes.values(), int(rows["bytes"][stay].sum()))  # type: ignore[return-value]
 
 
 def _touched(graph: OpGraph) -> tuple[int, int, int, int]:
     """The same, of what the ops of the step write in place."""
-    storages, place = graph.storages or (), storage_devices(graph)
-    parameters = {one for one in graph.parameters if place.get(one) == graph.device}
+    storages, devices = graph.storages or (), storage_devices(graph)
+    parameters = {storage for storage in graph.parameters if devices.get(storage) == graph.device}
     written: set[int] = set()
     summed: set[int] = set()
     for op in graph.ops:
         stored = {graph.tensors[index].storage for index in op.mutated}
-        held = {one for one in stored if storages[one].born is None and place.get(one) == graph.device} - parameters
+        touched = {
+            storage for storage in stored if storages[storage].born is None and devices.get(storage) == graph.device
+        } - parameters
         if op.phase == "optimizer":
-            written |= held
+            written |= touched
         elif op.phase == "backward":
-            summed |= held
+            summed |= touched
     state = written - summed  # an optimizer that clears gradients writes them too
     return (
-        sum(storages[one].bytes for one in parameters),
-        sum(storages[one].bytes for one in summed),
-        sum(storages[one].bytes for one in state),
-        sum(storages[one].bytes for one in summed),
+        sum(storages[storage].bytes for storage in parameters),
+        sum(storages[storage].bytes for storage in summed),
+        sum(storages[storage].bytes for storage in state),
+        sum(storages[storage].bytes for storage in summed),
     )
 
 
 def timeline_of(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
     """The recorded memory that the graph's program computes in; None where no allocator was watched."""
     space = "host" if graph.device == "cpu" else "device"
-    found = (one for one in trace.fact(memory_timelines) if one.space == space and not one.of_driver)
-    return next(found, None)
+    timelines = (
+        timeline for timeline in trace.fact(memory_timelines) if timeline.space == space and not timeline.of_driver
+    )
+    return next(timelines, None)
 
 
 def _before(timeline: MemoryTimeline) -> tuple[int, int]:

@@ -81,7 +81,7 @@ def with_exact_peaks(model: StepModel, peaks: Mapping[Policy, int]) -> StepModel
             regions[index] = replace(region, changes=changes)
     if not exact:
         return model
-    others = {policy for policy in WORDS if all(one.offers(policy) and one.today != policy for one in regions)}
+    others = {policy for policy in WORDS if all(region.offers(policy) and region.today != policy for region in regions)}
     notes = exact_notes(model.notes, complete=others <= set(exact))
     margin = 0.0 if others <= set(exact) else model.peak_margin
     return replace(model, regions=tuple(regions), notes=notes, peak_margin=margin)
@@ -94,26 +94,26 @@ def program_of(trace: Trace, label: str) -> int:
 
 def compiled_step(trace: Trace, name: str) -> tuple[int, int] | None:
     """(peak in bytes, recomputed FLOPs) of a program by its name, the hungriest of that name; None: it is not there."""
-    found = [
+    steps = [
         (timeline.peak_bytes, recomputed_flops(trace, index))
         for index, module in enumerate(trace.hlo)
         if module.name.partition("(")[0] == name and (timeline := memory_timeline(module)) is not None
     ]
-    return max(found, default=None)
+    return max(steps, default=None)
 
 
 def predictions(model: StepModel, trace: Trace, plans: Sequence[Plan]) -> list[VerifiedPlan]:
     """What is predicted of each plan but today's, not compiled yet. ``trace``: with the program of the model."""
     index = program_of(trace, model.label)
     flops: dict[Policy, int | None] = {}
-    found = []
+    unverified = []
     for plan in plans:
         word, reason = setting(plan)
         if plan.policies == todays(model) and (word is not None or not plan.policies):
             continue  # the program as it is: its peak is the compiler's own
         if word is not None and plan.policies[0] not in flops:
             flops[plan.policies[0]] = predicted_recompute(trace, index, plan.policies[0])
-        found.append(
+        unverified.append(
             VerifiedPlan(
                 plan=plan,
                 checkpoint=word,
@@ -122,4 +122,4 @@ def predictions(model: StepModel, trace: Trace, plans: Sequence[Plan]) -> list[V
                 reason=reason,
             )
         )
-    return found
+    return unverified

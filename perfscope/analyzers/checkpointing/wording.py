@@ -50,10 +50,10 @@ def code_for(model: StepModel, plan: Plan) -> tuple[str, ...]:
 
 
 def _by_policy(policies: Sequence[Policy], group: Group) -> dict[Policy, list[Unit]]:
-    found: dict[Policy, list[Unit]] = defaultdict(list)
+    units: dict[Policy, list[Unit]] = defaultdict(list)
     for unit in group.units:
-        found[policies[unit.regions[0]]].append(unit)
-    return found
+        units[policies[unit.regions[0]]].append(unit)
+    return units
 
 
 def _members(group: Group, units: Sequence[Unit]) -> str:
@@ -148,12 +148,16 @@ def _torch_wrap(policy: Policy, group: Group, units: Sequence[Unit]) -> list[str
     numbers = [_number(unit.name) for unit in units]
     container = _python(_container(group))
     if None in numbers or not container or len(units) == 1:
-        return [f"{place} = {call.format(place)}" for unit in units if (place := _python(_path(unit.name)) or "model")]
+        return [
+            f"{expression} = {call.format(expression)}"
+            for unit in units
+            if (expression := _python(_path(unit.name)) or "model")
+        ]
     known = sorted(number for number in numbers if number is not None)
     adjacent = known == list(range(known[0], known[-1] + 1))
     span = f"range({known[0]}, {known[-1] + 1})" if adjacent else f"({', '.join(map(str, known))})"
-    place = f"{container}[index]"
-    return [f"for index in {span}:", f"    {place} = {call.format(place)}"]
+    expression = f"{container}[index]"
+    return [f"for index in {span}:", f"    {expression} = {call.format(expression)}"]
 
 
 def _python(path: str) -> str:

@@ -60,21 +60,21 @@ class Replayed:
     peak_bytes: int
 
 
-def replayed(timeline: MemoryTimeline, found: Avoidable) -> Replayed:
+def replayed(timeline: MemoryTimeline, avoidable: Avoidable) -> Replayed:
     """The peak of ``timeline`` without what ``found`` says is not needed."""
     position, peak = timeline.peak()
     blocks = timeline.blocks
-    start, end = blocks["start"][found.rows], blocks["end"][found.rows]
-    begin = start if found.until is None else np.clip(found.until, start, end)
-    stop = end if found.since is None else np.clip(found.since, begin, end)
-    size = blocks["bytes"][found.rows].astype(np.int64)
+    start, end = blocks["start"][avoidable.rows], blocks["end"][avoidable.rows]
+    begin = start if avoidable.until is None else np.clip(avoidable.until, start, end)
+    stop = end if avoidable.since is None else np.clip(avoidable.since, begin, end)
+    size = blocks["bytes"][avoidable.rows].astype(np.int64)
     gone = (begin <= position) & (stop > position)
-    held = found.rows[gone]
+    held_rows = avoidable.rows[gone]
     _, lowered = timeline.live().plus(begin, stop, -size).peak()
     return Replayed(
-        found=found,
+        found=avoidable,
         held_bytes=int(size[gone].sum()),
-        blocks=held[np.argsort(-blocks["bytes"][held], kind="stable")],
+        blocks=held_rows[np.argsort(-blocks["bytes"][held_rows], kind="stable")],
         saved_bytes=peak - lowered,
         peak_bytes=peak,
     )
@@ -100,10 +100,10 @@ def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Map
             or None
         )
         key = (None if line is None else line.file, None if line is None else line.line, op, name)
-        held = groups.setdefault(key, [0, 0])
-        held[0] += int(timeline.blocks["bytes"][row])
-        held[1] += int(timeline.blocks["count"][row])
-    ordered = sorted(groups.items(), key=lambda one: -one[1][0])[:MAX_ROWS]
+        sums = groups.setdefault(key, [0, 0])
+        sums[0] += int(timeline.blocks["bytes"][row])
+        sums[1] += int(timeline.blocks["count"][row])
+    ordered = sorted(groups.items(), key=lambda group: -group[1][0])[:MAX_ROWS]
     return tuple(
         {"held_bytes": size, "blocks": count, "file": file, "line": line, "op": op, "name": name}
         for (file, line, op, name), (size, count) in ordered
@@ -145,9 +145,9 @@ def attention_scores(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None
 
 
 def _by_ops(trace: Trace, timeline: MemoryTimeline, candidates: Int64) -> Int64:
-    found = trace.fact(trace_attentions) if "shapes" in trace.recorded else ()
+    attentions = trace.fact(trace_attentions) if "shapes" in trace.recorded else ()
     inside = np.zeros(len(trace.rows["slices"]), bool)
-    for attention in found:
+    for attention in attentions:
         inside[list(attention.ops)] = True  # with those of the backward pass
     if not inside.any():
         return np.empty(0, np.int64)
@@ -185,8 +185,8 @@ def _with_sizes(scores: npt.NDArray[np.bool_], size: Int64, others: npt.NDArray[
         return scores
     large = size >= int(size[scores].max()) // SMALL_PART
     chosen = scores & large
-    for one in np.unique(size[chosen]).tolist():
-        chosen |= others & large & same_size(size, one)
+    for wanted in np.unique(size[chosen]).tolist():
+        chosen |= others & large & same_size(size, wanted)
     return chosen
 
 
@@ -259,34 +259,34 @@ class _Around:
 
     def ahead(self, row: int) -> list[int]:
         """The logits: same-sized blocks right before it, copies first and one product at last."""
-        found: list[int] = []
-        for one in range(row - 1, max(-1, row - 1 - MOST_APART), -1):
-            if self.before[one]:
+        rows: list[int] = []
+        for candidate in range(row - 1, max(-1, row - 1 - MOST_APART), -1):
+            if self.before[candidate]:
                 break
-            if self.size[one] < self.size[row] // SMALL_BLOCK:
+            if self.size[candidate] < self.size[row] // SMALL_BLOCK:
                 continue
-            if not self._alike(one, row) or not self.of_forward[one]:
+            if not self._alike(candidate, row) or not self.of_forward[candidate]:
                 break
-            found.append(one)
-            if self.product[one]:
+            rows.append(candidate)
+            if self.product[candidate]:
                 break
-        return found
+        return rows
 
     def behind(self, row: int) -> list[int]:
         """The gradients: same-sized blocks with which the backward pass behind it begins."""
-        found: list[int] = []
-        for one in range(row + 1, min(len(self.size), row + 1 + MOST_APART)):
-            if self.size[one] < self.size[row] // SMALL_BLOCK:
+        rows: list[int] = []
+        for candidate in range(row + 1, min(len(self.size), row + 1 + MOST_APART)):
+            if self.size[candidate] < self.size[row] // SMALL_BLOCK:
                 continue
-            if not self._alike(one, row):
+            if not self._alike(candidate, row):
                 break
-            if not (self.of_backward if self.backward[one] else self.copies)[one]:
+            if not (self.of_backward if self.backward[candidate] else self.copies)[candidate]:
                 break
-            found.append(one)
-        return found
+            rows.append(candidate)
+        return rows
 
-    def _alike(self, one: int, row: int) -> bool:
-        return bool(same_size(self.size[one : one + 1], int(self.size[row]))[0])
+    def _alike(self, candidate: int, row: int) -> bool:
+        return bool(same_size(self.size[candidate : candidate + 1], int(self.size[row]))[0])
 
 
 # Temporaries of an optimizer that steps with lists of tensors, and gradients that outlive the step they were made
@@ -337,12 +337,12 @@ def lasting_gradients(trace: Trace, timeline: MemoryTimeline) -> Avoidable | Non
     for done in (timeline.first, *phases.ends[optimizers].tolist()):
         forward = int(begins[np.searchsorted(begins[:-1], done, side="left")])
         again = int(finished[np.searchsorted(finished[:-1], forward, side="left")])
-        held = blocks["before"][gradients] if done == timeline.first else start < done
-        lasting = gradients[held & (end > forward)] if forward != NEVER else gradients[:0]
+        there = blocks["before"][gradients] if done == timeline.first else start < done
+        lasting = gradients[there & (end > forward)] if forward != NEVER else gradients[:0]
         rows.append(lasting)
         until.append(np.full(len(lasting), done, np.int64))
         since.append(np.full(len(lasting), again, np.int64))
-    if not any(len(one) for one in rows):
+    if not any(len(part) for part in rows):
         return None
     return Avoidable(
         kind="gradients of the step before",
@@ -391,19 +391,19 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
             continue
         storages = {trace.op_graph.tensors[tensor].storage for tensor in op.outputs}
         made = [
-            one
-            for one in storages
-            if trace.op_graph.storages[one].born == op.index
-            and abs(trace.op_graph.storages[one].bytes - int(blocks["bytes"][row])) < ALLOCATION_ROUNDING
+            storage
+            for storage in storages
+            if trace.op_graph.storages[storage].born == op.index
+            and abs(trace.op_graph.storages[storage].bytes - int(blocks["bytes"][row])) < ALLOCATION_ROUNDING
         ]
         step = _step_of(joined, int(blocks["op"][row]))
         if not made or step is None:
             continue
-        last = max(last_use[one] for one in made)
-        at = ends.get((step, last))
-        if at is not None and at < int(blocks["end"][row]):
+        last = max(last_use[storage] for storage in made)
+        end = ends.get((step, last))
+        if end is not None and end < int(blocks["end"][row]):
             rows.append(row)
-            until.append(max(at, int(blocks["start"][row])))
+            until.append(max(end, int(blocks["start"][row])))
     if not rows:
         return None
     return Avoidable(
@@ -437,8 +437,8 @@ def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | N
     kept &= end <= third
     carried = _carried_on(trace)
     if carried:
-        places = {index for index, line in enumerate(timeline.lines) if (line.file, line.line) in carried}
-        kept &= ~np.isin(blocks["line"][made], list(places))
+        carried_lines = {index for index, line in enumerate(timeline.lines) if (line.file, line.line) in carried}
+        kept &= ~np.isin(blocks["line"][made], list(carried_lines))
     if not kept.any():
         return None
     return Avoidable(
@@ -457,33 +457,33 @@ def _carried_on(trace: Trace) -> set[tuple[str, int | None]]:
     graph = trace.op_graph
     if graph is None or graph.storages is None:
         return set()
-    found = set()
+    lines = set()
     for op in graph.ops:
         read = {graph.tensors[tensor].storage for tensor in op.inputs}
-        if op.file is not None and any(graph.storages[one].born is None for one in read - graph.parameters):
-            found.add((op.file, op.line))
-    return found
+        if op.file is not None and any(graph.storages[storage].born is None for storage in read - graph.parameters):
+            lines.add((op.file, op.line))
+    return lines
 
 
 def _last_uses(graph: OpGraph) -> dict[int, int]:
     """Storage -> index of the last op that reads, writes or makes it."""
-    found: dict[int, int] = {}
+    last_uses: dict[int, int] = {}
     for op in graph.ops:
         for tensor in (*op.inputs, *op.outputs, *op.mutated):
-            found[graph.tensors[tensor].storage] = op.index
-    return found
+            last_uses[graph.tensors[tensor].storage] = op.index
+    return last_uses
 
 
 def _ends(trace: Trace) -> dict[tuple[int, int], int]:
     """(step, index of the graph's op) -> when that op ended in the recording."""
     slices = trace.rows["slices"]
-    found: dict[tuple[int, int], int] = {}
+    ends: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero(slices["kind"] == SliceKind.OP).tolist():
         op, step = graph_op(trace, row), _step_of(trace, row)
         if op is not None and step is not None:
             key = step, op.index
-            found[key] = max(found.get(key, 0), int(slices["end_ns"][row]))
-    return found
+            ends[key] = max(ends.get(key, 0), int(slices["end_ns"][row]))
+    return ends
 
 
 def _step_of(trace: Trace, row: int) -> int | None:
@@ -491,6 +491,6 @@ def _step_of(trace: Trace, row: int) -> int | None:
     windows = trace.fact(step_windows)
     if not windows.count:
         return 0
-    at = int(trace.rows["slices"]["start_ns"][row])
-    inside = np.flatnonzero((windows.starts <= at) & (at < windows.ends))
+    start = int(trace.rows["slices"]["start_ns"][row])
+    inside = np.flatnonzero((windows.starts <= start) & (start < windows.ends))
     return int(inside[0]) if len(inside) else None

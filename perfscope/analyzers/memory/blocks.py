@@ -59,11 +59,11 @@ def event_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
     own = _timelines(trace)
     if trace.detail is None:
         return own
-    known = {(one.space, one.ordinal, one.of_driver) for one in own}
+    known = {(timeline.space, timeline.ordinal, timeline.of_driver) for timeline in own}
     further = [
-        replace(one, detail=True, known_from=f"{one.known_from}, in the detail pass")
-        for one in _timelines(trace.detail)
-        if (one.space, one.ordinal, one.of_driver) not in known
+        replace(timeline, detail=True, known_from=f"{timeline.known_from}, in the detail pass")
+        for timeline in _timelines(trace.detail)
+        if (timeline.space, timeline.ordinal, timeline.of_driver) not in known
     ]
     return (*own, *further)
 
@@ -84,20 +84,20 @@ def memory_of(timeline: MemoryTimeline) -> Memory:
 
 
 def _timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
-    found: list[MemoryTimeline] = []
+    timelines: list[MemoryTimeline] = []
     for memory in _memories(trace):
         events = memory_rows(trace, "memory", memory)
         action = trace.rows["memory"]["action"][events]
         allocator = bool(np.isin(action, _ALLOCATOR).any())
         if allocator:
-            found.append(_from_events(trace, memory, events, _ALLOCATOR))
+            timelines.append(_from_events(trace, memory, events, _ALLOCATOR))
         elif len(memory_rows(trace, "held", memory)):
-            found.append(_from_moment(trace, memory, events))
+            timelines.append(_from_moment(trace, memory, events))
         elif np.isin(action, _DRIVER).any():
-            found.append(_from_events(trace, memory, events, _DRIVER))
+            timelines.append(_from_events(trace, memory, events, _DRIVER))
         elif memory.on_device and "memory_state" in trace.recorded:  # no block at all: a failed allocation, or segments
-            found.append(_from_moment(trace, memory, events))
-    return tuple(found)
+            timelines.append(_from_moment(trace, memory, events))
+    return tuple(timelines)
 
 
 def _memories(trace: Trace) -> list[Memory]:
@@ -114,12 +114,12 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
     """The timeline of blocks (``_ALLOCATOR``), or of segments where only the driver was watched (``_DRIVER``)."""
     rows = trace.rows["memory"]
     of_driver = kinds is _DRIVER
-    at = strictly_increasing(rows["time_ns"][events])
-    first, last = _span(trace, at)
+    positions = strictly_increasing(rows["time_ns"][events])
+    first, last = _span(trace, positions)
     chosen = np.isin(rows["action"][events], kinds)
     nameless = chosen & (rows["address"][events] == 0)
     chosen &= ~nameless
-    picked, at_picked = events[chosen], at[chosen]
+    picked, at_picked = events[chosen], positions[chosen]
     action, size = rows["action"][picked], np.abs(rows["bytes"][picked])
     pairs = pair_events(rows["address"][picked], size, np.isin(action, _ENDS))
 
@@ -127,7 +127,7 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
     source = np.where(made == MISSING, pairs.freed, made)  # the event that knows the block's size
     before = (made == MISSING) | (action[source] == MemoryAction.HELD_BEFORE)
     ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
-    told = picked[source]
+    told_rows = picked[source]
     columns: dict[str, npt.NDArray[Any]] = {
         "start": np.where(before, first, at_picked[source]),
         "end": np.where(ended == MISSING, last + 1, at_picked[ended]),
@@ -135,9 +135,9 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
         "after": ended == MISSING,
         "bytes": size[source],
         "count": np.ones(len(source), np.int64),
-        **{name: rows[name][told] for name in ("address", "stream", "requested_bytes", "category")},
+        **{name: rows[name][told_rows] for name in ("address", "stream", "requested_bytes", "category")},
         # a free names the op that let go, not the one that made the block
-        **{name: np.where(made == MISSING, MISSING, rows[name][told]) for name in ("op", "frame")},
+        **{name: np.where(made == MISSING, MISSING, rows[name][told_rows]) for name in ("op", "frame")},
     }
     notes = []
     if not rows["bytes"][events].any():
@@ -153,16 +153,16 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
         )
     timeline = _timeline(trace, memory, columns, axis="event" if trace.source.events_only else "ns", span=(first, last))
     mapped = np.zeros(len(made), bool) if memory.on_device else _mapped_blocks(rows, picked, pairs)
-    unseen, said = _unseen_bytes(rows, picked, timeline, at_picked, pairs, mapped)
-    failed = at[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
+    unseen, total_notes = _unseen_bytes(rows, picked, timeline, at_picked, pairs, mapped)
+    failed = positions[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
     return replace(
         timeline,
         of_driver=of_driver,
         unseen_bytes=unseen,
-        reserved=None if of_driver or mapped.any() else _reserved(trace, memory, events, at, first),
+        reserved=None if of_driver or mapped.any() else _reserved(trace, memory, events, positions, first),
         out_of_memory=tuple(failed.tolist()),
         unmatched=pairs.unmatched,
-        notes=(*notes, *said),
+        notes=(*notes, *total_notes),
     )
 
 
@@ -177,24 +177,27 @@ def _with_held(
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
     """With the blocks that a snapshot holds and its history does not tell of; and how many those are."""
     rows = trace.rows["held"]
-    held = memory_rows(trace, "held", memory)
-    held = held[(rows["state"][held] != HeldState.FREE) & (rows["address"][held] != 0)]
+    held_rows = memory_rows(trace, "held", memory)
+    held_rows = held_rows[(rows["state"][held_rows] != HeldState.FREE) & (rows["address"][held_rows] != 0)]
     known = columns["address"][columns["after"].astype(bool)]
-    held = held[~np.isin(rows["address"][held], known)]
-    if of_driver or not len(held):
+    held_rows = held_rows[~np.isin(rows["address"][held_rows], known)]
+    if of_driver or not len(held_rows):
         return columns, 0
-    further = _held_columns(rows, held, first, last)
-    return {name: np.concatenate((further[name], columns[name])) for name in columns}, len(held)
+    further = _held_columns(rows, held_rows, first, last)
+    return {name: np.concatenate((further[name], columns[name])) for name in columns}, len(held_rows)
 
 
-def _held_columns(rows: Rows, held: Int64, first: int, last: int) -> dict[str, npt.NDArray[Any]]:
-    size = len(held)
+def _held_columns(rows: Rows, held_rows: Int64, first: int, last: int) -> dict[str, npt.NDArray[Any]]:
+    size = len(held_rows)
     return {
         "start": np.full(size, first, np.int64),
         "end": np.full(size, last + 1, np.int64),
         "before": np.ones(size, bool),
         "after": np.ones(size, bool),
-        **{name: rows[name][held] for name in ("bytes", "requested_bytes", "address", "category", "frame", "count")},
+        **{
+            name: rows[name][held_rows]
+            for name in ("bytes", "requested_bytes", "address", "category", "frame", "count")
+        },
         "stream": np.full(size, MISSING, np.int64),
         "op": np.full(size, MISSING, np.int32),
     }
@@ -203,13 +206,13 @@ def _held_columns(rows: Rows, held: Int64, first: int, last: int) -> dict[str, n
 def _from_moment(trace: Trace, memory: Memory, events: Int64) -> MemoryTimeline:
     """A snapshot without history: one moment, at which all blocks are held."""
     rows = trace.rows["held"]
-    held = memory_rows(trace, "held", memory)
-    held = held[rows["state"][held] != HeldState.FREE]
-    columns = _held_columns(rows, held, 0, 0)
-    within = rows["segment"][held]
+    held_rows = memory_rows(trace, "held", memory)
+    held_rows = held_rows[rows["state"][held_rows] != HeldState.FREE]
+    columns = _held_columns(rows, held_rows, 0, 0)
+    within = rows["segment"][held_rows]
     if len(trace.rows["segments"]):
         columns["stream"] = np.where(within == MISSING, MISSING, trace.rows["segments"]["stream"][within])
-    columns["name"] = rows["kind"][held]
+    columns["name"] = rows["kind"][held_rows]
     timeline = _timeline(trace, memory, columns, axis="event", span=(0, 0))
     segments = trace.rows["segments"]["bytes"][memory_rows(trace, "segments", memory)]
     failed = (trace.rows["memory"]["action"][events] == MemoryAction.OUT_OF_MEMORY).any()
@@ -256,9 +259,9 @@ def _known_from(trace: Trace, memory: Memory, *, one_moment: bool) -> str:
     return _KNOWN_FROM.get(trace.source.format, _EVENTS)
 
 
-def _span(trace: Trace, at: Int64) -> tuple[int, int]:
+def _span(trace: Trace, positions: Int64) -> tuple[int, int]:
     """First and last position: of the events, and of the steps where they are on the same clock."""
-    first, last = int(at[0]), int(at[-1])
+    first, last = int(positions[0]), int(positions[-1])
     steps = trace.rows["steps"]
     if len(steps) and not trace.source.events_only:
         first, last = min(first, int(steps["start_ns"].min())), max(last, int(steps["end_ns"].max()))
@@ -268,10 +271,10 @@ def _span(trace: Trace, at: Int64) -> tuple[int, int]:
 def _reserved(trace: Trace, memory: Memory, events: Int64, at: Int64, first: int) -> Curve | None:
     """What the allocator held from the driver: as it says, else from the segments that came and went."""
     rows = trace.rows["memory"]
-    said = rows["reserved_bytes"][events]
-    known = said != MISSING
-    if known.any() and said[known].any():
-        return _steps(at[known], said[known], first)
+    recorded = rows["reserved_bytes"][events]
+    known = recorded != MISSING
+    if known.any() and recorded[known].any():
+        return _steps(at[known], recorded[known], first)
     segments = trace.rows["segments"]["bytes"][memory_rows(trace, "segments", memory)]
     if not len(segments):
         return None
@@ -319,15 +322,15 @@ def _mapped_blocks(rows: Rows, picked: Int64, pairs: Pairs) -> npt.NDArray[np.bo
     if not event_is_mapped.any():
         return np.zeros(len(pairs.made), bool)
     made = pairs.made != MISSING
-    found: npt.NDArray[np.bool_] = np.where(made, event_is_mapped[pairs.made], total[pairs.freed] == 0)
-    return found
+    mapped: npt.NDArray[np.bool_] = np.where(made, event_is_mapped[pairs.made], total[pairs.freed] == 0)
+    return mapped
 
 
 def _unseen_bytes(
     rows: Rows,
     picked: Int64,
     timeline: MemoryTimeline,
-    at: Int64,
+    positions: Int64,
     pairs: Pairs,
     mapped: npt.NDArray[np.bool_],
 ) -> tuple[int, list[str]]:
@@ -341,7 +344,7 @@ def _unseen_bytes(
     recorded = np.flatnonzero(counted)
     if not len(recorded):
         return 0, []
-    ours = timeline.live().at(at[recorded]) - beside[recorded]
+    ours = timeline.live().at(positions[recorded]) - beside[recorded]
     unseen = int(totals[recorded[0]] - ours[0])
     notes = []
     if unseen < 0:
@@ -363,11 +366,11 @@ def _mapped_bytes(size: Int64, pairs: Pairs, mapped: npt.NDArray[np.bool_], coun
     change = np.zeros(len(size), np.int64)
     made, freed = pairs.made[mapped], pairs.freed[mapped]
     ended = np.where(freed == MISSING, pairs.replaced[mapped], freed)
-    held = size[np.where(made == MISSING, freed, made)]
+    sizes = size[np.where(made == MISSING, freed, made)]
     seen, over = made != MISSING, ended != MISSING
-    np.add.at(change, made[seen], held[seen])
-    np.subtract.at(change, ended[over], held[over])
+    np.add.at(change, made[seen], sizes[seen])
+    np.subtract.at(change, ended[over], sizes[over])
     counted[made[seen]] = False
     counted[freed[freed != MISSING]] = False
-    behind: Int64 = np.cumsum(change) + int(held[~seen].sum())
-    return behind
+    in_use: Int64 = np.cumsum(change) + int(sizes[~seen].sum())
+    return in_use

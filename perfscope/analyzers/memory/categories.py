@@ -98,56 +98,59 @@ def memory_phases(trace: Trace, timeline: MemoryTimeline) -> Phases:
     events = memory_rows(recorded, "memory", memory_of(timeline))
     if not len(events) or not len(recorded.rows["frames"]):
         return spans
-    at = strictly_increasing(recorded.rows["memory"]["time_ns"][events])
-    return event_phases(recorded, events, at, spans=spans)
+    positions = strictly_increasing(recorded.rows["memory"]["time_ns"][events])
+    return event_phases(recorded, events, positions, spans=spans)
 
 
-def _set(blocks: Columns, found: Codes, how: KnownBy) -> None:
+def _set(blocks: Columns, categories: Codes, how: KnownBy) -> None:
     """Fill in the category of blocks that have none yet."""
-    new = (blocks["category"] == MemoryCategory.UNKNOWN) & (found != MemoryCategory.UNKNOWN)
-    blocks["category"][new] = found[new]
+    new = (blocks["category"] == MemoryCategory.UNKNOWN) & (categories != MemoryCategory.UNKNOWN)
+    blocks["category"][new] = categories[new]
     blocks["known_by"][new] = how
 
 
 def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
     """See the module: by the phase a block was made in, and what it is still alive for."""
-    found = np.zeros(len(blocks["start"]), np.uint8)
+    categories = np.zeros(len(blocks["start"]), np.uint8)
     if not len(phases.starts):
-        return found
+        return categories
     start, phase = blocks["start"], blocks["phase"]
     end = np.where(blocks["after"], NEVER, blocks["end"])
     made = ~blocks["before"]
     segment = phases.segment_at(start)
     until = np.where(segment == MISSING, following(phases.starts, start), phases.ends[segment])
     gone = made & ~blocks["after"] & (end <= until)
-    comes = {one: phases.next_start(start, one) for one in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)}
-    for one, (later, category) in _OUTLIVES.items():
-        chosen = made & (phase == one)
-        found[chosen & (gone | ((comes[later] != NEVER) & (end <= comes[later])))] = MemoryCategory.TEMPORARY
-        found[chosen & ~gone & (comes[later] != NEVER) & (end > comes[later])] = category
+    comes = {
+        later_phase: phases.next_start(start, later_phase)
+        for later_phase in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)
+    }
+    for memory_phase, (later, category) in _OUTLIVES.items():
+        chosen = made & (phase == memory_phase)
+        categories[chosen & (gone | ((comes[later] != NEVER) & (end <= comes[later])))] = MemoryCategory.TEMPORARY
+        categories[chosen & ~gone & (comes[later] != NEVER) & (end > comes[later])] = category
     # the last step of the recording: what the optimizer left behind when it was done
     over = (segment != MISSING) & (phases.whole[segment] | (segment < len(phases.starts) - 1))
-    found[made & (phase == MemoryPhase.OPTIMIZER) & (end == NEVER) & over] = MemoryCategory.OPTIMIZER_STATE
+    categories[made & (phase == MemoryPhase.OPTIMIZER) & (end == NEVER) & over] = MemoryCategory.OPTIMIZER_STATE
     # an optimizer that makes its state anew each step lets the old one go; gradients go in zero_grad, outside of it
     replaced = ~made & ~blocks["after"] & (phases.phase_at(blocks["end"] - 1) == MemoryPhase.OPTIMIZER)
-    found[replaced] = MemoryCategory.OPTIMIZER_STATE
+    categories[replaced] = MemoryCategory.OPTIMIZER_STATE
     again = made & (phase == MemoryPhase.RECOMPUTE)
-    found[again] = np.where(end > again_until, MemoryCategory.ACTIVATION, MemoryCategory.TEMPORARY)[again]
-    found[gone & (phase == MemoryPhase.UNKNOWN)] = MemoryCategory.TEMPORARY
+    categories[again] = np.where(end > again_until, MemoryCategory.ACTIVATION, MemoryCategory.TEMPORARY)[again]
+    categories[gone & (phase == MemoryPhase.UNKNOWN)] = MemoryCategory.TEMPORARY
     # the model is no module: what the backward pass lets go was saved for it
     saved = made & (phase == MemoryPhase.UNKNOWN) & (comes[MemoryPhase.BACKWARD] == until)
     let_go = phases.segment_at(np.where(blocks["after"], NEVER, blocks["end"]) - 1)
-    found[saved & (let_go != MISSING) & (let_go == phases.segment_at(until))] = MemoryCategory.ACTIVATION
-    found[made & _is_input(start, end, phase, phases)] = MemoryCategory.INPUT
-    return found
+    categories[saved & (let_go != MISSING) & (let_go == phases.segment_at(until))] = MemoryCategory.ACTIVATION
+    categories[made & _is_input(start, end, phase, phases)] = MemoryCategory.INPUT
+    return categories
 
 
 def _is_input(start: Int64, end: Int64, phase: Codes, phases: Phases) -> npt.NDArray[np.bool_]:
     """Made in a step before its first module is called, there when it is, and not kept beyond the next step."""
     call = following(phases.modules, start)
     ahead = np.isin(phase, (MemoryPhase.UNKNOWN, MemoryPhase.FORWARD)) & ~phases.behind_module(start)
-    for one in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER):
-        ahead &= phases.next_start(start, one) > call
+    for later_phase in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER):
+        ahead &= phases.next_start(start, later_phase) > call
     kept = phases.next_start(phases.next_start(call, MemoryPhase.FORWARD), MemoryPhase.FORWARD)
     return np.asarray(ahead & (call != NEVER) & (end > call) & ((kept == NEVER) | (end <= kept)))
 
@@ -155,15 +158,15 @@ def _is_input(start: Int64, end: Int64, phase: Codes, phases: Phases) -> npt.NDA
 def _from_stacks(trace: Trace, blocks: Columns, phases: Phases) -> Codes:
     """By the stack alone; what only blocks that stay can be, only for those."""
     frames = blocks["frame"]
-    found = np.zeros(len(frames), np.uint8)
+    categories = np.zeros(len(frames), np.uint8)
     known = frames != MISSING
     if not known.any():
-        return found
-    found[known] = trace.fact(stack_categories)[frames[known]]
+        return categories
+    categories[known] = trace.fact(stack_categories)[frames[known]]
     forward = phases.next_start(blocks["start"], MemoryPhase.FORWARD)
     stays = blocks["after"] | (blocks["end"] > forward)
-    found[np.isin(found, _KEPT) & ~stays] = MemoryCategory.UNKNOWN
-    return found
+    categories[np.isin(categories, _KEPT) & ~stays] = MemoryCategory.UNKNOWN
+    return categories
 
 
 def _made_again(trace: Trace, blocks: Columns, phases: Phases) -> tuple[npt.NDArray[np.bool_], Int64]:
@@ -194,9 +197,9 @@ def _steps(trace: Trace, phases: Phases, timeline: MemoryTimeline, blocks: Colum
     if timeline.axis == "ns" and windows.count:
         order = np.argsort(windows.starts, kind="stable")
         index = np.searchsorted(windows.starts[order], start, side="right") - 1
-        held = order[np.maximum(index, 0)]
-        inside = made & (index >= 0) & (start < windows.ends[held])
-        return np.where(inside, windows.numbers[held], MISSING)
+        window = order[np.maximum(index, 0)]
+        inside = made & (index >= 0) & (start < windows.ends[window])
+        return np.where(inside, windows.numbers[window], MISSING)
     done = phases.ends[phases.phase == MemoryPhase.OPTIMIZER]
     if not len(done):
         return np.full(len(start), MISSING, np.int64)
@@ -221,13 +224,13 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     category = tensors["category"][rows]
 
     order = np.argsort(addresses)
-    place = np.minimum(np.searchsorted(addresses[order], blocks["address"]), len(rows) - 1)
-    same = blocks["before"] & (addresses[order][place] == blocks["address"]) & (blocks["address"] != 0)
-    tensor = order[place[same]]
+    index = np.minimum(np.searchsorted(addresses[order], blocks["address"]), len(rows) - 1)
+    same = blocks["before"] & (addresses[order][index] == blocks["address"]) & (blocks["address"] != 0)
+    tensor = order[index[same]]
     for name, values in texts.items():
         blocks[name][same] = values[tensor]
     unknown = np.flatnonzero(same)[blocks["category"][same] == MemoryCategory.UNKNOWN]
-    blocks["category"][unknown] = category[order[place[unknown]]]
+    blocks["category"][unknown] = category[order[index[unknown]]]
     blocks["known_by"][unknown] = KnownBy.ADDRESS
 
     freed = tensors["freed_ns"][rows]
@@ -250,17 +253,18 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
         "known_by": np.full(len(new), KnownBy.ADDRESS, np.uint8),
     }
     filled = Rows(BLOCKS, further | {name: values[new] for name, values in texts.items()})
-    held = int(size.sum())
+    tensor_bytes = int(size.sum())
     notes = list(timeline.notes)
-    if held > timeline.unseen_bytes:
+    if tensor_bytes > timeline.unseen_bytes:
         notes.append(
-            f"the allocator's total leaves out {format_bytes(held - timeline.unseen_bytes)} of the program's tensors"
+            f"the allocator's total leaves out {format_bytes(tensor_bytes - timeline.unseen_bytes)} of the program's "
+            "tensors"
         )
     return replace(
         timeline,
         blocks=Rows(BLOCKS, {name: np.concatenate((filled[name], blocks[name])) for name in blocks}),
         texts=pool.all(),
-        unseen_bytes=max(0, timeline.unseen_bytes - held),
+        unseen_bytes=max(0, timeline.unseen_bytes - tensor_bytes),
         notes=tuple(notes),
     )
 

@@ -108,7 +108,10 @@ def memory_fragmentation(trace: Trace) -> tuple[Fragmentation, ...]:
 
 def fragmentation_of(trace: Trace, timeline: MemoryTimeline) -> Fragmentation | None:
     """Fragmentation of ``timeline``, one of the trace's; None where what is reserved is not known."""
-    return next((one for one in trace.fact(memory_fragmentation) if one.timeline is timeline), None)
+    return next(
+        (fragmentation for fragmentation in trace.fact(memory_fragmentation) if fragmentation.timeline is timeline),
+        None,
+    )
 
 
 def _fragmentation(trace: Trace, timeline: MemoryTimeline, reserved: Curve) -> Fragmentation:
@@ -143,20 +146,20 @@ def _moment(
 
 
 def _pools(trace: Trace, timeline: MemoryTimeline) -> tuple[PoolState, ...]:
-    segments, held = trace.rows["segments"], trace.rows["held"]
+    segments, held_table = trace.rows["segments"], trace.rows["held"]
     chosen = memory_rows(trace, "segments", memory_of(timeline))
     if not len(chosen):
         return ()
     key = np.stack([segments[name][chosen].astype(np.int64) for name in ("pool", "stream", "kind")], axis=1)
     kinds, group = np.unique(key, axis=0, return_inverse=True)
     free = memory_rows(trace, "held", memory_of(timeline))
-    free = free[(held["state"][free] == HeldState.FREE) & (held["segment"][free] != MISSING)]
+    free = free[(held_table["state"][free] == HeldState.FREE) & (held_table["segment"][free] != MISSING)]
     pool_of = np.full(len(segments), MISSING, np.int64)
     pool_of[chosen] = group.ravel()
     pools = []
     for number, (pool, stream, kind) in enumerate(kinds.tolist()):
         size, active = (segments[name][chosen[group.ravel() == number]] for name in ("bytes", "active_bytes"))
-        pieces = held["bytes"][free[pool_of[held["segment"][free]] == number]]
+        pieces = held_table["bytes"][free[pool_of[held_table["segment"][free]] == number]]
         pools.append(
             PoolState(
                 pool=trace.text(pool) or None,
@@ -168,7 +171,7 @@ def _pools(trace: Trace, timeline: MemoryTimeline) -> tuple[PoolState, ...]:
                 largest_free_bytes=int(pieces.max(initial=0)),
             )
         )
-    return tuple(sorted(pools, key=lambda one: -one.reserved_bytes))
+    return tuple(sorted(pools, key=lambda state: -state.reserved_bytes))
 
 
 def _failed(trace: Trace, timeline: MemoryTimeline) -> list[int | None]:
@@ -183,8 +186,8 @@ def _failed(trace: Trace, timeline: MemoryTimeline) -> list[int | None]:
 def _fullest(live: Curve, reserved: Curve) -> int:
     """Where most is reserved; of all such moments the first one at which most is handed out."""
     most = reserved.bytes.max()
-    held = reserved.at(live.positions)
-    at_peak = np.flatnonzero(held == most)
+    reserved_then = reserved.at(live.positions)
+    at_peak = np.flatnonzero(reserved_then == most)
     if not len(at_peak):
         return int(reserved.positions[int(np.argmax(reserved.bytes))])
     return int(live.positions[at_peak[np.argmax(live.bytes[at_peak])]])
@@ -253,17 +256,17 @@ def unneeded_reserves(
     grown = np.flatnonzero(np.diff(reserved.bytes) > 0) + 1
     if not len(grown):
         return ()
-    at = reserved.positions[grown]
+    positions = reserved.positions[grown]
     size = reserved.bytes[grown] - reserved.bytes[grown - 1]
-    used = live.at(at, before=True)
+    used = live.at(positions, before=True)
     cached = reserved.bytes[grown - 1] - used
     made = np.flatnonzero(~timeline.blocks["before"])
     if not len(made):
         return ()
     starts = timeline.blocks["start"][made]  # sorted: blocks are by start
-    place = np.searchsorted(starts, at, side="left")
-    known = place < len(made)
-    block = made[np.minimum(place, len(made) - 1)]
+    index = np.searchsorted(starts, positions, side="left")
+    known = index < len(made)
+    block = made[np.minimum(index, len(made) - 1)]
     asked = timeline.blocks["bytes"][block].astype(np.int64)
     unneeded = np.minimum(asked, cached)
     chosen = np.flatnonzero(known & (asked > SMALL_BYTES) & (asked <= size) & (unneeded >= LEAST_PART * asked))
@@ -271,13 +274,13 @@ def unneeded_reserves(
     segments = _Segments(trace, timeline)
     return tuple(
         UnneededReserve(
-            position=int(at[index]),
+            position=int(positions[index]),
             reserved_bytes=int(size[index]),
             asked_bytes=int(asked[index]),
             cached_bytes=int(cached[index]),
             unneeded_bytes=int(unneeded[index]),
             block=int(block[index]),
-            pieces=segments.pieces(int(at[index]), int(block[index])) if rank < LOOKED_INTO else None,
+            pieces=segments.pieces(int(positions[index]), int(block[index])) if rank < LOOKED_INTO else None,
         )
         for rank, index in enumerate(chosen.tolist())
     )
@@ -290,25 +293,25 @@ class _Segments:
         self._timeline = timeline
         rows = trace.rows["memory"]
         events = memory_rows(trace, "memory", memory_of(timeline))
-        at = strictly_increasing(rows["time_ns"][events])
+        positions = strictly_increasing(rows["time_ns"][events])
         moved = np.isin(rows["action"][events], (MemoryAction.RESERVE, MemoryAction.RELEASE))
-        events, at = events[moved], at[moved]
+        events, positions = events[moved], positions[moved]
         size = np.abs(rows["bytes"][events])
         pairs = pair_events(rows["address"][events], size, rows["action"][events] == MemoryAction.RELEASE)
         source = np.where(pairs.made == MISSING, pairs.freed, pairs.made)
         ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
-        start = np.where(pairs.made == MISSING, timeline.first, at[source])
-        end = np.where(ended == MISSING, timeline.last + 1, at[ended])
-        held = trace.rows["segments"]
+        start = np.where(pairs.made == MISSING, timeline.first, positions[source])
+        end = np.where(ended == MISSING, timeline.last + 1, positions[ended])
+        segment_table = trace.rows["segments"]
         left = memory_rows(trace, "segments", memory_of(timeline))
         known = rows["address"][events[source[ended == MISSING]]]
-        left = left[~np.isin(held["address"][left], known)]
-        told = events[source]
-        self.address = np.concatenate((held["address"][left], rows["address"][told])).astype(np.int64)
-        self.bytes = np.concatenate((held["bytes"][left], size[source])).astype(np.int64)
+        left = left[~np.isin(segment_table["address"][left], known)]
+        event_rows = events[source]
+        self.address = np.concatenate((segment_table["address"][left], rows["address"][event_rows])).astype(np.int64)
+        self.bytes = np.concatenate((segment_table["bytes"][left], size[source])).astype(np.int64)
         self.start = np.concatenate((np.full(len(left), timeline.first), start)).astype(np.int64)
         self.end = np.concatenate((np.full(len(left), timeline.last + 1), end)).astype(np.int64)
-        pools = [np.concatenate((held[name][left], rows[name][told])) for name in ("stream", "pool")]
+        pools = [np.concatenate((segment_table[name][left], rows[name][event_rows])) for name in ("stream", "pool")]
         self.owner = np.stack(pools, axis=1).astype(np.int64)
 
     def pieces(self, position: int, block: int) -> Pieces | None:
@@ -323,21 +326,21 @@ class _Segments:
         rows = rows[np.argsort(blocks["address"][rows], kind="stable")]
         address = blocks["address"][rows].astype(np.int64)
         taken = -(-blocks["bytes"][rows].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
-        place = np.searchsorted(first, address, side="right") - 1
-        inside = (place >= 0) & (address < (first + size)[np.maximum(place, 0)])
+        index = np.searchsorted(first, address, side="right") - 1
+        inside = (index >= 0) & (address < (first + size)[np.maximum(index, 0)])
         if not inside.all():
             return None  # segments that nobody told of: their free memory is not known
-        order = np.searchsorted(place, np.arange(len(alive) + 1))
+        order = np.searchsorted(index, np.arange(len(alive) + 1))
         gaps = []
         for number in range(len(alive)):
             within = slice(order[number], order[number + 1])
             stops = np.concatenate((address[within], [first[number] + size[number]]))
             begins = np.concatenate(([first[number]], address[within] + taken[within]))
             gaps.append(np.maximum(stops - begins, 0))
-        every, segment = np.concatenate(gaps), np.repeat(np.arange(len(alive)), [len(one) for one in gaps])
+        every, segment = np.concatenate(gaps), np.repeat(np.arange(len(alive)), [len(gap) for gap in gaps])
         asked = np.array([blocks["stream"][block], MISSING], np.int64)
         same = (self.owner[alive] == asked).all(axis=1)
-        largest = np.array([int(one.max()) for one in gaps])
+        largest = np.array([int(gap.max()) for gap in gaps])
         fullest = [number for number in np.argsort(-largest).tolist() if largest[number]]
         between = [rows[order[number] : order[number + 1]] for number in fullest]
         return Pieces(

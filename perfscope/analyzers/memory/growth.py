@@ -93,12 +93,12 @@ class MemoryGrowth:
 def memory_growth(trace: Trace) -> tuple[MemoryGrowth, ...]:
     """Growth of each memory of which enough steps are known to judge it; programs and single moments have none."""
     grown = (_growth(trace, timeline) for timeline in trace.fact(memory_timelines))
-    return tuple(one for one in grown if one is not None)
+    return tuple(growth for growth in grown if growth is not None)
 
 
 def growth_of(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
     """Growth of ``timeline``, one of the trace's; None where too few steps are known to judge it."""
-    return next((one for one in trace.fact(memory_growth) if one.timeline is timeline), None)
+    return next((growth for growth in trace.fact(memory_growth) if growth.timeline is timeline), None)
 
 
 def steps_until_full(timeline: MemoryTimeline, per_step: float) -> int | None:
@@ -131,9 +131,9 @@ def _growth(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
     judged = ends[WARM_UP:] if by_trend else ends
     live = timeline.live().at(judged, before=True)
     slope, _ = trend(live)
-    places = _places(timeline.of(trace), timeline, judged, by_trend=by_trend)
+    growing_places = _places(timeline.of(trace), timeline, judged, by_trend=by_trend)
     # of few steps the whole need not grow evenly: the places must
-    growing = _grows_by_trend(live) if by_trend else bool(places) and bool((np.diff(live) > 0).all())
+    growing = _grows_by_trend(live) if by_trend else bool(growing_places) and bool((np.diff(live) > 0).all())
     return MemoryGrowth(
         timeline=timeline,
         how=how,
@@ -142,31 +142,38 @@ def _growth(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
         live_bytes=live,
         slope_bytes=slope,
         growing=growing,
-        places=places,
+        places=growing_places,
     )
 
 
 def trend(values: Int64) -> tuple[float, float]:
     """``(median of the slopes of all pairs, share of pairs that rise)``; ``(0, 0)`` for fewer than two values."""
-    places = np.arange(len(values))
+    positions = np.arange(len(values))
     if len(values) > MOST_STEPS:
-        places = np.linspace(0, len(values) - 1, MOST_STEPS).astype(np.int64)
-    if len(places) < 2:
+        positions = np.linspace(0, len(values) - 1, MOST_STEPS).astype(np.int64)
+    if len(positions) < 2:
         return 0.0, 0.0
-    earlier, later = np.triu_indices(len(places), 1)
-    rise = (values[places[later]] - values[places[earlier]]).astype(np.float64)
-    return float(np.median(rise / (places[later] - places[earlier]))), float((rise > 0).mean())
+    earlier, later = np.triu_indices(len(positions), 1)
+    rise = (values[positions[later]] - values[positions[earlier]]).astype(np.float64)
+    return float(np.median(rise / (positions[later] - positions[earlier]))), float((rise > 0).mean())
 
 
 def left_behind(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[GrowingPlace, ...]:
     """Places that hold, at the last of ``ends``, what was made before it within the recording; most bytes first."""
     groups, rows = _grouped(timeline.of(trace), timeline)
-    held = _held(timeline, rows, groups, ends[-1:])
-    found = [
-        _place(timeline.of(trace), timeline, rows[groups == number], held[number], int(held[number][-1]), ends[-1])
-        for number in np.flatnonzero(held[:, -1] > 0).tolist()
+    held_bytes = _held(timeline, rows, groups, ends[-1:])
+    places = [
+        _place(
+            timeline.of(trace),
+            timeline,
+            rows[groups == number],
+            held_bytes[number],
+            int(held_bytes[number][-1]),
+            ends[-1],
+        )
+        for number in np.flatnonzero(held_bytes[:, -1] > 0).tolist()
     ]
-    return tuple(sorted(found, key=lambda place: -place.bytes_per_step))
+    return tuple(sorted(places, key=lambda growing: -growing.bytes_per_step))
 
 
 def _settled(trace: Trace, how: How) -> bool:
@@ -175,30 +182,34 @@ def _settled(trace: Trace, how: How) -> bool:
     return how == "recorded" and bool(windows.count) and int(windows.numbers.min()) >= SETTLED_STEP
 
 
-def _grows_by_trend(held: Int64) -> bool:
-    slope, sure = trend(held)
-    late, _ = trend(held[len(held) // 2 :])
+def _grows_by_trend(held_bytes: Int64) -> bool:
+    slope, sure = trend(held_bytes)
+    late, _ = trend(held_bytes[len(held_bytes) // 2 :])
     return slope > 0 and sure >= SURE and late >= STILL * slope
 
 
-def _each_step(held: Int64) -> bool:
-    change = np.diff(held)
+def _each_step(held_bytes: Int64) -> bool:
+    change = np.diff(held_bytes)
     return bool(change[0] > 0) and bool((change == change[0]).all())
 
 
 def _places(trace: Trace, timeline: MemoryTimeline, ends: Int64, *, by_trend: bool) -> tuple[GrowingPlace, ...]:
     groups, rows = _grouped(trace, timeline)
-    held = _held(timeline, rows, groups, ends)
+    held_bytes = _held(timeline, rows, groups, ends)
     grows = _grows_by_trend if by_trend else _each_step
-    found = []
-    for number in np.flatnonzero(held[:, -1] > held[:, 0] if held.size else np.empty(0, bool)).tolist():
-        if grows(held[number]):
-            slope, _ = trend(held[number])
-            found.append(_place(trace, timeline, rows[groups == number], held[number], round(slope), ends[-1]))
-    return tuple(sorted(found, key=lambda place: -place.bytes_per_step))
+    growing = []
+    for number in np.flatnonzero(
+        held_bytes[:, -1] > held_bytes[:, 0] if held_bytes.size else np.empty(0, bool)
+    ).tolist():
+        if grows(held_bytes[number]):
+            slope, _ = trend(held_bytes[number])
+            growing.append(_place(trace, timeline, rows[groups == number], held_bytes[number], round(slope), ends[-1]))
+    return tuple(sorted(growing, key=lambda growing_place: -growing_place.bytes_per_step))
 
 
-def _place(trace: Trace, timeline: MemoryTimeline, rows: Int64, held: Int64, per_step: int, end: int) -> GrowingPlace:
+def _place(
+    trace: Trace, timeline: MemoryTimeline, rows: Int64, held_bytes: Int64, per_step: int, end: int
+) -> GrowingPlace:
     blocks = timeline.blocks
     alive = rows[(blocks["start"][rows] < end) & (blocks["after"][rows] | (blocks["end"][rows] >= end))]
     largest = int(alive[np.argmax(blocks["bytes"][alive])])
@@ -209,7 +220,7 @@ def _place(trace: Trace, timeline: MemoryTimeline, rows: Int64, held: Int64, per
         module=timeline.text(module) or None,
         category=MemoryCategory(int(blocks["category"][largest])),
         bytes_per_step=per_step,
-        held_bytes=held,
+        held_bytes=held_bytes,
         blocks=len(alive),
     )
 
@@ -241,8 +252,8 @@ def _held(timeline: MemoryTimeline, rows: Int64, groups: Int64, ends: Int64) -> 
     change = np.zeros((int(groups.max(initial=-1)) + 1, len(ends) + 1), np.int64)
     np.add.at(change, (groups, first), blocks["bytes"][rows])
     np.add.at(change, (groups, last), -blocks["bytes"][rows])
-    held: Int64 = np.cumsum(change, axis=1)[:, :-1]
-    return held
+    held_bytes: Int64 = np.cumsum(change, axis=1)[:, :-1]
+    return held_bytes
 
 
 # What arrays hold more of after the traced steps of a JAX program than before them, by the stack that made them.
@@ -296,21 +307,21 @@ def jax_growth(trace: Trace) -> JaxGrowth | None:
     for key in dict.fromkeys((*before, *after)):
         (old_count, old_bytes), (count, size) = before.get(key, (0, 0)), after.get(key, (0, 0))
         if (old_count, old_bytes) != (count, size):
-            place = next((line for line in key[2] if not is_library(line.file)), None)
+            line = next((line for line in key[2] if not is_library(line.file)), None)
             stacks.append(
-                GrownStack(place=place, count=count, bytes=size, grown=count - old_count, grown_bytes=size - old_bytes)
+                GrownStack(place=line, count=count, bytes=size, grown=count - old_count, grown_bytes=size - old_bytes)
             )
     return JaxGrowth(
         steps=steps,
         bytes_before=sum(size for _, size in before.values()),
         bytes_after=sum(size for _, size in after.values()),
-        stacks=tuple(sorted(stacks, key=lambda one: (-one.grown_bytes, -one.grown))),
+        stacks=tuple(sorted(stacks, key=lambda grown_stack: (-grown_stack.grown_bytes, -grown_stack.grown))),
     )
 
 
 def _buffers(trace: Trace) -> _Buffers:
     """The buffers, not the programs, by device and stack."""
-    held, frames = trace.rows["held"], trace.rows["frames"]
+    held_rows, frames = trace.rows["held"], trace.rows["frames"]
     stacks: dict[int, _Stack] = {}
 
     def stack(row: int) -> _Stack:
@@ -323,7 +334,7 @@ def _buffers(trace: Trace) -> _Buffers:
         return stacks[row]
 
     buffers: _Buffers = {}
-    columns = (held[name].tolist() for name in ("on_device", "ordinal", "kind", "frame", "count", "bytes"))
+    columns = (held_rows[name].tolist() for name in ("on_device", "ordinal", "kind", "frame", "count", "bytes"))
     for on_device, ordinal, kind, frame, count, size in zip(*columns, strict=True):
         if trace.text(kind) == "buffer":
             key = (on_device, ordinal, stack(frame))

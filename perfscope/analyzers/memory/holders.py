@@ -114,8 +114,8 @@ def _phase_at(trace: Trace, timeline: MemoryTimeline, position: int, made: int) 
         return MemoryPhase(int(timeline.blocks["phase"][made]))
     if timeline.space == "program":
         return MemoryPhase.UNKNOWN
-    at = memory_phases(trace, timeline).phase_at(np.array([position], np.int64))
-    return MemoryPhase(int(at[0]))
+    phases = memory_phases(trace, timeline).phase_at(np.array([position], np.int64))
+    return MemoryPhase(int(phases[0]))
 
 
 def _holders(
@@ -181,11 +181,11 @@ def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
 
     `AbstainError` where there is none. What compiled programs need is modelled, and judged by rules of its own.
     """
-    known = [one for one in trace.fact(memory_timelines) if not one.of_driver]
-    devices = tuple(one for one in known if one.space == "device")
+    known = [timeline for timeline in trace.fact(memory_timelines) if not timeline.of_driver]
+    devices = tuple(timeline for timeline in known if timeline.space == "device")
     if devices:
         return devices
-    hosts = tuple(one for one in known if one.space == "host") if not len(trace.rows["kernels"]) else ()
+    hosts = tuple(timeline for timeline in known if timeline.space == "host") if not len(trace.rows["kernels"]) else ()
     if not hosts:
         raise AbstainError(NO_MEMORY)
     return hosts
@@ -198,7 +198,7 @@ def worst_of_devices(findings: Iterable[Finding]) -> list[Finding]:
         alike.setdefault((finding.subject, finding.where), []).append(finding)
     worst = []
     for members in alike.values():
-        chosen = max(members, key=lambda one: one.cost_bytes or 0)
+        chosen = max(members, key=lambda finding: finding.cost_bytes or 0)
         others = len(members) - 1
         if others:
             also = f"; {others} more device{'' if others == 1 else 's'} the like"

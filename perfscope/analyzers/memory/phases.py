@@ -71,8 +71,8 @@ class Phases:
 
 def following(marks: Int64, positions: Int64) -> Int64:
     """The first of the sorted ``marks`` behind each position; `NEVER` if there is none."""
-    found: Int64 = np.concatenate((marks, [NEVER]))[np.searchsorted(marks, positions, side="right")]
-    return found
+    marks_after: Int64 = np.concatenate((marks, [NEVER]))[np.searchsorted(marks, positions, side="right")]
+    return marks_after
 
 
 NO_PHASES = Phases(
@@ -92,17 +92,17 @@ def span_phases(trace: Trace) -> Phases:
         return NO_PHASES
     parents = slices["parent"].astype(np.int64)
     is_op = slices["kind"] == SliceKind.OP
-    said = {
+    annotated = {
         phase: named_slices(trace, pattern.fullmatch) & (slices["kind"] == SliceKind.ANNOTATION)
         for phase, pattern in _MARKS.items()
     }
     nodes = trace.fact(autograd_nodes)
     stepped = named_slices(trace, lambda name: name.startswith(OPTIMIZER_STEP))
-    optimizer = (stepped & (slices["kind"] != SliceKind.PYTHON)) | said[MemoryPhase.OPTIMIZER]
-    backward = nodes | said[MemoryPhase.BACKWARD]
+    optimizer = (stepped & (slices["kind"] != SliceKind.PYTHON)) | annotated[MemoryPhase.OPTIMIZER]
+    backward = nodes | annotated[MemoryPhase.BACKWARD]
     modules = trace.fact(module_calls)
     graphed = is_op & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0) & ~nodes
-    forward = modules | graphed | said[MemoryPhase.FORWARD]
+    forward = modules | graphed | annotated[MemoryPhase.FORWARD]
 
     taken = nearest_ancestor(trace, parents, optimizer | backward) != MISSING
     around = nearest_ancestor(trace, parents, forward) != MISSING
@@ -113,14 +113,14 @@ def span_phases(trace: Trace) -> Phases:
         MemoryPhase.FORWARD: np.flatnonzero(forward & ~optimizer & ~backward & ~taken & ~around),
     }
     rows = np.concatenate(list(outermost.values()))
-    phase = np.repeat(list(outermost), [len(found) for found in outermost.values()])
-    found = modules & ~taken & ~inner
+    phase = np.repeat(list(outermost), [len(rows_of_phase) for rows_of_phase in outermost.values()])
+    outermost_calls = modules & ~taken & ~inner
     return _merged(
         slices["start_ns"][rows],
         slices["end_ns"][rows],
         phase.astype(np.uint8),
         np.ones(len(rows), bool),
-        np.sort(slices["start_ns"][found]),
+        np.sort(slices["start_ns"][outermost_calls]),
     )
 
 
@@ -145,19 +145,19 @@ def event_phases(trace: Trace, events: Int64, positions: Int64, *, spans: Phases
     ending[:-1] &= ~again[1:]
     # forward work inside the backward pass does not end it
     within = np.where(again, np.uint8(MemoryPhase.BACKWARD), phase[marked]).astype(np.uint8)
-    at = positions[marked]
+    marked_positions = positions[marked]
     # a snapshot may have ranges beside its stacks, such as those of the optimizer
-    free = at if spans is None else at[spans.segment_at(at) == MISSING]
-    told = within if spans is None else within[spans.segment_at(at) == MISSING]
+    free = marked_positions if spans is None else marked_positions[spans.segment_at(marked_positions) == MISSING]
+    free_phase = within if spans is None else within[spans.segment_at(marked_positions) == MISSING]
     spans = spans or NO_PHASES
     merged = _merged(
         np.concatenate((spans.starts, free)),
         np.concatenate((spans.ends, free + 1)),
-        np.concatenate((spans.phase, told)),
+        np.concatenate((spans.phase, free_phase)),
         np.concatenate((spans.whole, np.zeros(len(free), bool))),
         spans.modules,
     )
-    return replace(merged, again_ends=at[ending] + 1)
+    return replace(merged, again_ends=marked_positions[ending] + 1)
 
 
 def _merged(
@@ -212,17 +212,17 @@ _HANDS_OUT = re.compile(r"aten::(new_)?(empty|zeros|ones|full|rand|randn)(_like|
 def asking_op(trace: Trace, row: int) -> str | None:
     """Name of the op that asked for a block: of a row of ``slices``, or the op around one that only hands out."""
     slices = trace.rows["slices"]
-    found = None
+    asked = None
     for outer in lineage(trace, row):
         if slices["kind"][outer] != SliceKind.OP:
             break
         name = trace.text(int(slices["name"][outer]))
         if name.startswith(EVALUATE):
             break
-        found = name
+        asked = name
         if not _HANDS_OUT.fullmatch(name):
             break
-    return found or (None if row == MISSING else trace.text(int(slices["name"][row])))
+    return asked or (None if row == MISSING else trace.text(int(slices["name"][row])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,24 +252,24 @@ def asking_ops(trace: Trace, ops: Int64) -> AskingOps:
 def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
     """By block: the `MemoryCategory` that its op says, unknown for most. ``blocks``: columns of ``BLOCKS``."""
     ops = blocks["op"].astype(np.int64)
-    found = np.zeros(len(ops), np.uint8)
+    categories = np.zeros(len(ops), np.uint8)
     slices = trace.rows["slices"]
     if not len(slices) or not (ops != MISSING).any():
-        return found
+        return categories
     named = slices["kind"] != SliceKind.PYTHON
     around = named & named_slices(trace, lambda name: _COLLECTIVE.fullmatch(name) and not _FSDP_COMPUTE.fullmatch(name))
-    found[nearest_ancestor(trace, ops, around) != MISSING] = MemoryCategory.COMMUNICATION
+    categories[nearest_ancestor(trace, ops, around) != MISSING] = MemoryCategory.COMMUNICATION
 
     loader = np.zeros(len(slices), bool)
     loader[trace.fact(input_slices)] = True
-    found[(nearest_ancestor(trace, ops, loader) != MISSING) & (found == 0)] = MemoryCategory.INPUT
-    found[_uploaded(trace, ops) & (found == 0)] = MemoryCategory.INPUT
+    categories[(nearest_ancestor(trace, ops, loader) != MISSING) & (categories == 0)] = MemoryCategory.INPUT
+    categories[_uploaded(trace, ops) & (categories == 0)] = MemoryCategory.INPUT
 
     direct = (ops != MISSING) & named_slices(trace, _PRODUCT.fullmatch)[ops] & ~blocks["before"]
     brief = direct & ~blocks["after"] & (blocks["end"] <= slices["end_ns"][ops])
     kept = direct & blocks["after"] & np.isin(blocks["bytes"], _BLAS_SCRATCH)
-    found[(brief | kept) & (found == 0)] = MemoryCategory.WORKSPACE
-    return found
+    categories[(brief | kept) & (categories == 0)] = MemoryCategory.WORKSPACE
+    return categories
 
 
 def _uploaded(trace: Trace, ops: Int64) -> npt.NDArray[np.bool_]:
@@ -289,11 +289,11 @@ def _uploaded(trace: Trace, ops: Int64) -> npt.NDArray[np.bool_]:
 def _outermost(trace: Trace, rows: Int64, wanted: npt.NDArray[np.bool_]) -> Int64:
     """For each row of ``slices``: its outermost enclosing span with ``wanted``, or itself; else ``MISSING``."""
     parents = trace.rows["slices"]["parent"].astype(np.int64)
-    found = nearest_ancestor(trace, rows, wanted)
+    outer = nearest_ancestor(trace, rows, wanted)
     while True:
-        known = found != MISSING
-        above = np.where(known, parents[found], MISSING)
+        known = outer != MISSING
+        above = np.where(known, parents[outer], MISSING)
         further = nearest_ancestor(trace, above, wanted)
         if not (further != MISSING).any():
-            return found
-        found = np.where(further != MISSING, further, found)
+            return outer
+        outer = np.where(further != MISSING, further, outer)

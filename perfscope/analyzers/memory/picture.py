@@ -70,11 +70,11 @@ def memory_picture(trace: Trace, timeline: MemoryTimeline, points: int = MOST_PO
     codes = np.unique(timeline.blocks["category"]).tolist()
     start, end, size, category = (timeline.blocks[name] for name in ("start", "end", "bytes", "category"))
     chosen = [category == code for code in codes]
-    found = [curve(start[rows], end[rows], size[rows]).at(positions) for rows in chosen]
+    curves = [curve(start[rows], end[rows], size[rows]).at(positions) for rows in chosen]
     return MemoryPicture(
         positions=positions,
         categories=tuple(MemoryCategory(code) for code in codes),
-        bytes=np.array(found, np.int64).reshape(len(codes), len(positions)),
+        bytes=np.array(curves, np.int64).reshape(len(codes), len(positions)),
         unseen_bytes=timeline.unseen_bytes,
         reserved=None if timeline.reserved is None else _highest(timeline.reserved, positions),
         steps=_step_bands(trace, timeline),
@@ -97,11 +97,11 @@ def _chosen(curve: Curve, timeline: MemoryTimeline, points: int) -> Int64:
 def _highest(reserved: Curve, positions: Int64) -> Int64:
     """The largest value of a step function from each position up to the next one."""
     values = np.concatenate((reserved.at(positions), reserved.bytes))
-    places = np.concatenate((positions, reserved.positions))
-    order = np.lexsort((np.arange(len(places)), places))
-    places, values = places[order], values[order]
-    inside = places >= positions[0]
-    begins = np.searchsorted(places[inside], positions, side="left")
+    positions_of_values = np.concatenate((positions, reserved.positions))
+    order = np.lexsort((np.arange(len(positions_of_values)), positions_of_values))
+    positions_of_values, values = positions_of_values[order], values[order]
+    inside = positions_of_values >= positions[0]
+    begins = np.searchsorted(positions_of_values[inside], positions, side="left")
     highest: Int64 = np.maximum.reduceat(values[inside], begins)
     return highest
 
@@ -116,14 +116,16 @@ def _step_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
         return ()
     ends = known[1].tolist()
     starts = [timeline.first, *ends[:-1]]
-    return _bands(timeline, [(str(at), start, end) for at, (start, end) in enumerate(zip(starts, ends, strict=True))])
+    return _bands(
+        timeline, [(str(number), start, end) for number, (start, end) in enumerate(zip(starts, ends, strict=True))]
+    )
 
 
 def _phase_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
     if timeline.space == "program":
         return _schedule_phases(timeline)
-    found = memory_phases(trace, timeline)
-    rows = zip(found.phase.tolist(), found.starts.tolist(), found.ends.tolist(), strict=True)
+    phases = memory_phases(trace, timeline)
+    rows = zip(phases.phase.tolist(), phases.starts.tolist(), phases.ends.tolist(), strict=True)
     named = [(MemoryPhase(phase).name.lower(), start, end) for phase, start, end in rows if phase]
     return _bands(timeline, [*named, *_made_again(timeline)]) or _bands(timeline, named)
 
@@ -153,13 +155,15 @@ def _schedule_phases(timeline: MemoryTimeline) -> tuple[Band, ...]:
     ends = np.concatenate((begins[1:], [parts]))
     rows = zip(begins.tolist(), ends.tolist(), strict=True)
     named = [(MemoryPhase(int(phase[begin])).name.lower(), edges[begin], edges[end]) for begin, end in rows]
-    return _bands(timeline, [one for one in named if one[0] != MemoryPhase.UNKNOWN.name.lower()])
+    return _bands(timeline, [band for band in named if band[0] != MemoryPhase.UNKNOWN.name.lower()])
 
 
-def _bands(timeline: MemoryTimeline, found: list[tuple[str, int, int]]) -> tuple[Band, ...]:
+def _bands(timeline: MemoryTimeline, bands: list[tuple[str, int, int]]) -> tuple[Band, ...]:
     """What of them lies within the timeline, in order; nothing if they are too many."""
     first, last = timeline.first, timeline.last + 1
-    inside = [(name, max(start, first), min(end, last)) for name, start, end in found if start < last and end > first]
+    inside = [(name, max(start, first), min(end, last)) for name, start, end in bands if start < last and end > first]
     if len(inside) > MOST_BANDS:
         return ()
-    return tuple(Band(name=name, start=start, end=end) for name, start, end in sorted(inside, key=lambda one: one[1:]))
+    return tuple(
+        Band(name=name, start=start, end=end) for name, start, end in sorted(inside, key=lambda band: band[1:])
+    )

@@ -81,18 +81,18 @@ def nearest_frame(trace: Trace, frames: Int64, wanted: npt.NDArray[np.bool_]) ->
     ``wanted``: a mask over the ``frames`` table. ``MISSING`` (and distance 0) where there is none.
     """
     parents = trace.rows["frames"]["parent"]
-    found = np.array(frames, np.int64)
-    distance = np.zeros(len(found), np.int64)
-    active = np.flatnonzero(found != MISSING)
+    frame_rows = np.array(frames, np.int64)
+    distance = np.zeros(len(frame_rows), np.int64)
+    active = np.flatnonzero(frame_rows != MISSING)
     for _ in range(DEEPEST_STACK):
-        active = active[~wanted[found[active]]]
-        found[active] = parents[found[active]]
+        active = active[~wanted[frame_rows[active]]]
+        frame_rows[active] = parents[frame_rows[active]]
         distance[active] += 1
-        active = active[found[active] != MISSING]
+        active = active[frame_rows[active] != MISSING]
         if not len(active):
             break
-    found[active] = MISSING
-    return found, np.where(found == MISSING, 0, distance)
+    frame_rows[active] = MISSING
+    return frame_rows, np.where(frame_rows == MISSING, 0, distance)
 
 
 def frames_named(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
@@ -122,7 +122,7 @@ def stack_categories(trace: Trace) -> npt.NDArray[np.uint8]:
     """By row of ``frames``: the `MemoryCategory` that the stack alone says; unknown where it takes the lifetime too."""
     masks = trace.fact(_masks)
     rows = np.arange(len(trace.rows["frames"]))
-    found = np.zeros(len(rows), np.uint8)
+    categories = np.zeros(len(rows), np.uint8)
     python, outside = nearest_frame(trace, rows, masks["python"])
     for name, category in (
         ("moves", MemoryCategory.PARAMETER),
@@ -130,17 +130,17 @@ def stack_categories(trace: Trace) -> npt.NDArray[np.uint8]:
         ("states", MemoryCategory.OPTIMIZER_STATE),
         ("loader", MemoryCategory.INPUT),
     ):
-        found[nearest_frame(trace, rows, masks[name])[0] != MISSING] = category
+        categories[nearest_frame(trace, rows, masks[name])[0] != MISSING] = category
     innermost = (python != MISSING) & masks["distributed"][python]
-    found[innermost] = MemoryCategory.COMMUNICATION
+    categories[innermost] = MemoryCategory.COMMUNICATION
     for name, category in (
         ("accumulates", MemoryCategory.GRADIENT),
         ("collective", MemoryCategory.COMMUNICATION),
         ("scratch", MemoryCategory.WORKSPACE),
     ):
         row, steps = nearest_frame(trace, rows, masks[name])
-        found[(row != MISSING) & ((python == MISSING) | (steps < outside))] = category
-    return found
+        categories[(row != MISSING) & ((python == MISSING) | (steps < outside))] = category
+    return categories
 
 
 def user_frames(trace: Trace) -> Int64:
@@ -157,7 +157,9 @@ def _masks(trace: Trace) -> dict[str, npt.NDArray[np.bool_]]:
     pairs = np.stack((frames["file"].astype(np.int64), frames["name"].astype(np.int64)), axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
     kinds = [_kinds(_normal(trace.text(int(file))), trace.text(int(name))) for file, name in distinct]
-    return {kind: np.array([kind in one for one in kinds], bool)[inverse.ravel()] for kind in _ALL}
+    return {
+        kind: np.array([kind in kinds_of_frame for kinds_of_frame in kinds], bool)[inverse.ravel()] for kind in _ALL
+    }
 
 
 _ALL = (
@@ -214,8 +216,8 @@ class _Known:
     def module(self, name: str | None) -> int:
         return self.names.setdefault(name, len(self.names)) if name else MISSING
 
-    def line(self, place: SourceLine | None) -> int:
-        return MISSING if place is None else self.places.setdefault(place, len(self.places))
+    def line(self, source_line: SourceLine | None) -> int:
+        return MISSING if source_line is None else self.places.setdefault(source_line, len(self.places))
 
 
 def block_sites(trace: Trace, ops: Int64, frames: Int64, *, graph: Trace | None = None) -> Sites:
@@ -268,10 +270,10 @@ def _of_frames(trace: Trace, frames: Int64, known: _Known) -> Int64:
     return _each(trace.fact(user_frames)[frames], lambda row: known.line(frame_line(trace, row)))
 
 
-def _each(rows: Int64, found: Callable[[int], int]) -> Int64:
+def _each(rows: Int64, value_of: Callable[[int], int]) -> Int64:
     """``found(row)`` for every row, asked once for each distinct one; ``MISSING`` stays so."""
     distinct, inverse = np.unique(rows, return_inverse=True)
-    values = [MISSING if row == MISSING else found(row) for row in distinct.tolist()]
+    values = [MISSING if row == MISSING else value_of(row) for row in distinct.tolist()]
     return np.array(values, np.int64)[inverse]
 
 
@@ -346,4 +348,4 @@ def _python_masks(trace: Trace) -> dict[str, npt.NDArray[np.bool_]]:
             codes["module"].append(code)
         elif frame is not None and frame.owner is not Owner.FRAMEWORK:
             codes["user" if frame.owner is Owner.USER else "library"].append(code)
-    return {kind: python & np.isin(slices["name"], found) for kind, found in codes.items()}
+    return {kind: python & np.isin(slices["name"], codes_of_kind) for kind, codes_of_kind in codes.items()}

@@ -153,12 +153,12 @@ class TraceMemories:
 def trace_memories(trace: Trace) -> TraceMemories:
     """The memories of one trace. A fact: all that the section reads of a trace."""
     # a device of which nothing was in use is told of all the same: of what it reserved, and of what failed
-    known = (one for one in trace.fact(memory_holders) if one.bytes or one.timeline.space != "program")
-    peaks = sorted(known, key=lambda one: -one.bytes)
-    of_programs = [one for one in peaks if one.timeline.space == "program"]
+    known = (peak for peak in trace.fact(memory_holders) if peak.bytes or peak.timeline.space != "program")
+    peaks = sorted(known, key=lambda peak: -peak.bytes)
+    of_programs = [peak for peak in peaks if peak.timeline.space == "program"]
     # devices and the host are few
-    chosen = [*(one for one in peaks if one.timeline.space != "program"), *of_programs[:MOST_PROGRAMS]]
-    memories = sorted((_memory(trace, one) for one in chosen), key=lambda one: -one.peak_bytes)
+    chosen = [*(peak for peak in peaks if peak.timeline.space != "program"), *of_programs[:MOST_PROGRAMS]]
+    memories = sorted((_memory(trace, peak) for peak in chosen), key=lambda memory: -memory.peak_bytes)
     return TraceMemories(memories=tuple(memories), left=len(peaks) - len(chosen))
 
 
@@ -189,7 +189,7 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
         reserved=_reserved(peak, fragmentation),
         capacity_bytes=timeline.capacity_bytes,
         out_of_memory=len(timeline.out_of_memory),
-        failed_bytes=max((one.failed_bytes for one in failures if one.failed_bytes), default=None),
+        failed_bytes=max((failure.failed_bytes for failure in failures if failure.failed_bytes), default=None),
         unmatched=timeline.unmatched,
         growth=None if growth is None or not growth.by_trend else _growing(growth),
         notes=timeline.notes,
@@ -217,24 +217,26 @@ def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
     timeline = peak.timeline
     rows = timeline.alive_at(peak.position)
     category, size = timeline.blocks["category"][rows], timeline.blocks["bytes"][rows]
-    found = []
+    held_categories = []
     for code in np.unique(category).tolist():
         chosen = rows[category == code]
-        place, bytes_ = _most(timeline.blocks["line"][chosen], timeline.blocks["bytes"][chosen])
+        line_index, bytes_ = _most(timeline.blocks["line"][chosen], timeline.blocks["bytes"][chosen])
         known, _ = _most(timeline.blocks["known_by"][chosen], timeline.blocks["bytes"][chosen])
-        lined = place != MISSING
-        found.append(
+        lined = line_index != MISSING
+        held_categories.append(
             HeldCategory(
                 category=MemoryCategory(code),
                 bytes=int(size[category == code].sum()),
                 blocks=int(timeline.blocks["count"][chosen].sum()),
                 known_by=KnownBy(known),
-                place=timeline.lines[place] if lined else None,
+                place=timeline.lines[line_index] if lined else None,
                 name=_block_name(trace, timeline, int(chosen[0]), is_large=chosen[0] in rows[:LARGEST]),
                 place_bytes=bytes_ if lined else int(timeline.blocks["bytes"][chosen[0]]),
             )
         )
-    return tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
+    return tuple(
+        sorted((category for category in held_categories if category.bytes), key=lambda category: -category.bytes)
+    )
 
 
 def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:
@@ -242,8 +244,8 @@ def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:
     values, inverse = np.unique(codes, return_inverse=True)
     sums = np.zeros(len(values), np.int64)
     np.add.at(sums, inverse, size)
-    at = int(np.argmax(sums))
-    return int(values[at]), int(sums[at])
+    index = int(np.argmax(sums))
+    return int(values[index]), int(sums[index])
 
 
 def _block_name(trace: Trace, timeline: MemoryTimeline, row: int, *, is_large: bool) -> str | None:
@@ -254,39 +256,39 @@ def _block_name(trace: Trace, timeline: MemoryTimeline, row: int, *, is_large: b
     return next(filter(None, texts), op)
 
 
-def _holders(found: Sequence[Holder]) -> Holders:
+def _holders(holders: Sequence[Holder]) -> Holders:
     return Holders(
-        rows=tuple(found[:MOST_HOLDERS]),
-        left=max(0, len(found) - MOST_HOLDERS),
-        left_bytes=sum(one.bytes for one in found[MOST_HOLDERS:]),
+        rows=tuple(holders[:MOST_HOLDERS]),
+        left=max(0, len(holders) - MOST_HOLDERS),
+        left_bytes=sum(holder.bytes for holder in holders[MOST_HOLDERS:]),
     )
 
 
-def _reserved(peak: PeakHolders, found: Fragmentation | None) -> Reserved | None:
+def _reserved(peak: PeakHolders, fragmentation: Fragmentation | None) -> Reserved | None:
     timeline = peak.timeline
     if timeline.reserved is None:
         return None
     most = int(timeline.reserved.bytes.max())
-    if found is None:
+    if fragmentation is None:
         return Reserved(
             peak_bytes=most, allocated_bytes=None, as_requested=False, requested_bytes=None,
             excess_bytes=max(0, most - peak.bytes), split_bytes=None, largest_free_bytes=None,
         )  # fmt: skip
     return Reserved(
         peak_bytes=most,
-        allocated_bytes=found.peak.allocated_bytes,
-        as_requested=found.as_requested,
-        requested_bytes=found.peak.requested_bytes,
-        excess_bytes=found.excess_bytes,
-        split_bytes=found.inactive_split_bytes if found.pools else None,
-        largest_free_bytes=found.largest_free_bytes if found.pools else None,
+        allocated_bytes=fragmentation.peak.allocated_bytes,
+        as_requested=fragmentation.as_requested,
+        requested_bytes=fragmentation.peak.requested_bytes,
+        excess_bytes=fragmentation.excess_bytes,
+        split_bytes=fragmentation.inactive_split_bytes if fragmentation.pools else None,
+        largest_free_bytes=fragmentation.largest_free_bytes if fragmentation.pools else None,
     )
 
 
-def _growing(found: MemoryGrowth) -> Growing:
+def _growing(growth: MemoryGrowth) -> Growing:
     return Growing(
-        steps=found.steps,
-        growing=found.growing,
-        bytes_per_step=found.slope_bytes,
-        steps_left=steps_until_full(found.timeline, found.slope_bytes) if found.growing else None,
+        steps=growth.steps,
+        growing=growth.growing,
+        bytes_per_step=growth.slope_bytes,
+        steps_left=steps_until_full(growth.timeline, growth.slope_bytes) if growth.growing else None,
     )

@@ -137,7 +137,9 @@ def estimated_spans(
     spans += [
         (first, layers.backward[1], layers.count * flow.values[number].instruction.shape.bytes) for number in kept
     ]
-    spans += [(layers.backward[0], one.reads[1] + 1, one.bytes // layers.count) for one in layers.kept]
+    spans += [
+        (layers.backward[0], kept_value.reads[1] + 1, kept_value.bytes // layers.count) for kept_value in layers.kept
+    ]
     return tuple(span for span in spans if span[1] > span[0] and span[2])
 
 

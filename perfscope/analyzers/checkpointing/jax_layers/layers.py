@@ -73,20 +73,24 @@ def layer_loops(flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
     """Pairs of loops of the entry that hand stacks from one to the other, in program order. Linear in the module."""
     module = flow.module
     entry = module.entry_computation()
-    loops = [one for one in entry.instructions if one.opcode == "while" and len(one.called) == 2]
-    found = []
-    for at, forward in enumerate(loops):
+    loops = [
+        instruction
+        for instruction in entry.instructions
+        if instruction.opcode == "while" and len(instruction.called) == 2
+    ]
+    layers = []
+    for index, forward in enumerate(loops):
         stacks = dict(_stacks(flow, forward))
         if not _hands_on(module.computations[forward.called[1]], stacks):
             continue
-        for backward in loops[at + 1 :] if stacks else ():
+        for backward in loops[index + 1 :] if stacks else ():
             if backward.trip_count != forward.trip_count or not forward.trip_count:
                 continue
             kept = _handed_on(flow, schedule, (forward, backward), stacks)
             if kept:
-                found.append(_layers(module, schedule, forward, backward, kept))
+                layers.append(_layers(module, schedule, forward, backward, kept))
                 break
-    return tuple(found)
+    return tuple(layers)
 
 
 def _hands_on(body: Computation, stacks: Collection[int]) -> bool:
@@ -94,25 +98,25 @@ def _hands_on(body: Computation, stacks: Collection[int]) -> bool:
     if body.root.opcode != "tuple":
         return False
     for element, name in enumerate(body.root.operands):
-        one = body.by_name[name]
-        source = body.by_name[one.operands[0]] if one.opcode == "get-tuple-element" else one
-        same = source.opcode == "parameter" and one.attributes.get("index") == str(element)
-        if element not in stacks and one.shape.dims and not same:
+        instruction = body.by_name[name]
+        source = body.by_name[instruction.operands[0]] if instruction.opcode == "get-tuple-element" else instruction
+        same = source.opcode == "parameter" and instruction.attributes.get("index") == str(element)
+        if element not in stacks and instruction.shape.dims and not same:
             return True
     return False
 
 
 def backward_body(module: HloModule, schedule: Schedule, layers: Layers) -> str:
     """The computation that runs the backward of layers: the body of their loop, else the entry."""
-    for one in module.entry_computation().instructions:
-        if one.opcode == "while" and schedule.positions[one.name] + 1 == layers.backward[1]:
-            return one.called[-1]
+    for instruction in module.entry_computation().instructions:
+        if instruction.opcode == "while" and schedule.positions[instruction.name] + 1 == layers.backward[1]:
+            return instruction.called[-1]
     return module.entry
 
 
 def reached(module: HloModule, name: str, loops_only: bool = False) -> frozenset[str]:
     """A computation and all it calls; with ``loops_only`` those that run in loops in it, without itself."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [(name, False)]
     seen: set[tuple[str, bool]] = set()
     while waiting:
@@ -121,11 +125,11 @@ def reached(module: HloModule, name: str, loops_only: bool = False) -> frozenset
             continue
         seen.add((one, looped))
         if looped or not loops_only:
-            found.add(one)
+            names.add(one)
         for instruction in module.computations[one].instructions:
             inner = looped or instruction.opcode == "while"
             waiting += [(called, inner) for called in instruction.called]
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _layers(
@@ -141,7 +145,7 @@ def _layers(
         body=module.computations[forward.called[1]],
         within=reached(module, forward.called[1]),
         nested=reached(module, forward.called[1], loops_only=True),
-        takers=frozenset(name for one in kept for name in one.makers),
+        takers=frozenset(name for kept_value in kept for name in kept_value.makers),
         path=scope_of(forward.op_name).path if forward.op_name else (),
     )
 
@@ -168,9 +172,9 @@ def _stacks(flow: Flow, loop: Instruction) -> Iterator[tuple[int, tuple[int, fro
             writer = body.by_name[writer.operands[0]]
         update = next(
             (
-                one
-                for one in _written(flow, flow.numbers[body.name, name])
-                if flow.opcode(one) == "dynamic-update-slice"
+                number
+                for number in _written(flow, flow.numbers[body.name, name])
+                if flow.opcode(number) == "dynamic-update-slice"
             ),
             None,
         )
@@ -205,7 +209,7 @@ def _handed_on(
     entry = flow.module.entry_computation()
     start = entry.by_name[backward.operands[0]]
     body = flow.module.computations[backward.called[1]]
-    found = []
+    kept = []
     for element, name in enumerate(start.operands):
         source = _element_of(entry, flow, name, forward)
         if source not in stacks:
@@ -214,50 +218,52 @@ def _handed_on(
         reads = _reads(flow.module, schedule, body, element)
         if reads is not None:
             size = forward.shape.parts[source].bytes
-            found.append(Kept(number=number, bytes=size, makers=makers, reads=reads))
-    return tuple(found)
+            kept.append(Kept(number=number, bytes=size, makers=makers, reads=reads))
+    return tuple(kept)
 
 
 def _element_of(entry: Computation, flow: Flow, name: str, loop: Instruction) -> int | None:
     """Which element of a loop's result a value is, behind copies and other layouts."""
     for _ in range(_MOST_STEPS):
-        one = entry.by_name[name]
-        if one.opcode == "get-tuple-element":
-            return int(one.attributes["index"]) if one.operands[0] == loop.name else None
-        if len(one.operands) != 1 or not _only_moves(flow.module, one):
+        instruction = entry.by_name[name]
+        if instruction.opcode == "get-tuple-element":
+            return int(instruction.attributes["index"]) if instruction.operands[0] == loop.name else None
+        if len(instruction.operands) != 1 or not _only_moves(flow.module, instruction):
             return None
-        name = one.operands[0]
+        name = instruction.operands[0]
     return None
 
 
-def _only_moves(module: HloModule, one: Instruction, further: tuple[str, ...] = ()) -> bool:
+def _only_moves(module: HloModule, instruction: Instruction, further: tuple[str, ...] = ()) -> bool:
     """Whether an instruction gives the same numbers in another order, or a part of them with ``further`` opcodes.
 
     Arithmetic on single numbers, such as the index of a layer, does not count.
     """
-    if one.opcode != "fusion":
-        return one.opcode in _COPIES or one.opcode in further
-    body = module.computations[one.called[0]].instructions
+    if instruction.opcode != "fusion":
+        return instruction.opcode in _COPIES or instruction.opcode in further
+    body = module.computations[instruction.called[0]].instructions
     return all(part.opcode in _COPIES | {"parameter", "tuple", *further} or not part.shape.dims for part in body)
 
 
 def _reads(module: HloModule, schedule: Schedule, body: Computation, element: int) -> tuple[int, int] | None:
     """Where an element of the loop's state is read first and last, behind what only takes the layer's part of it."""
     views = {
-        one.name
-        for one in body.instructions
-        if one.opcode == "get-tuple-element"
-        and one.attributes.get("index") == str(element)
-        and body.by_name[one.operands[0]].opcode == "parameter"
+        instruction.name
+        for instruction in body.instructions
+        if instruction.opcode == "get-tuple-element"
+        and instruction.attributes.get("index") == str(element)
+        and body.by_name[instruction.operands[0]].opcode == "parameter"
     }
-    loops = {one.operands[0]: one for one in body.instructions if one.opcode == "while"}  # by what they begin with
+    loops = {
+        instruction.operands[0]: instruction for instruction in body.instructions if instruction.opcode == "while"
+    }  # by what they begin with
     positions = []
-    for one in body.instructions:
-        if views.isdisjoint(one.operands) or one.name in views or one is body.root:
+    for instruction in body.instructions:
+        if views.isdisjoint(instruction.operands) or instruction.name in views or instruction is body.root:
             continue
-        if _only_moves(module, one, ("dynamic-slice",)):
-            views.add(one.name)
+        if _only_moves(module, instruction, ("dynamic-slice",)):
+            views.add(instruction.name)
         else:
-            user = loops.get(one.name, one)
-            positions += [schedule.begins[one.name], schedule.begins[user.name], schedule.positions[user.name]]
+            user = loops.get(instruction.name, instruction)
+            positions += [schedule.begins[instruction.name], schedule.begins[user.name], schedule.positions[user.name]]
     return (min(positions), max(positions)) if positions else None

@@ -49,15 +49,17 @@ def unbatched_products(flow: Flow) -> Keeps:
     """
 
     def keeps(number: int) -> bool:
-        one = flow.values[number].instruction
-        if one.opcode == "all-reduce-done":  # the user's product, of which each device has a part of the sum
+        instruction = flow.values[number].instruction
+        if instruction.opcode == "all-reduce-done":  # the user's product, of which each device has a part of the sum
             return any(keeps(source) for begin in flow.values[number].operands for source in _behind(flow, begin))
-        if one.opcode == "reduce":
+        if instruction.opcode == "reduce":
             parts = (flow.values[source].instruction for source in _behind(flow, number, ("convert",)))
-            return any(part.opcode == "dot" and part.op_name == one.op_name and _batched(part) for part in parts)
-        if one.opcode == "custom-call" and "gemm" not in (one.custom_call_target or ""):
+            return any(
+                part.opcode == "dot" and part.op_name == instruction.op_name and _batched(part) for part in parts
+            )
+        if instruction.opcode == "custom-call" and "gemm" not in (instruction.custom_call_target or ""):
             return False
-        return one.opcode in PRODUCTS - {"convolution"} and not _batched(one)
+        return instruction.opcode in PRODUCTS - {"convolution"} and not _batched(instruction)
 
     return keeps
 
@@ -90,7 +92,7 @@ def again_of(flow: Flow, layers: Layers, keeps: Keeps) -> Again:
     """What runs again where only ``keeps`` and the layer's input stay. Linear in the values of a layer."""
     arguments: dict[int, bool] = {}
     computed, kept, seen = set[int](), set[int](), set[int]()
-    waiting = [one.number for one in layers.kept]
+    waiting = [kept_value.number for kept_value in layers.kept]
     while waiting:
         number = waiting.pop()
         value = flow.values[number]
@@ -125,8 +127,11 @@ def _is_input(flow: Flow, layers: Layers, number: int) -> bool:
 
 def _is_of_loop(value: Value) -> bool:
     """Whether a value is the result of a loop in the layer."""
-    one = value.instruction
-    return one.opcode == "get-tuple-element" and value.computation.by_name[one.operands[0]].opcode == "while"
+    instruction = value.instruction
+    return (
+        instruction.opcode == "get-tuple-element"
+        and value.computation.by_name[instruction.operands[0]].opcode == "while"
+    )
 
 
 def _is_argument(flow: Flow, number: int, known: dict[int, bool]) -> bool:
@@ -135,7 +140,7 @@ def _is_argument(flow: Flow, number: int, known: dict[int, bool]) -> bool:
         known[number] = False  # a loop's state leads back to itself
         value = flow.values[number]
         plain = bool(value.names) or value.instruction.opcode in _ARGUMENT
-        known[number] = plain and all(_is_argument(flow, one, known) for one in value.names or value.operands)
+        known[number] = plain and all(_is_argument(flow, source, known) for source in value.names or value.operands)
     return known[number]
 
 
@@ -159,21 +164,21 @@ def read_again_bytes(module: HloModule, flow: Flow, body: str, scope: tuple[str,
     is computed from that is kept.
     """
     within, loops = reached(module, body), not scope
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for value in flow.values:
-        one = value.instruction
+        instruction = value.instruction
         if (
             value.computation.name not in within
             or value.names
-            or not one.op_name
-            or runs_again(one.op_name, loops=loops)
+            or not instruction.op_name
+            or runs_again(instruction.op_name, loops=loops)
         ):
             continue
-        if scope_of(one.op_name).path[: len(scope)] == scope:
-            cheap = not loops and one.opcode not in PRODUCTS
+        if scope_of(instruction.op_name).path[: len(scope)] == scope:
+            cheap = not loops and instruction.opcode not in PRODUCTS
             for number in _made_again(flow, value.operands, within, loops=loops, cheap=cheap):
-                found[number] = flow.values[number].instruction.shape.bytes
-    return sum(found.values())
+                sizes[number] = flow.values[number].instruction.shape.bytes
+    return sum(sizes.values())
 
 
 def _made_again(
@@ -230,5 +235,5 @@ def predicted_recompute(trace: Trace, index: int, policy: Policy) -> int | None:
             and row.instruction.opcode not in _CONTAINERS
         )
     keeps: Keeps = nothing if policy == "full" else unbatched_products(flow)
-    again = [again_of(flow, one, keeps).computed for one in layers]
+    again = [again_of(flow, layer, keeps).computed for layer in layers]
     return recomputed_flops(trace, index) + sum(flops_of(cost, flow, numbers) for numbers in again)

@@ -34,7 +34,7 @@ def layers_of(flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
     """Loops over layers, else layers with a scope each; a loop within such a layer (over time, blocks) is none."""
     single = single_layers(flow, schedule)
     loops = layer_loops(flow, schedule)
-    outer = tuple(one for one in loops if not any(one.path[: len(layer.scope)] == layer.scope for layer in single))
+    outer = tuple(loop for loop in loops if not any(loop.path[: len(layer.scope)] == layer.scope for layer in single))
     return outer or single
 
 
@@ -51,7 +51,7 @@ def single_layers(flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
     chosen = {path: kind for kind, paths in kinds.items() if len(paths) >= MIN_LAYERS for path in paths}
     readers = dict(_readers_of(entry))
     within, nested = reached(module, module.entry), reached(module, module.entry, loops_only=True)
-    found = []
+    layers = []
     for path, kind in chosen.items():
         members = {name for name, scope in scopes.items() if scope.path[: len(path)] == path}
         forward = [schedule.positions[name] for name in members if scopes[name].phase == "forward"]
@@ -62,15 +62,18 @@ def single_layers(flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
         kept, takers = _kept(flow, schedule, members, scopes, readers, end)
         again = any(scopes[name].phase == "recompute" for name in members)
         if kept or again:  # a checkpointed layer may keep its input alone, which others read as well
-            first = min((one.reads[0] for one in kept), default=min(backward))
-            handed_in = [at for at in backward if first - at <= _BEFORE and at <= first]
+            first = min((kept_value.reads[0] for kept_value in kept), default=min(backward))
+            handed_in = [position for position in backward if first - position <= _BEFORE and position <= first]
             begin = min(handed_in, default=first)
-            found.append(
+            layers.append(
                 Layers(
                     name="/".join(path),
                     group=kind,
                     count=1,
-                    forward=(min(forward), max([at for at in forward if at < begin], default=min(forward)) + 1),
+                    forward=(
+                        min(forward),
+                        max([position for position in forward if position < begin], default=min(forward)) + 1,
+                    ),
                     backward=(begin, end + 1),
                     kept=kept,
                     body=entry,
@@ -80,36 +83,40 @@ def single_layers(flow: Flow, schedule: Schedule) -> tuple[Layers, ...]:
                     scope=path,
                 )
             )
-    return tuple(sorted(found, key=lambda one: one.forward))
+    return tuple(sorted(layers, key=lambda layer: layer.forward))
 
 
 def _entry_scopes(entry: Computation) -> dict[str, Scope]:
     """Where in the user's program instructions come from, as far as they or what they belong to tell it."""
-    found: dict[str, Scope] = {}
-    for one in entry.instructions:
-        if one.op_name:
-            found[one.name] = scope_of(one.op_name)
-        elif one.operands and one.operands[0] in found and one.opcode in ("copy", "bitcast", "get-tuple-element"):
-            found[one.name] = found[one.operands[0]]  # XLA's own copies carry no path
-        if one.opcode == "while" and one.name in found:
-            found.setdefault(one.operands[0], found[one.name])  # what a loop begins with
-    return found
+    scopes: dict[str, Scope] = {}
+    for instruction in entry.instructions:
+        if instruction.op_name:
+            scopes[instruction.name] = scope_of(instruction.op_name)
+        elif (
+            instruction.operands
+            and instruction.operands[0] in scopes
+            and instruction.opcode in ("copy", "bitcast", "get-tuple-element")
+        ):
+            scopes[instruction.name] = scopes[instruction.operands[0]]  # XLA's own copies carry no path
+        if instruction.opcode == "while" and instruction.name in scopes:
+            scopes.setdefault(instruction.operands[0], scopes[instruction.name])  # what a loop begins with
+    return scopes
 
 
 def _readers_of(body: Computation) -> Iterator[tuple[Part, list[Instruction]]]:
     """Who reads each value of a computation, behind views and parts of tuples; the root reads what it returns."""
     views: dict[str, Part] = {}
-    found: dict[Part, list[Instruction]] = defaultdict(list)
-    for one in body.instructions:
-        if one.opcode == "get-tuple-element" and body.by_name[one.operands[0]].opcode != "parameter":
-            views[one.name] = (one.operands[0], int(one.attributes["index"]))
+    readers: dict[Part, list[Instruction]] = defaultdict(list)
+    for instruction in body.instructions:
+        if instruction.opcode == "get-tuple-element" and body.by_name[instruction.operands[0]].opcode != "parameter":
+            views[instruction.name] = (instruction.operands[0], int(instruction.attributes["index"]))
             continue
-        if one.opcode == "bitcast":
-            views[one.name] = views.get(one.operands[0], (one.operands[0], None))
+        if instruction.opcode == "bitcast":
+            views[instruction.name] = views.get(instruction.operands[0], (instruction.operands[0], None))
             continue
-        for name in dict.fromkeys(one.operands):
-            found[views.get(name, (name, None))].append(one)
-    yield from found.items()
+        for name in dict.fromkeys(instruction.operands):
+            readers[views.get(name, (name, None))].append(instruction)
+    yield from readers.items()
 
 
 def _part_number(flow: Flow, body: Computation, part: Part) -> int | None:
@@ -117,8 +124,8 @@ def _part_number(flow: Flow, body: Computation, part: Part) -> int | None:
     name, index = part
     if index is None:
         return flow.numbers[body.name, name]
-    one = body.by_name[name]
-    if one.opcode != "fusion":
+    instruction = body.by_name[name]
+    if instruction.opcode != "fusion":
         return next(
             (
                 flow.numbers[body.name, element.name]
@@ -129,15 +136,15 @@ def _part_number(flow: Flow, body: Computation, part: Part) -> int | None:
             ),
             None,
         )
-    root = flow.module.computations[one.called[0]].root
-    return flow.numbers[one.called[0], root.operands[index]] if root.opcode == "tuple" else None
+    root = flow.module.computations[instruction.called[0]].root
+    return flow.numbers[instruction.called[0], root.operands[index]] if root.opcode == "tuple" else None
 
 
 def _numbered(path: tuple[str, ...]) -> tuple[str, ...] | None:
     """The path up to its first numbered segment."""
-    for at, segment in enumerate(path):
+    for index, segment in enumerate(path):
         if _NUMBERED.fullmatch(segment):
-            return path[: at + 1]
+            return path[: index + 1]
     return None
 
 
@@ -156,22 +163,22 @@ def _kept(
 ) -> tuple[tuple[Kept, ...], frozenset[str]]:
     """What only the backward of the layer reads of its forward, who in the backward does, and who of them late."""
     entry = flow.module.entry_computation()
-    found, takers = [], set()
+    kept, takers = [], set()
     for (name, index), users in readers.items():
         if name not in members or scopes[name].phase != "forward":
             continue
-        late = [one for one in users if _is_backward(one, scopes)]
-        takers |= {one.name for one in late}
-        if not late or not all(one.name in members for one in late):
+        late = [user for user in users if _is_backward(user, scopes)]
+        takers |= {instruction.name for instruction in late}
+        if not late or not all(instruction.name in members for instruction in late):
             continue
         number = _part_number(flow, entry, (name, index))
-        one = entry.by_name[name]
+        instruction = entry.by_name[name]
         if number is None:
             continue
-        found.append(
+        kept.append(
             Kept(
                 number=number,
-                bytes=(one.shape if index is None else one.shape.parts[index]).bytes,
+                bytes=(instruction.shape if index is None else instruction.shape.parts[index]).bytes,
                 makers=frozenset({name if index is None else f"{name}{{{index}}}"}),
                 reads=(
                     min(end, *(schedule.begins[user.name] for user in late)),
@@ -179,7 +186,7 @@ def _kept(
                 ),
             )
         )
-    return tuple(found), frozenset(takers)
+    return tuple(kept), frozenset(takers)
 
 
 def _handed_down(
@@ -196,10 +203,10 @@ def _handed_down(
     handed = {
         part[0]
         for part, users in readers.items()
-        if part[0] in own and any(_is_backward(one, scopes) and one.name not in members for one in users)
+        if part[0] in own and any(_is_backward(user, scopes) and user.name not in members for user in users)
     }
     return max(schedule.positions[name] for name in handed or own)
 
 
-def _is_backward(one: Instruction, scopes: Mapping[str, Scope]) -> bool:
-    return one.name in scopes and scopes[one.name].phase != "forward"
+def _is_backward(instruction: Instruction, scopes: Mapping[str, Scope]) -> bool:
+    return instruction.name in scopes and scopes[instruction.name].phase != "forward"

@@ -74,38 +74,42 @@ def check(trace: Trace) -> Iterable[Finding]:
     timelines = judged_timelines(trace)
     if all(timeline.space == "host" for timeline in timelines):
         raise AbstainError("the program computes in the host's memory, of which its allocator keeps nothing back")
-    judged = [one for one in (fragmentation_of(trace, timeline) for timeline in timelines) if one is not None]
+    judged = [
+        fragmentation
+        for fragmentation in (fragmentation_of(trace, timeline) for timeline in timelines)
+        if fragmentation is not None
+    ]
     if not judged:
         raise AbstainError("not recorded: what the allocator holds from the driver")
-    found, blind = [], []
-    for one in judged:
-        if one.timeline.known_from.startswith(OF_XLA):
+    findings, blind = [], []
+    for fragmentation in judged:
+        if fragmentation.timeline.known_from.startswith(OF_XLA):
             blind.append("XLA's allocator takes its share of the device at once: it reserves nothing later")
             continue
-        if one.timeline.unmatched > MOST_UNMATCHED * len(one.timeline.blocks):
+        if fragmentation.timeline.unmatched > MOST_UNMATCHED * len(fragmentation.timeline.blocks):
             blind.append(
-                f"{one.timeline.unmatched:,} events of {one.timeline.label} belong to no block: "
+                f"{fragmentation.timeline.unmatched:,} events of {fragmentation.timeline.label} belong to no block: "
                 "the history contradicts itself"
             )
             continue
-        finding = _failed(trace, one) or _grown(trace, one, blind)
+        finding = _failed(trace, fragmentation) or _grown(trace, fragmentation, blind)
         if finding is not None:
-            found.append(finding)
-    if blind and not found:
+            findings.append(finding)
+    if blind and not findings:
         raise AbstainError("; ".join(dict.fromkeys(blind)))
-    return worst_of_devices(found)
+    return worst_of_devices(findings)
 
 
-def _failed(trace: Trace, one: Fragmentation) -> Finding | None:
+def _failed(trace: Trace, fragmentation: Fragmentation) -> Finding | None:
     """An allocation that failed although more than it asked for was free."""
-    for moment in one.failures:
+    for moment in fragmentation.failures:
         asked, unused = moment.failed_bytes, moment.unused_bytes
         # before it fails the allocator gives back what is free as a whole: what is left are pieces
         least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * moment.reserved_bytes)) if asked is None else asked
         if unused < least:
             continue
         wanted = "" if asked is None else f" for {format_bytes(asked)}"
-        label = one.timeline.label
+        label = fragmentation.timeline.label
         return Finding(
             subject="fragmented device memory",
             title=f"{label} ran out of memory{wanted} with {format_bytes(unused)} "
@@ -114,21 +118,21 @@ def _failed(trace: Trace, one: Fragmentation) -> Finding | None:
             severity="high",
             basis="measured",
             cost_bytes=unused,
-            evidence=tuple(_pool_rows(one)),
-            spans=spans_at(one.timeline, moment.position),
-            advice=f"{EXPANDABLE}. {_by_pools(one)}",
+            evidence=tuple(_pool_rows(fragmentation)),
+            spans=spans_at(fragmentation.timeline, moment.position),
+            advice=f"{EXPANDABLE}. {_by_pools(fragmentation)}",
         )
     return None
 
 
-def _grown(trace: Trace, one: Fragmentation, blind: list[str]) -> Finding | None:
+def _grown(trace: Trace, fragmentation: Fragmentation, blind: list[str]) -> Finding | None:
     """Segments that were taken although free memory would have done."""
-    timeline = one.timeline
+    timeline = fragmentation.timeline
     recorded = timeline.of(trace)
     reserved = timeline.reserved
     assert reserved is not None
-    live = in_use(timeline, as_requested=one.as_requested)
-    most, used = one.peak_reserved_bytes, int(live.bytes.max(initial=0))
+    live = in_use(timeline, as_requested=fragmentation.as_requested)
+    most, used = fragmentation.peak_reserved_bytes, int(live.bytes.max(initial=0))
     counters = trace.allocator_counters
     ever_reserved = None if counters is None else counters.peak_reserved_bytes
     ever_used = None if counters is None else counters.peak_bytes
@@ -157,13 +161,13 @@ def _grown(trace: Trace, one: Fragmentation, blind: list[str]) -> Finding | None
         cost = min(most - max(first, used), sum(reserve.unneeded_bytes for reserve in unneeded))
     if cost < least:
         return None
-    return _finding(trace, one, unneeded, most, used, cost)
+    return _finding(trace, fragmentation, unneeded, most, used, cost)
 
 
 def _finding(
-    trace: Trace, one: Fragmentation, unneeded: Sequence[UnneededReserve], most: int, used: int, cost: int
+    trace: Trace, fragmentation: Fragmentation, unneeded: Sequence[UnneededReserve], most: int, used: int, cost: int
 ) -> Finding:
-    timeline = one.timeline
+    timeline = fragmentation.timeline
     segments = "a segment was" if len(unneeded) == 1 else f"{len(unneeded)} segments were"
     times = f": {segments} taken while free pieces would have done" if unneeded else ""
     where = NOWHERE
@@ -179,28 +183,29 @@ def _finding(
         basis="measured",
         cost_bytes=cost,
         where=where,
-        evidence=tuple(_row(trace, timeline, reserve) for reserve in unneeded[:MAX_ROWS]) or tuple(_pool_rows(one)),
+        evidence=tuple(_row(trace, timeline, reserve) for reserve in unneeded[:MAX_ROWS])
+        or tuple(_pool_rows(fragmentation)),
         spans=tuple(span for reserve in unneeded[:MAX_ROWS] for span in spans_at(timeline, reserve.position)),
-        advice=". ".join([EXPANDABLE, *_causes(timeline, unneeded), _by_pools(one)]).rstrip(". ") + ".",
+        advice=". ".join([EXPANDABLE, *_causes(timeline, unneeded), _by_pools(fragmentation)]).rstrip(". ") + ".",
     )
 
 
 def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> list[str]:
     """What the recording shows of why the pieces lie apart."""
-    said = []
+    causes = []
     lines = Counter(line for reserve in unneeded if (line := line_of(timeline, reserve.block)) is not None)
     if lines:
         line, _ = lines.most_common(1)[0]
         sizes = {reserve.asked_bytes for reserve in unneeded if line_of(timeline, reserve.block) == line}
         if len(sizes) >= MANY_SIZES:
-            said.append(
+            causes.append(
                 f"{said_line(line)} asked for {len(sizes)} different sizes: allocate the largest once, or pad to a few"
             )
     pieces = next((reserve.pieces for reserve in unneeded if reserve.pieces is not None), None)
     if pieces is None:
-        return said
+        return causes
     if pieces.other_streams_bytes > pieces.free_bytes // 2:
-        said.append(
+        causes.append(
             f"{format_bytes(pieces.other_streams_bytes)} of what was free belong to other streams or pools, which "
             "cannot lend it: run less on streams of its own, or allocate on the stream that uses it"
         )
@@ -214,13 +219,13 @@ def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> li
         lie = f"lies a block of {said_line(line)}: where it lives" if blocks == 1 else (
             f"lie {blocks} blocks of {said_line(line)}: where they live"
         )  # fmt: skip
-        said.append(f"Between the free pieces {lie} long, allocate such blocks first or as one tensor")
-    return said
+        causes.append(f"Between the free pieces {lie} long, allocate such blocks first or as one tensor")
+    return causes
 
 
-def _by_pools(one: Fragmentation) -> str:
+def _by_pools(fragmentation: Fragmentation) -> str:
     """What a snapshot shows at its moment of private pools."""
-    private = sum(pool.free_bytes for pool in one.pools if pool.pool is not None)
+    private = sum(pool.free_bytes for pool in fragmentation.pools if pool.pool is not None)
     if private < MINIMUM_BYTES:
         return ""
     return (
@@ -241,9 +246,9 @@ def _row(trace: Trace, timeline: MemoryTimeline, reserve: UnneededReserve) -> di
     }
 
 
-def _pool_rows(one: Fragmentation) -> Iterable[dict[str, Cell]]:
+def _pool_rows(fragmentation: Fragmentation) -> Iterable[dict[str, Cell]]:
     """The pools at the snapshot, most reserved first."""
-    for pool in one.pools[:MAX_ROWS]:
+    for pool in fragmentation.pools[:MAX_ROWS]:
         yield {
             "pool": pool.pool or "default",
             "stream": pool.stream,

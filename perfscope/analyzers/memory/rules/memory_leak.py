@@ -92,24 +92,24 @@ def check(trace: Trace) -> Iterable[Finding]:
     profiles = trace.fact(jax_growth)
     if profiles is not None:
         return list(_of_profiles(profiles))
-    found: list[Finding] = []
+    findings: list[Finding] = []
     blind: list[str] = []
     looked = False
     for timeline in judged_timelines(trace):
         growth = growth_of(trace, timeline)
         if growth is not None:
             looked = True
-            found += _of_steps(growth)
+            findings += _of_steps(growth)
             continue
         counted = _counted(trace, timeline)
         if counted is None:
             blind.append(_why_blind(trace, timeline))
         else:
             looked = True
-            found += counted
+            findings += counted
     if not looked:
         raise AbstainError("; ".join(dict.fromkeys(blind)))
-    return worst_of_devices(found)
+    return worst_of_devices(findings)
 
 
 def _matters(per_step: float, timeline: MemoryTimeline) -> bool:
@@ -121,12 +121,12 @@ def _of_steps(growth: MemoryGrowth) -> Iterator[Finding]:
     timeline = growth.timeline
     if not growth.growing or not _matters(growth.slope_bytes, timeline):
         return
-    place = growth.places[0] if growth.places else None
+    growing_place = growth.places[0] if growth.places else None
     per_step = round(growth.slope_bytes)
     left = steps_until_full(timeline, growth.slope_bytes)
     who = ""
-    if place is not None:
-        who = f"; {_named(place)} holds {format_bytes(place.bytes_per_step)} more after each"
+    if growing_place is not None:
+        who = f"; {_named(growing_place)} holds {format_bytes(growing_place.bytes_per_step)} more after each"
     yield Finding(
         subject=f"growth of {timeline.space} memory",
         title=f"{timeline.label} memory grows by {format_bytes(per_step)} a step, "
@@ -134,16 +134,20 @@ def _of_steps(growth: MemoryGrowth) -> Iterator[Finding]:
         severity=_severity(left, growth.by_trend),
         basis="measured",
         cost_bytes=per_step * growth.judged,
-        where=_where(place),
-        evidence=tuple(_row(one) for one in growth.places[:MAX_ROWS] if one.bytes_per_step >= ROW_SHARE * per_step),
+        where=_where(growing_place),
+        evidence=tuple(
+            _row(growing_place)
+            for growing_place in growth.places[:MAX_ROWS]
+            if growing_place.bytes_per_step >= ROW_SHARE * per_step
+        ),
         spans=spans_of_blocks(timeline, _left(timeline, growth.places)),
-        advice=_advice(place),
+        advice=_advice(growing_place),
     )
 
 
-def _left(timeline: MemoryTimeline, places: Iterable[GrowingPlace]) -> npt.NDArray[np.intp]:
+def _left(timeline: MemoryTimeline, growing_places: Iterable[GrowingPlace]) -> npt.NDArray[np.intp]:
     """Blocks of the places that nobody lets go."""
-    lines = {place.line for place in places if place.line is not None}
+    lines = {growing_place.line for growing_place in growing_places if growing_place.line is not None}
     leaking = [index for index, line in enumerate(timeline.lines) if line in lines]
     blocks = timeline.blocks
     return np.flatnonzero(np.isin(blocks["line"], leaking) & blocks["after"] & ~blocks["before"])
@@ -160,38 +164,50 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
     if not _matters(per_step, timeline):
         return []
     windows = timeline.of(trace).fact(step_windows)
-    places: tuple[GrowingPlace, ...] = ()
+    growing_places: tuple[GrowingPlace, ...] = ()
     if windows.count and timeline.axis == "ns":
-        places = left_behind(trace, timeline, windows.ends[-1:])
+        growing_places = left_behind(trace, timeline, windows.ends[-1:])
         # a step also leaves what the next one replaces: no single place can hold more than all of them grow by
-        alike = [one for one in places if LEAST_BYTES <= one.bytes_per_step <= ALIKE * per_step]
-        places = tuple(sorted(alike, key=lambda one: abs(one.bytes_per_step - per_step)))
-    place = places[0] if places else None
-    who = "" if place is None else f"; the recorded step left {format_bytes(place.bytes_per_step)} at {_named(place)}"
+        alike = [
+            growing_place
+            for growing_place in growing_places
+            if LEAST_BYTES <= growing_place.bytes_per_step <= ALIKE * per_step
+        ]
+        growing_places = tuple(sorted(alike, key=lambda growing_place: abs(growing_place.bytes_per_step - per_step)))
+    growing_place = growing_places[0] if growing_places else None
+    who = (
+        ""
+        if growing_place is None
+        else f"; the recorded step left {format_bytes(growing_place.bytes_per_step)} at {_named(growing_place)}"
+    )
     left = steps_until_full(timeline, per_step)
     return [
         Finding(
             subject=f"growth of {timeline.space} memory",
             title=f"{timeline.label} memory grew by {format_bytes(counters.grown_bytes)} over {counters.steps} steps, "
             f"{format_bytes(per_step)} a step{who}{_full(left)}",
-            severity=_severity(left, False) if place is not None else "low",
+            severity=_severity(left, False) if growing_place is not None else "low",
             basis="measured",
             cost_bytes=counters.grown_bytes,
-            where=_where(place),
-            evidence=tuple(_row(one) for one in places[:MAX_ROWS]),
-            spans=spans_of_blocks(timeline, _left(timeline, places)),
-            advice=_advice(place) + ". `perfscope run --level deep` records three steps and names the lines",
+            where=_where(growing_place),
+            evidence=tuple(_row(growing_place) for growing_place in growing_places[:MAX_ROWS]),
+            spans=spans_of_blocks(timeline, _left(timeline, growing_places)),
+            advice=_advice(growing_place) + ". `perfscope run --level deep` records three steps and names the lines",
         )
     ]
 
 
 def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
-    leaking = [one for one in growth.stacks if one.grown >= growth.steps and one.grown % growth.steps == 0]
-    leaking = [one for one in leaking if _grows(one, growth)]
+    leaking = [
+        grown_stack
+        for grown_stack in growth.stacks
+        if grown_stack.grown >= growth.steps and grown_stack.grown % growth.steps == 0
+    ]
+    leaking = [grown_stack for grown_stack in leaking if _grows(grown_stack, growth)]
     if not leaking or growth.steps < 2:
         return
     worst = leaking[0]
-    per_step = sum(one.grown_bytes for one in leaking) / growth.steps
+    per_step = sum(grown_stack.grown_bytes for grown_stack in leaking) / growth.steps
     line = worst.place
     yield Finding(
         subject="growth of arrays",
@@ -199,26 +215,26 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
         f"{said_line(line) or 'an unknown line'} makes {worst.grown // growth.steps} in each that nobody lets go",
         severity="medium",
         basis="measured",
-        cost_bytes=sum(one.grown_bytes for one in leaking),
+        cost_bytes=sum(grown_stack.grown_bytes for grown_stack in leaking),
         where=where_of(line),
-        evidence=tuple(_profile_row(one, growth.steps) for one in leaking[:MAX_ROWS]),
+        evidence=tuple(_profile_row(grown_stack, growth.steps) for grown_stack in leaking[:MAX_ROWS]),
         advice="Look for what that line's result is appended to, or assigned to. Keep numbers, not arrays: "
         "float(loss) every so many steps, or jax.device_get of a list that is then cleared; donate what a step "
         "replaces",
     )
 
 
-def _grows(one: GrownStack, growth: JaxGrowth) -> bool:
-    per_step = one.grown_bytes / growth.steps
+def _grows(grown_stack: GrownStack, growth: JaxGrowth) -> bool:
+    per_step = grown_stack.grown_bytes / growth.steps
     return per_step >= LEAST_BYTES and per_step * HORIZON_STEPS >= HORIZON_SHARE * growth.bytes_after
 
 
-def _profile_row(one: GrownStack, steps: int) -> dict[str, Cell]:
+def _profile_row(grown_stack: GrownStack, steps: int) -> dict[str, Cell]:
     return {
-        "place": said_line(one.place) or "unknown",
-        "per_step_bytes": round(one.grown_bytes / steps),
-        "held_bytes": one.bytes,
-        "blocks": one.count,
+        "place": said_line(grown_stack.place) or "unknown",
+        "per_step_bytes": round(grown_stack.grown_bytes / steps),
+        "held_bytes": grown_stack.bytes,
+        "blocks": grown_stack.count,
     }
 
 
@@ -248,24 +264,28 @@ def _severity(left: int | None, sure: bool) -> Severity:
     return "medium" if sure or left is None or left < HORIZON_STEPS else "low"
 
 
-def _named(place: GrowingPlace) -> str:
-    return said_line(place.line) or place.op or "an op without a line"
+def _named(growing_place: GrowingPlace) -> str:
+    return said_line(growing_place.line) or growing_place.op or "an op without a line"
 
 
-def _where(place: GrowingPlace | None) -> Where:
-    return NOWHERE if place is None else where_of(place.line, op=place.op, module=place.module)
+def _where(growing_place: GrowingPlace | None) -> Where:
+    return (
+        NOWHERE
+        if growing_place is None
+        else where_of(growing_place.line, op=growing_place.op, module=growing_place.module)
+    )
 
 
-def _row(place: GrowingPlace) -> dict[str, Cell]:
+def _row(growing_place: GrowingPlace) -> dict[str, Cell]:
     return {
-        "place": _named(place),
-        "per_step_bytes": place.bytes_per_step,
-        "held_bytes": int(place.held_bytes[-1]),
-        "blocks": place.blocks,
-        "op": place.op,
-        "category": place.category.name.lower().replace("_", " "),
+        "place": _named(growing_place),
+        "per_step_bytes": growing_place.bytes_per_step,
+        "held_bytes": int(growing_place.held_bytes[-1]),
+        "blocks": growing_place.blocks,
+        "op": growing_place.op,
+        "category": growing_place.category.name.lower().replace("_", " "),
     }
 
 
-def _advice(place: GrowingPlace | None) -> str:
-    return OTHERWISE if place is None else KEPT.get(place.category, OTHERWISE)
+def _advice(growing_place: GrowingPlace | None) -> str:
+    return OTHERWISE if growing_place is None else KEPT.get(growing_place.category, OTHERWISE)

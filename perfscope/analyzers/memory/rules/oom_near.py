@@ -58,10 +58,10 @@ ADVICE = "perfscope advise memory RUN --budget BYTES lists what to checkpoint, o
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding a device: memory that ran out, retries, or no headroom."""
-    found, unknown, judged = [], [], 0
+    findings, unknown, judged = [], [], 0
     for timeline in _devices(trace):
         if timeline.out_of_memory:
-            found.append(_ran_out(trace, timeline))
+            findings.append(_ran_out(trace, timeline))
             continue
         capacity = _capacity(trace, timeline)
         retries = _retries(trace)
@@ -69,34 +69,34 @@ def check(trace: Trace) -> Iterable[Finding]:
             unknown.append(timeline.label)
             continue
         judged += 1
-        held = _held(trace, timeline)
-        if retries or (capacity is not None and held >= SCARCE_SHARE * capacity):
-            found.append(_close(trace, timeline, held, capacity, retries))
-    found += _failed_unseen(trace, found)
-    if not found and not judged:
+        held_bytes = _held(trace, timeline)
+        if retries or (capacity is not None and held_bytes >= SCARCE_SHARE * capacity):
+            findings.append(_close(trace, timeline, held_bytes, capacity, retries))
+    findings += _failed_unseen(trace, findings)
+    if not findings and not judged:
         raise AbstainError(f"the memory size of {', '.join(unknown)} was not recorded: headroom is not known")
-    return worst_of_devices(found)
+    return worst_of_devices(findings)
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """The planned peak of a PyTorch program against the memory of the target."""
-    found, judged = [], 0
-    for held in trace.torch_plans:
-        step = memory_as_run(held.plan)
+    findings, judged = [], 0
+    for plan in trace.torch_plans:
+        step = memory_as_run(plan.plan)
         capacity = None if trace.target is None else trace.target.memory_bytes
         if step is None or capacity is None:
             continue
         judged += 1
         if step.peak_bytes >= SCARCE_SHARE * capacity:
-            found.append(_planned(step, capacity, "" if trace.target is None else trace.target.shown))
+            findings.append(_planned(step, capacity, "" if trace.target is None else trace.target.shown))
     if not judged:
         raise AbstainError("the plan does not say the peak of a step, or its target not how much memory it has")
-    return found
+    return findings
 
 
 def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
     over = step.peak_bytes - capacity
-    said = (
+    headline = (
         f"the step needs {format_bytes(step.peak_bytes)} at its peak, {format_bytes(over)} more than {target} has"
         if over > 0
         else f"the step needs {format_bytes(step.peak_bytes)} of {format_bytes(capacity)} "
@@ -114,7 +114,7 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
     most = f"Most is held as {category_label(rows[0].category)} ({format_bytes(rows[0].bytes)}). " if rows else ""
     return Finding(
         subject="headroom of the device",
-        title=f"planned: {said}",
+        title=f"planned: {headline}",
         severity="high" if over > 0 else "medium",
         basis="modelled",
         cost_bytes=over if over > 0 else None,
@@ -126,7 +126,7 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
 
 def _devices(trace: Trace) -> tuple[MemoryTimeline, ...]:
     timelines = judged_timelines(trace)
-    devices = tuple(one for one in timelines if one.space == "device")
+    devices = tuple(timeline for timeline in timelines if timeline.space == "device")
     if not devices:
         raise AbstainError(HOST_ONLY)
     return devices
@@ -181,16 +181,16 @@ def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:
     )
 
 
-def _close(trace: Trace, timeline: MemoryTimeline, held: int, capacity: int | None, retries: int) -> Finding:
+def _close(trace: Trace, timeline: MemoryTimeline, held_bytes: int, capacity: int | None, retries: int) -> Finding:
     position, _ = timeline.peak()
     holders = _holders(trace, timeline, position)
     counters = trace.allocator_counters
-    said = []
+    sentences = []
     if capacity is not None:
-        left = max(0, capacity - held)
-        said.append(
-            f"{timeline.label} has at most {format_bytes(left)} left at the peak: {format_bytes(held)} of "
-            f"{format_bytes(capacity)} ({format_share(held, capacity)}) are "
+        left = max(0, capacity - held_bytes)
+        sentences.append(
+            f"{timeline.label} has at most {format_bytes(left)} left at the peak: {format_bytes(held_bytes)} of "
+            f"{format_bytes(capacity)} ({format_share(held_bytes, capacity)}) are "
             f"{'reserved' if timeline.reserved is not None else 'in use'}, {format_bytes(holders.bytes)} of them by "
             "blocks in the recording"
         )
@@ -198,19 +198,21 @@ def _close(trace: Trace, timeline: MemoryTimeline, held: int, capacity: int | No
     if retries:
         within = None if counters is None else counters.retries_in_window
         during = f", {within} of them within the recorded steps" if within else ""
-        said.append(
-            f"{'it' if said else timeline.label} gave its cache back to the driver {retries} times to go on{during}"
+        sentences.append(
+            f"{'it' if sentences else timeline.label} gave its cache back to the driver {retries} times to go on"
+            f"{during}"
         )
         severity = "high" if within else "medium"
     return _finding(
-        trace, timeline, position, holders, title="; ".join(said), severity=severity, cost=None, advice=_next(holders)
+        trace, timeline, position, holders, title="; ".join(sentences), severity=severity, cost=None,
+        advice=_next(holders),
     )  # fmt: skip
 
 
-def _failed_unseen(trace: Trace, found: list[Finding]) -> Iterator[Finding]:
+def _failed_unseen(trace: Trace, findings: list[Finding]) -> Iterator[Finding]:
     """Failures that the allocator counted and no recording shows."""
     counters = trace.allocator_counters
-    if counters is None or not counters.failures or any(one.severity == "high" for one in found):
+    if counters is None or not counters.failures or any(finding.severity == "high" for finding in findings):
         return
     yield Finding(
         subject="device memory ran out",
@@ -248,16 +250,16 @@ def _finding(
 
 def _rows(holders: PeakHolders) -> Iterator[dict[str, Cell]]:
     """Who holds it: lines where they are known, else categories."""
-    known = [one for one in holders.by_line if one.line is not None]
+    known = [holder for holder in holders.by_line if holder.line is not None]
     by, rows = ("line", known) if known else ("category", list(holders.by_category))
-    for one in rows:
-        name = said_line(one.line) if by == "line" else one.name
-        yield {"held_by": name or "unknown", "held_bytes": one.bytes, "blocks": one.blocks or None}
+    for holder in rows:
+        name = said_line(holder.line) if by == "line" else holder.name
+        yield {"held_by": name or "unknown", "held_bytes": holder.bytes, "blocks": holder.blocks or None}
 
 
 def _next(holders: PeakHolders) -> str:
     """What to do, and what the first steps may still add."""
-    sums = {one.name: one.bytes for one in holders.by_category}
+    sums = {holder.name: holder.bytes for holder in holders.by_category}
     parameters = sums.get(MemoryCategory.PARAMETER.name.lower(), 0)
     more = ""
     if parameters and not sums.get(MemoryCategory.OPTIMIZER_STATE.name.lower()):
@@ -265,7 +267,7 @@ def _next(holders: PeakHolders) -> str:
             f" No optimizer state was held yet: Adam adds up to {format_bytes(2 * parameters)} in its first step "
             f"(twice the {format_bytes(parameters)} of the parameters), and gradients as much as the parameters."
         )
-    largest = next((one for one in holders.by_category if one.name is not None and one.blocks), None)
+    largest = next((holder for holder in holders.by_category if holder.name is not None and holder.blocks), None)
     most = "" if largest is None else f"Most is held as {(largest.name or '').replace('_', ' ')} " \
         f"({format_bytes(largest.bytes)}). "  # fmt: skip
     return f"{most}{ADVICE}.{more}"
@@ -274,9 +276,9 @@ def _next(holders: PeakHolders) -> str:
 def _holders(trace: Trace, timeline: MemoryTimeline, position: int) -> PeakHolders:
     rows = timeline.alive_at(position)
     total = int(timeline.blocks["bytes"][rows].sum()) + timeline.unseen_bytes
-    found = holders_at(trace, timeline, position, total)
+    peak_holders = holders_at(trace, timeline, position, total)
     largest = (line_of(timeline, row) for row in rows[:MAX_ROWS].tolist())
-    return replace(found, line=found.line or next((line for line in largest if line is not None), None))
+    return replace(peak_holders, line=peak_holders.line or next((line for line in largest if line is not None), None))
 
 
 def _asked_at(trace: Trace, timeline: MemoryTimeline) -> SourceLine | None:

@@ -77,47 +77,51 @@ def check(trace: Trace) -> Iterable[Finding]:
     of_programs = (
         "XLA hands out the memory of whole programs: donation_missed and unfused_attention judge what is in them"
     )
-    recorded = [one for one in judged_timelines(trace) if not one.known_from.startswith(OF_XLA)]
-    timelines = [one for one in recorded if one.first != one.last]
+    recorded = [timeline for timeline in judged_timelines(trace) if not timeline.known_from.startswith(OF_XLA)]
+    timelines = [timeline for timeline in recorded if timeline.first != timeline.last]
     if not recorded or (not timelines and trace.hlo):
         raise AbstainError(of_programs)
     if not timelines:
         raise AbstainError("one moment was recorded: what else is needed, and when, takes a history of allocations")
-    known = [one for one in timelines if (one.blocks["op"] != MISSING).any() or (one.blocks["frame"] != MISSING).any()]
+    known = [
+        timeline
+        for timeline in timelines
+        if (timeline.blocks["op"] != MISSING).any() or (timeline.blocks["frame"] != MISSING).any()
+    ]
     if not known:
         raise AbstainError("neither ops nor stacks are recorded with the allocations: what blocks are for is not known")
-    yield from worst_of_devices(found for timeline in known for found in _of(trace, timeline))
+    yield from worst_of_devices(finding for timeline in known for finding in _of(trace, timeline))
 
 
 def _of(trace: Trace, timeline: MemoryTimeline) -> Iterator[Finding]:
     """What one memory need not hold at its peak."""
-    told = np.zeros(len(timeline.blocks), bool)
+    told_rows = np.zeros(len(timeline.blocks), bool)
     for finder in FINDERS:
-        found = finder(trace, timeline)
-        if found is None:
+        avoidable = finder(trace, timeline)
+        if avoidable is None:
             continue
-        judged = replayed(timeline, _without_leaks(trace, timeline, found))
+        judged = replayed(timeline, _without_leaks(trace, timeline, avoidable))
         if judged.saved_bytes < max(MINIMUM_BYTES, MINIMUM_SHARE * judged.peak_bytes):
             continue
-        known_before = int(timeline.blocks["bytes"][judged.blocks[told[judged.blocks]]].sum())
+        known_before = int(timeline.blocks["bytes"][judged.blocks[told_rows[judged.blocks]]].sum())
         if known_before < COVERED * judged.held_bytes:
-            told[judged.blocks] = True
+            told_rows[judged.blocks] = True
             yield _finding(trace, timeline, judged)
 
 
-def _without_leaks(trace: Trace, timeline: MemoryTimeline, found: Avoidable) -> Avoidable:
+def _without_leaks(trace: Trace, timeline: MemoryTimeline, avoidable: Avoidable) -> Avoidable:
     """Without the blocks of lines that `memory_leak` tells of: they are not let go later, but never."""
     growth = growth_of(trace, timeline)
     if growth is None or not growth.growing:
-        return found
-    lines = {place.line for place in growth.places}
+        return avoidable
+    lines = {growing_place.line for growing_place in growth.places}
     leaking = [index for index, line in enumerate(timeline.lines) if line in lines]
-    stays = ~(np.isin(timeline.blocks["line"][found.rows], leaking) & timeline.blocks["after"][found.rows])
+    stays = ~(np.isin(timeline.blocks["line"][avoidable.rows], leaking) & timeline.blocks["after"][avoidable.rows])
     return replace(
-        found,
-        rows=found.rows[stays],
-        until=None if found.until is None else found.until[stays],
-        since=None if found.since is None else found.since[stays],
+        avoidable,
+        rows=avoidable.rows[stays],
+        until=None if avoidable.until is None else avoidable.until[stays],
+        since=None if avoidable.since is None else avoidable.since[stays],
     )
 
 
@@ -125,11 +129,11 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
     recorded = timeline.of(trace)
     first = next((row for row in judged.blocks.tolist() if line_of(timeline, row) is not None), int(judged.blocks[0]))
     line = line_of(timeline, first)
-    place = f" ({said_line(line)})" if line is not None else ""
+    line_text = f" ({said_line(line)})" if line is not None else ""
     least = judged.peak_bytes - judged.saved_bytes
     return Finding(
         subject=f"{judged.found.kind} at the peak of the {timeline.space}",
-        title=f"{judged.found.said}{place} hold {format_bytes(judged.held_bytes)} of the {timeline.label} peak of "
+        title=f"{judged.found.said}{line_text} hold {format_bytes(judged.held_bytes)} of the {timeline.label} peak of "
         f"{format_bytes(judged.peak_bytes)}; without them it falls to {format_bytes(least)} at best "
         f"(-{format_share(judged.saved_bytes, judged.peak_bytes)})",
         severity=severity_of_bytes(judged.saved_bytes, judged.peak_bytes, timeline),

@@ -99,7 +99,9 @@ MOST_ASKED = 50
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each place in the program whose recomputation costs at least ``MIN_SHARE``."""
     absent = [key for key in AUTOGRAD if key not in trace.recorded]
-    compiled = trace.compile_log is not None and any(one.direction == "backward" for one in trace.compile_log.graphs)
+    compiled = trace.compile_log is not None and any(
+        graph.direction == "backward" for graph in trace.compile_log.graphs
+    )
     if compiled:
         yield from compiled_findings(trace, MIN_SHARE)
     if not absent:
@@ -128,8 +130,8 @@ def _from_autograd(trace: Trace) -> Iterable[Finding]:
     by_place: dict[Where, list[RecomputeRegion]] = {}
     for region in regions:
         by_place.setdefault(_place(trace, region), []).append(region)
-    for place, members in by_place.items():
-        yield _finding(trace, place, members, whole, bargain, bought)
+    for where, members in by_place.items():
+        yield _finding(trace, where, members, whole, bargain, bought)
 
 
 def _place(trace: Trace, region: RecomputeRegion) -> Where:
@@ -148,14 +150,14 @@ def _by_region(regions: Sequence[RecomputeRegion], bargain: Bargain | None) -> d
     if bargain is None or not bargain.regions or len(regions) % len(bargain.regions):
         return {}
     begins = {region.name: region.backward[0] for region in bargain.model.regions}
-    order = sorted(bargain.regions, key=lambda one: begins[one.name])
+    order = sorted(bargain.regions, key=lambda region: begins[region.name])
     nodes = sorted(region.node for region in regions)
-    return {node: order[place % len(order)] for place, node in enumerate(nodes)}
+    return {node: order[index % len(order)] for index, node in enumerate(nodes)}
 
 
 def _finding(
     trace: Trace,
-    place: Where,
+    where: Where,
     members: list[RecomputeRegion],
     whole: int,
     bargain: Bargain | None,
@@ -182,7 +184,7 @@ def _finding(
         basis="measured",
         cost_ns=cost,
         cost_ns_per_step=per_step(trace, cost),
-        where=place,
+        where=where,
         evidence=tuple(_row(trace, region, bargain, bought) for region in worst[:MAX_ROWS]),
         spans=spans_of_regions(trace, (region.ops for region in members)),
         advice=_advice(trace) if bargain is None else what_to_do(bargain) + _room(trace, bargain),
@@ -212,24 +214,24 @@ def _row(
     }
     if bargain is None:
         return row
-    one = bought.get(region.node)
+    region_bargain = bought.get(region.node)
     known = ("at", "ops", "recompute_ns", "exposed_ns")
     return {
-        "region": row["module"] if one is None else one.name,
+        "region": row["module"] if region_bargain is None else region_bargain.name,
         **{key: row[key] for key in known},
-        "form": _form(row["asked_by"], one),
-        "held_bytes": None if one is None else one.held_bytes,
-        "bought_bytes": None if one is None else one.bought_bytes,
+        "form": _form(row["asked_by"], region_bargain),
+        "held_bytes": None if region_bargain is None else region_bargain.held_bytes,
+        "bought_bytes": None if region_bargain is None else region_bargain.bought_bytes,
     }
 
 
-def _form(asked_by: Cell, one: RegionBargain | None) -> str | None:
+def _form(asked_by: Cell, region: RegionBargain | None) -> str | None:
     """Which form of checkpointing it is."""
     if "CheckpointFunction" in str(asked_by):
         return "reentrant"
-    if one is None:
+    if region is None:
         return None
-    return "selective" if one.policy == "selective" else "non-reentrant"
+    return "selective" if region.policy == "selective" else "non-reentrant"
 
 
 def _advice(trace: Trace) -> str:
@@ -244,9 +246,9 @@ def _advice(trace: Trace) -> str:
 def _headroom(trace: Trace) -> str:
     """What the allocator events say of free memory, in words."""
     memory, devices = trace.rows["memory"], trace.rows["devices"]
-    held = memory["allocated_bytes"][memory["on_device"]]
+    in_use = memory["allocated_bytes"][memory["on_device"]]
     sizes = devices["memory_bytes"]
-    if not len(held) or not len(sizes) or sizes.min() <= 0:
+    if not len(in_use) or not len(sizes) or sizes.min() <= 0:
         return "how much is free was not recorded (record allocator events to know)."
-    peak, size = int(held.max()), int(sizes.min())
+    peak, size = int(in_use.max()), int(sizes.min())
     return f"{format_bytes(max(0, size - peak))} of {format_bytes(size)} were free at the recorded peak."

@@ -40,11 +40,11 @@ def compiled_findings(trace: Trace, min_share: float) -> Iterator[Finding]:
     bargain = trace.fact(compiled_bargain)
     if bargain.verdict == "may not fit":
         return
-    places: dict[Where, list[_Member]] = defaultdict(list)
+    members_by_line: dict[Where, list[_Member]] = defaultdict(list)
     for graph in _one_a_frame(trace.fact(graph_recompute)):
         for index, node in enumerate(graph.heavy):
-            places[where_of(node.place) if node.place else Where(op=node.op)].append((graph, index))
-    for where, members in places.items():
+            members_by_line[where_of(node.place) if node.place else Where(op=node.op)].append((graph, index))
+    for where, members in members_by_line.items():
         times = [_time(trace, graph.kernels[index]) for graph, index in members]
         known = [spent for spent in times if spent is not None]
         cost = sum(known) if len(known) == len(times) else None
@@ -124,7 +124,7 @@ def _why(bargain: CompiledBargain) -> str:
     """Why it is for nothing, or what it buys: the end of a title. All graphs are judged together."""
     peak, bound = format_bytes(bargain.peak_bytes), format_bytes(bargain.saved_peak_bytes)
     room = format_bytes(bargain.room_bytes or 0)
-    said = {
+    reasons = {
         "elsewhere": f"the peak lies elsewhere, where none of them would be held: {peak} with and without (modelled)",
         "not lowered": f"it does not lower the peak: {peak} today, {bound} at most with all saved (modelled)",
         "headroom": f"a peak of {bound} at most with all saved has room, {room} to use (modelled)",
@@ -134,7 +134,7 @@ def _why(bargain: CompiledBargain) -> str:
         ),
         "not known": f"what it buys is not known: {bargain.reason}",
     }
-    return said[bargain.verdict]
+    return reasons[bargain.verdict]
 
 
 def _advice(bargain: CompiledBargain) -> str:

@@ -62,7 +62,11 @@ def candidates(trace: Trace) -> tuple[Candidate, ...]:
             index=index_of[id(cost.module)],
             name=cost.module.name.partition("(")[0],
             signature=_signature(cost),
-            again=sum(one.flops for one in part.fact(recomputed_products) if one.cost is cost and not one.is_cheap),
+            again=sum(
+                recomputed.flops
+                for recomputed in part.fact(recomputed_products)
+                if recomputed.cost is cost and not recomputed.is_cheap
+            ),
             flops=cost.total.flops,
             exact=cost.total.exact,
             share=cost.recompute_share() or 0.0,
@@ -79,7 +83,9 @@ def _signature(cost: ModuleCost) -> tuple[object, ...]:
     module = cost.module
     entry = module.entry_computation()
     arguments = sorted(
-        (one.parameter_number or 0, _type(one.shape)) for one in entry.instructions if one.opcode == "parameter"
+        (instruction.parameter_number or 0, _type(instruction.shape))
+        for instruction in entry.instructions
+        if instruction.opcode == "parameter"
     )
     name = module.name.partition("(")[0]
     return (name, module.platform, module.num_partitions, tuple(arguments), _type(entry.root.shape))
@@ -95,22 +101,22 @@ def dominated_policies(traces: Sequence[Trace]) -> Iterator[Finding]:
     labels = dict(zip(map(id, modules), program_labels(modules), strict=True))
     functions: dict[tuple[object, ...], dict[str, Candidate]] = defaultdict(dict)
     for trace in traces:
-        for one in trace.fact(candidates):
-            functions[one.signature][labels[id(trace.hlo[one.index])]] = one
+        for candidate in trace.fact(candidates):
+            functions[candidate.signature][labels[id(trace.hlo[candidate.index])]] = candidate
     for group in functions.values():
-        better = {label: _better(one, group) for label, one in group.items()}
+        better = {label: _better(candidate, group) for label, candidate in group.items()}
         if any(better.values()):
             yield _finding(group, better)
 
 
 def _better(policy: Candidate, group: Mapping[str, Candidate]) -> str | None:
     """The program that recomputes least of those that beat ``policy``."""
-    found = [label for label, other in group.items() if other.beats(policy)]
-    return min(found, key=lambda label: (group[label].again, group[label].peak), default=None)
+    labels = [label for label, other in group.items() if other.beats(policy)]
+    return min(labels, key=lambda label: (group[label].again, group[label].peak), default=None)
 
 
 def _finding(group: Mapping[str, Candidate], better: Mapping[str, str | None]) -> Finding:
-    label, best = max(((one, best) for one, best in better.items() if best), key=lambda pair: group[pair[0]].share)
+    label, best = max(((label, best) for label, best in better.items() if best), key=lambda pair: group[pair[0]].share)
     policy, other = group[label], group[best]
     return Finding(
         subject="dominated checkpoint policy",
@@ -121,14 +127,14 @@ def _finding(group: Mapping[str, Candidate], better: Mapping[str, str | None]) -
         where=Where(module=policy.name),
         evidence=tuple(
             {
-                "program": one,
+                "program": label,
                 "recompute_share": program.share,
                 "recomputed_gflops": program.again / 1e9,
                 "peak_bytes": program.peak,
                 "peak_known_by": "assigned" if program.assigned else "modelled",
-                "beaten_by": better[one],
+                "beaten_by": better[label],
             }
-            for one, program in sorted(group.items(), key=lambda pair: -pair[1].share)[:MAX_ROWS]
+            for label, program in sorted(group.items(), key=lambda pair: -pair[1].share)[:MAX_ROWS]
         ),
         advice=f"Use the checkpoint policy of {best}: it recomputes less, and its peak memory is the same "
         f"to {100 * policy.tolerance:.0f}% or smaller. jax.ad_checkpoint.print_saved_residuals(f, *args) shows what "

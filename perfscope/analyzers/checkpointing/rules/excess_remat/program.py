@@ -70,36 +70,36 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         raise AbstainError("the programs' instructions carry no paths (op_name): recomputation cannot be told")
     for cost in judged:
         yield from _checkpointed(trace, cost)
-        yield from _cloned(trace, [one for one in clones if one.cost is cost], cost)
+        yield from _cloned(trace, [clone for clone in clones if clone.cost is cost], cost)
 
 
 def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
-    members = [one for one in trace.fact(recomputed_products) if one.cost is cost and not one.is_cheap]
-    if not members or sum(one.flops for one in members) < MIN_FLOPS_SHARE * cost.total.flops:
+    members = [product for product in trace.fact(recomputed_products) if product.cost is cost and not product.is_cheap]
+    if not members or sum(product.flops for product in members) < MIN_FLOPS_SHARE * cost.total.flops:
         return
     whole = bought_by_checkpoint(trace, cost, members)
     if whole is not None and whole.is_needed:
         return  # no bargain, but the program would not fit without it
     regions: dict[str, list[Recomputed]] = defaultdict(list)
-    for one in members:
-        regions[one.region].append(one)
-    for found in regions.values():
-        found.sort(key=lambda one: -one.flops)
-        where = where_of(found[0].row.instruction)
+    for product in members:
+        regions[product.region].append(product)
+    for products in regions.values():
+        products.sort(key=lambda product: -product.flops)
+        where = where_of(products[0].row.instruction)
         where = Where(file=where.file, line=where.line, module=where.module if where.file is None else None)
-        share = _share(sum(one.flops for one in found), cost)
+        share = _share(sum(product.flops for product in products), cost)
         if share < REGION_SHARE:
             continue
-        kept = sum(one.kept_bytes for one in found)
-        parts, storing = recomputed_parts(trace, found), storing_part(trace, found)
+        kept = sum(product.kept_bytes for product in products)
+        parts, storing = recomputed_parts(trace, products), storing_part(trace, products)
         spent = price(trace, parts if storing is None else [*parts, storing])
         lost = _lost(spent, kept) if storing is None else _against(price(trace, parts), storing, spent)
         even = storing is not None and spent is not None and not spent.run_ns  # nothing is gained, by the model
         spent = None if even else spent
         yield Finding(
             subject="recomputed forward",
-            title=f"jax.checkpoint runs {len(found):,} matrix {'product' if len(found) == 1 else 'products'} again in "
-            f"the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results takes "
+            title=f"jax.checkpoint runs {len(products):,} matrix {'product' if len(products) == 1 else 'products'} "
+            f"again in the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results takes "
             f"{format_bytes(kept)}{lost}",
             severity=("low" if even else _severity(share)) if spent is None else spent.severity,
             basis="structural" if spent is None else spent.basis,
@@ -107,7 +107,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
             cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
             cost_bytes=None,
             where=where,
-            evidence=tuple(_row(trace, one, whole) for one in found[:MAX_ROWS]),
+            evidence=tuple(_row(trace, product, whole) for product in products[:MAX_ROWS]),
             spans=spans_of_parts(trace, parts),
             advice=(EVEN if even else "") + ADVICE + (_headroom(cost) if whole is None else whole.text()),
         )
@@ -131,30 +131,30 @@ def _lost(spent: Price | None, kept: int) -> str:
     return f"; it takes {spent.text}" + ("" if rate is None else f" ({format_ns(rate)} for each MiB kept)")
 
 
-def _row(trace: Trace, one: Recomputed, whole: Bought | None) -> dict[str, Cell]:
-    spent = part_ns(trace, recomputed_parts(trace, [one]))
+def _row(trace: Trace, product: Recomputed, whole: Bought | None) -> dict[str, Cell]:
+    spent = part_ns(trace, recomputed_parts(trace, [product]))
     return {
-        "product": one.row.instruction.name,
-        "at": where_of(one.row.instruction).label(),
-        "program": one.cost.module.name,
-        "from": one.row.instruction.op_name[-120:],
-        "result": f"{one.result.dtype}{list(one.result.dims)}",
-        "times": one.row.runs,
-        "gflops": one.flops / 1e9,
-        "flops_share": one.flops / one.cost.total.flops,
-        "kept_bytes": one.kept_bytes,
+        "product": product.row.instruction.name,
+        "at": where_of(product.row.instruction).label(),
+        "program": product.cost.module.name,
+        "from": product.row.instruction.op_name[-120:],
+        "result": f"{product.result.dtype}{list(product.result.dims)}",
+        "times": product.row.runs,
+        "gflops": product.flops / 1e9,
+        "flops_share": product.flops / product.cost.total.flops,
+        "kept_bytes": product.kept_bytes,
         "recompute_ns": spent,
-        "ns_a_kept_mib": ns_a_mib(spent, one.kept_bytes),
-        "gflops_a_kept_mib": one.flops / 1e9 / (one.kept_bytes / (1 << 20)),
+        "ns_a_kept_mib": ns_a_mib(spent, product.kept_bytes),
+        "gflops_a_kept_mib": product.flops / 1e9 / (product.kept_bytes / (1 << 20)),
         **(NOT_KNOWN if whole is None else whole.cells()),
     }
 
 
 def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[Finding]:
-    share = _share(sum(one.flops for one in members), cost)
+    share = _share(sum(clone.flops for clone in members), cost)
     if share < MIN_FLOPS_SHARE:
         return
-    copies = sum(len(one.rows) for one in members)
+    copies = sum(len(clone.rows) for clone in members)
     where = where_of(members[0].rows[0].instruction)
     spent = price(trace, cloned_parts(trace, members))
     whole = bought_by_clones(trace, cost, members)
@@ -163,28 +163,28 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
         subject="rematerialized by XLA",
         title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again because the program "
         f"did not fit into memory: {_percent(share, cost)} of its arithmetic, "
-        f"{format_bytes(sum(one.bytes for one in members))} more moved a run"
+        f"{format_bytes(sum(clone.bytes for clone in members))} more moved a run"
         + ("; the peak is no lower for it" if for_nothing else "")
         + ("" if spent is None else f"; it takes {spent.text}"),
         severity=_severity(share) if spent is None else spent.severity,
         basis="structural" if spent is None else spent.basis,
         cost_ns=None if spent is None else spent.cost_ns,
         cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
-        cost_bytes=sum(one.bytes for one in members),
+        cost_bytes=sum(clone.bytes for clone in members),
         where=Where(file=where.file, line=where.line, module=where.module if where.file is None else None),
         evidence=tuple(
             {
-                "again": one.original,
+                "again": clone.original,
                 "program": cost.module.name,
-                "copies": len(one.rows),
-                "from": one.rows[0].instruction.op_name[-120:] or None,
-                "gflops": one.flops / 1e9,
-                "flops_share": _share(one.flops, cost),
-                "moved_bytes": one.bytes,
-                "recompute_ns": part_ns(trace, cloned_parts(trace, [one])),
+                "copies": len(clone.rows),
+                "from": clone.rows[0].instruction.op_name[-120:] or None,
+                "gflops": clone.flops / 1e9,
+                "flops_share": _share(clone.flops, cost),
+                "moved_bytes": clone.bytes,
+                "recompute_ns": part_ns(trace, cloned_parts(trace, [clone])),
                 **({} if whole is None else _clone_cells(whole)),
             }
-            for one in members[:MAX_ROWS]
+            for clone in members[:MAX_ROWS]
         ),
         spans=spans_of_parts(trace, cloned_parts(trace, members)),
         advice="Choose what to recompute instead of leaving it to the compiler: jax.checkpoint with a policy that "

@@ -68,8 +68,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 def _of_step(trace: Trace, model: StepModel) -> Iterable[Finding]:
     simulator = Simulator(model)
     today = simulator.run(todays(model))
-    held = round((model.measured_peak_bytes or today.peak_bytes) * (1 + (model.reserve_share or 0.0)))
-    scarce = model.capacity_bytes is not None and held >= SCARCE_SHARE * model.capacity_bytes
+    held_bytes = round((model.measured_peak_bytes or today.peak_bytes) * (1 + (model.reserve_share or 0.0)))
+    scarce = model.capacity_bytes is not None and held_bytes >= SCARCE_SHARE * model.capacity_bytes
     if not scarce and not model.out_of_memory:
         return
     steps = greedy(simulator, todays(model))
@@ -81,8 +81,8 @@ def _of_step(trace: Trace, model: StepModel) -> Iterable[Finding]:
     added = chosen.simulation.recompute_ns - today.recompute_ns
     yield Finding(
         subject="activations kept in scarce memory",
-        title=f"{_short(model, held)}: checkpointing {_names(steps, chosen)} takes {format_bytes(saved)} off the peak "
-        f"and runs {format_ns(added)} of a step again{_of_step_share(model, added)}",
+        title=f"{_short(model, held_bytes)}: checkpointing {_names(steps, chosen)} takes {format_bytes(saved)} off the "
+        f"peak and runs {format_ns(added)} of a step again{_of_step_share(model, added)}",
         severity=severity,
         basis="modelled",
         cost_bytes=saved,
@@ -104,8 +104,8 @@ def _spans(trace: Trace, units: Sequence[str]) -> tuple[Span, ...]:
             for name in names:
                 if op.module == name or op.module.startswith(f"{name}."):
                     of_unit[name].append(op.index)
-    held = [rows[ops] for rows in trace.fact(graph_time).spans for ops in of_unit.values()]
-    return spans_of_regions(trace, [rows[rows != MISSING].tolist() for rows in held])
+    rows_by_unit = [rows[ops] for rows in trace.fact(graph_time).spans for ops in of_unit.values()]
+    return spans_of_regions(trace, [rows[rows != MISSING].tolist() for rows in rows_by_unit])
 
 
 def _enough(model: StepModel, today: Simulation, steps: Sequence[GreedyStep]) -> GreedyStep:
@@ -120,11 +120,12 @@ def _enough(model: StepModel, today: Simulation, steps: Sequence[GreedyStep]) ->
     return next(fits, steps[-1])
 
 
-def _short(model: StepModel, held: int) -> str:
+def _short(model: StepModel, held_bytes: int) -> str:
     if model.out_of_memory:
         return f"{model.label} ran out of memory"
     capacity = model.capacity_bytes or 0
-    return f"{model.label} holds {format_bytes(held)} of {format_bytes(capacity)} ({format_share(held, capacity)})"
+    share = format_share(held_bytes, capacity)
+    return f"{model.label} holds {format_bytes(held_bytes)} of {format_bytes(capacity)} ({share})"
 
 
 def _names(steps: Sequence[GreedyStep], chosen: GreedyStep) -> str:
