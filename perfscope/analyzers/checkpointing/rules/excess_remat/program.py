@@ -99,8 +99,8 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         yield Finding(
             subject="recomputed forward",
             title=f"jax.checkpoint runs {len(products):,} matrix {'product' if len(products) == 1 else 'products'} "
-            f"again in the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results takes "
-            f"{format_bytes(kept)}{lost}",
+            f"again in the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results "
+            f"takes {format_bytes(kept)}{lost}",
             severity=("low" if even else _severity(share)) if spent is None else spent.severity,
             basis="structural" if spent is None else spent.basis,
             cost_ns=None if spent is None else spent.cost_ns,
