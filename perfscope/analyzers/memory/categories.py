@@ -255,11 +255,9 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     filled = Rows(BLOCKS, further | {name: values[new] for name, values in texts.items()})
     tensor_bytes = int(size.sum())
     notes = list(timeline.notes)
-    if tensor_bytes > timeline.unseen_bytes:
-        notes.append(
-            f"the allocator's total leaves out {format_bytes(tensor_bytes - timeline.unseen_bytes)} of the program's "
-            "tensors"
-        )
+    beyond = tensor_bytes - timeline.unseen_bytes
+    if beyond > 0:
+        notes.append(f"the allocator's total leaves out {format_bytes(beyond)} of the program's tensors")
     return replace(
         timeline,
         blocks=Rows(BLOCKS, {name: np.concatenate((filled[name], blocks[name])) for name in blocks}),
