@@ -90,8 +90,8 @@ class StepExchanges:
 def eager_asked(rows: Sequence[PlannedCollective]) -> tuple[Asked, ...]:
     """Those of a step whose kernels are its ops."""
     return tuple(
-        Asked(collective=one, after=one.after.ops, at=one.at.ops, until=_ops(one.until), behind=one.behind)
-        for one in rows
+        Asked(collective=row, after=row.after.ops, at=row.at.ops, until=_ops(row.until), behind=row.behind)
+        for row in rows
     )
 
 
@@ -125,25 +125,25 @@ def planned_asked(
 
     asked = [
         Asked(
-            collective=one,
-            after=place(one.after),
-            at=place(one.at),
-            until=None if one.until is None else place(one.until),
-            behind=one.behind,
+            collective=collective,
+            after=place(collective.after),
+            at=place(collective.at),
+            until=None if collective.until is None else place(collective.until),
+            behind=collective.behind,
         )
-        for one in processes.outside or ()
+        for collective in processes.outside or ()
     ]
-    inside = {found.graph: found.collectives for found in processes.inside}
+    inside = {collectives.graph: collectives.collectives for collectives in processes.inside}
     for graph, first in runs:
         asked += [
             Asked(
-                collective=one,
-                after=first + one.after.ops,
-                at=first + one.at.ops,
-                until=None if one.until is None else first + one.until.ops,
+                collective=collective,
+                after=first + collective.after.ops,
+                at=first + collective.at.ops,
+                until=None if collective.until is None else first + collective.until.ops,
                 behind=(),
             )
-            for one in inside.get(graph, ())
+            for collective in inside.get(graph, ())
         ]
     return tuple(kernels), tuple(asked)
 
@@ -157,7 +157,7 @@ def step_exchanges(
     factors: Factors,
 ) -> StepExchanges:
     """A step of ``kernels`` that alone takes ``step`` (with its launches), and its collectives."""
-    times = [_once(one.collective, groups, target, factors) for one in asked]
+    times = [_once(asked.collective, groups, target, factors) for asked in asked]
     whole = [sum(getattr(one, end) for one in kernels) for end in ENDS]
     stretch = [alone / total if total else 0.0 for alone, total in zip((step.low, step.high), whole, strict=True)]
     sums = [[0, *accumulate(getattr(one, end) for one in kernels)] for end in ENDS]
@@ -168,14 +168,14 @@ def step_exchanges(
     last = len(kernels)
     rows = tuple(
         CollectiveCost(
-            collective=one.collective,
+            collective=asked.collective,
             once=once,
             exposed=_between(played[0][0].exposed[tasks[0]], played[1][0].exposed[tasks[1]]),
-            beside=_between(*(sums[side][_end(one, last)] - sums[side][min(one.after, last)] for side in (0, 1))),
+            beside=_between(*(sums[side][_end(asked, last)] - sums[side][min(asked.after, last)] for side in (0, 1))),
         )
-        for one, once, tasks in zip(asked, times, zip(played[0][1], played[1][1], strict=True), strict=True)
+        for asked, once, tasks in zip(asked, times, zip(played[0][1], played[1][1], strict=True), strict=True)
     )
-    ends = [max(one.makespan, alone) for (one, _), alone in zip(played, (step.low, step.high), strict=True)]
+    ends = [max(played.makespan, alone) for (played, _), alone in zip(played, (step.low, step.high), strict=True)]
     return StepExchanges(
         rows=rows,
         busy=sum((row.once.time for row in rows), NO_TIME),
@@ -190,7 +190,7 @@ def kernels_beside(launched: Sequence[bool], asked: Sequence[Asked]) -> tuple[in
     ``launched``: whether each kernel of the step is one of the device's own. None may where `CollectiveCost.blocks`.
     """
     sums, last = [0, *accumulate(map(int, launched))], len(launched)
-    return tuple(sums[_end(one, last)] - sums[min(one.after, last)] for one in asked)
+    return tuple(sums[_end(asked, last)] - sums[min(asked.after, last)] for asked in asked)
 
 
 def _played(
@@ -226,7 +226,7 @@ def _played(
                     kind="communication",
                     stream=1 + one.collective.group,
                     duration=takes[number],
-                    waits=tuple(at for at in waits if at >= 0),
+                    waits=tuple(wait for wait in waits if wait >= 0),
                 )
             )
         if index + 1 < len(cuts):
@@ -238,18 +238,26 @@ def _played(
 
 
 def _once(
-    one: PlannedCollective, groups: Sequence[tuple[int, ...]], target: Target, factors: Factors
+    collective: PlannedCollective, groups: Sequence[tuple[int, ...]], target: Target, factors: Factors
 ) -> CollectiveRange:
-    ranks = one.pairs if one.pairs is not None else groups[one.group] if one.group < len(groups) else ()
+    ranks = (
+        collective.pairs
+        if collective.pairs is not None
+        else groups[collective.group]
+        if collective.group < len(groups)
+        else ()
+    )
     if len(set(ranks)) < 2:
         return CollectiveRange(time=NO_TIME, algorithm="alone in its group", devices=1, nodes=1, known=True)
     return exchange_range(
-        Exchange(kind=XLA_KINDS.get(one.kind, one.kind), bytes=one.bytes, group=tuple(ranks)), target, factors
+        Exchange(kind=XLA_KINDS.get(collective.kind, collective.kind), bytes=collective.bytes, group=tuple(ranks)),
+        target,
+        factors,
     )
 
 
-def _end(one: Asked, last: int) -> int:
-    return max(min(one.after, last), last if one.until is None else min(one.until, last))
+def _end(asked: Asked, last: int) -> int:
+    return max(min(asked.after, last), last if asked.until is None else min(asked.until, last))
 
 
 def _ops(moment: StepPosition | None) -> int | None:
@@ -359,31 +367,33 @@ def exchange_summary(work: PlanWork) -> ExchangeSummary | None:
 
 def exchange_rows(costs: Iterable[CollectiveCost], groups: tuple[tuple[int, ...], ...]) -> list[ExchangeRow]:
     """Collectives by kind, line, phase and group, those the step waits for most first."""
-    found: dict[tuple[object, ...], list[CollectiveCost]] = {}
-    for one in costs:
-        what = one.collective
-        found.setdefault((what.kind, what.by, what.phase, what.file, what.line, what.group, what.dtype), []).append(one)
-    rows = [_exchange_row(held, groups) for held in found.values()]
+    costs_by_key: dict[tuple[object, ...], list[CollectiveCost]] = {}
+    for cost in costs:
+        what = cost.collective
+        costs_by_key.setdefault(
+            (what.kind, what.by, what.phase, what.file, what.line, what.group, what.dtype), []
+        ).append(cost)
+    rows = [_exchange_row(costs, groups) for costs in costs_by_key.values()]
     return sorted(rows, key=lambda row: (-row.exposed_ns.middle, -row.busy_ns.middle, row.kind, row.file or ""))
 
 
-def _exchange_row(held: list[CollectiveCost], groups: tuple[tuple[int, ...], ...]) -> ExchangeRow:
-    first = held[0].collective
+def _exchange_row(costs: list[CollectiveCost], groups: tuple[tuple[int, ...], ...]) -> ExchangeRow:
+    first = costs[0].collective
     return ExchangeRow(
         kind=first.kind,
         by=first.by,
         phase=first.phase,
         file=first.file,
         line=first.line,
-        times=len(held),
+        times=len(costs),
         group_size=len(groups[first.group]) if first.group < len(groups) else 0,
-        bytes=sum(one.collective.bytes for one in held),
+        bytes=sum(cost.collective.bytes for cost in costs),
         dtype=first.dtype,
-        algorithm=max(held, key=lambda one: one.collective.bytes).once.algorithm,
-        busy_ns=sum((one.once.time for one in held), NO_TIME),
-        exposed_ns=sum((one.exposed for one in held), NO_TIME),
-        beside_ns=sum((one.beside for one in held), NO_TIME),
-        blocking=sum(one.blocks for one in held),
+        algorithm=max(costs, key=lambda cost: cost.collective.bytes).once.algorithm,
+        busy_ns=sum((cost.once.time for cost in costs), NO_TIME),
+        exposed_ns=sum((cost.exposed for cost in costs), NO_TIME),
+        beside_ns=sum((cost.beside for cost in costs), NO_TIME),
+        blocking=sum(cost.blocks for cost in costs),
     )
 
 

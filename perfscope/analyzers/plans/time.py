@@ -84,7 +84,7 @@ class PlanWork:
 def plan_works(trace: Trace) -> tuple[PlanWork, ...]:
     """One for each plan of a trace; none where the target is not known."""
     target = trace.target
-    return () if target is None else tuple(_plan_work(held, target) for held in trace.torch_plans)
+    return () if target is None else tuple(_plan_work(plan, target) for plan in trace.torch_plans)
 
 
 def op_bytes(graph: OpGraph, flow: Flow, index: int) -> int:
@@ -112,18 +112,18 @@ def kernel_range(
     return between(low, high, factors.kernel)
 
 
-def _plan_work(held: LoadedPlan, target: Target) -> PlanWork:
+def _plan_work(loaded: LoadedPlan, target: Target) -> PlanWork:
     factors = factors_for(target)
-    graphs = tuple(_graph_work(graph, target.device, factors) for graph in held.plan.graphs)
-    inside = together((one.once, one.graph.calls) for one in graphs)
+    graphs = tuple(_graph_work(graph, target.device, factors) for graph in loaded.plan.graphs)
+    inside = together((graph.once, graph.graph.calls) for graph in graphs)
     inside = _stepped(inside, factors)
-    outside = None if held.outside is None else graph_work(held.outside, target, held.plan.float32_products)
-    eager = None if held.eager is None else graph_work(held.eager, target, held.plan.float32_products)
+    outside = None if loaded.outside is None else graph_work(loaded.outside, target, loaded.plan.float32_products)
+    eager = None if loaded.eager is None else graph_work(loaded.eager, target, loaded.plan.float32_products)
     compiled = None if outside is None else _stepped(together([(inside, 1), (outside, 1)]), factors)
-    at_once = None if eager is None else _eager_exchanges(held, eager, target)
-    in_plan = None if compiled is None else _planned_exchanges(held, compiled, graphs, target)
+    at_once = None if eager is None else _eager_exchanges(loaded, eager, target)
+    in_plan = None if compiled is None else _planned_exchanges(loaded, compiled, graphs, target)
     return PlanWork(
-        held=held,
+        held=loaded,
         graphs=graphs,
         inside=inside,
         outside=outside,
@@ -134,23 +134,23 @@ def _plan_work(held: LoadedPlan, target: Target) -> PlanWork:
     )
 
 
-def _eager_exchanges(held: LoadedPlan, alone: Work, target: Target) -> StepExchanges | None:
-    processes = held.plan.processes
-    if processes is None or processes.eager is None or held.eager is None:
+def _eager_exchanges(loaded: LoadedPlan, alone: Work, target: Target) -> StepExchanges | None:
+    processes = loaded.plan.processes
+    if processes is None or processes.eager is None or loaded.eager is None:
         return None
-    kernels = op_ranges(held.eager, target, held.plan.float32_products)
+    kernels = op_ranges(loaded.eager, target, loaded.plan.float32_products)
     asked = eager_asked(processes.eager)
     return step_exchanges(kernels, alone.step, asked, processes.groups, target, factors_for(target))
 
 
 def _planned_exchanges(
-    held: LoadedPlan, alone: Work, graphs: tuple[GraphWork, ...], target: Target
+    loaded: LoadedPlan, alone: Work, graphs: tuple[GraphWork, ...], target: Target
 ) -> StepExchanges | None:
-    processes = held.plan.processes
-    if processes is None or processes.outside is None or held.outside is None:
+    processes = loaded.plan.processes
+    if processes is None or processes.outside is None or loaded.outside is None:
         return None
-    outside = op_ranges(held.outside, target, held.plan.float32_products)
-    kernels, asked = planned_asked(processes, outside, [one.kernels for one in graphs])
+    outside = op_ranges(loaded.outside, target, loaded.plan.float32_products)
+    kernels, asked = planned_asked(processes, outside, [graph.kernels for graph in graphs])
     return step_exchanges(kernels, alone.step, asked, processes.groups, target, factors_for(target))
 
 
@@ -240,13 +240,13 @@ def product_dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str | N
 def together(parts: Iterable[tuple[Work, int]]) -> Work:
     """Several in a row, each so many times."""
     whole = Work()
-    for one, times in parts:
+    for work, times in parts:
         whole = Work(
-            launches=whole.launches + times * one.launches,
-            bytes=whole.bytes + times * one.bytes,
-            flops=whole.flops + times * one.flops,
-            device=whole.device + one.device.times(times),
-            unknown=whole.unknown + times * one.unknown,
+            launches=whole.launches + times * work.launches,
+            bytes=whole.bytes + times * work.bytes,
+            flops=whole.flops + times * work.flops,
+            device=whole.device + work.device.times(times),
+            unknown=whole.unknown + times * work.unknown,
         )
     return whole
 

@@ -69,7 +69,7 @@ def _files(arguments: Sequence[str], *, module: bool) -> Iterator[Path]:
     folders = [here]
     if module:
         spec = importlib.util.find_spec(arguments[0].partition(".")[0])
-        folders += [Path(one) for one in (spec.submodule_search_locations or ())] if spec is not None else []
+        folders += [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     else:
         folders.append(Path(arguments[0]).resolve().parent)
     for word in arguments[0 if not module else 1 :]:
@@ -79,13 +79,15 @@ def _files(arguments: Sequence[str], *, module: bool) -> Iterator[Path]:
     seen: set[Path] = set()
     for folder in folders:
         for top, below, names in os.walk(folder):
-            place = Path(top).resolve()
-            if place in seen:
+            folder_path = Path(top).resolve()
+            if folder_path in seen:
                 below.clear()
                 continue
-            seen.add(place)
-            below[:] = [name for name in below if not _is_excluded(place / name)]
-            yield from (place / name for name in names if name.endswith(SUFFIXES) and (place / name).is_file())
+            seen.add(folder_path)
+            below[:] = [name for name in below if not _is_excluded(folder_path / name)]
+            yield from (
+                folder_path / name for name in names if name.endswith(SUFFIXES) and (folder_path / name).is_file()
+            )
 
 
 def _is_excluded(folder: Path) -> bool:

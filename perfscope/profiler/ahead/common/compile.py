@@ -163,9 +163,9 @@ def _read_events(
 def _group_memory(group: int) -> int:
     """Resident bytes of all processes of a group; 0 where the system does not tell."""
     total, page = 0, os.sysconf("SC_PAGE_SIZE")
-    for place in Path("/proc").glob("[0-9]*/stat"):
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = place.read_bytes().rpartition(b")")[2].split()
+            fields = stat.read_bytes().rpartition(b")")[2].split()
             if int(fields[2]) == group:
                 total += int(fields[21]) * page
         except (OSError, IndexError, ValueError):
@@ -241,11 +241,11 @@ class _EventLog:
             self.progress(f"compiling {message.get('name', '')} ({number + 1} of {len(self.seen)})")
         elif event == "compiled" and isinstance(number, int):
             self.at = None
-            place = msgspec.convert(self._seen(number).get("place"), CompiledLine | None)
+            line = msgspec.convert(self._seen(number).get("place"), CompiledLine | None)
             self.note(message.get("notes", ()))
             what = {name: value for name, value in message.items() if name not in ("event", "number", "notes")}
             calls = self._seen(number).get("calls", 1)
-            self.compiled[number] = msgspec.convert({**what, "place": place, "calls": calls}, CompiledProgram)
+            self.compiled[number] = msgspec.convert({**what, "place": line, "calls": calls}, CompiledProgram)
         elif event == "refused" and isinstance(number, int):
             self.at = None
             self.refused[number] = str(message.get("reason"))
@@ -292,13 +292,13 @@ class _EventLog:
     def not_compiled(self, why_rest: str | None) -> tuple[NotCompiled, ...]:
         """What is not there, and why; ``why_rest``: of those that were never begun."""
         missing = []
-        for number, one in enumerate(self.seen):
+        for number, program in enumerate(self.seen):
             reason = self.refused.get(number)
             if reason is None and number not in self.compiled and number not in self.unwanted:
                 reason = why_rest
             if reason is not None:
-                place = msgspec.convert(one.get("place"), CompiledLine | None)
-                missing.append(NotCompiled(name=str(one.get("name")), place=place, reason=reason))
+                line = msgspec.convert(program.get("place"), CompiledLine | None)
+                missing.append(NotCompiled(name=str(program.get("name")), place=line, reason=reason))
         return (*missing, *self.left)
 
     def _seen(self, number: int) -> dict[str, Any]:
@@ -421,10 +421,10 @@ def _nothing_compiled_error(
         why = f"the program failed before it called anything that is compiled: {log.failure.get('text')}"
         lines = tuple(log.failure.get("lines", ()))
     elif manifest.not_compiled:
-        one = manifest.not_compiled[0]
-        why = f"{one.name} was not compiled: {one.reason}"
+        not_compiled = manifest.not_compiled[0]
+        why = f"{not_compiled.name} was not compiled: {not_compiled.reason}"
     elif log.unwanted:
-        names = ", ".join(dict.fromkeys(str(one.get("name")) for one in log.seen))
+        names = ", ".join(dict.fromkeys(str(program.get("name")) for program in log.seen))
         why = f"none of the functions asked for was called; the program calls {names}"
     else:
         why = "it called nothing that is compiled" + (f"; {log.stopped}" if log.stopped else "")

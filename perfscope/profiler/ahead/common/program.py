@@ -36,7 +36,7 @@ def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framewor
         raise NotStartedError(f"{arguments[0]}: no such {'module' if module else 'file'}")
     _must_parse(first, arguments[0])
     own = arguments[0].partition(".")[0] if module else ""
-    found: set[Framework] = set()
+    frameworks: set[Framework] = set()
     seen: set[Path] = set()
     left = [first]
     while left and len(seen) < MAX_SOURCE_FILES:
@@ -47,12 +47,12 @@ def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framewor
         for name in _imports(file):
             top = name.partition(".")[0]
             if top in FRAMEWORK_PACKAGES:
-                found.add(FRAMEWORK_PACKAGES[top])
+                frameworks.add(FRAMEWORK_PACKAGES[top])
             elif top not in sys.stdlib_module_names:
                 home = _module_file(name, path) or _module_file(name.rpartition(".")[0], path)
                 if home is not None and (top == own or "site-packages" not in home.parts):
                     left.append(home)
-    return tuple(sorted(found))
+    return tuple(sorted(frameworks))
 
 
 def _must_parse(file: Path, shown: str) -> None:
@@ -75,16 +75,16 @@ def _imports(file: Path) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
-            yield from (f"{node.module}.{one.name}" for one in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 1:
             package = _package_of(file)
             if package:
                 inner = f"{package}.{node.module}" if node.module else package
                 yield inner
-                yield from (f"{inner}.{one.name}" for one in node.names)
+                yield from (f"{inner}.{alias.name}" for alias in node.names)
 
 
 def _package_of(file: Path) -> str:
@@ -99,32 +99,32 @@ def _package_of(file: Path) -> str:
 def _module_file(name: str, path: list[str]) -> Path | None:
     """The file of a module found without importing its packages."""
     where: list[str] | None = path
-    found: importlib.machinery.ModuleSpec | None = None
+    spec: importlib.machinery.ModuleSpec | None = None
     if not name:
         return None
     for part in name.split("."):
         if where is None:
             return None
-        found = importlib.machinery.PathFinder.find_spec(part, where)
-        if found is None:
+        spec = importlib.machinery.PathFinder.find_spec(part, where)
+        if spec is None:
             return _editable_module_file(name) if where is path else None
-        where = None if found.submodule_search_locations is None else list(found.submodule_search_locations)
-    if found is None:
+        where = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+    if spec is None:
         return None
     if where is not None:
         main = Path(where[0]) / "__main__.py" if where else None
-        origin = None if found.origin is None else Path(found.origin)
+        origin = None if spec.origin is None else Path(spec.origin)
         return origin if main is None or not main.is_file() else main
-    return None if found.origin is None else Path(found.origin)
+    return None if spec.origin is None else Path(spec.origin)
 
 
 def _editable_module_file(name: str) -> Path | None:
     """A module that an editable installation's finder knows: ours, mostly."""
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
-    return None if found is None or found.origin in (None, "built-in", "frozen") else Path(str(found.origin))
+    return None if spec is None or spec.origin in (None, "built-in", "frozen") else Path(str(spec.origin))
 
 
 # Runs the user's program in this process as plain python would: its arguments, its path, its ``__main__``.

@@ -22,7 +22,7 @@ def source_pattern(folder: Path, path: Iterable[str]) -> str:
     ``/home/me/project/train.py`` becomes ``train.py``, a library's file begins at its package, and of any other the
     last two parts are left.
     """
-    roots = {str(folder), *(str(Path(one).resolve()) for one in path if one)}
+    roots = {str(folder), *(str(Path(folder).resolve()) for folder in path if folder)}
     known = [re.escape(root.rstrip("/") + "/") for root in sorted(roots, key=len, reverse=True) if root.strip("/")]
     return f"^(?:{'|'.join((*known, '/.*/(?=[^/]+/[^/]+$)'))})"
 
@@ -42,10 +42,10 @@ def package_roots() -> set[str]:
 
 def private_texts(folder: Path) -> tuple[bytes, ...]:
     """What must not be in an artifact: folders of this machine, and values of variables that look like secrets."""
-    places = {str(folder), str(Path.home()), sys.prefix, sys.base_prefix, str(Path(sys.executable).parent)}
-    found = {place for place in places if place.count("/") > 1 or place == str(Path.home())} - {"", "/", "/usr"}
-    found |= {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= MIN_SECRET_LENGTH}
-    return tuple(text.encode() for text in sorted(found, key=len, reverse=True))
+    folders = {str(folder), str(Path.home()), sys.prefix, sys.base_prefix, str(Path(sys.executable).parent)}
+    texts = {folder for folder in folders if folder.count("/") > 1 or folder == str(Path.home())} - {"", "/", "/usr"}
+    texts |= {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= MIN_SECRET_LENGTH}
+    return tuple(text.encode() for text in sorted(texts, key=len, reverse=True))
 
 
 def masked(data: bytes, private: Iterable[bytes]) -> bytes:

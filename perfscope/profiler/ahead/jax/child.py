@@ -109,8 +109,8 @@ def _compile_exported(request: Request, devices: Sequence[Any], send: EventWrite
     checkpoint, notes = load_checkpoint(file)
     if checkpoint is not None:
         send("checkpoint", checkpoint=checkpoint, notes=notes)
-    place = None if program.place is None else {"file": program.place[0], "line": program.place[1]}
-    send("seen", programs=[{"name": program.name, "place": place, "calls": 1}], notes=[], stopped=None, failure=None)
+    line = None if program.place is None else {"file": program.place[0], "line": program.place[1]}
+    send("seen", programs=[{"name": program.name, "place": line, "calls": 1}], notes=[], stopped=None, failure=None)
     if 0 not in request.skipped:
         _compile_one(Compiler(request, here), 0, program, send)
 
@@ -119,21 +119,21 @@ def _plugin(request: Request) -> plugins.Plugin:
     kind: plugins.Kind = "tpu" if request.target.platform == "tpu" else (
         "gpu-amd" if request.target.vendor == "AMD" else "gpu-nvidia"
     )  # fmt: skip
-    found = plugins.find(kind)
-    if isinstance(found, plugins.MissingPlugin):
-        raise DataError(f"{request.target.asked} cannot be compiled for here: {found.reason}; {found.install}")
-    return found
+    plugin = plugins.find(kind)
+    if isinstance(plugin, plugins.MissingPlugin):
+        raise DataError(f"{request.target.asked} cannot be compiled for here: {plugin.reason}; {plugin.install}")
+    return plugin
 
 
-def _devices(request: Request, found: plugins.Plugin) -> Sequence[Any]:
+def _devices(request: Request, plugin: plugins.Plugin) -> Sequence[Any]:
     target = request.target
-    if found.kind == "tpu":
+    if plugin.kind == "tpu":
         name = f"{target.generation}:{target.topology}"
-        devices = plugin_devices.tpu_devices(found.folder if found.own_folder else None, name, target.host_shape)
+        devices = plugin_devices.tpu_devices(plugin.folder if plugin.own_folder else None, name, target.host_shape)
     else:
-        if found.library is None or target.config is None:
+        if plugin.library is None or target.config is None:
             raise DataError(f"{target.asked}: XLA has no description of this device to compile for")
-        devices = plugin_devices.gpu_devices(found.library, found.platform, target.config, target.topology)
+        devices = plugin_devices.gpu_devices(plugin.library, plugin.platform, target.config, target.topology)
     if len(devices) != target.count:
         raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were asked for")
     return devices
@@ -158,16 +158,16 @@ def _program_event(program: Any, shorter: re.Pattern[str]) -> dict[str, Any]:
 
 def _place(program: Any, shorter: re.Pattern[str]) -> dict[str, Any] | None:
     """File and line of the function, the file as it stands in the program."""
-    place = program.place
-    return None if place is None else {"file": shorter.sub("", place.file), "line": place.line}
+    line = program.place
+    return None if line is None else {"file": shorter.sub("", line.file), "line": line.line}
 
 
 def _is_selected(program: Any, functions: Sequence[str], shorter: re.Pattern[str]) -> bool:
     """Whether ``step``, ``train.step`` or ``train.py:step`` names it; none named is all."""
     if not functions:
         return True
-    place = _place(program, shorter)
-    file = Path(place["file"]) if place is not None else Path()
+    line = _place(program, shorter)
+    file = Path(line["file"]) if line is not None else Path()
     name = program.function.rpartition(".")[2]
     for wanted in functions:
         home, _, function = wanted.rpartition(":" if ":" in wanted else ".")
@@ -183,12 +183,12 @@ def _is_selected(program: Any, functions: Sequence[str], shorter: re.Pattern[str
 
 def eager_operation_notes(operations: Sequence[Any]) -> list[str]:
     """Operations that the program calls outside of jit: each is a launch of its own, and none is compiled here."""
-    calls, moved = sum(one.calls for one in operations), sum(one.bytes for one in operations)
+    calls, moved = sum(operation.calls for operation in operations), sum(operation.bytes for operation in operations)
     if not calls:
         return []
     lines = [
-        f"{one.calls:,}{_place_text(one)} ({_operation_names(one)}; {_format_size(one.bytes)})"
-        for one in operations[:MAX_EAGER_LINES]
+        f"{operation.calls:,}{_place_text(operation)} ({_operation_names(operation)}; {_format_size(operation.bytes)})"
+        for operation in operations[:MAX_EAGER_LINES]
     ]
     left = len(operations) - len(lines)
     more = f" and at {left:,} more line{'s' if left > 1 else ''}" if left > 0 else ""
@@ -198,12 +198,14 @@ def eager_operation_notes(operations: Sequence[Any]) -> list[str]:
     ]
 
 
-def _place_text(one: Any) -> str:
-    return "" if one.place is None else f" at {one.place}"
+def _place_text(operation: Any) -> str:
+    return "" if operation.place is None else f" at {operation.place}"
 
 
-def _operation_names(one: Any) -> str:
-    return ", ".join(one.names[:MAX_OPERATION_NAMES]) + (" ..." if len(one.names) > MAX_OPERATION_NAMES else "")
+def _operation_names(operation: Any) -> str:
+    return ", ".join(operation.names[:MAX_OPERATION_NAMES]) + (
+        " ..." if len(operation.names) > MAX_OPERATION_NAMES else ""
+    )
 
 
 def _format_size(number: int) -> str:
@@ -327,26 +329,26 @@ class Compiler:
         module = final.name.partition(".")[0]  # module_0012
         file = f"{stem}.hlo.pb"
         self._write(final, file)
-        for one in files:
-            if not one.name.startswith(f"{module}."):
+        for dumped in files:
+            if not dumped.name.startswith(f"{module}."):
                 continue
             for ending, ours in KEPT_DUMPS.items():
-                if one.name.endswith(f".{ending}"):
-                    self._write(one, f"{stem}.{ours}")
-            if one.name == f"{module}.metadata.textproto":
-                self._write(one, f"{stem}.passes.textproto")
-            elif self._request.keep_ptx and one.suffix == ".ptx" and one.stat().st_size:
-                self._write(one, f"{stem}.{one.name.split('.')[-2]}.ptx")
+                if dumped.name.endswith(f".{ending}"):
+                    self._write(dumped, f"{stem}.{ours}")
+            if dumped.name == f"{module}.metadata.textproto":
+                self._write(dumped, f"{stem}.passes.textproto")
+            elif self._request.keep_ptx and dumped.suffix == ".ptx" and dumped.stat().st_size:
+                self._write(dumped, f"{stem}.{dumped.name.split('.')[-2]}.ptx")
         return file
 
     def _final(self, files: list[Path]) -> Path:
         for ending in FINAL_DUMPS[self._request.target.platform]:
-            matching = [one for one in files if one.name.endswith(ending)]
+            matching = [file for file in files if file.name.endswith(ending)]
             if matching:
-                return max(matching, key=lambda one: one.stat().st_size)
-        if any(".cpu_after_optimizations" in one.name for one in files):
+                return max(matching, key=lambda file: file.stat().st_size)
+        if any(".cpu_after_optimizations" in file.name for file in files):
             raise DataError("the program puts it on the CPU of its host and not on a device of the target")
-        names = ", ".join(one.name for one in files[:MAX_FILES_NAMED]) or "nothing"
+        names = ", ".join(file.name for file in files[:MAX_FILES_NAMED]) or "nothing"
         raise DataError(f"XLA did not write the compiled program, but {names}")
 
     def _write(self, source: Path, name: str) -> None:
@@ -358,11 +360,11 @@ class Compiler:
 def _memory_analysis(compiled: Any) -> dict[str, int | None]:
     """XLA's own account of the program's memory, of one device."""
     try:
-        found = compiled.memory_analysis()
+        statistics = compiled.memory_analysis()
     except Exception:  # not every compiler gives one
-        found = None
+        statistics = None
     return {
-        f"{ours}_bytes": getattr(found, f"{theirs}_size_in_bytes", None)
+        f"{ours}_bytes": getattr(statistics, f"{theirs}_size_in_bytes", None)
         for ours, theirs in (
             ("argument", "argument"), ("output", "output"), ("alias", "alias"), ("temporary", "temp"),
             ("code", "generated_code"),
@@ -381,5 +383,5 @@ def _mesh(program: Any) -> dict[str, int] | None:
             meshes[tuple(mesh.shape.items())] = mesh.size
     if not meshes:
         return None
-    widest = max(meshes, key=lambda one: meshes[one])
+    widest = max(meshes, key=lambda axes: meshes[axes])
     return {str(axis): int(size) for axis, size in widest} if meshes[widest] > 1 else None

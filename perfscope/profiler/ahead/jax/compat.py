@@ -129,18 +129,18 @@ def _holder(module: str, path: str) -> tuple[Any, str] | None:
     *outer, name = path.split(".")
     try:
         holder: Any = importlib.import_module(module)
-        for one in outer:
-            holder = getattr(holder, one)
+        for attribute in outer:
+            holder = getattr(holder, attribute)
     except (ImportError, AttributeError):
         return None
     return (holder, name) if hasattr(holder, name) else None
 
 
 def _known_holder(name: str) -> tuple[Any, str]:
-    found = _holder(*_INTERFACES[name])
-    if found is None:
+    holder = _holder(*_INTERFACES[name])
+    if holder is None:
         raise DataError(f"this jax has no {'.'.join(_INTERFACES[name])}; see `perfscope doctor`")
-    return found
+    return holder
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ EFFECTS = frozenset(("Debug", "OrderedDebug"))
 
 def has_debug_callbacks(closed: Any) -> bool:
     """Whether a compiled function calls ``jax.debug.print`` or ``jax.debug.callback``."""
-    return any(str(one) in EFFECTS for one in closed.jaxpr.effects)
+    return any(str(effect) in EFFECTS for effect in closed.jaxpr.effects)
 
 
 def is_compile_only(devices: Sequence[Any]) -> bool:
@@ -60,7 +60,7 @@ class DiscoveredProgram:
     """A function with the shapes, shardings and static arguments that it was called with."""
 
     def __init__(
-        self, params: dict[str, Any], types: Sequence[Any], devices: Sequence[Any], place: SourceLine | None
+        self, params: dict[str, Any], types: Sequence[Any], devices: Sequence[Any], line: SourceLine | None
     ) -> None:
         """``params``, ``types``: what jax knows of the call; ``devices``: the target's; ``place``: its first call."""
         self._params, self._types, self._devices = params, tuple(types), devices
@@ -69,9 +69,9 @@ class DiscoveredProgram:
         """As the compiled module is called, but for characters that XLA replaces."""
         self.function = str(params["name"])
         own = info.func_filename
-        self.place = SourceLine(file=display_path(own), line=info.func_lineno) if own and is_user_file(own) else place
+        self.place = SourceLine(file=display_path(own), line=info.func_lineno) if own and is_user_file(own) else line
         """Where the function is written, else where it was called first."""
-        self.called_at = place
+        self.called_at = line
         """Where it was called first."""
         self.calls = 0
         self.traces = 0
@@ -81,7 +81,7 @@ class DiscoveredProgram:
         self.prints = has_debug_callbacks(params["jaxpr"]) and is_compile_only(devices)
         """Whether ``jax.debug.print`` or ``jax.debug.callback`` in it is left out of its lowering."""
         self.stand_ins = sum(
-            one.nbytes for one in params["jaxpr"].consts if isinstance(one, AbstractArray) and one._made_up
+            const.nbytes for const in params["jaxpr"].consts if isinstance(const, AbstractArray) and const._made_up
         )
         """Bytes of constants, arrays that it closes over, whose values were not computed."""
         self._held: list[Any] = []
@@ -93,10 +93,12 @@ class DiscoveredProgram:
         import jax
 
         return tuple(
-            jax.ShapeDtypeStruct(one.aval.shape, one.aval.dtype, sharding=where, weak_type=bool(one.aval.weak_type))
-            if hasattr(one.aval, "dtype")
-            else one.aval
-            for one, where in zip(self._types, self.shardings, strict=True)
+            jax.ShapeDtypeStruct(
+                type_.aval.shape, type_.aval.dtype, sharding=where, weak_type=bool(type_.aval.weak_type)
+            )
+            if hasattr(type_.aval, "dtype")
+            else type_.aval
+            for type_, where in zip(self._types, self.shardings, strict=True)
         )
 
     @property
@@ -108,7 +110,7 @@ class DiscoveredProgram:
     @property
     def shardings(self) -> tuple[Any, ...]:
         """Where each argument lies; ``None``: not specified."""
-        return tuple(one.sharding if one.committed else None for one in self._types)
+        return tuple(type_.sharding if type_.committed else None for type_ in self._types)
 
     @property
     def donated(self) -> tuple[bool, ...]:
@@ -120,15 +122,15 @@ class DiscoveredProgram:
         """Axes of its mesh and how many devices are along each."""
         from jax.sharding import NamedSharding
 
-        for one in (*self._params["in_shardings"], *self._params["out_shardings"], *self.shardings):
-            if isinstance(one, NamedSharding) and not one.mesh.empty:
-                return dict(one.mesh.shape)
+        for sharding in (*self._params["in_shardings"], *self._params["out_shardings"], *self.shardings):
+            if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+                return dict(sharding.mesh.shape)
         context = self._params["ctx_mesh"]
         return None if context is None or context.empty else dict(context.shape)
 
     def traced(self, closed: Any) -> None:
         """Count a jaxpr, and keep it: its identity stands for this program."""
-        if all(one is not closed for one in self._held):
+        if all(kept is not closed for kept in self._held):
             self._held.append(closed)
             self.traces += 1
 
@@ -286,16 +288,18 @@ class RunRecorder:
 
     def called(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> None:
         """A compiled function is called."""
-        place = user_line()
+        line = user_line()
         if is_internal(params["jaxpr"], params["name"]):
-            avals = tuple(one.aval for one in types)
+            avals = tuple(type_.aval for type_ in types)
             moved = _bytes((*avals, *params["jaxpr"].out_avals))
-            self._operation(params["name"], (id(params["jaxpr"]), avals), place, moved)
+            self._operation(params["name"], (id(params["jaxpr"]), avals), line, moved)
             return
-        key, new = self._program(params, types, place)
+        key, new = self._program(params, types, line)
         program = self.programs[key]
         program.calls += 1
-        program.guessed = max(program.guessed, sum(bool(getattr(one, "_guessed", False)) for one in arguments))
+        program.guessed = max(
+            program.guessed, sum(bool(getattr(argument, "_guessed", False)) for argument in arguments)
+        )
         self._watch.called(key, new=new)
 
     def made(self, params: dict[str, Any], types: Sequence[Any]) -> None:
@@ -306,8 +310,8 @@ class RunRecorder:
 
     def operated(self, name: str, arguments: Sequence[Any], results: Sequence[Any]) -> None:
         """An operation is called outside of jit; ``results``: their abstract values."""
-        avals = [getattr(one, "aval", None) for one in arguments]
-        key = tuple(str(aval or type(one).__name__) for aval, one in zip(avals, arguments, strict=True))
+        avals = [getattr(argument, "aval", None) for argument in arguments]
+        key = tuple(str(aval or type(argument).__name__) for aval, argument in zip(avals, arguments, strict=True))
         self._operation(name, key, user_line(), _bytes((*avals, *results)))
 
     def read(self, how: str, array: AbstractArray) -> None:
@@ -320,7 +324,7 @@ class RunRecorder:
         key = (what, user_line())
         self._questions[key] = self._questions.get(key, 0) + 1
 
-    def _program(self, params: dict[str, Any], types: Sequence[Any], place: SourceLine | None) -> tuple[Any, bool]:
+    def _program(self, params: dict[str, Any], types: Sequence[Any], line: SourceLine | None) -> tuple[Any, bool]:
         """The key of the program of a call, and whether it is a new one."""
         quick = (
             id(params["jaxpr"]), tuple(types),
@@ -332,66 +336,68 @@ class RunRecorder:
         program = self.programs.get(key)
         new = program is None
         if program is None:
-            program = self.programs[key] = DiscoveredProgram(params, types, self._devices, place)
+            program = self.programs[key] = DiscoveredProgram(params, types, self._devices, line)
         program.traced(params["jaxpr"])
         return key, new
 
-    def _operation(self, name: str, key: Any, place: SourceLine | None, moved: int) -> None:
-        found = self._operations.setdefault(place, {})
-        found[(name, key)] = found.get((name, key), 0) + 1
-        self._moved[place] = self._moved.get(place, 0) + moved
+    def _operation(self, name: str, key: Any, line: SourceLine | None, moved: int) -> None:
+        counts = self._operations.setdefault(line, {})
+        counts[(name, key)] = counts.get((name, key), 0) + 1
+        self._moved[line] = self._moved.get(line, 0) + moved
         self._watch.operated()
 
     def operations(self) -> list[EagerOperations]:
         """Operations outside of jit by line, the most called first."""
         made = []
-        for place, found in self._operations.items():
-            names = tuple(sorted({name for name, _ in found}))
-            calls = sum(found.values())
+        for line, counts in self._operations.items():
+            names = tuple(sorted({name for name, _ in counts}))
+            calls = sum(counts.values())
             made.append(
-                EagerOperations(place=place, calls=calls, names=names, programs=len(found), bytes=self._moved[place])
+                EagerOperations(place=line, calls=calls, names=names, programs=len(counts), bytes=self._moved[line])
             )
-        return sorted(made, key=lambda one: (-one.calls, str(one.place)))
+        return sorted(made, key=lambda eager: (-eager.calls, str(eager.place)))
 
     def notes(self) -> list[str]:
         """Values that the program got without computing them."""
         notes = [
-            f"the program read {what} on the host ({how}, {_count_text(count)}) at {place or UNKNOWN}; it was "
+            f"the program read {what} on the host ({how}, {_count_text(count)}) at {line or UNKNOWN}; it was "
             "not computed and zeros were returned: a path that depends on it may differ"
-            for (how, what, place), count in list(self._reads.items())[:MAX_READS]
+            for (how, what, line), count in list(self._reads.items())[:MAX_READS]
         ]
         left = len(self._reads) - MAX_READS
         if left > 0:
             notes.append(f"the program read values that were not computed at {left:,} more places")
         notes += [
-            f"the program asked for {what} ({_count_text(count)}) at {place or UNKNOWN}, which only a compiled "
+            f"the program asked for {what} ({_count_text(count)}) at {line or UNKNOWN}, which only a compiled "
             "program, a device or a job of several processes has: zeros, or nothing, was the answer"
-            for (what, place), count in self._questions.items()
+            for (what, line), count in self._questions.items()
         ]
         notes += [
-            f"{one.name}: where {one.guessed} of its arguments lie is the compiler's choice in the program that made "
-            "them; they were taken to lie like its arguments of the same shape and dtype, else on every device"
-            for one in self.programs.values()
-            if one.guessed
+            f"{program.name}: where {program.guessed} of its arguments lie is the compiler's choice in the program that "
+            "made them; they were taken to lie like its arguments of the same shape and dtype, else on every device"
+            for program in self.programs.values()
+            if program.guessed
         ]
         notes += [
-            f"{one.name}: it closes over {one.stand_ins:,} bytes that were not computed, constants of the program; "
+            f"{program.name}: it closes over {program.stand_ins:,} bytes that were not computed, constants of the program; "
             "placeholders replace them"
-            for one in self.programs.values()
-            if one.stand_ins
+            for program in self.programs.values()
+            if program.stand_ins
         ]
         notes += [
-            f"{one.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what "
+            f"{program.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what "
             "only that needs: a compiler without its device has no way back to the host"
-            for one in self.programs.values()
-            if one.prints
+            for program in self.programs.values()
+            if program.prints
         ]
         return notes
 
 
 def _bytes(avals: Iterable[Any]) -> int:
     """Of arrays of these types; what has no shape or no size (tokens, numbers of Python) counts nothing."""
-    return sum(int(getattr(one, "size", 0)) * int(getattr(getattr(one, "dtype", None), "itemsize", 0)) for one in avals)
+    return sum(
+        int(getattr(aval, "size", 0)) * int(getattr(getattr(aval, "dtype", None), "itemsize", 0)) for aval in avals
+    )
 
 
 def _count_text(count: int) -> str:
@@ -463,8 +469,8 @@ def discover_programs(run: Callable[[], Any], devices: Sequence[Any], limits: Ru
 
 def _program_failure(error: BaseException) -> ProgramFailure:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not one.filename.startswith((*compat.package_folders(), "<frozen"))]
-    place = SourceLine(file=display_path(own[-1].filename), line=own[-1].lineno or 0) if own else None
+    own = [frame for frame in frames if not frame.filename.startswith((*compat.package_folders(), "<frozen"))]
+    line = SourceLine(file=display_path(own[-1].filename), line=own[-1].lineno or 0) if own else None
     message = (str(error).strip().splitlines() or [""])[0][:MAX_MESSAGE]
     text = "".join(traceback.format_list(own)) + "".join(traceback.format_exception_only(error))
-    return ProgramFailure(kind=type(error).__name__, message=message, place=place, text=text)
+    return ProgramFailure(kind=type(error).__name__, message=message, place=line, text=text)

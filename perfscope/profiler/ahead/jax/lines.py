@@ -31,7 +31,7 @@ def _libraries() -> tuple[str, ...]:
     """Folders of what the user did not write."""
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple(f"{one}/" for one in sorted(folders))
+    return tuple(f"{folder}/" for folder in sorted(folders))
 
 
 @functools.cache
@@ -42,7 +42,9 @@ def _holds_packages(folder: str) -> bool:
 
 def _package_folder(file: str) -> str | None:
     """The folder on Python's path with installed packages that a file lies in."""
-    return next((one for one in sys.path if one and file.startswith(f"{one}/") and _holds_packages(one)), None)
+    return next(
+        (folder for folder in sys.path if folder and file.startswith(f"{folder}/") and _holds_packages(folder)), None
+    )
 
 
 @functools.cache
@@ -68,7 +70,7 @@ def display_path(file: str) -> str:
         return Path(file).relative_to(Path.cwd()).as_posix()
     except ValueError:
         pass
-    for folder in (*_libraries(), *(f"{one}/" for one in sorted(sys.path, key=len, reverse=True) if one)):
+    for folder in (*_libraries(), *(f"{folder}/" for folder in sorted(sys.path, key=len, reverse=True) if folder)):
         if file.startswith(folder):
             return file[len(folder) :]
     return _module_path(file) or Path(file).name

@@ -70,10 +70,10 @@ def parse_axis(text: str, *, option: str = "--sweep", most: int = MAX_VALUES) ->
 
     ``option``: as which it was written; ``most``: values.
     """
-    found = re.fullmatch(r"\s*-{0,2}([A-Za-z][\w-]{0,60})(?::(\w+))?\s*=(.*)", text, re.DOTALL)
-    if found is None or len(text) > 10_000 or not text.isprintable():
+    match = re.fullmatch(r"\s*-{0,2}([A-Za-z][\w-]{0,60})(?::(\w+))?\s*=(.*)", text, re.DOTALL)
+    if match is None or len(text) > 10_000 or not text.isprintable():
         raise UsageError(f"{option} {text[:60]!r}: write NAME=VALUES, e.g. policy=none,dots or seq=1k..128k")
-    name, kind, text = found[1], found[2], found[3]
+    name, kind, text = match[1], match[2], match[3]
     if kind not in (None, "size", "choice"):
         raise UsageError(f"{option} {name}:{kind[:40]}: a sweep's values are a size or a choice")
     values = [value for part in text.split(",") for value in _values(part.strip(), f"{option} {name}", most)]
@@ -114,15 +114,17 @@ def is_reserved(name: str, arguments: Sequence[str]) -> bool:
 
 def variants(axes: Sequence[Axis], arguments: Sequence[str]) -> tuple[Variant, ...]:
     """Every combination, the last axis the fastest. ``arguments`` begin with the script or module."""
-    places = {axis.name: _Placement.of(axis.name, arguments) for axis in axes if not is_reserved(axis.name, arguments)}
+    placements = {
+        axis.name: _Placement.of(axis.name, arguments) for axis in axes if not is_reserved(axis.name, arguments)
+    }
     made = []
     for values in product(*(axis.values for axis in axes)):
         settings = tuple((axis.name, value) for axis, value in zip(axes, values, strict=True))
         words = list(arguments)
         appended: list[str] = []
         for name, value in settings:
-            if name in places:
-                words = places[name].filled(words, value, appended)
+            if name in placements:
+                words = placements[name].filled(words, value, appended)
         made.append(Variant(settings=settings, arguments=(*words, *appended)))
     return tuple(made)
 
@@ -141,8 +143,8 @@ class _Placement:
         if any(f"{{{name}}}" in word for word in arguments[1:]):
             return _Placement(name=name, how="braces")
         flag = f"--{name}"
-        whole = [at for at, word in enumerate(arguments) if at and word == flag]
-        equal = [at for at, word in enumerate(arguments) if at and word.startswith(f"{flag}=")]
+        whole = [index for index, word in enumerate(arguments) if index and word == flag]
+        equal = [index for index, word in enumerate(arguments) if index and word.startswith(f"{flag}=")]
         if len(whole) + len(equal) > 1:
             raise UsageError(f"--sweep {name}: {flag} is there twice; write {{{name}}} where its value goes")
         if equal:
@@ -156,41 +158,41 @@ class _Placement:
     def filled(self, words: list[str], value: str, appended: list[str]) -> list[str]:
         """The words with the value in its place; the first is the program itself."""
         if self.how == "braces":
-            return [word.replace(f"{{{self.name}}}", value) if at else word for at, word in enumerate(words)]
+            return [word.replace(f"{{{self.name}}}", value) if index else word for index, word in enumerate(words)]
         if self.how == "equals":
-            return [f"--{self.name}={value}" if at == self.at else word for at, word in enumerate(words)]
+            return [f"--{self.name}={value}" if index == self.at else word for index, word in enumerate(words)]
         if self.how == "next":
-            return [value if at == self.at else word for at, word in enumerate(words)]
+            return [value if index == self.at else word for index, word in enumerate(words)]
         appended += [f"--{self.name}", value]
         return words
 
 
-def _values(part: str, said: str, most: int) -> list[str]:
+def _values(part: str, asked: str, most: int) -> list[str]:
     """``said``: how the axis was asked for, in front of what is wrong with it."""
     if len(part) > MAX_OPTION_LENGTH:
-        raise UsageError(f"{said}: a value of {len(part)} characters; it may have {MAX_OPTION_LENGTH}")
+        raise UsageError(f"{asked}: a value of {len(part)} characters; it may have {MAX_OPTION_LENGTH}")
     if ".." not in part or not part[:1].isdigit():
         number = _NUMBER.fullmatch(part)
         return [str(_scaled(number)) if number is not None and number[2] else part]
-    found = re.fullmatch(r"(\d{1,15}[kKmM]?)\.\.(\d{1,15}[kKmM]?)(?:/(\d{1,15}[kKmM]?))?", part)
-    if found is None:
-        raise UsageError(f"{said}={part[:60]}: no range; write 1k..128k (doubling) or 8..64/8 (steps)")
-    first, last, step = (None if one is None else _scaled(_NUMBER.fullmatch(one)) for one in found.groups())
+    match = re.fullmatch(r"(\d{1,15}[kKmM]?)\.\.(\d{1,15}[kKmM]?)(?:/(\d{1,15}[kKmM]?))?", part)
+    if match is None:
+        raise UsageError(f"{asked}={part[:60]}: no range; write 1k..128k (doubling) or 8..64/8 (steps)")
+    first, last, step = (None if bound is None else _scaled(_NUMBER.fullmatch(bound)) for bound in match.groups())
     assert first is not None
     assert last is not None
     if not 0 < first <= last or step == 0:
-        raise UsageError(f"{said}={part[:60]}: a range goes upwards from 1 or more")
+        raise UsageError(f"{asked}={part[:60]}: a range goes upwards from 1 or more")
     values = [first]
     while values[-1] < last:
         values.append(min(values[-1] * 2 if step is None else values[-1] + step, last))
         if len(values) > most:
-            raise UsageError(f"{said}={part[:60]}: more than {most} values")
+            raise UsageError(f"{asked}={part[:60]}: more than {most} values")
     return [str(value) for value in values]
 
 
-def _scaled(found: re.Match[str] | None) -> int:
-    assert found is not None
-    return int(found[1]) * _SCALE[found[2].lower()]
+def _scaled(match: re.Match[str] | None) -> int:
+    assert match is not None
+    return int(match[1]) * _SCALE[match[2].lower()]
 
 
 # ``--fit NAME=RANGE``: which sizes to compile to find the largest that fits, by halving what is left.
@@ -220,14 +222,14 @@ class Bisection:
             return None
         return (self._fits + self._refused) // 2
 
-    def tell(self, place: int, fits: bool | None) -> None:
+    def tell(self, index: int, fits: bool | None) -> None:
         """Whether the size at a place fits; ``None``: it is not known, and the search ends."""
         if fits is None:
             self._given_up = True
         elif fits:
-            self._fits = max(self._fits, place)
+            self._fits = max(self._fits, index)
         else:
-            self._refused = min(self._refused, place)
+            self._refused = min(self._refused, index)
 
 
 def max_compilations(count: int) -> int:
@@ -240,9 +242,9 @@ def fit_axis(text: str, others: Sequence[Axis]) -> Axis:
     axis = parse_axis(text, option="--fit", most=MAX_SIZES)
     if axis.kind == "choice" or not axis.numeric or axis.name in ("target", "memory"):
         raise UsageError(f"--fit {axis.name}: only whole numbers can be searched; write e.g. seq=1k..128k/1k")
-    if any(one.name == axis.name for one in others):
+    if any(other.name == axis.name for other in others):
         raise UsageError(f"--fit {axis.name}: it is swept, too")
-    lines = math.prod(len(one.values) for one in others)
+    lines = math.prod(len(other.values) for other in others)
     if lines * max_compilations(len(axis.values)) > MAX_VARIANTS:
         tries = max_compilations(len(axis.values))
         raise UsageError(

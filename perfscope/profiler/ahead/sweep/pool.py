@@ -97,9 +97,9 @@ class _JobPool:
             return False
         if not self.running:
             return True
-        if self.waiting[0] in self._alone or any(one.number in self._alone for one in self.running):
+        if self.waiting[0] in self._alone or any(job.number in self._alone for job in self.running):
             return False
-        reserved = sum(max(self._guess, one.taken) for one in self.running)
+        reserved = sum(max(self._guess, job.taken) for job in self.running)
         return reserved + self._guess <= self._budget
 
     def begin(self) -> None:
@@ -133,8 +133,8 @@ class _JobPool:
     def interrupt(self) -> None:
         """End all, and wait until they have written their manifests."""
         with self._lock:
-            for one in self.running:
-                one.stopped = one.stopped or "interrupted"
+            for job in self.running:
+                job.stopped = job.stopped or "interrupted"
         until = time.monotonic() + INTERRUPT_TIMEOUT_S
         for _ in self.running:
             try:
@@ -150,8 +150,8 @@ class _JobPool:
         """Why a job that takes so many bytes is ended, if it is."""
         with self._lock:
             running.taken, running.most = taken, max(running.most, taken)
-            too_much = sum(one.taken for one in self.running) > self._budget
-            if too_much and running.stopped is None and running is max(self.running, key=lambda one: one.began):
+            too_much = sum(job.taken for job in self.running) > self._budget
+            if too_much and running.stopped is None and running is max(self.running, key=lambda job: job.began):
                 running.restarts = len(self.running) > 1
                 most = f"{self._budget / (1 << 30):.1f} GiB"
                 running.stopped = f"to compile it takes more memory of this machine than it may ({most}; --host-memory)"

@@ -86,7 +86,7 @@ def find(kind: Kind) -> Plugin | MissingPlugin:
 
 def plugin_folders() -> tuple[Path, ...]:
     """The folders that ``PERFSCOPE_PLUGINS`` names."""
-    return tuple(Path(one).resolve() for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one)
+    return tuple(Path(folder).resolve() for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder)
 
 
 def _gpu(kind: Kind, jax: str) -> Plugin | MissingPlugin:
@@ -164,8 +164,8 @@ def _find_package(package: str) -> Iterator[tuple[Path | None, str]]:
 
 
 def _version_of(package: str, folder: Path | None) -> str | None:
-    found = _distribution(package, folder)
-    return None if found is None else found.version
+    distribution = _distribution(package, folder)
+    return None if distribution is None else distribution.version
 
 
 def _distribution(package: str, folder: Path | None) -> importlib.metadata.Distribution | None:
@@ -180,27 +180,27 @@ def _distribution(package: str, folder: Path | None) -> importlib.metadata.Distr
 def _file(package: str, folder: Path | None, name: str) -> Path | None:
     if folder is not None:
         return folder / name if (folder / name).is_file() else None
-    found = _distribution(package, None)
-    place = None if found is None else Path(str(found.locate_file(name)))
-    return place if place is not None and place.is_file() else None
+    distribution = _distribution(package, None)
+    path = None if distribution is None else Path(str(distribution.locate_file(name)))
+    return path if path is not None and path.is_file() else None
 
 
 def required_version(package: str, other: str) -> str | None:
     """What a package's metadata asks of another: ``==0.0.42.*``. The first that states a version counts."""
     for line in importlib.metadata.requires(package) or ():
-        found = re.match(rf"{re.escape(other)}\s*\(?([=<>!~][^;)]*)", line)
-        if found is not None:
-            return found[1].replace(" ", "")
+        match = re.match(rf"{re.escape(other)}\s*\(?([=<>!~][^;)]*)", line)
+        if match is not None:
+            return match[1].replace(" ", "")
     return None
 
 
 def _satisfies(version: str, wanted: str) -> bool:
     """Whether a version is what ``==X``, ``==X.*`` or bounds ask for; what cannot be read is let through."""
     for clause in wanted.split(","):
-        found = re.fullmatch(r"(==|>=|<=|<|>)([0-9.]+?)(\.\*)?", clause)
-        if found is None:
+        match = re.fullmatch(r"(==|>=|<=|<|>)([0-9.]+?)(\.\*)?", clause)
+        if match is None:
             continue
-        sign, numbers, open_end = found[1], _numbers(found[2]), found[3] is not None
+        sign, numbers, open_end = match[1], _numbers(match[2]), match[3] is not None
         mine = _numbers(version)
         if sign == "==" and (mine[: len(numbers)] != numbers if open_end else mine != numbers):
             return False
@@ -216,7 +216,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _command(*packages: str) -> str:
-    quoted = " ".join(f"'{one}'" if re.search(r"[<>*]", one) else one for one in packages)
+    quoted = " ".join(f"'{package}'" if re.search(r"[<>*]", package) else package for package in packages)
     return f"pip install --no-deps --target FOLDER {quoted} && export {VARIABLE}=FOLDER"
 
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 def plan_all(request: Request, send: EventWriter) -> None:
     """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be."""
-    found = plugins.find("torch")
-    if isinstance(found, plugins.MissingPlugin):
-        raise DataError(f"torch programs cannot be planned: {found.reason}; {found.install}")
-    if found.own_folder and str(found.folder) not in sys.path:
-        sys.path.append(str(found.folder))
-    send("loaded", versions=found.versions, notes=[] if found.note is None else [found.note])
+    plugin = plugins.find("torch")
+    if isinstance(plugin, plugins.MissingPlugin):
+        raise DataError(f"torch programs cannot be planned: {plugin.reason}; {plugin.install}")
+    if plugin.own_folder and str(plugin.folder) not in sys.path:
+        sys.path.append(str(plugin.folder))
+    send("loaded", versions=plugin.versions, notes=[] if plugin.note is None else [plugin.note])
     (Path(request.folder) / "plans").mkdir(exist_ok=True)
     plan_program(request, send)
 
@@ -56,8 +56,8 @@ def plan_program(request: Request, send: EventWriter) -> None:
 
 def capability_of(architecture: object) -> tuple[int, int]:
     """Compute capability of ``sm_90a``; that of an H100 where there is none (a GPU that is not NVIDIA's)."""
-    found = re.match(r"sm_(\d+)(\d)", str(architecture))
-    return (int(found[1]), int(found[2])) if found else (9, 0)
+    match = re.match(r"sm_(\d+)(\d)", str(architecture))
+    return (int(match[1]), int(match[2])) if match else (9, 0)
 
 
 class _Planning:
@@ -174,14 +174,14 @@ class _Planning:
         if not plan.graphs and (plan.eager_file or plan.outside_file):
             self._send("planned", program={"file": file, "name": "no graph", "function": plan.name, "calls": 1})
         for graph in plan.graphs:
-            place = None if graph.place is None else {"file": graph.place.file, "line": graph.place.line}
+            line = None if graph.place is None else {"file": graph.place.file, "line": graph.place.line}
             self._send(
                 "planned",
                 program={
                     "file": file,
                     "name": f"{graph.compile_id} {graph.direction}",
                     "function": graph.function or "",
-                    "place": place,
+                    "place": line,
                     "calls": graph.calls,
                     "output_bytes": graph.output_bytes,
                     "fingerprint": plan.fingerprint,
@@ -221,12 +221,12 @@ class _Planning:
         """The program's own exception in a line, with its innermost line of the user's."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if self.world.frames.is_user(frame.filename)]
-        at = f" at {self.world.frames.name(own[-1].filename)}:{own[-1].lineno}" if own else ""
+        where = f" at {self.world.frames.name(own[-1].filename)}:{own[-1].lineno}" if own else ""
         inner = getattr(error, "inner_exception", None)  # what torch's compiler wraps with its own advice
         if isinstance(inner, BaseException):
             error = inner
         text = " ".join(str(error).split())[:300]
-        return f"{type(error).__name__}{at}: {text}"
+        return f"{type(error).__name__}{where}: {text}"
 
     def _plan(self, failure: str | None) -> Any:
         import torch
@@ -267,24 +267,26 @@ class _Planning:
         )
 
     def _not_covered(self, graphs: Any) -> list[str]:
-        found = [f"a graph could not be planned: {reason}" for reason in self.failures]
-        found += [kernel.not_covered for graph in graphs for kernel in graph.kernels if kernel.not_covered]
+        reasons = [f"a graph could not be planned: {reason}" for reason in self.failures]
+        reasons += [kernel.not_covered for graph in graphs for kernel in graph.kernels if kernel.not_covered]
         if self.planner.tuned:
-            found.append("autotuning (max-autotune): kernels would be run to choose; library calls are planned instead")
+            reasons.append(
+                "autotuning (max-autotune): kernels would be run to choose; library calls are planned instead"
+            )
         if self.planner.replayed:
-            found.append(
+            reasons.append(
                 "CUDA graphs (reduce-overhead): each launch of a planned graph is costed as the host's own, and the "
                 "pools that replays keep are in no peak"
             )
         if self.world.recurrent:
-            found.append("recurrent layers that run eagerly: cuDNN has kernels of its own; they count by their bytes")
+            reasons.append("recurrent layers that run eagerly: cuDNN has kernels of its own; they count by their bytes")
         if self.steps.source is None:
-            found.append(
+            reasons.append(
                 "steps: none were found, so all the program did stands for one, and its eager ops were not kept"
             )
-        found += self.steps.problems
-        found += self.processes.not_covered()
-        return list(dict.fromkeys(found))
+        reasons += self.steps.problems
+        reasons += self.processes.not_covered()
+        return list(dict.fromkeys(reasons))
 
     def _notes(self) -> list[str]:
         notes = ["planned, not measured: no kernel was compiled or run", *self.processes.notes()]

@@ -92,7 +92,7 @@ def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Excha
     ranks = compat.group_ranks(named)
     return Exchange(
         kind=kind,
-        bytes=sum(int(one.numel()) * int(one.element_size()) for one in tensors),
+        bytes=sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors),
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else None,
         ranks=ranks,
         pairs=_pair(kind, named, ranks),
@@ -100,7 +100,7 @@ def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Excha
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    return dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
 
 
 def _first(named: dict[str, Any], names: Sequence[str]) -> list[Any]:
@@ -197,7 +197,7 @@ class CollectiveRecorder:
         number = self.record(describe_collective(func, args, kwargs, result), name, collective_origin())
         if number is None:
             return
-        works = [one for item in _listed(result) if (one := compat.work_number(item)) is not None]
+        works = [work for item in _listed(result) if (work := compat.work_number(item)) is not None]
         self._works.update(dict.fromkeys(works, number))
         if "functional" in name or name.startswith("_dtensor"):
             for tensor in tensors_in(result):
@@ -215,7 +215,7 @@ class CollectiveRecorder:
         if len(rows) >= MAX_COLLECTIVES:
             self.left += 1
             return None
-        phase, place = self._context()
+        phase, line = self._context()
         after, others = CLOCK.seen()
         rows.append(
             PlannedCollective(
@@ -226,9 +226,9 @@ class CollectiveRecorder:
                 group=self._groups.number(exchange.ranks),
                 by=by,
                 phase=phase,
-                file=place[0],
-                line=place[1],
-                function=place[2],
+                file=line[0],
+                line=line[1],
+                function=line[2],
                 at=self._now(),
                 after=after,
                 behind=tuple(sorted(others)),
@@ -239,14 +239,14 @@ class CollectiveRecorder:
 
     def work_done(self, number: int | None) -> None:
         """``Work.wait`` of a collective: the stream that is the current one waits for it."""
-        at = self._works.pop(number, None) if number is not None else None
-        if at is not None:
-            CLOCK.current.waits_for((CLOCK.seen()[0], frozenset((at,))))
+        collective = self._works.pop(number, None) if number is not None else None
+        if collective is not None:
+            CLOCK.current.waits_for((CLOCK.seen()[0], frozenset((collective,))))
 
     def _tensor_done(self, tensor: Any) -> None:
-        found = self._results.pop(id(tensor.untyped_storage()), None)
-        if found is not None:
-            CLOCK.current.waits_for((CLOCK.seen()[0], frozenset((found,))))
+        collective = self._results.pop(id(tensor.untyped_storage()), None)
+        if collective is not None:
+            CLOCK.current.waits_for((CLOCK.seen()[0], frozenset((collective,))))
 
     def waited(self, number: int) -> None:
         """From now on the program's own stream waits for the collective of that number."""
@@ -284,7 +284,7 @@ def graph_collectives(
 
     ``place_of(nodes)``: the user's line of nodes of the FX graph. ``launches(node)``: whether a node is a kernel.
     """
-    found: list[PlannedCollective] = []
+    collectives: list[PlannedCollective] = []
     made: dict[Any, int] = {}
     kernels = 0
     for kernel in scheduled.scheduler.nodes:
@@ -292,17 +292,17 @@ def graph_collectives(
             if is_wait(node):
                 for origin in _origins(node):
                     number = made.get(_waited_for(origin))
-                    if number is not None and found[number].until is None:
-                        found[number] = replace(found[number], until=StepPosition(ops=kernels))
+                    if number is not None and collectives[number].until is None:
+                        collectives[number] = replace(collectives[number], until=StepPosition(ops=kernels))
             elif is_collective(node):
                 for origin in _origins(node):
                     if origin not in made and _packet(origin) in KINDS:
-                        made[origin] = len(found)
-                        found.append(
+                        made[origin] = len(collectives)
+                        collectives.append(
                             _planned_collective(origin, scheduled.backward, groups, place_of, StepPosition(ops=kernels))
                         )
         kernels += launches(kernel)
-    return tuple(found)
+    return tuple(collectives)
 
 
 def _planned_collective(
@@ -314,7 +314,7 @@ def _planned_collective(
         torch.fx.map_arg(dict(origin.kwargs), _node_value),
         _node_value(origin),
     )
-    place = place_of([origin])
+    line = place_of([origin])
     stack = str(origin.meta.get("stack_trace") or "")
     return PlannedCollective(
         kind=exchange.kind,
@@ -324,9 +324,9 @@ def _planned_collective(
         group=groups.number(exchange.ranks),
         by="DTensor" if "torch/distributed/tensor/" in stack.replace("\\", "/") else "the program",
         phase="backward" if backward else "forward",
-        file=None if place is None else place.file,
-        line=None if place is None else place.line,
-        function=None if place is None else place.function,
+        file=None if line is None else line.file,
+        line=None if line is None else line.line,
+        function=None if line is None else line.function,
         at=at,
         after=at,
         pairs=exchange.pairs,
@@ -335,8 +335,8 @@ def _planned_collective(
 
 def _origins(node: Any) -> list[Any]:
     return sorted(
-        (one for one in node.node.get_origins() if getattr(one.target, "namespace", "") in NAMESPACES),
-        key=lambda one: str(one.name),
+        (origin for origin in node.node.get_origins() if getattr(origin.target, "namespace", "") in NAMESPACES),
+        key=lambda origin: str(origin.name),
     )
 
 
@@ -348,10 +348,10 @@ def _waited_for(origin: Any) -> Any:
     """The FX node of the collective that a wait is for."""
     if str(origin.target._schema.name).replace("::", ".") != WAIT:
         return None
-    one = origin.args[0]
-    while isinstance(one, torch.fx.Node) and getattr(one.target, "namespace", "") not in NAMESPACES and one.args:
-        one = one.args[0]
-    return one
+    node = origin.args[0]
+    while isinstance(node, torch.fx.Node) and getattr(node.target, "namespace", "") not in NAMESPACES and node.args:
+        node = node.args[0]
+    return node
 
 
 def _node_value(node: Any) -> Any:

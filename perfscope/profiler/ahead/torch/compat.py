@@ -80,8 +80,8 @@ PRIVATE: dict[str, str] = {
 
 def check(places: Mapping[str, str] | None = None) -> None:
     """Raise ``DataError`` with one line where this torch lacks what planning needs."""
-    for place in (PRIVATE if places is None else places).values():
-        reason = missing(place)
+    for interface in (PRIVATE if places is None else places).values():
+        reason = missing(interface)
         if reason is not None:
             raise DataError(f"torch programs cannot be planned: {reason}; torch {KNOWN_VERSION} has")
 

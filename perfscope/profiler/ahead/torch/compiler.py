@@ -36,7 +36,7 @@ def graph_to_host(module: Any) -> None:
         return
     for node in module.graph.nodes:
         node.args = tuple(map(on_host, to_host(node.args)))
-        node.kwargs = {name: on_host(one) for name, one in to_host(node.kwargs).items()}
+        node.kwargs = {name: on_host(value) for name, value in to_host(node.kwargs).items()}
     module.recompile()
 
 
@@ -159,9 +159,9 @@ class InductorPlanner:
 
     def _refused(self, first: Any, second: Any, reason: str, arguments: tuple[Any, ...]) -> None:
         key = (first.get_name(), second.get_name(), reason)
-        held = self._refusals.get(key)
-        if held is not None:
-            held.times += 1
+        refusal = self._refusals.get(key)
+        if refusal is not None:
+            refusal.times += 1
         elif len(self._refusals) < MOST_PAIRS:
             self._refusals[key] = Refusal(first, second, reason, arguments)
         else:
@@ -198,8 +198,8 @@ def _saved_bytes(module: Any) -> int:
     seen = set(output.meta.get("user_visible_output_idxs", ()))
     kept = {
         node
-        for place, node in enumerate(output.args[0] if isinstance(output.args[0], (list, tuple)) else ())
-        if place not in seen and isinstance(node, torch.fx.Node) and node.op != "placeholder"
+        for index, node in enumerate(output.args[0] if isinstance(output.args[0], (list, tuple)) else ())
+        if index not in seen and isinstance(node, torch.fx.Node) and node.op != "placeholder"
     }
     values = [node.meta.get("val") for node in kept]
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and not _symbolic(value))
@@ -224,10 +224,10 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 def _listed(payload: Any) -> list[Any]:
     """Reasons of a recompilation: a JSON list, or (one guard, torch since 2.11) plain text."""
     try:
-        said = json.loads(payload) if isinstance(payload, str) else payload
+        reasons = json.loads(payload) if isinstance(payload, str) else payload
     except ValueError:
-        said = payload
-    return said if isinstance(said, list) else [said]
+        reasons = payload
+    return reasons if isinstance(reasons, list) else [reasons]
 
 
 class DynamoLog(logging.Handler):
@@ -265,8 +265,8 @@ class DynamoLog(logging.Handler):
         for compile_id, text in dict.fromkeys(self._breaks):
             if compile_id in self._own:
                 continue
-            function, place = self.functions.get(compile_id, (None, None))
-            rows.append(PlanBreak(compile_id=compile_id, function=function, place=place, text=text))
+            function, line = self.functions.get(compile_id, (None, None))
+            rows.append(PlanBreak(compile_id=compile_id, function=function, place=line, text=text))
         return tuple(rows[:MAX_ROWS])
 
     def recompiles(self) -> tuple[PlanRecompile, ...]:
@@ -275,8 +275,8 @@ class DynamoLog(logging.Handler):
         for compile_id, reasons in self._recompiles:
             if compile_id in self._own:
                 continue
-            function, place = self.functions.get(compile_id, (None, None))
-            rows.append(PlanRecompile(compile_id=compile_id, function=function, place=place, reasons=reasons))
+            function, line = self.functions.get(compile_id, (None, None))
+            rows.append(PlanRecompile(compile_id=compile_id, function=function, place=line, reasons=reasons))
         return tuple(rows[:MAX_ROWS])
 
     def _take(self, facts: dict[str, Any], payload: Any) -> None:
@@ -293,7 +293,7 @@ class DynamoLog(logging.Handler):
             self._breaks.append((compile_id, self._shown(str(payload))))
         elif name == "recompile_reasons":
             reasons = _listed(payload)
-            self._recompiles.append((compile_id, tuple(self._shown(str(one)) for one in reasons[:MAX_ROWS])))
+            self._recompiles.append((compile_id, tuple(self._shown(str(reason)) for reason in reasons[:MAX_ROWS])))
 
     def _started(self, compile_id: str, stack: Any) -> None:
         if not stack:
@@ -307,11 +307,11 @@ class DynamoLog(logging.Handler):
         if path.endswith(_OUTERMOST):
             self.functions[compile_id] = ("a module of torch.nn", None)
             return
-        place = PlanLine(file=self._frames.name(path), line=int(frame.get("line") or 0), function=function)
-        self.functions[compile_id] = (function, place)
+        line = PlanLine(file=self._frames.name(path), line=int(frame.get("line") or 0), function=function)
+        self.functions[compile_id] = (function, line)
 
     def _shown(self, text: str) -> str:
         """Without this machine's folders and without addresses, which differ from run to run."""
-        text = _FILE.sub(lambda found: found[1] + self._frames.name(found[2]), text)
-        text = _PATH.sub(lambda found: self._frames.name(found[0]), text)
+        text = _FILE.sub(lambda match: match[1] + self._frames.name(match[2]), text)
+        text = _PATH.sub(lambda match: self._frames.name(match[0]), text)
         return _ADDRESS.sub("0x", text)[:MAX_TEXT]

@@ -170,7 +170,9 @@ def _move_requests_to_host(on_device: Callable[[Any], None]) -> None:
     @functools.wraps(to)
     def moved(self: Any, *arguments: Any, **named: Any) -> Any:
         there = to(self, *map(on_host, arguments), **{name: on_host(value) for name, value in named.items()})
-        if not torch.compiler.is_compiling() and any(on_host(one) is not one for one in (*arguments, *named.values())):
+        if not torch.compiler.is_compiling() and any(
+            on_host(argument) is not argument for argument in (*arguments, *named.values())
+        ):
             on_device(there)
         return there
 
@@ -328,7 +330,7 @@ class Stream:
             return
         own, others = self.seen()
         self._step = CLOCK.step
-        self._seen = (max(own, position, key=lambda one: one.ops + one.runs), others | collectives)
+        self._seen = (max(own, position, key=lambda position: position.ops + position.runs), others | collectives)
 
     def wait_stream(self, other: Any) -> None:
         """As torch's."""
@@ -439,7 +441,7 @@ class AttentionRule:
         self.paths["fused"] += 1
         if enable_gqa and key.shape[-3] != query.shape[-3]:
             groups = query.shape[-3] // key.shape[-3]
-            key, value = (one.repeat_interleave(groups, -3) for one in (key, value))
+            key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
         # Dropout is drawn inside the fused kernels of the device: no traffic of its own.

@@ -53,8 +53,8 @@ def install_ddp_model(
 
     def alone(self: Any, given: Any, *arguments: Any, **named: Any) -> None:
         # Tensors of the device are tensors of the CPU here, of which there is one.
-        arguments = tuple(None if place < 2 else one for place, one in enumerate(arguments))
-        named = {name: None if name in ("device_ids", "output_device") else one for name, one in named.items()}
+        arguments = tuple(None if index < 2 else value for index, value in enumerate(arguments))
+        named = {name: None if name in ("device_ids", "output_device") else value for name, value in named.items()}
         if named.get("mixed_precision") is not None:
             raise RuntimeError(MIXED)
         begin(self, given, *arguments, **named)

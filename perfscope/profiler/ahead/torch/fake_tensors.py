@@ -227,7 +227,7 @@ def _remember_index_range(func: Any, args: Any, result: Any) -> None:
 
 def _extent(packet: str, args: Any) -> int:
     numbers = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]
-    place = 1 if packet == "aten.topk" else 0
-    dim = numbers[place] if len(numbers) > place else -1
+    dim_argument = 1 if packet == "aten.topk" else 0
+    dim = numbers[dim_argument] if len(numbers) > dim_argument else -1
     shape = args[0].shape
     return int(shape[dim]) if shape else 1

@@ -39,27 +39,27 @@ def refusals_of(scheduled: ScheduledGraph, chosen: Sequence[Any]) -> tuple[tuple
     """(refusals between the kernels ``chosen``, how many more there are)."""
     kernels = {kernel.get_name(): index for index, kernel in enumerate(chosen)}
     apart, _ = kernels_apart(scheduled.scheduler, scheduled.refusals)
-    found: dict[tuple[int, int, str], PlannedRefusal] = {}
-    for one in apart:
-        first, second = kernels.get(one["first"]), kernels.get(one["second"])
+    refusals: dict[tuple[int, int, str], PlannedRefusal] = {}
+    for pair_apart in apart:
+        first, second = kernels.get(pair_apart["first"]), kernels.get(pair_apart["second"])
         if first is None or second is None:
             continue
-        if one["reason"].startswith(NO_SHARED_DATA) and not one["shared_bytes"]:
+        if pair_apart["reason"].startswith(NO_SHARED_DATA) and not pair_apart["shared_bytes"]:
             continue
         pair = (min(first, second), max(first, second))
-        reason = _without_names(one["reason"])
-        before = found.get((*pair, reason))
-        found[*pair, reason] = PlannedRefusal(
+        reason = _without_names(pair_apart["reason"])
+        before = refusals.get((*pair, reason))
+        refusals[*pair, reason] = PlannedRefusal(
             first=pair[0],
             second=pair[1],
             reason=reason,
-            times=one["times"] + (before.times if before else 0),
-            shared_bytes=max(one["shared_bytes"] or 0, before.shared_bytes or 0 if before else 0),
-            common_read_bytes=max(one["common_read_bytes"] or 0, before.common_read_bytes or 0 if before else 0),
+            times=pair_apart["times"] + (before.times if before else 0),
+            shared_bytes=max(pair_apart["shared_bytes"] or 0, before.shared_bytes or 0 if before else 0),
+            common_read_bytes=max(pair_apart["common_read_bytes"] or 0, before.common_read_bytes or 0 if before else 0),
             needed_elsewhere=_needed_elsewhere(chosen[first], chosen[second]),
         )
     rows = sorted(
-        found.values(),
+        refusals.values(),
         key=lambda row: (-(row.shared_bytes or 0), -(row.common_read_bytes or 0), row.first, row.second, row.reason),
     )
     return tuple(rows[:MAX_REFUSALS]), len(rows[MAX_REFUSALS:]) + scheduled.overflow
@@ -134,7 +134,7 @@ class KernelReader:
             refusals_left=left,
             dynamic=bool(getattr(scheduled.graph.sizevars, "shape_env", None) and _symbols(scheduled.graph)),
             saved_bytes=scheduled.saved,
-            output_bytes=sum(compat.node_bytes(one) for one in scheduled.graph.graph_outputs or ()),
+            output_bytes=sum(compat.node_bytes(output) for output in scheduled.graph.graph_outputs or ()),
         )
 
     def _kernel(self, scheduled: ScheduledGraph, kernel: Any) -> PlannedKernel:
@@ -172,7 +172,7 @@ class KernelReader:
         origin = node.get_origin_node() if hasattr(node, "get_origin_node") else None
         short = _EXTERN.sub("", name).split(".")[0]
         if origin is None:
-            origin = next((one for one in origins if short in str(one.target)), None)
+            origin = next((origin for origin in origins if short in str(origin.target)), None)
         flops, dtype, shape = _node_work(origin)
         kind: KernelKind = "product" if short in PRODUCTS else "attention" if ATTENTION.search(name) else "extern"
         return PlannedKernel(
@@ -211,16 +211,16 @@ class KernelReader:
 
     def places(self, origins: Iterable[Any]) -> tuple[PlanLine, ...]:
         """The user's innermost line of each node, without repeats, in the order of file and line."""
-        every = (self.place(one.meta.get("stack_trace")) for one in origins)
-        found = {(place.file, place.line): place for place in every if place is not None}
-        if not found and self._called_at is not None:
+        every = (self.place(origin.meta.get("stack_trace")) for origin in origins)
+        lines = {(line.file, line.line): line for line in every if line is not None}
+        if not lines and self._called_at is not None:
             return (self._called_at,)
-        return tuple(found[line] for line in sorted(found))[:MAX_ROWS]
+        return tuple(lines[line] for line in sorted(lines))[:MAX_ROWS]
 
     def place_of(self, origins: Iterable[Any]) -> PlanLine | None:
         """The line of the first of some nodes that has one."""
-        found = (self.place(one.meta.get("stack_trace")) for one in origins)
-        return next((place for place in found if place is not None), self._called_at)
+        lines = (self.place(origin.meta.get("stack_trace")) for origin in origins)
+        return next((line for line in lines if line is not None), self._called_at)
 
     def place(self, stack: str | None) -> PlanLine | None:
         """The innermost line of the user's in a stack trace as text."""
@@ -232,8 +232,8 @@ class KernelReader:
 
 def _origins(parts: Iterable[Any]) -> list[Any]:
     """Nodes of the FX graph that a kernel computes, by name."""
-    found = {origin.name: origin for part in parts if part.node is not None for origin in part.node.get_origins()}
-    return [found[name] for name in sorted(found)]
+    origins = {origin.name: origin for part in parts if part.node is not None for origin in part.node.get_origins()}
+    return [origins[name] for name in sorted(origins)]
 
 
 def _ops(origins: Iterable[Any]) -> tuple[str, ...]:
@@ -309,12 +309,12 @@ def _value(argument: Any) -> Any:
 
 def _symbols(graph: Any) -> bool:
     """Whether any input has a size that is a symbol."""
-    return any(isinstance(getattr(one, "free_symbols", None), set) and one.free_symbols for one in _inputs(graph))
+    return any(isinstance(getattr(size, "free_symbols", None), set) and size.free_symbols for size in _inputs(graph))
 
 
 def _inputs(graph: Any) -> Iterable[Any]:
-    for one in graph.graph_inputs.values():
-        if type(one).__name__ == "TorchBindObject":  # a process group: no tensor
+    for graph_input in graph.graph_inputs.values():
+        if type(graph_input).__name__ == "TorchBindObject":  # a process group: no tensor
             continue
-        sizes = one.get_size() if hasattr(one, "get_size") else (one,)
+        sizes = graph_input.get_size() if hasattr(graph_input, "get_size") else (graph_input,)
         yield from sizes

@@ -123,8 +123,8 @@ class MemoryLedger:
         """(what was there when the step began, what happened since); the step is over."""
         events, self._events = self._events or [], None
         self._name(optimizers)
-        held, self._held = self._held, []
-        return held, events
+        blocks, self._held = self._held, []
+        return blocks, events
 
     def _follow_sizes(self) -> None:
         """Storages that are emptied and filled again in place (``fully_shard`` does so with what it gathers)."""
@@ -146,8 +146,8 @@ class MemoryLedger:
             return
         old = watch.block
         old.died = self.ops
-        phase, place = self.context
-        new = Block(size, old.op, phase, place, self.ops, device=old.device, touched=self.ops, category=old.category)
+        phase, line = self.context
+        new = Block(size, old.op, phase, line, self.ops, device=old.device, touched=self.ops, category=old.category)
         watch.block = new
         if self._events is not None:
             self._events += [("died", old), ("born", new)]
@@ -155,8 +155,8 @@ class MemoryLedger:
     def block_of(self, tensor: Any) -> Block | None:
         """The block that a tensor lies in, if it was seen."""
         thing = storage_of(tensor)
-        held = None if thing is None else self._watches.get(id(thing))
-        return held.block if held is not None and held() is thing else None
+        watch = None if thing is None else self._watches.get(id(thing))
+        return watch.block if watch is not None and watch() is thing else None
 
     def moved(self, tensor: Any) -> None:
         """The program asked for this tensor on the device; where it lies in a larger one, only its part is there."""
@@ -174,19 +174,21 @@ class MemoryLedger:
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An op was run."""
         sources, results = _dense_tensors_in((args, kwargs)), _dense_tensors_in(result)
-        said = any(map(_is_device, (*args, *kwargs.values())))
-        self.names_device = self.names_device or said
+        names_cuda = any(map(_is_device, (*args, *kwargs.values())))
+        self.names_device = self.names_device or names_cuda
         known = [block for tensor in sources if (block := self.block_of(tensor)) is not None]
         for block in known:
             block.touched = self.ops
         self.meet(sources)
-        on_device = said or any(block.device for block in known) or (not known and bool(results) and self.for_device())
-        phase, place, node = self._context(sources)
-        self.context = (phase, place)
+        on_device = (
+            names_cuda or any(block.device for block in known) or (not known and bool(results) and self.for_device())
+        )
+        phase, line, node = self._context(sources)
+        self.context = (phase, line)
         for tensor in results:
             block = self.block_of(tensor)
             if block is None:
-                block = self._made(tensor, str(func), phase, place, node)
+                block = self._made(tensor, str(func), phase, line, node)
                 if block is None:
                     continue
                 block.device = on_device or tensor.device.type == "cuda"
@@ -209,10 +211,12 @@ class MemoryLedger:
 
         ``makers``: by place of a result the buffer of the graph that it is.
         """
-        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-        inputs = tuple(self.block_of(one) if isinstance(one, torch.Tensor) else None for one in arguments)
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        inputs = tuple(
+            self.block_of(argument) if isinstance(argument, torch.Tensor) else None for argument in arguments
+        )
         self.meet(tensors)
-        phase, place, node = self._context(tensors)
+        phase, line, node = self._context(tensors)
         if phase == "other":  # called by the wrapper of a library, in no module's forward
             phase = "forward"
         for block in inputs:
@@ -228,7 +232,7 @@ class MemoryLedger:
                 for part in _dense_tensors_in(result) if isinstance(result, torch.Tensor) else ():
                     block = self.block_of(part)
                     if block is None:
-                        block = self._made(part, "", phase, place, node)
+                        block = self._made(part, "", phase, line, node)
                         maker = makers[index] if index < len(makers) else None
                         if block is not None:
                             block.device = True
@@ -249,11 +253,11 @@ class MemoryLedger:
         # Here results are made before inputs are given up; the graph's own events say how it is.
         self._events[first:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
 
-    def _made(self, tensor: Any, op: str, phase: StepPhase, place: UserLine, node: int) -> Block | None:
+    def _made(self, tensor: Any, op: str, phase: StepPhase, line: UserLine, node: int) -> Block | None:
         thing = storage_of(tensor)
         if thing is None:
             return None
-        block = Block(int(thing.nbytes()), op, phase, place, self.ops, None, node, touched=self.ops)
+        block = Block(int(thing.nbytes()), op, phase, line, self.ops, None, node, touched=self.ops)
         watch = _Watch(thing, self._gone)
         watch.address, watch.block = id(thing), block
         self._watches[watch.address] = watch
@@ -295,8 +299,8 @@ class MemoryLedger:
             phase = "forward"
         else:
             phase = "forward" if self._phase == "forward" and _in_module(site) else "other"
-        for one in created:
-            self._lines[one] = here
+        for sequence in created:
+            self._lines[sequence] = here
         if phase == "backward" and self._phase != "backward":
             self.backward_began.append(self.ops)
         if self._phase == "backward" and phase != "backward":
@@ -306,8 +310,8 @@ class MemoryLedger:
 
     def _grads(self) -> None:
         """What lies in ``.grad`` now are gradients, and what they are of parameters."""
-        for key, held in list(self._parameters.items()):
-            parameter = held()
+        for key, reference in list(self._parameters.items()):
+            parameter = reference()
             if parameter is None:
                 del self._parameters[key]
                 continue
@@ -322,7 +326,9 @@ class MemoryLedger:
                 for parameter in group["params"]:
                     self._call(parameter, "parameter")
                     self._call(parameter.grad, "gradient")
-            for tensor in tensors_in(tuple(dict(one) for one in optimizer.state.values() if hasattr(one, "keys"))):
+            for tensor in tensors_in(
+                tuple(dict(state) for state in optimizer.state.values() if hasattr(state, "keys"))
+            ):
                 self._call(tensor, "optimizer_state")
 
     def _call(self, tensor: Any, category: MemoryOwner) -> None:
@@ -334,10 +340,10 @@ class MemoryLedger:
 
 def _dense_tensors_in(tree: Any) -> list[Any]:
     """The dense tensors of arguments or results."""
-    found = list(tensors_in(tree))
-    if all(one.layout is torch.strided for one in found):
-        return found
-    return [part for one in found for part in dense_parts(one)]
+    tensors = list(tensors_in(tree))
+    if all(tensor.layout is torch.strided for tensor in tensors):
+        return tensors
+    return [part for tensor in tensors for part in dense_parts(tensor)]
 
 
 def _in_module(site: Any) -> bool:
@@ -375,7 +381,7 @@ class StepPeaks:
         direction = "backward" if scheduled.backward else "inference" if scheduled.inference else "forward"
         label = f"{scheduled.compile_id} {direction}"
         try:
-            found = buffers_of(
+            buffers = buffers_of(
                 scheduled.graph,
                 compat.memory_lines(scheduled.graph),
                 label=label,
@@ -387,9 +393,9 @@ class StepPeaks:
             self._uncounted[f"buffers of graph {label}: inductor's wrapper is not understood ({error})"[:300]] = None
             self._graphs.append(None)
             return
-        if found.unread:
+        if buffers.unread:
             self._uncounted[f"graph {label} has branches or loops: what they hold inside is not counted"] = None
-        self._graphs.append(found)
+        self._graphs.append(buffers)
 
     @contextmanager
     def graph(self, number: int | None, arguments: list[Any]) -> Iterator[Callable[[Any], None]]:
@@ -405,26 +411,26 @@ class StepPeaks:
     def end(self, optimizers: Iterable[Any], *, eager: bool) -> None:
         """It ended. Of planned steps the last one counts: in the first graphs are still being made."""
         ledger = self.ledger
-        held, events = ledger.take(optimizers)
+        blocks, events = ledger.take(optimizers)
         step = LedgerStep(
-            held=held, events=events, joins=ledger.joins, backward_began=ledger.backward_began, graphs=self._graphs,
+            held=blocks, events=events, joins=ledger.joins, backward_began=ledger.backward_began, graphs=self._graphs,
             all_on_device=not ledger.names_device, first_op=ledger.first,
         )  # fmt: skip
         try:
-            found = step_memory(step)
+            memory = step_memory(step)
         except (ValueError, KeyError, IndexError, TypeError) as error:
             _log.debug("memory of a step", exc_info=True)
             self._uncounted[f"memory of a step could not be summed up: {type(error).__name__}: {error}"[:300]] = None
             return
         if eager:
-            self._eager = found
+            self._eager = memory
         else:
-            self._planned = found
+            self._planned = memory
 
     def found(self) -> PlanMemory:
         """What was found."""
         return PlanMemory(eager=self._eager, planned=self._planned, uncounted=tuple(self._uncounted)[:1000])
 
     def _place(self, origins: Iterable[Any]) -> UserLine:
-        place = self._place_of(origins)
-        return NO_LINE if place is None else (place.file, place.line, place.function)
+        line = self._place_of(origins)
+        return NO_LINE if line is None else (line.file, line.line, line.function)

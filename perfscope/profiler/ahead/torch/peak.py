@@ -139,8 +139,8 @@ def buffers_of(
         count = size(graph, name)
         if count is None:
             return None
-        op, place = _first_writer(graph, name, places)
-        return Block(count, op, place=place, device=True)
+        op, line = _first_writer(graph, name, places)
+        return Block(count, op, place=line, device=True)
 
     buffers = _BufferEvents(graph.graph_input_names, made)
     for line in lines:
@@ -158,8 +158,8 @@ def _first_writer(graph: Any, name: str, places: Callable[[Iterable[Any]], UserL
     buffer = graph.name_to_buffer.get(name)
     operation = buffer.get_defining_op() if hasattr(buffer, "get_defining_op") else None
     node = operation if operation is not None else buffer
-    origins = sorted(node.get_origins(), key=lambda one: one.name) if hasattr(node, "get_origins") else []
-    first = next((one for one in origins if "." in str(one.target)), None)
+    origins = sorted(node.get_origins(), key=lambda origin: origin.name) if hasattr(node, "get_origins") else []
+    first = next((origin for origin in origins if "." in str(origin.target)), None)
     if first is None:
         return "", NO_LINE
     return str(first.meta.get("original_aten") or first.target), places([first, *origins])
@@ -247,14 +247,14 @@ def step_memory(step: LedgerStep) -> StepMemory:
 
 
 def _given(step: LedgerStep) -> int:
-    born = [one for what, one in step.events if what == "born" and isinstance(one, Block)]
-    begins = min((one.born for one in born if one.phase == "forward"), default=0)
-    held = [*step.held, *(one for one in born if one.phase == "other" and one.born < begins)]
+    born = [block for what, block in step.events if what == "born" and isinstance(block, Block)]
+    begins = min((block.born for block in born if block.phase == "forward"), default=0)
+    blocks = [*step.held, *(block for block in born if block.phase == "other" and block.born < begins)]
     return sum(
-        one.bytes
-        for one in held
-        if step.on_device(one)
-        and (one.category == "parameter" or (one.category is None and one.touched >= step.first_op))
+        block.bytes
+        for block in blocks
+        if step.on_device(block)
+        and (block.category == "parameter" or (block.category is None and block.touched >= step.first_op))
     )
 
 
@@ -262,14 +262,14 @@ def _with_gradient_sums(step: LedgerStep) -> list[Event]:
     """The events with sums of gradients where the engine makes them: in place, unless something else holds a part."""
     late = {id(first): total for total, first in step.joins if first.died is not None and first.died == total.born + 1}
     waiting = {id(total) for total in late.values()}
-    found: list[Event] = []
-    for what, one in step.events:
-        if what == "born" and id(one) in waiting:
+    events: list[Event] = []
+    for what, item in step.events:
+        if what == "born" and id(item) in waiting:
             continue
-        found.append((what, one))  # type: ignore[arg-type]
-        if what == "died" and id(one) in late:
-            found.append(("born", late[id(one)]))
-    return found
+        events.append((what, item))  # type: ignore[arg-type]
+        if what == "died" and id(item) in late:
+            events.append(("born", late[id(item)]))
+    return events
 
 
 def _changes(step: LedgerStep) -> Iterator[_Change]:
@@ -311,16 +311,16 @@ def _holders(step: LedgerStep, alive: Iterable[tuple[Block, GraphCall | None]]) 
     groups: dict[tuple[MemoryOwner, str | None, int | None, str | None], list[Block]] = defaultdict(list)
     for block, graph in alive:
         category = _category(step, block, inside=graph is not None)
-        place = block.place if category not in ("parameter", "optimizer_state", "gradient") else (None, None, None)
-        groups[category, *place].append(block)
-    found = [
+        line = block.place if category not in ("parameter", "optimizer_state", "gradient") else (None, None, None)
+        groups[category, *line].append(block)
+    holders = [
         MemoryHolder(
-            category=category, bytes=sum(rounded_size(one.bytes) for one in blocks), blocks=len(blocks), file=file,
-            line=line, function=function, op=max(blocks, key=lambda one: one.bytes).op or None,
+            category=category, bytes=sum(rounded_size(block.bytes) for block in blocks), blocks=len(blocks), file=file,
+            line=line, function=function, op=max(blocks, key=lambda block: block.bytes).op or None,
         )
         for (category, file, line, function), blocks in groups.items()
     ]  # fmt: skip
-    return sorted(found, key=lambda one: (-one.bytes, one.category, one.file or "", one.line or 0))
+    return sorted(holders, key=lambda holder: (-holder.bytes, holder.category, holder.file or "", holder.line or 0))
 
 
 def _category(step: LedgerStep, block: Block, *, inside: bool) -> MemoryOwner:
@@ -332,6 +332,6 @@ def _category(step: LedgerStep, block: Block, *, inside: bool) -> MemoryOwner:
     if block.born < step.first_op:
         return "input" if block.phase == "other" else "unknown"
     if block.phase == "forward":
-        began = next((one for one in step.backward_began if one > block.born), None)
+        began = next((began_at for began_at in step.backward_began if began_at > block.born), None)
         return "activation" if began is not None and (block.died is None or block.died > began) else "temporary"
     return "input" if block.phase == "other" else "temporary"

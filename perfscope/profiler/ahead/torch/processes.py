@@ -240,10 +240,10 @@ def _really(original: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse_imported() -> None:
     """What of torch the program has imported by now and no plan covers."""
     for module, names, why in REFUSALS:
-        found: Any = sys.modules.get(module)
-        for name in names if found is not None else ():
-            if hasattr(found, name):
-                getattr(found, name).__init__ = _refuse_call(why)
+        imported: Any = sys.modules.get(module)
+        for name in names if imported is not None else ():
+            if hasattr(imported, name):
+                getattr(imported, name).__init__ = _refuse_call(why)
 
 
 def _refuse_call(why: str) -> Callable[..., Any]:
@@ -326,9 +326,9 @@ class JobPlan:
         self, number: int, scheduled: Any, place_of: Callable[[Any], Any], launches: Callable[[Any], bool]
     ) -> None:
         """A graph was planned; ``launches(node)``: whether a scheduled node is one of its kernels."""
-        found = graph_collectives(scheduled, self._groups, place_of, launches)
-        if found:
-            self._inside.append(GraphCollectives(graph=number, collectives=found))
+        collectives = graph_collectives(scheduled, self._groups, place_of, launches)
+        if collectives:
+            self._inside.append(GraphCollectives(graph=number, collectives=collectives))
 
     def found(self) -> PlannedProcesses | None:
         """What is known of the job; ``None`` for a program of one process."""

@@ -36,7 +36,7 @@ def registers_of(source: str, capability: tuple[int, int]) -> Registers:
     try:
         signature = signature_of(source)
         blocks, warps = blocks_of(source, signature)
-        said = f"{', '.join(f'{name}={size}' for name, size in blocks.items())}, num_warps={warps}".lstrip(", ")
+        settings = f"{', '.join(f'{name}={size}' for name, size in blocks.items())}, num_warps={warps}".lstrip(", ")
     except (ValueError, SyntaxError) as error:
         return Registers(capability=architecture, blocks="-", failure=f"its source is not one that is known: {error}")
     try:
@@ -45,14 +45,16 @@ def registers_of(source: str, capability: tuple[int, int]) -> Registers:
             used, spilled = _ptxas(Path(folder), ptx, architecture)
     except Exception as error:  # a compiler may raise anything; the plan stands without this
         text = " ".join(str(error).split())[:200]
-        return Registers(capability=architecture, blocks=said, failure=f"{type(error).__name__}: {text}")
-    return Registers(capability=architecture, blocks=said, registers=used, spilled_bytes=spilled, shared_bytes=shared)
+        return Registers(capability=architecture, blocks=settings, failure=f"{type(error).__name__}: {text}")
+    return Registers(
+        capability=architecture, blocks=settings, registers=used, spilled_bytes=spilled, shared_bytes=shared
+    )
 
 
 def signature_of(source: str) -> dict[str, str]:
     """Argument -> Triton type, as inductor wrote it beside the kernel."""
-    for found in re.finditer(r"'signature': (\{[^{}]*\})", source):
-        signature = ast.literal_eval(found[1])
+    for match in re.finditer(r"'signature': (\{[^{}]*\})", source):
+        signature = ast.literal_eval(match[1])
         return {str(name): str(kind) for name, kind in signature.items()}
     raise ValueError("no signature")
 

@@ -112,7 +112,7 @@ class PlanSteps:
 
     def end(self, now: int) -> None:
         """A step ended."""
-        self.optimizers |= {type(one).__name__ for one in self._hooks.optimizers}
+        self.optimizers |= {type(optimizer).__name__ for optimizer in self._hooks.optimizers}
         what = self._number - self._first
         self._memory.end(self._hooks.optimizers, eager=what == EAGER)
         self._processes.end(eager=what == EAGER, planned=what == PLANNED)

@@ -95,8 +95,8 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
     @property
     def device(self) -> Any:
         """Its device, or its sharding over several."""
-        found = self._sharding.device_set
-        return next(iter(found)) if len(found) == 1 else self._sharding
+        devices = self._sharding.device_set
+        return next(iter(devices)) if len(devices) == 1 else self._sharding
 
     def devices(self) -> set[Any]:
         """Where it lies."""
@@ -116,7 +116,7 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
     def addressable_shards(self) -> list[Any]:
         """The parts that lie at this process."""
         here = self._sharding.addressable_devices
-        return [one for one in self.global_shards if one.device in here]
+        return [shard for shard in self.global_shards if shard.device in here]
 
     @property
     def global_shards(self) -> list[Any]:
@@ -204,9 +204,9 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         compat.check_integer_conversion(self)
         return operator.index(self.value("int").item())
 
-    def item(self, *places: int) -> Any:
+    def item(self, *positions: int) -> Any:
         """One element as a Python number."""
-        return self.value("item").item(*places)
+        return self.value("item").item(*positions)
 
     def tolist(self) -> Any:
         """As Python numbers."""
@@ -250,7 +250,7 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
-        return (self[at] for at in range(self.shape[0]))
+        return (self[index] for index in range(self.shape[0]))
 
     def __getitem__(self, at: Any) -> Any:
         return compat.rewriting_take(self, at)
@@ -351,8 +351,8 @@ def evaluate_operation(
 ) -> list[Any] | None:
     """Values of an operation outside of jit, on the CPU; ``None`` where they are not followed."""
     if primitive.name in IDENTITIES:
-        return [known_value(one) for one in arguments]
-    values = [known_value(one) for one in arguments]
+        return [known_value(argument) for argument in arguments]
+    values = [known_value(argument) for argument in arguments]
     if (
         any(value is None for value in values)
         or primitive.name in NEVER_EVALUATED
@@ -374,7 +374,7 @@ def work_of(jaxpr: Any) -> float:
     for equation in jaxpr.eqns:
         if equation.primitive.name in NEVER_EVALUATED or equation.effects:
             return math.inf
-        inner = sum(work_of(one) for one in compat.jaxprs_in_params(equation.params))
+        inner = sum(work_of(jaxpr_inside) for jaxpr_inside in compat.jaxprs_in_params(equation.params))
         trips = {"while": TRIPS, "scan": equation.params.get("length", 1)}.get(equation.primitive.name, 1)
         total += inner * trips + sum(elements(v.aval) if hasattr(v.aval, "shape") else 1 for v in equation.outvars)
         if total > MAX_WORK:
@@ -390,13 +390,13 @@ _known_parts: weakref.WeakKeyDictionary[Any, dict[tuple[bool, ...], KnownPart | 
 
 def known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
     """What of a compiled function leads from the arguments that are known to small results; ``None``: nothing."""
-    found = _known_parts.setdefault(closed, {})
-    if knows not in found:
+    parts = _known_parts.setdefault(closed, {})
+    if knows not in parts:
         try:
-            found[knows] = _build_known_part(closed, knows)
+            parts[knows] = _build_known_part(closed, knows)
         except Exception:  # a function that cannot be taken apart is followed no further
-            found[knows] = None
-    return found[knows]
+            parts[knows] = None
+    return parts[knows]
 
 
 def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
@@ -406,12 +406,12 @@ def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
         return None
     certain = known_results(closed.jaxpr, knows)
     outputs = [sure and is_small(aval) for sure, aval in zip(certain, closed.out_avals, strict=True)]
-    results = tuple(at for at, one in enumerate(outputs) if one)
+    results = tuple(index for index, one in enumerate(outputs) if one)
     if not results:
         return None
     less, used = compat.dce_jaxpr(closed.jaxpr, outputs)
-    arguments = tuple(at for at, one in enumerate(used) if one)
-    if less.effects or work_of(less) == math.inf or not all(knows[at] for at in arguments):
+    arguments = tuple(index for index, one in enumerate(used) if one)
+    if less.effects or work_of(less) == math.inf or not all(knows[index] for index in arguments):
         return None
     function = compat.jaxpr_as_fun(compat.ClosedJaxpr(less, [known_value(one) for one in closed.consts]))
     with compat.computing_on_cpu():
@@ -442,8 +442,8 @@ def known_results(jaxpr: Any, knows: Sequence[bool]) -> list[bool]:
             inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
             inner = getattr(inner, "jaxpr", inner)
             if inner is not None and len(inner.invars) == len(given):
-                found = zip(equation.outvars, known_results(inner, given), strict=True)
-                sure.update(variable for variable, one in found if one)
+                inner_known = zip(equation.outvars, known_results(inner, given), strict=True)
+                sure.update(variable for variable, one in inner_known if one)
     return [is_sure(one) for one in jaxpr.outvars]
 
 
@@ -452,17 +452,19 @@ def evaluate_known_results(closed: Any, arguments: Sequence[Any], *, from_made_u
 
     ``from_made_up``: also where they follow from values that are made up.
     """
-    values = [known_value(one) for one in arguments]
+    values = [known_value(argument) for argument in arguments]
     if not from_made_up:
-        values = [None if is_placeholder(one) else value for one, value in zip(arguments, values, strict=True)]
+        values = [
+            None if is_placeholder(argument) else value for argument, value in zip(arguments, values, strict=True)
+        ]
     part = known_part(closed, tuple(value is not None for value in values))
     if part is None:
         return {}
-    places, results, function = part
+    positions, results, function = part
     try:
         with compat.computing_on_cpu():
-            found = function(*(values[at] for at in places))
+            known = function(*(values[index] for index in positions))
     except Exception:  # see `computed`
         return {}
-    doubtful = any(is_placeholder(arguments[at]) for at in places)
-    return {at: (value, doubtful) for at, value in zip(results, found, strict=True)}
+    doubtful = any(is_placeholder(arguments[index]) for index in positions)
+    return {index: (value, doubtful) for index, value in zip(results, known, strict=True)}

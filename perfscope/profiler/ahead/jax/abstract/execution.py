@@ -106,7 +106,7 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
     def input_shardings(self) -> Any:
         """Where the arguments lie."""
         consts, _, types = compat.traced_call(self._traced)
-        return tree_util.tree_unflatten(self.in_tree, [one.sharding for one in types[len(consts) :]])
+        return tree_util.tree_unflatten(self.in_tree, [type_.sharding for type_ in types[len(consts) :]])
 
     @property
     def output_shardings(self) -> Any:
@@ -205,8 +205,8 @@ class _AbstractRun:
                 trees.append(primitive.bind(*inner, subfuns=(function,), **params))
                 return list(trees[-1].vals)
 
-            found = jax.jit(shard_map)(*arguments)
-            return trees[-1].update(found)
+            leaves = jax.jit(shard_map)(*arguments)
+            return trees[-1].update(leaves)
 
         return process
 
@@ -248,17 +248,17 @@ class _AbstractRun:
         return lower
 
     def _jit(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any] | None = None) -> list[Any]:
-        types = [argument_type(one) for one in arguments] if types is None else types
+        types = [argument_type(argument) for argument in arguments] if types is None else types
         closed = params["jaxpr"]
         placed = self._where(params, tuple(types))
         self.listener.called(arguments, params, types)
         internal = is_internal(closed, params["name"])
         values = abstract_array.evaluate_known_results(closed, arguments, from_made_up=internal)
         results = []
-        for at, (aval, sharding) in enumerate(zip(closed.out_avals, placed.shardings, strict=True)):
-            value, doubtful = values.get(at, (None, True))
+        for index, (aval, sharding) in enumerate(zip(closed.out_avals, placed.shardings, strict=True)):
+            value, doubtful = values.get(index, (None, True))
             result = abstract_result(aval, sharding, committed=placed.committed, known=value, made_up=doubtful)
-            if placed.guessed[at] and isinstance(result, AbstractArray):
+            if placed.guessed[index] and isinstance(result, AbstractArray):
                 result._guessed = True
             results.append(result)
         for donated, argument in zip(params["donated_invars"], arguments, strict=True):
@@ -280,7 +280,7 @@ class _AbstractRun:
             ]
         if any(True for _ in compat.jaxprs_in_params(params)):
             return primitive.impl(*arguments, **params)  # a loop or a branch is a program, the rest goes on one by one
-        avals, _ = primitive.abstract_eval(*(compat.typeof(one) for one in arguments), **params)
+        avals, _ = primitive.abstract_eval(*(compat.typeof(argument) for argument in arguments), **params)
         several = primitive.multiple_results
         avals = list(avals) if several else [avals]
         self.listener.operated(primitive.name, arguments, avals)

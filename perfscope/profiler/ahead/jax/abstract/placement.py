@@ -97,8 +97,8 @@ def _from_callback(shape: Sequence[int], sharding: Any, data_callback: Callable[
     shape = tuple(shape)
     kept = None
     if dtype is None or (sharding.is_fully_replicated and np.prod(shape, dtype=np.int64) <= values.MAX_ELEMENTS):
-        at = next(iter(sharding.addressable_devices_indices_map(shape).values()))
-        part = compat.canonicalize_value(data_callback(at))
+        index = next(iter(sharding.addressable_devices_indices_map(shape).values()))
+        part = compat.canonicalize_value(data_callback(index))
         dtype = part.dtype if dtype is None else dtype
         if sharding.is_fully_replicated:
             kept = _small_value(part)
@@ -220,9 +220,9 @@ def _one_result_placement(
     if mesh is not None and own is not None and not own.mesh.empty and own.mesh.are_all_axes_explicit:
         return NamedSharding(mesh, own.spec), True
     number = not getattr(aval, "shape", ())
-    for at, (one, where) in enumerate(given):  # a new state lies like the old one
-        if not number and one.shape == aval.shape and one.dtype == aval.dtype:
-            del given[at]
+    for index, (given_aval, where) in enumerate(given):  # a new state lies like the old one
+        if not number and given_aval.shape == aval.shape and given_aval.dtype == aval.dtype:
+            del given[index]
             return where, False
     if mesh is not None:
         return NamedSharding(mesh, PartitionSpec()), number
@@ -233,9 +233,9 @@ def _mesh_of(context: Any, shardings: Sequence[Any]) -> Any:
     """The mesh of a program: the first that a sharding names, or that of its context; ``None`` without one."""
     from jax.sharding import Mesh
 
-    for one in shardings:
-        if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh):
-            return one.mesh
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
     return context if isinstance(context, Mesh) and not context.empty else None
 
 
@@ -243,8 +243,8 @@ def operation_sharding(
     primitive: Any, arguments: Sequence[Any], params: dict[str, Any], avals: Sequence[Any]
 ) -> tuple[list[Any], bool]:
     """Where the results of an operation outside of jit lie, and whether the program said so."""
-    given = [one for one in arguments if hasattr(one, "_committed")]
-    placed = [one for one in given if one._committed]
+    given = [array for array in arguments if hasattr(array, "_committed")]
+    placed = [array for array in given if array._committed]
     if "sharding" in params and isinstance(params["sharding"], NamedSharding):
         from jax.sharding import Mesh
 
@@ -252,16 +252,16 @@ def operation_sharding(
             return [params["sharding"]] * len(avals), True
     if not placed:
         default = compat.get_default_device()
-        first = next((one.sharding for one in given), None) or SingleDeviceSharding(default)
+        first = next((array.sharding for array in given), None) or SingleDeviceSharding(default)
         return [first] * len(avals), False
-    whole = next((one.sharding for one in placed if len(one.sharding.device_set) > 1), None)
+    whole = next((array.sharding for array in placed if len(array.sharding.device_set) > 1), None)
     if whole is None:
         return [placed[0].sharding] * len(avals), True
     mesh = getattr(whole, "mesh", None)
     shardings = []
     for aval in avals:
         own = getattr(aval, "sharding", None)
-        same = next((one.sharding for one in placed if one.shape == getattr(aval, "shape", None)), None)
+        same = next((array.sharding for array in placed if array.shape == getattr(aval, "shape", None)), None)
         if mesh is not None and own is not None and not own.mesh.empty and own.mesh.are_all_axes_explicit:
             shardings.append(NamedSharding(mesh, own.spec))
         elif same is not None:
@@ -292,7 +292,7 @@ class Backend:
 
     def local_devices(self) -> list[Any]:
         """Those of the first process."""
-        return [one for one in self._devices if one.process_index == 0]
+        return [device for device in self._devices if device.process_index == 0]
 
     def device_count(self) -> int:
         """How many there are."""

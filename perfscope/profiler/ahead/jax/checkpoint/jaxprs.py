@@ -49,7 +49,7 @@ def is_call(eqn: Any) -> bool:
 
 def may_be_checkpointed(*effects: Any) -> bool:
     """Whether ``jax.checkpoint`` takes what has these effects: printing, and not calls into Python, for instance."""
-    return not any(compat.remat_allowed_effects.filter_not_in(one) for one in effects)
+    return not any(compat.remat_allowed_effects.filter_not_in(effect) for effect in effects)
 
 
 def with_policy(eqn: Any, policy: Policy) -> Any:
@@ -82,12 +82,14 @@ def wrapped_equations(eqns: Sequence[Any], used: set[Any], policy: Policy, debug
     within = Substitution({variable: compat.Var(variable.aval) for variable in read})
     inner = []
     for eqn in eqns:
-        within |= {one: compat.Var(one.aval) for one in eqn.outvars if not isinstance(one, compat.DropVar)}
+        within |= {
+            variable: compat.Var(variable.aval) for variable in eqn.outvars if not isinstance(variable, compat.DropVar)
+        }
         stack = type(eqn.source_info.name_stack)(eqn.source_info.name_stack.stack[shared:])
         inner.append(
             eqn.replace(
-                invars=[within(one) for one in eqn.invars],
-                outvars=[within(one) for one in eqn.outvars],
+                invars=[within(variable) for variable in eqn.invars],
+                outvars=[within(variable) for variable in eqn.outvars],
                 source_info=type(eqn.source_info)(eqn.source_info.traceback, stack),
             )
         )
@@ -95,8 +97,8 @@ def wrapped_equations(eqns: Sequence[Any], used: set[Any], policy: Policy, debug
     jaxpr = compat.new_jaxpr(inputs, outputs, inner, debug_info.with_unknown_names())
     first = eqns[0]
     stack = type(stacks[0])(stacks[0].stack[:shared])
-    at = first.replace(source_info=type(first.source_info)(first.source_info.traceback, stack))
-    return _checkpoint(list(read), given, jaxpr, policy, at)
+    origin = first.replace(source_info=type(first.source_info)(first.source_info.traceback, stack))
+    return _checkpoint(list(read), given, jaxpr, policy, origin)
 
 
 def inlined(eqn: Any, within: Substitution) -> list[Any]:
@@ -104,17 +106,19 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
     jaxpr = eqn.params["jaxpr"]
     inside = Substitution(zip(jaxpr.invars, eqn.invars, strict=True))
     equations = []
-    for one in jaxpr.eqns:
-        inputs = [inside(atom) for atom in one.invars]
+    for inner_eqn in jaxpr.eqns:
+        inputs = [inside(atom) for atom in inner_eqn.invars]
         inside |= {
-            variable: compat.Var(variable.aval) for variable in one.outvars if not isinstance(variable, compat.DropVar)
+            variable: compat.Var(variable.aval)
+            for variable in inner_eqn.outvars
+            if not isinstance(variable, compat.DropVar)
         }
-        stack = eqn.source_info.name_stack + one.source_info.name_stack
+        stack = eqn.source_info.name_stack + inner_eqn.source_info.name_stack
         equations.append(
-            one.replace(
+            inner_eqn.replace(
                 invars=inputs,
-                outvars=[inside(variable) for variable in one.outvars],
-                source_info=type(one.source_info)(one.source_info.traceback, stack),
+                outvars=[inside(variable) for variable in inner_eqn.outvars],
+                source_info=type(inner_eqn.source_info)(inner_eqn.source_info.traceback, stack),
             )
         )
     for variable, given in zip(eqn.outvars, jaxpr.outvars, strict=True):
@@ -125,20 +129,20 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
 
 def with_equations(jaxpr: Any, eqns: Sequence[Any], within: Substitution) -> Any:
     """A jaxpr with other equations, and its results by what stands for them."""
-    return jaxpr.replace(eqns=list(eqns), outvars=[within(one) for one in jaxpr.outvars])
+    return jaxpr.replace(eqns=list(eqns), outvars=[within(variable) for variable in jaxpr.outvars])
 
 
-def _checkpoint(inputs: list[Any], results: list[Any], jaxpr: Any, policy: Policy, at: Any) -> Any:
+def _checkpoint(inputs: list[Any], results: list[Any], jaxpr: Any, policy: Policy, origin: Any) -> Any:
     params = {"jaxpr": jaxpr, "prevent_cse": PREVENT_CSE, "differentiated": False, "policy": policy}
-    return compat.new_equation(compat.remat_p, inputs, results, params, at)
+    return compat.new_equation(compat.remat_p, inputs, results, params, origin)
 
 
 def _common_scopes(stacks: Sequence[Any]) -> int:
     """How many of their first scopes all have."""
-    count = min(len(one.stack) for one in stacks)
-    for at in range(count):
-        if any(one.stack[at] != stacks[0].stack[at] for one in stacks):
-            return at
+    count = min(len(stack.stack) for stack in stacks)
+    for index in range(count):
+        if any(stack.stack[index] != stacks[0].stack[index] for stack in stacks):
+            return index
     return count
 
 
@@ -248,9 +252,11 @@ def through_jaxpr(fun: Callable[..., Any], book: Checkpoints) -> Callable[..., A
             book.unseen.append(f"what is differentiated{where} differentiates something itself, which was looked at")
             return fun(*arguments)
         jaxpr = book.rewritten(closed.jaxpr)
-        found = iter(compat.eval_jaxpr(jaxpr, closed.consts, *compat.flat_arguments(arguments).vals))
+        results = iter(compat.eval_jaxpr(jaxpr, closed.consts, *compat.flat_arguments(arguments).vals))
         tree, leaves, tracers = others
-        return tree.unflatten([next(found) if one else leaf for leaf, one in zip(leaves, tracers, strict=True)])
+        return tree.unflatten(
+            [next(results) if is_tracer else leaf for leaf, is_tracer in zip(leaves, tracers, strict=True)]
+        )
 
     return run
 

@@ -69,8 +69,8 @@ class Edit:
             end = pieces.get(number, number + 1)
             if end > number + 1 or number in pieces:
                 used = {variable for variable, read in last.items() if read >= end}
-                held = [_with_inputs(one, within) for one in jaxpr.eqns[number:end]]
-                equations.append(wrapped_equations(held, used, self.policy, jaxpr.debug_info))
+                wrapped = [_with_inputs(eqn, within) for eqn in jaxpr.eqns[number:end]]
+                equations.append(wrapped_equations(wrapped, used, self.policy, jaxpr.debug_info))
             else:
                 changed = with_open_jaxpr(_with_inputs(eqn, within), self.of)
                 if id(eqn) in self.picked and self.removes:
@@ -90,7 +90,7 @@ class Edit:
 def _with_inputs(eqn: Any, within: Substitution) -> Any:
     if not within:
         return eqn
-    inputs = [within(one) for one in eqn.invars]
+    inputs = [within(variable) for variable in eqn.invars]
     same = all(new is old for new, old in zip(inputs, eqn.invars, strict=True))
     return eqn if same else eqn.replace(invars=inputs)
 
@@ -124,13 +124,13 @@ class SiteOutcome:
 
     def words(self) -> str:
         """``the scan at train.py:35 (12 turns)``."""
-        place = "" if self.at is None else f" at {self.at}"
+        where = "" if self.at is None else f" at {self.at}"
         if self.kind == "scan":
-            return f"the scan{place} ({self.count:,} turns)"
+            return f"the scan{where} ({self.count:,} turns)"
         if self.kind == "calls":
             written = "" if self.written is None else f" of {self.written}"
-            return f"the function{written} that is called {self.count:,} times alike{place}"
-        return f"the checkpoint{place}"
+            return f"the function{written} that is called {self.count:,} times alike{where}"
+        return f"the checkpoint{where}"
 
     def note(self, option: str) -> str:
         """A line of the report; ``option``: ``--checkpoint full``."""
@@ -162,35 +162,35 @@ class Checkpoints:
     @property
     def changed(self) -> list[SiteOutcome]:
         """Where something was done."""
-        return [one for one in self.outcomes if one.how != "left"]
+        return [outcome for outcome in self.outcomes if outcome.how != "left"]
 
     @property
     def left(self) -> list[SiteOutcome]:
         """Loops and checkpoints that are no layers, or were not named."""
-        return [one for one in self.outcomes if one.how == "left"]
+        return [outcome for outcome in self.outcomes if outcome.how == "left"]
 
     def notes(self) -> list[str]:
         """What a reader of the compiled program must know. ``DataError`` where nothing could be done."""
         option = f"--checkpoint {self.asked}"
         if not self.changed and (self.asked.word != "none" or self.asked.spots or self.unseen):
             raise DataError(f"{option}: nothing could be checkpointed: {self._why()}")
-        notes = [one.note(option) for one in self.changed]
+        notes = [outcome.note(option) for outcome in self.changed]
         if not self.changed:
             notes = [f"{option}: its layers have no checkpoint; compiled as it is"]
-        notes += [one.note(option) for one in self.left]
+        notes += [outcome.note(option) for outcome in self.left]
         return [*notes, *(f"{option}: not looked at: {why}" for why in dict.fromkeys(self.unseen))]
 
     def as_data(self) -> dict[str, Any]:
         """For the manifest: ``checkpoint`` of ``compile.json``."""
         places = [
             {
-                "kind": one.kind,
-                "how": one.how,
-                "place": None if one.at is None else {"file": one.at.file, "line": one.at.line},
-                "count": one.count,
-                "reason": one.why,
+                "kind": outcome.kind,
+                "how": outcome.how,
+                "place": None if outcome.at is None else {"file": outcome.at.file, "line": outcome.at.line},
+                "count": outcome.count,
+                "reason": outcome.why,
             }
-            for one in (*self.changed, *self.left)
+            for outcome in (*self.changed, *self.left)
         ]
         return {"policy": str(self.asked), "places": places}
 
@@ -238,7 +238,7 @@ class Checkpoints:
         if not self.asked.spots:
             return [site for site in sites if site.layer]
         named = [site for site in sites if not site.fixed and any(_is_at(site, spot) for spot in self.asked.spots)]
-        direct = {id(one) for site in named if site.kind == "scan" for one in _checkpoints_in(inner_jaxpr(site.eqn))}
+        direct = {id(eqn) for site in named if site.kind == "scan" for eqn in _checkpoints_in(inner_jaxpr(site.eqn))}
         return [site for site in sites if site in named or id(site.eqn) in direct]
 
     def _policy(self, jaxpr: Any) -> Any:
@@ -267,9 +267,11 @@ class Checkpoints:
             return self.unseen[0]
         if self.asked.spots:
             spots = ", ".join(map(str, self.asked.spots))
-            there = [one.words() for one in self.outcomes][:MAX_REPORTED]
+            there = [outcome.words() for outcome in self.outcomes][:MAX_REPORTED]
             return f"nothing at {spots}; there is {'; '.join(there) or 'no scan and no checkpoint'}"
-        there = [f"{one.words()}{f' ({one.why})' if one.why else ''}" for one in self.outcomes][:MAX_REPORTED]
+        there = [f"{outcome.words()}{f' ({outcome.why})' if outcome.why else ''}" for outcome in self.outcomes][
+            :MAX_REPORTED
+        ]
         if there:
             return f"nothing of it is a layer: {'; '.join(there)}; POLICY@FILE:LINE names one all the same"
         return (
@@ -298,7 +300,7 @@ def checkpointed(asked: CheckpointRequest | None, *, thread: int | None = None) 
 
 
 def _is_at(site: Site, spot: Any) -> bool:
-    return any(place is not None and spot.is_at(place.file, place.line) for place in (site.at, site.written))
+    return any(line is not None and spot.is_at(line.file, line.line) for line in (site.at, site.written))
 
 
 def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:
@@ -312,12 +314,12 @@ def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:
 
 
 def _holds(site: Site, picked: set[int]) -> bool:
-    return any(id(one) in picked for one in _checkpoints_in(inner_jaxpr(site.eqn)))
+    return any(id(eqn) in picked for eqn in _checkpoints_in(inner_jaxpr(site.eqn)))
 
 
 def _names(jaxpr: Any) -> set[str]:
     """What ``checkpoint_name`` names in a jaxpr and all inside of it, also in rules of ``custom_vjp``."""
-    found = {str(eqn.params["name"]) for eqn in jaxpr.eqns if eqn.primitive.name == "name"}
+    names = {str(eqn.params["name"]) for eqn in jaxpr.eqns if eqn.primitive.name == "name"}
     for eqn in jaxpr.eqns:
-        found = found.union(*map(_names, (*compat.jaxprs_in_params(eqn.params), *custom_rule(eqn))))
-    return found
+        names = names.union(*map(_names, (*compat.jaxprs_in_params(eqn.params), *custom_rule(eqn))))
+    return names

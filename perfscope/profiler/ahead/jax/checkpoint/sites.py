@@ -69,20 +69,20 @@ def sites_of(jaxpr: Any) -> list[Site]:
     """All of a function's jaxpr, in program order. Linear in its equations."""
     met = list(_walk(jaxpr, (), (), ""))
     alike = _repetitions(jaxpr)
-    bodies = {id(one.loops[0]) for one in met if is_checkpoint(one.eqn) and len(one.loops) == 1}
+    bodies = {id(visited.loops[0]) for visited in met if is_checkpoint(visited.eqn) and len(visited.loops) == 1}
     calls = repeated_calls(jaxpr)
-    within_calls = {id(eqn) for held in calls for low, high in held.pieces for eqn in held.holder.eqns[low:high]}
-    sites = [_site(one, alike, bodies, within_calls) for one in met]
-    if not any(one.layer for one in sites):
+    within_calls = {id(eqn) for call in calls for low, high in call.pieces for eqn in call.holder.eqns[low:high]}
+    sites = [_site(visited, alike, bodies, within_calls) for visited in met]
+    if not any(visited.layer for visited in sites):
         sites += calls
     return sites
 
 
-def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> Site:
-    eqn, outer = one.eqn, one.loops[:1]
+def _site(visited: _Visited, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> Site:
+    eqn, outer = visited.eqn, visited.loops[:1]
     repeated = alike[_likeness(outer[0] if outer else eqn)] > 1
-    in_repeated = any(alike[_likeness(each)] > 1 for each in one.checkpoints) and not outer
-    why = one.shut
+    in_repeated = any(alike[_likeness(each)] > 1 for each in visited.checkpoints) and not outer
+    why = visited.shut
     if is_loop(eqn):
         if why:
             pass
@@ -90,7 +90,7 @@ def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: se
             why = f"a loop within the loop at {user_line_of(outer[0])}"
         elif repeated or id(eqn) in within_calls:
             why = "it runs several times alike: a loop within layers"
-        elif one.checkpoints and id(eqn) not in bodies:
+        elif visited.checkpoints and id(eqn) not in bodies:
             why = "a loop within what is checkpointed already"
         elif not _carries_gradient(eqn):
             why = "its turns hand no array to each other"
@@ -102,14 +102,14 @@ def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: se
             count=eqn.params["length"],
             at=user_line_of(eqn),
             written=_written(eqn.params["jaxpr"]),
-            depth=len(one.loops),
+            depth=len(visited.loops),
             layer=not why,
             why=why,
-            fixed=bool(one.shut),
+            fixed=bool(visited.shut),
         )
     if why:
         pass
-    elif len(one.loops) > 1:
+    elif len(visited.loops) > 1:
         why = f"within a loop of the loop at {user_line_of(outer[0])}"
     elif outer and repeated:
         why = "in a loop that runs several times alike: a loop within layers"
@@ -118,8 +118,9 @@ def _site(one: _Visited, alike: Counter[Any], bodies: set[int], within_calls: se
     elif in_repeated:
         why = "within another checkpoint"
     return Site(
-        kind="checkpoint", eqn=eqn, count=1, at=user_line_of(eqn, *reversed(one.loops)),
-        written=_written(eqn.params["jaxpr"]), depth=len(one.loops), layer=not why, why=why, fixed=bool(one.shut),
+        kind="checkpoint", eqn=eqn, count=1, at=user_line_of(eqn, *reversed(visited.loops)),
+        written=_written(eqn.params["jaxpr"]), depth=len(visited.loops), layer=not why, why=why,
+        fixed=bool(visited.shut),
     )  # fmt: skip
 
 
@@ -161,7 +162,7 @@ def _carries_gradient(eqn: Any) -> bool:
     first = eqn.params["num_consts"]
     carried = eqn.params["jaxpr"].in_avals[first : first + eqn.params["num_carry"]]
     kinds = ("float", "bfloat", "complex")
-    return any(getattr(one, "shape", ()) and str(one.dtype).startswith(kinds) for one in carried)
+    return any(getattr(aval, "shape", ()) and str(aval.dtype).startswith(kinds) for aval in carried)
 
 
 def _likeness(eqn: Any) -> tuple[Any, ...]:
@@ -175,8 +176,8 @@ def _likeness(eqn: Any) -> tuple[Any, ...]:
 def user_line_of(eqn: Any, *around: Any) -> SourceLine | None:
     """The innermost line of the user that an equation comes from, or one of those around it; else a library's."""
     library = None
-    for one in (eqn, *around):  # frames of a loop's body begin at the body
-        for frame in compat.user_frames(one.source_info.traceback):
+    for equation in (eqn, *around):  # frames of a loop's body begin at the body
+        for frame in compat.user_frames(equation.source_info.traceback):
             file, line = frame.file_name, frame.start_line
             if is_user_file(file):
                 return SourceLine(file=display_path(file), line=line)
@@ -185,8 +186,8 @@ def user_line_of(eqn: Any, *around: Any) -> SourceLine | None:
     return library
 
 
-def _written(held: Any) -> SourceLine | None:
-    info = getattr(held, "jaxpr", held).debug_info
+def _written(jaxpr: Any) -> SourceLine | None:
+    info = getattr(jaxpr, "jaxpr", jaxpr).debug_info
     file = info.func_filename
     if not file or file.startswith(("<", *compat.package_folders())):
         return None
@@ -228,7 +229,7 @@ def repeated_calls(jaxpr: Any) -> list[Site]:
     return sites
 
 
-def _descend(jaxpr: Any, paths: Sequence[Sequence[Call]], numbers: list[int], depth: int, found: list[Site]) -> None:
+def _descend(jaxpr: Any, paths: Sequence[Sequence[Call]], numbers: list[int], depth: int, sites: list[Site]) -> None:
     """Groups among equations that have ``depth`` calls in common."""
     if depth >= MAX_DEPTH:
         return
@@ -240,9 +241,9 @@ def _descend(jaxpr: Any, paths: Sequence[Sequence[Call]], numbers: list[int], de
     for members in callees.values():
         pieces = _equal_calls(jaxpr, paths, members, depth + 1)
         if pieces:
-            found.append(_call_site(jaxpr, pieces, paths, depth))
+            sites.append(_call_site(jaxpr, pieces, paths, depth))
         else:
-            _descend(jaxpr, paths, members, depth + 1, found)
+            _descend(jaxpr, paths, members, depth + 1, sites)
 
 
 def _equal_calls(
@@ -280,7 +281,7 @@ def _periods(run: Sequence[int], signs: Sequence[Any]) -> list[tuple[int, int]]:
         while (count + 1) * period <= size and signs[size - (count + 1) * period :][:period] == signs[-period:]:
             count += 1
         if count > 1 and 2 * count * period > size:
-            parts = [(end - at * period, end - (at - 1) * period) for at in range(count, 0, -1)]
+            parts = [(end - index * period, end - (index - 1) * period) for index in range(count, 0, -1)]
             return [(run[0], parts[0][0]), *parts] if parts[0][0] > run[0] else parts
     return [(run[0], end)]
 
@@ -330,4 +331,4 @@ def _multiplies(eqn: Any) -> bool:
     """Whether an equation is a product of matrices, or has one inside."""
     if eqn.primitive.name in PRODUCTS:
         return True
-    return any(_multiplies(one) for jaxpr in compat.jaxprs_in_params(eqn.params) for one in jaxpr.eqns)
+    return any(_multiplies(eqn) for jaxpr in compat.jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns)

@@ -64,9 +64,11 @@ def stand_in_library(name: str, asked: ElfRequirements) -> bytes:
     """A library of that name with what is looked for in it."""
     pattern = re.compile(_family(name) or "$^", re.IGNORECASE)
     answers = [
-        StubFunction(name=one.name, version=one.version, number=NO_DEVICE, text=_TEXTS.search(one.name) is not None)
-        for one in asked.symbols
-        if one.library == name or (not one.library and pattern.match(one.name) is not None)
+        StubFunction(
+            name=symbol.name, version=symbol.version, number=NO_DEVICE, text=_TEXTS.search(symbol.name) is not None
+        )
+        for symbol in asked.symbols
+        if symbol.library == name or (not symbol.library and pattern.match(symbol.name) is not None)
     ]
     return shared_object(name, answers)
 

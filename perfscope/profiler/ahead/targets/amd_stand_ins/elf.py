@@ -67,8 +67,8 @@ def asked_by(path: Path) -> ElfRequirements:
 def _parse_requirements(data: mmap.mmap) -> ElfRequirements:
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("another format")
-    at, size, count = struct.unpack_from("<Q14xHH", data, 32)[0], *struct.unpack_from("<HH", data, 54)
-    parts = [struct.unpack_from("<IIQQQQQQ", data, at + size * number) for number in range(count)]
+    headers, size, count = struct.unpack_from("<Q14xHH", data, 32)[0], *struct.unpack_from("<HH", data, 54)
+    parts = [struct.unpack_from("<IIQQQQQQ", data, headers + size * number) for number in range(count)]
     loads = [part for part in parts if part[0] == _LOAD]
 
     def offset(address: int) -> int:
@@ -84,20 +84,20 @@ def _parse_requirements(data: mmap.mmap) -> ElfRequirements:
         first.setdefault(tag, value)
     texts, symbols = offset(first[_STRTAB]), offset(first[_SYMTAB])
 
-    def text(at: int) -> str:
-        return data[texts + at : data.find(b"\0", texts + at)].decode()
+    def text(offset_in_texts: int) -> str:
+        return data[texts + offset_in_texts : data.find(b"\0", texts + offset_in_texts)].decode()
 
     libraries = tuple(text(value) for tag, value in entries if tag == _NEEDED)
     versions: dict[int, tuple[str, str]] = {}
-    place = offset(first[_VERNEED]) if _VERNEED in first else 0
+    position = offset(first[_VERNEED]) if _VERNEED in first else 0
     for _ in range(min(first.get(_VERNEEDNUM, 0), MAX_LIBRARIES)):
-        _, several, library, aux, following = struct.unpack_from("<HHIII", data, place)
-        one = place + aux
+        _, several, library, aux, following = struct.unpack_from("<HHIII", data, position)
+        auxiliary = position + aux
         for _ in range(several):
-            _, _, number, name, further = struct.unpack_from("<IHHII", data, one)
+            _, _, number, name, further = struct.unpack_from("<IHHII", data, auxiliary)
             versions[number] = (text(name), text(library))
-            one += further
-        place += following
+            auxiliary += further
+        position += following
     # symbols that are looked for stand in front of the first that the object has itself
     (mine,) = struct.unpack_from("<4xI", data, offset(first[_GNU_HASH]))
     marks = offset(first[_VERSYM]) if _VERSYM in first else None
@@ -117,41 +117,41 @@ def shared_object(name: str, answers: Sequence[StubFunction]) -> bytes:
     texts = bytearray(b"\0")
 
     def text(word: str) -> int:
-        at = len(texts)
+        position = len(texts)
         texts.extend(word.encode() + b"\0")
-        return at
+        return position
 
-    versions = sorted({one.version for one in answers if one.version})
+    versions = sorted({answer.version for answer in answers if answer.version})
     soname = text(name)
     code, starts = _code(answers)
-    named = [text(one.name) for one in answers]
+    named = [text(answer.name) for answer in answers]
     version_names = {version: text(version) for version in versions}
     definitions = _version_definitions(name, soname, versions, version_names) if versions else b""
-    numbers = {version: at for at, version in enumerate(versions, start=2)}
-    marks = struct.pack(f"<{len(answers) + 1}H", 0, *(numbers.get(one.version, 1) for one in answers))
+    numbers = {version: index for index, version in enumerate(versions, start=2)}
+    marks = struct.pack(f"<{len(answers) + 1}H", 0, *(numbers.get(answer.version, 1) for answer in answers))
     table = struct.pack("<IIII", 1, len(answers) + 1, 1 if answers else 0, 0)
     # one bucket: a chain through all symbols
     table += struct.pack(
-        f"<{len(answers)}I", *(at + 1 if at < len(answers) else 0 for at in range(1, len(answers) + 1))
+        f"<{len(answers)}I", *(index + 1 if index < len(answers) else 0 for index in range(1, len(answers) + 1))
     )
     header = 64 + 56 * 4
     blocks = {"hash": table, "texts": bytes(texts), "marks": marks, "definitions": definitions, "code": code}
-    places, at = {}, header
+    offsets, position = {}, header
     symbols_size = 24 * (len(answers) + 1)
     for label, length in [("symbols", symbols_size), *((label, len(block)) for label, block in blocks.items())]:
-        at = -(-at // 16) * 16
-        places[label] = at
-        at += length
+        position = -(-position // 16) * 16
+        offsets[label] = position
+        position += length
     symbols = bytes(24) + b"".join(
-        struct.pack("<IBBHQQ", word, _GLOBAL_FUNCTION, 0, 1, places["code"] + start, 8)
+        struct.pack("<IBBHQQ", word, _GLOBAL_FUNCTION, 0, 1, offsets["code"] + start, 8)
         for word, start in zip(named, starts, strict=True)
     )
-    end = at
+    end = position
     where = -(-end // _PAGE) * _PAGE
     entries = [
-        (_SONAME, soname), (_HASH, places["hash"]), (_STRTAB, places["texts"]), (_SYMTAB, places["symbols"]),
-        (_STRSZ, len(texts)), (_SYMENT, 24), (_VERSYM, places["marks"]),
-        *([(_VERDEF, places["definitions"]), (_VERDEFNUM, len(versions) + 1)] if versions else []), (0, 0),
+        (_SONAME, soname), (_HASH, offsets["hash"]), (_STRTAB, offsets["texts"]), (_SYMTAB, offsets["symbols"]),
+        (_STRSZ, len(texts)), (_SYMENT, 24), (_VERSYM, offsets["marks"]),
+        *([(_VERDEF, offsets["definitions"]), (_VERDEFNUM, len(versions) + 1)] if versions else []), (0, 0),
     ]  # fmt: skip
     dynamic = b"".join(struct.pack("<qQ", *entry) for entry in entries)
     data = bytearray(where + len(dynamic))
@@ -166,7 +166,7 @@ def shared_object(name: str, answers: Sequence[StubFunction]) -> bytes:
     ]
     data[64:header] = b"".join(struct.pack("<IIQQQQQQ", *part) for part in parts)
     for label, block in {**blocks, "symbols": symbols}.items():
-        data[places[label] : places[label] + len(block)] = block
+        data[offsets[label] : offsets[label] + len(block)] = block
     data[where:] = dynamic
     return bytes(data)
 
@@ -175,20 +175,23 @@ def _code(answers: Sequence[StubFunction]) -> tuple[bytes, list[int]]:
     """Functions of eight bytes each, and where each begins; after them a zero that is an empty text."""
     empty = 8 * len(answers)
     code = bytearray()
-    for one in answers:
-        if one.text:
+    for answer in answers:
+        if answer.text:
             code += b"\x48\x8d\x05" + struct.pack("<i", empty - len(code) - 7) + b"\xc3"  # lea rax, [rip + n]; ret
         else:
-            code += b"\xb8" + struct.pack("<I", one.number) + b"\xc3\x90\x90"  # mov eax, n; ret
-    return bytes(code) + bytes(8), [8 * at for at in range(len(answers))]
+            code += b"\xb8" + struct.pack("<I", answer.number) + b"\xc3\x90\x90"  # mov eax, n; ret
+    return bytes(code) + bytes(8), [8 * index for index in range(len(answers))]
 
 
 def _version_definitions(name: str, soname: int, versions: Sequence[str], names: dict[str, int]) -> bytes:
-    rows = [(1, 1, name, soname), *((0, at, one, names[one]) for at, one in enumerate(versions, start=2))]
+    rows = [
+        (1, 1, name, soname),
+        *((0, index, version, names[version]) for index, version in enumerate(versions, start=2)),
+    ]
     return b"".join(
         struct.pack("<HHHHIII", 1, flags, number, 1, _elf_hash(word), 20, 0 if row == len(rows) - 1 else 28)
-        + struct.pack("<II", place, 0)
-        for row, (flags, number, word, place) in enumerate(rows)
+        + struct.pack("<II", text_offset, 0)
+        for row, (flags, number, word, text_offset) in enumerate(rows)
     )
 
 
