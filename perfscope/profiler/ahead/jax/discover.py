@@ -373,20 +373,20 @@ class RunRecorder:
             for (what, line), count in self._questions.items()
         ]
         notes += [
-            f"{program.name}: where {program.guessed} of its arguments lie is the compiler's choice in the program that "
-            "made them; they were taken to lie like its arguments of the same shape and dtype, else on every device"
+            f"{program.name}: where {program.guessed} of its arguments lie is the compiler's choice in the program "
+            "that made them; they were taken to lie like its arguments of the same shape and dtype, else on every device"
             for program in self.programs.values()
             if program.guessed
         ]
         notes += [
-            f"{program.name}: it closes over {program.stand_ins:,} bytes that were not computed, constants of the program; "
-            "placeholders replace them"
+            f"{program.name}: it closes over {program.stand_ins:,} bytes that were not computed, constants of the "
+            "program; placeholders replace them"
             for program in self.programs.values()
             if program.stand_ins
         ]
         notes += [
-            f"{program.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is what "
-            "only that needs: a compiler without its device has no way back to the host"
+            f"{program.name}: what it prints or calls back (jax.debug) is left out of the compiled program, and so is "
+            "what only that needs: a compiler without its device has no way back to the host"
             for program in self.programs.values()
             if program.prints
         ]
