@@ -374,7 +374,8 @@ class RunRecorder:
         ]
         notes += [
             f"{program.name}: where {program.guessed} of its arguments lie is the compiler's choice in the program "
-            "that made them; they were taken to lie like its arguments of the same shape and dtype, else on every device"
+            "that made them; they were taken to lie like its arguments of the same shape and dtype, else on every "
+            "device"
             for program in self.programs.values()
             if program.guessed
         ]

@@ -306,20 +306,38 @@ class StreamClock:
 CLOCK = StreamClock()
 
 
-class Stream:
-    """Stands for ``torch.cuda.Stream``: what work that is given to it next would wait for."""
-
-    cuda_stream = 0
+class _Marked:
+    """What must be done before something; nothing in a step after that in which it was marked."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._step = -1
         self._seen: StreamState = (BEGIN, frozenset())
 
     def seen(self) -> StreamState:
-        """Of the program's own stream: all of its work up to now."""
-        if self is CLOCK.main:
-            return CLOCK.now(), frozenset()
+        """What work that comes after it waits for."""
         return self._seen if self._step == CLOCK.step else (BEGIN, frozenset())
+
+    def mark(self, seen: StreamState) -> None:
+        """It stands for this from now on."""
+        self._step, self._seen = CLOCK.step, seen
+
+    def synchronize(self) -> None:
+        """The host waits, so all that it asks for later comes after."""
+        CLOCK.main.waits_for(self.seen())
+
+    def query(self) -> bool:
+        """Idle, or reached."""
+        return True
+
+
+class Stream(_Marked):
+    """Stands for ``torch.cuda.Stream``: what work that is given to it next would wait for."""
+
+    cuda_stream = 0
+
+    def seen(self) -> StreamState:
+        """Of the program's own stream: all of its work up to now."""
+        return (CLOCK.now(), frozenset()) if self is CLOCK.main else super().seen()
 
     def waits_for(self, seen: StreamState) -> None:
         """From now on."""
@@ -329,18 +347,15 @@ class Stream:
                 CLOCK.waited(collective)
             return
         own, others = self.seen()
-        self._step = CLOCK.step
-        self._seen = (max(own, position, key=lambda position: position.ops + position.runs), others | collectives)
+        latest = max(own, position, key=lambda position: position.ops + position.runs)
+        self.mark((latest, others | collectives))
 
     def wait_stream(self, other: Any) -> None:
-        """As torch's."""
-        if isinstance(other, Stream):
+        """As torch's; also for an event."""
+        if isinstance(other, _Marked):
             self.waits_for(other.seen())
 
-    def wait_event(self, event: Any) -> None:
-        """As torch's."""
-        if isinstance(event, Event):
-            self.waits_for(event.seen())
+    wait_event = wait_stream
 
     def record_event(self, event: Any = None) -> Event:
         """As torch's."""
@@ -348,45 +363,20 @@ class Stream:
         recorded.record(self)
         return recorded
 
-    def synchronize(self) -> None:
-        """The host waits, so all that it asks for later comes after."""
-        CLOCK.main.waits_for(self.seen())
-
-    def query(self) -> bool:
-        """Idle."""
-        return True
-
 
 CLOCK.main = CLOCK.current = Stream()
 
 
-class Event:
+class Event(_Marked):
     """Stands for ``torch.cuda.Event``: a moment of a stream."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._step = -1
-        self._seen: StreamState = (BEGIN, frozenset())
-
-    def seen(self) -> StreamState:
-        """What it stands for; nothing in a step after that in which it was recorded."""
-        return self._seen if self._step == CLOCK.step else (BEGIN, frozenset())
 
     def record(self, stream: Any = None) -> None:
         """As torch's."""
-        self._step = CLOCK.step
-        self._seen = (stream if isinstance(stream, Stream) else CLOCK.current).seen()
+        self.mark((stream if isinstance(stream, Stream) else CLOCK.current).seen())
 
     def wait(self, stream: Any = None) -> None:
         """As torch's."""
         (stream if isinstance(stream, Stream) else CLOCK.current).wait_event(self)
-
-    def synchronize(self) -> None:
-        """The host waits."""
-        CLOCK.main.waits_for(self.seen())
-
-    def query(self) -> bool:
-        """Reached."""
-        return True
 
     def elapsed_time(self, other: Any) -> float:
         """No time passes, in ms."""
