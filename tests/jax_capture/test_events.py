@@ -180,18 +180,18 @@ def test_donated_buffers_that_are_not_usable_are_heard_whatever_the_program_filt
                 assert action == "error"
         finally:
             log.stop()
-    said = [one for one in shown if "donated buffers" in str(one.message)]
+    said = [item for item in shown if "donated buffers" in str(item.message)]
     assert len(said) == (action == "always")
-    assert all(Path(one.filename).name == "mlir.py" for one in said), "it is jax's line, as without us"
+    assert all(Path(item.filename).name == "mlir.py" for item in said), "it is jax's line, as without us"
     assert compat.find("jax._src.interpreters.mlir", "warnings") is warnings
     (tmp_path / "rank00000").mkdir()
     log.save(tmp_path / "rank00000", tmp_path)
     _, *records = map(json.loads, (tmp_path / "rank00000" / "events.jsonl").read_text().splitlines())
-    (heard,) = [one for one in records if one["kind"] == "donation_unusable"]
+    (heard,) = [record for record in records if record["kind"] == "donation_unusable"]
     assert heard["shapes"] == ["float32[4,8]", "bfloat16[3]"]
     assert (heard["count"], heard["step"], heard["module"], heard["file"]) == (2, 4, "jit_total", "test_events.py")
     events = read_events(tmp_path / "rank00000" / "events.jsonl")
-    assert [one.shapes for one in events if one.kind == "donation_unusable"] == [("float32[4,8]", "bfloat16[3]")]
+    assert [event.shapes for event in events if event.kind == "donation_unusable"] == [("float32[4,8]", "bfloat16[3]")]
 
 
 @pytest.mark.jax

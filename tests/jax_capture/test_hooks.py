@@ -296,17 +296,17 @@ def test_each_way_to_read_a_value_is_one_record_and_gives_what_it_gave(log: Sync
     assert [0, 1, 2, 4][n] == 4
     assert (x.item(), v.tolist(), str(n), f"{x:.1f}") == (2.5, [0, 1, 2], "3", "2.5")
     assert repr(n) == "Array(3, dtype=int32)"
-    assert [int(one) for one in np.asarray(jax.device_get(v))] == [0, 1, 2]
+    assert [int(item) for item in np.asarray(jax.device_get(v))] == [0, 1, 2]
     jax.block_until_ready({"a": x, "b": [v]})
     x.block_until_ready()
     found = records(log, tmp_path)
-    assert [one["call"] for one in found] == [
+    assert [item["call"] for item in found] == [
         "float", "int", "bool", "complex", "index", "item", "tolist", "str", "format", "repr",
         "device_get", "block_until_ready", "block_until_ready",
     ]  # fmt: skip
-    assert {one["file"] for one in found} == {"test_hooks.py"}
-    assert {one["step"] for one in found} == {7}
-    assert all(one["ready"] and one["duration_ns"] >= 0 for one in found)
+    assert {item["file"] for item in found} == {"test_hooks.py"}
+    assert {item["step"] for item in found} == {7}
+    assert all(item["ready"] and item["duration_ns"] >= 0 for item in found)
     assert found[-2]["bytes"] == 4 + 12
 
 
@@ -331,7 +331,7 @@ def test_an_error_of_the_program_stays_its_own(log: SyncLog, tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match="deleted"):
         gone.block_until_ready()
     found = records(log, tmp_path)
-    assert [one.get("ready") for one in found] == [True, None], "of a deleted array nobody can say"
+    assert [item.get("ready") for item in found] == [True, None], "of a deleted array nobody can say"
     assert float(jnp.float32(1)) == 1.0, "and the guard against reads in reads is open again"
     assert len(records(log, tmp_path)) == 3
 

@@ -66,7 +66,7 @@ def test_an_unmodified_loop_is_captured_and_prints_the_same_bits(looped: Looped)
     assert process.step_source == "calls of train_step"
     assert process.steps_seen == 12
     assert process.packages.keys() == {"jax", "jaxlib"}
-    states = {name: (one.state, one.steps) for name, one in passes(process).items()}
+    states = {name: (item.state, item.steps) for name, item in passes(process).items()}
     assert states == {
         "timing": ("recorded", (2, 5)),
         "events": ("recorded", None),
@@ -286,7 +286,7 @@ def test_forked_workers_do_not_capture(tmp_path: Path) -> None:
     done = captured(program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == bare.stdout
-    assert {one.state for one in only(tmp_path).captures} == {"recorded"}
+    assert {capture.state for capture in only(tmp_path).captures} == {"recorded"}
     assert not (run_folder(tmp_path) / "failures.txt").exists()
 
 
@@ -423,7 +423,7 @@ def test_what_every_step_keeps_is_told_by_its_line(tmp_path: Path) -> None:
     assert first.place.file.endswith("train.py")
     source = (tmp_path / "train.py").read_text().splitlines()
     assert "kept.append" in source[(first.place.line or 0) - 1]
-    assert growth.grown_bytes == sum(one.grown_bytes for one in growth.stacks)
+    assert growth.grown_bytes == sum(stack.grown_bytes for stack in growth.stacks)
 
     profile = run_folder(tmp_path) / "rank00000" / "memory" / "after.prof"
     profile.write_bytes(profile.read_bytes()[:50])

@@ -26,16 +26,21 @@ def text(field: int, value: bytes) -> bytes:
 
 
 def instruction(opcode: bytes, called: tuple[int, ...] = (), config: bytes = b"", *, packed: bool = True) -> bytes:
-    ids = text(38, b"".join(map(varint, called))) if packed else b"".join(number(38, one) for one in called)
+    ids = text(38, b"".join(map(varint, called))) if packed else b"".join(number(38, item) for item in called)
     return text(1, b"name") + text(2, opcode) + (ids if called else b"") + (text(43, config) if config else b"")
 
 
 def computation(identity: int, *instructions: bytes) -> bytes:
-    return b"".join(text(2, one) for one in instructions) + number(5, identity)
+    return b"".join(text(2, instruction) for instruction in instructions) + number(5, identity)
 
 
 def module(*computations: bytes, name: bytes = b"jit_step", entry: int = 1) -> bytes:
-    return text(1, name) + b"".join(text(3, one) for one in computations) + number(5, 300) + number(6, entry)
+    return (
+        text(1, name)
+        + b"".join(text(3, computation) for computation in computations)
+        + number(5, 300)
+        + number(6, entry)
+    )
 
 
 def test_instructions_that_run_are_counted() -> None:

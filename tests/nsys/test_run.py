@@ -83,7 +83,7 @@ def test_the_recording_is_the_timing_pass_and_the_plain_export_is_gone(tmp_path:
     (canned,) = load_path(tmp_path / "canned.sqlite").traces
     for table, rows in canned.rows.items():
         assert len(trace.rows[table]) == len(rows), table
-    assert [trace.text(one) for one in trace.rows["kernels"]["name"]] == ["void gemm<float>(float*)"]
+    assert [trace.text(row) for row in trace.rows["kernels"]["name"]] == ["void gemm<float>(float*)"]
     settings = sqlite3.connect(kept["export.sqlite"]).execute("SELECT * FROM META_DATA_CAPTURE").fetchall()
     assert settings == [("PROCESS_0:COLLECT_CUDA_TRACE", "true")]
 
@@ -190,8 +190,8 @@ def test_counters_are_asked_for_where_they_are_permitted(
 
 def test_one_nsys_is_around_all_processes_of_a_command(tmp_path: Path) -> None:
     export = Export()
-    for place, pid in enumerate((100, 101, 102)):
-        export.kernel("gemm", place * 100, place * 100 + 50, pid=pid)
+    for index, pid in enumerate((100, 101, 102)):
+        export.kernel("gemm", index * 100, index * 100 + 50, pid=pid)
     fake = put(tmp_path / "bin", export=export.write(tmp_path / "canned.sqlite"))
     done = run(fake, tmp_path, "--", "sh", "-c", "exit 3")
     assert done.returncode == 3

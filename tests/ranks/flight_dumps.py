@@ -52,6 +52,6 @@ def dump(
 
 def write_dumps(folder: Path, dumps: Mapping[int, dict[str, Any]]) -> Path:
     """The folder with one pickle a rank."""
-    for rank, one in dumps.items():
-        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(one, protocol=2))
+    for rank, item in dumps.items():
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(item, protocol=2))
     return folder

@@ -29,8 +29,8 @@ Plant = Callable[[list[Event], int], list[Event]]
 @cache
 def _recording(path: Path) -> Recording:
     with gzip.open(path, "rt") as file:
-        found: Recording = json.load(file)
-    return found
+        result: Recording = json.load(file)
+    return result
 
 
 @cache
@@ -64,8 +64,8 @@ def job_of(corpus: Path, pattern: str) -> tuple[Trace, ...]:
 
 def recorded_events(path: Path) -> list[Event]:
     """The events of a recording as they are; not to be changed."""
-    found: list[Event] = _recording(path)["traceEvents"]
-    return found
+    result: list[Event] = _recording(path)["traceEvents"]
+    return result
 
 
 def communication(events: Sequence[Event], name: str) -> list[Event]:
@@ -101,5 +101,5 @@ def cores(files: Sequence[Path], name: str) -> list[float]:
 
 def subjects(traces: Sequence[Trace], rules: Sequence[str]) -> set[tuple[str, str]]:
     """(rule, subject) of all that these rules find."""
-    found: Analysis = analyze(traces, rules)
-    return {(rule, finding.subject) for rule, finding in found.findings()}
+    result: Analysis = analyze(traces, rules)
+    return {(rule, finding.subject) for rule, finding in result.findings()}

@@ -114,8 +114,8 @@ def test_collectives_beside_another_stream_that_take_half_longer_are_contention(
         events = slowed(events, found, [300.0] * len(found))
         return events + [
             {**event, "name": event["name"].replace("AllReduce", "AllGather"), "tid": 99,
-             "args": {**event["args"], "stream": 99, "correlation": 10**7 + place, "External id": 10**7 + place}}
-            for place, event in enumerate(found)
+             "args": {**event["args"], "stream": 99, "correlation": 10**7 + index, "External id": 10**7 + index}}
+            for index, event in enumerate(found)
         ]  # fmt: skip
 
     traces = planted(megatron, tmp_path / "beside", beside)

@@ -50,13 +50,13 @@ def recording(
     build = TraceBuilder()
     for device in range(devices):
         build.device(device)
-    for place, (name, device, run, start, end) in enumerate(spans):
+    for index, (name, device, run, start, end) in enumerate(spans):
         build.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", start, end, device=device, communication=True)
         build.row(
             "hlo_ops", start_ns=int(start * 1000), end_ns=int(end * 1000), name=build.code(name),
             module=build.code("jit_step"), program_id=5, run_id=run, ordinal=device,
             place=places[device], launch_end_ns=-1, encloses=False,
-            kernel=place, copy=-1, slice=-1,
+            kernel=index, copy=-1, slice=-1,
         )  # fmt: skip
     trace = build.build()
     trace = replace(
@@ -125,8 +125,8 @@ def test_groups_with_a_place_that_is_not_in_the_recording_are_left_out() -> None
 
 
 @pytest.mark.parametrize("places", [(0, 1, 2, -1), (0, 1, 2, 2)])
-def test_places_that_do_not_tell_all_devices_apart_are_not_used(places: tuple[int, ...]) -> None:
-    found = device_set(recording(REDUCED, groups="{{0,2},{1,3}}", places=places))
+def test_places_that_do_not_tell_all_devices_apart_are_not_used(positions: tuple[int, ...]) -> None:
+    found = device_set(recording(REDUCED, groups="{{0,2},{1,3}}", places=positions))
     assert found is not None
     assert [kind.group for kind in found.kinds] == [(1, 3), (0, 2)]
     assert len(found.notes) == 1

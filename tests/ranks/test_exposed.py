@@ -193,7 +193,7 @@ def process(
 
 def exposed(traces: Sequence[Trace]) -> list[Finding]:
     return [
-        one for rule, one in analyze(traces, ["exposed_communication"]).findings() if rule == "exposed_communication"
+        item for rule, item in analyze(traces, ["exposed_communication"]).findings() if rule == "exposed_communication"
     ]
 
 

@@ -216,7 +216,7 @@ def test_other_operations_and_other_sizes_are_named(tmp_path: Path) -> None:
         folder.mkdir()
         usual = {rank: dump([entry(sequence=5)], groups) for rank in (0, 1)}
         findings = judged(folder, {**usual, 2: dump([entry(name, 5, sizes=sizes)], groups)}).findings
-        (finding,) = [one for one in findings if one.subject == f"members of a group call another {what}"]
+        (finding,) = [finding for finding in findings if finding.subject == f"members of a group call another {what}"]
         assert finding.ranks == (2,)
         assert f"rank 2 calls {name} {sizes[0][0]} BFloat16 as number 5" in finding.title
 

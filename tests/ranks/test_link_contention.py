@@ -40,7 +40,7 @@ def job(
         build.device(0)
         build.step(0, 0, step)
         for number, (core, is_beside) in enumerate(
-            [*((one, True) for one in beside), *((one, False) for one in alone)]
+            [*((item, True) for item in beside), *((item, False) for item in alone)]
         ):
             start = 3_000.0 * number
             lag = late if is_beside else 0.0
@@ -67,7 +67,7 @@ def test_what_is_slower_beside_another_is_found() -> None:
         in (finding.title)
     )
     assert (finding.basis, finding.severity, finding.ranks) == ("measured", "high", (0, 1))
-    assert finding.cost_ns == sum(round(1_000 * (one - 1_017.5)) for one in spread(2_000))
+    assert finding.cost_ns == sum(round(1_000 * (item - 1_017.5)) for item in spread(2_000))
     assert finding.evidence[0]["beside"] == "all_gather of 2 ranks"
 
 
@@ -112,5 +112,5 @@ def test_the_rank_sum_is_close_to_the_exact_one() -> None:
     assert rank_sum([1, 1, 1], [1, 1, 1]) == 1.0
     assert rank_sum([], [1]) == 1.0
     values = np.random.default_rng(1).normal(size=(400, 16))
-    false = np.mean([rank_sum(one[:8], one[8:]) < 0.05 for one in values])
+    false = np.mean([rank_sum(value[:8], value[8:]) < 0.05 for value in values])
     assert false < 0.08  # 400 draws of no difference: 5% and three standard errors

@@ -36,8 +36,8 @@ def built() -> TraceBuilder:
 
 
 def sampled(build: TraceBuilder, name: str, values: list[float], *, first: float = 100, every: float = 100) -> None:
-    for place, value in enumerate(values):
-        build.row("counters", time_ns=round((first + every * place) * 1000), name=build.code(name), value=value)
+    for index, value in enumerate(values):
+        build.row("counters", time_ns=round((first + every * index) * 1000), name=build.code(name), value=value)
 
 
 def test_parts_of_a_direction_are_added_and_the_fuller_direction_counts() -> None:
@@ -310,10 +310,10 @@ def job_with_counters(
         build.step(0, 0, 50_000)
         collective(build, 100, 120, elements=256, kernel=SIMPLE, ranks=range(size), sequence=0)
         collective(build, BEGIN, BEGIN + took, elements=ELEMENTS, kernel=SIMPLE, ranks=range(size), sequence=1)
-        for place in range(int(50_000 / every)) if rank == on and busy is not None else ():
-            middle = (place - 0.5) * every - BEGIN
+        for index in range(int(50_000 / every)) if rank == on and busy is not None else ():
+            middle = (index - 0.5) * every - BEGIN
             share = next((percent for start, end, percent in busy or () if start <= middle < end), 1.0)
-            moment = round(place * every * 1000)
+            moment = round(index * every * 1000)
             build.row("counters", time_ns=moment, name=build.code(TX), value=share)
         trace = named(build.build(), world=size)
         trace = replace(trace, topology=topology)

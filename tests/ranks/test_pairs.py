@@ -35,11 +35,11 @@ def rank(number: int, messages: Sequence[TimedMessage], *, group: Sequence[int] 
          elements: Sequence[int] = (), launched_from: int = 0) -> Trace:  # fmt: skip
     build = TraceBuilder(rank=number, path=f"rank{number}.json")
     build.device(0)
-    for at, (operation, start, end, peer) in enumerate(messages):
-        if at >= launched_from:
-            build.call("cudaLaunchKernel", start - 5, start - 4, correlation=at)
-        collective(build, start, end, operation=operation, kernel=KERNEL, ranks=group, stream=20 + at % 2,
-                   elements=elements[at] if elements else 1_000_000, correlation=at)  # fmt: skip
+    for index, (operation, start, end, peer) in enumerate(messages):
+        if index >= launched_from:
+            build.call("cudaLaunchKernel", start - 5, start - 4, correlation=index)
+        collective(build, start, end, operation=operation, kernel=KERNEL, ranks=group, stream=20 + index % 2,
+                   elements=elements[index] if elements else 1_000_000, correlation=index)  # fmt: skip
         build.tables["collectives"][-1]["peer"] = -1 if peer is None else peer
     return named(build.build(), world=4)
 
@@ -54,12 +54,12 @@ def test_the_shorter_side_is_the_transfer_and_the_rest_waits_for_the_other() -> 
         rank(0, [("send", 300, 400, 1), ("send", 1000, 1350, 1)]),
         rank(1, [("recv", 0, 400, 0), ("recv", 1200, 1350, 0)]),
     ).pairing
-    assert [(one.core_ns, one.send_wait_ns, one.receive_wait_ns) for one in found.pairs] == [
+    assert [(message.core_ns, message.send_wait_ns, message.receive_wait_ns) for message in found.pairs] == [
         (100_000, 0, 300_000), (150_000, 200_000, 0),
     ]  # fmt: skip
-    for one in found.pairs:
-        assert one.core_ns + one.send_wait_ns == one.send.duration_ns
-        assert one.core_ns + one.receive_wait_ns == one.receive.duration_ns
+    for message in found.pairs:
+        assert message.core_ns + message.send_wait_ns == message.send.duration_ns
+        assert message.core_ns + message.receive_wait_ns == message.receive.duration_ns
     (kind,) = kinds_of(found)
     assert (kind.source, kind.destination, kind.count, kind.message_bytes) == (0, 1, 2, 2_000_000)
     assert (kind.core_ns, kind.median_core_ns) == (250_000, 125_000)
@@ -74,14 +74,14 @@ def test_order_is_that_of_the_two_ranks_and_not_of_the_group() -> None:
         rank(1, [("recv", 0, 100, 0), ("recv", 100, 200, 2), ("recv", 200, 300, 0)]),
         rank(2, [("send", 150, 200, 1)]),
     ).pairing
-    assert [(one.source, one.receive.start_ns) for one in found.pairs] == [(0, 0), (2, 100_000), (0, 200_000)]
+    assert [(pair.source, pair.receive.start_ns) for pair in found.pairs] == [(0, 0), (2, 100_000), (0, 200_000)]
 
 
 def test_a_group_of_two_needs_no_peer() -> None:
     found = one_set(
         rank(0, [("send", 300, 400, None)], group=(0, 3)), rank(3, [("recv", 0, 400, None)], group=(0, 3))
     ).pairing
-    assert [(one.source, one.destination) for one in found.pairs] == [(0, 3)]
+    assert [(pair.source, pair.destination) for pair in found.pairs] == [(0, 3)]
 
 
 @pytest.mark.parametrize("group", [(0, 1, 2, 3), None])
@@ -105,15 +105,15 @@ def test_what_was_launched_before_the_capture_began_is_not_the_first() -> None:
         rank(0, [("send", 0, 10, 1), ("send", 20, 30, 1)]),
         rank(1, [("recv", -20, -10, 0), ("recv", 0, 10, 0), ("recv", 20, 30, 0)], launched_from=1),
     ).pairing
-    assert [one.receive.start_ns for one in found.pairs] == [0, 20_000]
+    assert [pair.receive.start_ns for pair in found.pairs] == [0, 20_000]
     assert found.alone == 1
 
 
 def test_sizes_move_a_rank_along_and_what_differs_still_is_not_used() -> None:
-    sends: list[TimedMessage] = [("send", 100 * at, 100 * at + 10, 1) for at in range(4)]
-    receives: list[TimedMessage] = [("recv", 100 * at, 100 * at + 10, 0) for at in range(1, 4)]
+    sends: list[TimedMessage] = [("send", 100 * index, 100 * index + 10, 1) for index in range(4)]
+    receives: list[TimedMessage] = [("recv", 100 * index, 100 * index + 10, 0) for index in range(1, 4)]
     moved = one_set(rank(0, sends, elements=(5, 6, 7, 8)), rank(1, receives, elements=(6, 7, 8))).pairing
-    assert [one.send.elements for one in moved.pairs] == [6, 7, 8]
+    assert [pair.send.elements for pair in moved.pairs] == [6, 7, 8]
     differing = one_set(rank(0, sends[:3], elements=(5, 6, 7)), rank(1, receives, elements=(5, 9, 7))).pairing
     assert (len(differing.pairs), differing.disagreeing) == (2, 2)
 
@@ -128,7 +128,7 @@ def test_a_message_that_was_sent_ahead_has_no_wait() -> None:
     assert (kind.ahead, kind.core_ns, kind.bandwidth) == (1, 0, None)
     # as far as the clocks tell, it may have been at the same time; and these two clocks nothing ties together
     unsure = replace(together, uncertainty_ns={0: 300_000, 1: 300_000})
-    assert [one.ahead for one in (*pair(ranks.job, unsure).pairs, *ranks.pairing.pairs)] == [False, False]
+    assert [item.ahead for item in (*pair(ranks.job, unsure).pairs, *ranks.pairing.pairs)] == [False, False]
 
 
 def test_received_before_it_was_sent_is_not_one_message() -> None:
@@ -154,7 +154,7 @@ def pipeline() -> list[Trace]:
 def test_the_section_shows_who_waited_for_whom() -> None:
     (job,) = collectives_section(pipeline()).jobs
     assert (job.matched, job.paired, job.unmatched) == (0, 3, 0)
-    assert [(one.source, one.destination, one.receive_wait_ns) for one in job.pairs] == [
+    assert [(pair.source, pair.destination, pair.receive_wait_ns) for pair in job.pairs] == [
         (2, 3, 3_000_000), (1, 2, 2_000_000), (0, 1, 1_000_000),
     ]  # fmt: skip
 
@@ -241,7 +241,7 @@ def kineto_trace(
 
 
 def operations_with_peers(trace: Trace) -> list[tuple[str, int | None]]:
-    return [(one.operation, one.peer) for one in trace.fact(locals_of)]
+    return [(item.operation, item.peer) for item in trace.fact(locals_of)]
 
 
 def test_the_op_in_which_a_span_began_tells_its_peer(tmp_path: Path) -> None:
@@ -262,12 +262,16 @@ def test_threads_are_told_apart(tmp_path: Path) -> None:
 
 def test_the_receiver_that_comes_late_keeps_the_sender_waiting(tmp_path: Path) -> None:
     """Gloo names no group; the head lists one that runs gloo, and the ops tell the peer by its number in it."""
-    sends = [event for at in range(4) for event in message("send", 300_000 * at, 1, lasts=250_100, elements=1 << 18)]
+    sends = [
+        event for index in range(4) for event in message("send", 300_000 * index, 1, lasts=250_100, elements=1 << 18)
+    ]
     late = [
-        event for at in range(4) for event in message("recv", 300_000 * at + 250_000, 0, lasts=100, elements=1 << 18)
+        event
+        for index in range(4)
+        for event in message("recv", 300_000 * index + 250_000, 0, lasts=100, elements=1 << 18)
     ]
     traces = [kineto_trace(tmp_path, events, (0, 1), rank=rank) for rank, events in enumerate((sends, late))]
-    assert {(one.operation, one.ranks, one.peer) for trace in traces for one in trace.fact(locals_of)} == {
+    assert {(item.operation, item.ranks, item.peer) for trace in traces for item in trace.fact(locals_of)} == {
         ("send", (0, 1), 1), ("recv", (0, 1), 0),
     }  # fmt: skip
     (job,) = collectives_section(traces).jobs
@@ -339,11 +343,11 @@ SENDS: Sequence[MessagePeer] = (("recv", 0), ("send", 2), ("recv", 2), ("send", 
 def recorded(steps: Sequence[Sequence[MessagePeer]], *, told: bool = True, threads: int = 1, before: int = 0) -> Trace:
     """A pass with those messages a step; ``before``: of another kind, ahead of the first step."""
     build = TraceBuilder(rank=1)
-    messages: list[tuple[float, MessagePeer]] = [(-500.0 + at, ("send", 3)) for at in range(before)]
+    messages: list[tuple[float, MessagePeer]] = [(-500.0 + index, ("send", 3)) for index in range(before)]
     for number, found in enumerate(steps):
         build.step(number, STEP_US * number, STEP_US * number + 900)
-        messages += [(STEP_US * number + 50.0 * at + 10, one) for at, one in enumerate(found)]
-    placed = sorted((at % threads, start, one) for at, (start, one) in enumerate(messages))
+        messages += [(STEP_US * number + 50.0 * index + 10, item) for index, item in enumerate(found)]
+    placed = sorted((index % threads, start, item) for index, (start, item) in enumerate(messages))
     for row, (thread, start, (operation, peer)) in enumerate(placed):
         build.op(f"gloo:{operation}", start, start + 40, tid=10 + thread)
         build.row(
@@ -354,7 +358,7 @@ def recorded(steps: Sequence[Sequence[MessagePeer]], *, told: bool = True, threa
 
 
 def peers_in_order(trace: Trace) -> list[int | None]:
-    return [one.peer for one in trace.fact(locals_of)]
+    return [item.peer for item in trace.fact(locals_of)]
 
 
 def test_the_kth_of_a_step_is_with_whom_the_kth_is_there() -> None:

@@ -102,13 +102,13 @@ def test_the_messages_of_four_real_processes_are_paired(tmp_path: Path) -> None:
         text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (folder,) = [one for one in (tmp_path / "runs").iterdir() if one.is_dir() and not one.is_symlink()]
+    (folder,) = [item for item in (tmp_path / "runs").iterdir() if item.is_dir() and not item.is_symlink()]
     traces = load(folder)
     assert all(CARRIED in trace.source.notes for trace in traces)
-    neighbours = {(trace.source.rank, one.peer) for trace in traces for one in trace.fact(locals_of)}
+    neighbours = {(trace.source.rank, item.peer) for trace in traces for item in trace.fact(locals_of)}
     assert neighbours == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
     (job,) = collectives_section(traces).jobs
-    assert (job.unmatched, {(one.source, one.destination) for one in job.pairs}) == (0, neighbours)
+    assert (job.unmatched, {(pair.source, pair.destination) for pair in job.pairs}) == (0, neighbours)
     assert analyze(traces, ["pipeline_bubble"])["pipeline_bubble"].status == "abstained"
 
 

@@ -50,14 +50,14 @@ def process(
     """A process whose devices are at ``places``; ``late_us``: how late it comes to each run. They end together."""
     build = TraceBuilder(rank=rank, path=f"process{rank}.xplane.pb")
     for run, late in enumerate(late_us):
-        for turn, place in enumerate(places):
+        for turn, index in enumerate(places):
             # the devices of a process arrive one after the other, 100 us apart
             start, end = 100_000 * run + late + 100 * turn, 100_000 * run + 40_000
             build.op("reduced", start, end, tid=10 + turn)
             build.row(
                 "hlo_ops", start_ns=int(start * 1000), end_ns=int(end * 1000), name=build.code("reduced"),
                 module=build.code("jit_step"), program_id=5, run_id=first_run + run, ordinal=2048 * (rank or 0) + turn,
-                place=place, launch_end_ns=-1, encloses=False, kernel=-1, copy=-1, slice=run * len(places) + turn,
+                place=index, launch_end_ns=-1, encloses=False, kernel=-1, copy=-1, slice=run * len(places) + turn,
             )  # fmt: skip
     trace = named(build.build(), world=world)
     trace = replace(
@@ -108,7 +108,7 @@ def test_the_side_of_a_process_is_its_last_device() -> None:
 
 def test_groups_across_processes_are_matched_each_by_itself() -> None:
     (found,) = process_sets(job([LATE_US], groups="{{0,2},{1,3}}"))
-    assert [one.group for one in found.devices.collectives] == [(0, 2), (1, 3)]
+    assert [collective.group for collective in found.devices.collectives] == [(0, 2), (1, 3)]
     assert len(found.ranks.matching.matched) == 2
 
 
@@ -145,7 +145,7 @@ def test_processes_that_are_not_told_are_not_guessed() -> None:
 def test_one_process_alone_abstains() -> None:
     (trace, _) = job([LATE_US] * 5)
     assert is_process(trace)
-    (outcome,) = [one for one in analyze([trace], ["straggler"]) if one.rule == "straggler"]
+    (outcome,) = [item for item in analyze([trace], ["straggler"]) if item.rule == "straggler"]
     assert outcome.status == "abstained"
     assert "one process alone" in str(outcome.reason)
 
@@ -195,11 +195,11 @@ def run(folder: Path) -> list[Trace]:
         for index in range(2)
     ]
     try:
-        said = [one.communicate(timeout=120)[1].decode() for one in started]
+        said = [item.communicate(timeout=120)[1].decode() for item in started]
     finally:
-        for one in started:
-            one.kill()
-    assert [one.returncode for one in started] == [0, 0], said
+        for item in started:
+            item.kill()
+    assert [item.returncode for item in started] == [0, 0], said
     profiles = folder / "profiles"
     profiles.mkdir()
     for index in range(2):

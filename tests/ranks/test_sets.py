@@ -29,8 +29,8 @@ def test_ranks_of_one_job_need_no_note() -> None:
     (found,) = rank_sets(rank_set(LATE))
     assert (found.job.ranks, found.job.world_size, found.job.missing, found.notes) == ((0, 1, 2, 3), 4, (), ())
     assert len(found.matching.matched) == 4
-    assert [one.last for one in found.matching.matched] == [1, 2, 0, 3]
-    assert all(one.complete and one.named for one in found.matching.matched)
+    assert [item.last for item in found.matching.matched] == [1, 2, 0, 3]
+    assert all(item.complete and item.named for item in found.matching.matched)
 
 
 def test_the_wait_is_the_duration_less_the_shortest() -> None:
@@ -46,7 +46,7 @@ def test_a_missing_rank_is_said_and_the_others_are_matched() -> None:
     assert found.job.missing == (2,)
     assert "1 of 4 ranks are missing (rank 2)" in found.notes[0]
     assert len(found.matching.matched) == 4
-    assert not any(one.complete for one in found.matching.matched)
+    assert not any(item.complete for item in found.matching.matched)
 
 
 def test_of_two_files_of_a_rank_the_one_beside_the_others_is_used() -> None:
@@ -61,11 +61,11 @@ def test_of_two_files_of_a_rank_the_one_beside_the_others_is_used() -> None:
 def test_mixed_jobs_are_judged_apart() -> None:
     small, large = rank_set([row[:2] for row in LATE]), rank_set(LATE)
     sets = rank_sets([*small, *large])
-    assert [one.job.ranks for one in sets] == [(0, 1, 2, 3), (0, 1)]
+    assert [item.job.ranks for item in sets] == [(0, 1, 2, 3), (0, 1)]
     assert "traces of 2 jobs were mixed: world sizes 2, 4; each is judged by itself" in sets[0].notes
     hours = rank_set(LATE, clock_us=[3600e6] * 4)
     sets = rank_sets([*large, *hours])
-    assert [len(one.matching.matched) for one in sets] == [4, 4]
+    assert [len(item.matching.matched) for item in sets] == [4, 4]
     assert "recorded more than 60 s apart" in sets[0].notes[0]
 
 
@@ -92,7 +92,7 @@ def test_nothing_to_compare_with_is_said() -> None:
 
 def test_without_numbers_they_are_matched_in_order() -> None:
     (found,) = rank_sets(rank_set(LATE, recorded=False))
-    assert [one.last for one in found.matching.matched] == [1, 2, 0, 3]
+    assert [item.last for item in found.matching.matched] == [1, 2, 0, 3]
     assert "process groups of 4 collectives are not recorded" in found.notes[0]
 
 
@@ -102,15 +102,15 @@ def test_a_collective_launched_before_the_capture_does_not_shift_the_others() ->
             collective(build, 10, 200, elements=1_000_000)  # no launch call
 
     (found,) = rank_sets(rank_set(LATE, recorded=False, extra=one_more))
-    assert [one.index for one in found.matching.matched] == [-1, 0, 1, 2, 3]
+    assert [item.index for item in found.matching.matched] == [-1, 0, 1, 2, 3]
     assert sorted(found.matching.matched[0].sides) == [0, 1, 3]
-    assert [one.last for one in found.matching.matched[1:]] == [1, 2, 0, 3]
+    assert [item.last for item in found.matching.matched[1:]] == [1, 2, 0, 3]
 
 
 def sized(sizes: list[int], rank: int) -> Trace:
     build = TraceBuilder(rank=rank)
-    for at, elements in enumerate(sizes):
-        collective(build, 100 * at, 100 * at + 50, elements=elements)
+    for index, elements in enumerate(sizes):
+        collective(build, 100 * index, 100 * index + 50, elements=elements)
     return named(build.build(), world=2)
 
 
@@ -121,7 +121,7 @@ def test_sizes_find_the_place_of_a_capture_that_began_later(skipped: int, seed: 
     (job,) = jobs_of([sized(sizes, 0), sized(sizes[skipped:], 1)])
     found = match(job)
     assert (len(found.matched), found.alone, found.disagreeing) == (30 - skipped, skipped, 0)
-    assert all(len({side.elements for side in one.sides.values()}) == 1 for one in found.matched)
+    assert all(len({side.elements for side in item.sides.values()}) == 1 for item in found.matched)
 
 
 def test_what_does_not_agree_is_counted_and_not_used() -> None:
@@ -148,14 +148,14 @@ def test_clocks_300_ms_apart_are_put_together() -> None:
     assert found.clocks.offset_ns == {0: 0, 1: 300_001_000, 2: -170_000_000, 3: 13_000}
     assert found.clocks.worst_ns <= 1_000
     assert "clocks of the ranks are up to 470 ms apart" in found.notes[0]
-    assert [one.last for one in found.matching.matched] == [1, 2, 0, 3]
+    assert [item.last for item in found.matching.matched] == [1, 2, 0, 3]
 
 
 def test_an_offset_below_its_uncertainty_is_none() -> None:
     traces = [TraceBuilder(rank=rank) for rank in range(2)]
-    for at, apart in enumerate([5.0, -5.0, 9.0, -9.0, 2.0]):
-        collective(traces[0], 100 * at, 100 * at + 50, ranks=[0, 1], sequence=at)
-        collective(traces[1], 100 * at, 100 * at + 50 + apart, ranks=[0, 1], sequence=at)
+    for index, apart in enumerate([5.0, -5.0, 9.0, -9.0, 2.0]):
+        collective(traces[0], 100 * index, 100 * index + 50, ranks=[0, 1], sequence=index)
+        collective(traces[1], 100 * index, 100 * index + 50 + apart, ranks=[0, 1], sequence=index)
     (found,) = rank_sets([build.build() for build in traces])
     assert found.clocks.offset_ns == {0: 0, 1: 0}
     assert 2_000 < found.clocks.worst_ns <= 9_000
@@ -163,13 +163,15 @@ def test_an_offset_below_its_uncertainty_is_none() -> None:
 
 def test_clocks_reach_ranks_over_others_and_name_those_they_do_not() -> None:
     builds = [TraceBuilder(rank=rank) for rank in range(5)]
-    for at in range(4):
+    for index in range(4):
         for pair in ((0, 1), (2, 3)):
             for rank in pair:
-                collective(builds[rank], 1000 * at, 1000 * at + 100 + 7 * rank, ranks=pair, sequence=at, group="tp")
+                collective(
+                    builds[rank], 1000 * index, 1000 * index + 100 + 7 * rank, ranks=pair, sequence=index, group="tp"
+                )
         for pair in ((1, 3),):
             for rank in pair:
-                collective(builds[rank], 1000 * at + 500, 1000 * at + 600 + 7 * rank, ranks=pair, sequence=at,
+                collective(builds[rank], 1000 * index + 500, 1000 * index + 600 + 7 * rank, ranks=pair, sequence=index,
                            group="dp")  # fmt: skip
     collective(builds[4], 0, 1, ranks=[4], sequence=0, group="own")
     (job,) = jobs_of([build.build() for build in builds])
@@ -230,8 +232,8 @@ def test_two_groups_of_the_same_members_are_told_apart_by_name() -> None:
         collective(build, 0, 100 - rank, ranks=[0, 1], sequence=1, group="0")
         collective(build, 200, 300, ranks=[0, 1], sequence=1, group="5", elements=7)
     (found,) = rank_sets([build.build() for build in builds])
-    assert [one.sides[0].group for one in found.matching.matched] == ["0", "5"]
-    assert [one.index for one in found.matching.matched] == [1, 1]
+    assert [item.sides[0].group for item in found.matching.matched] == ["0", "5"]
+    assert [item.index for item in found.matching.matched] == [1, 1]
     other = TraceBuilder(rank=1)
     collective(other, 0, 99, ranks=[0, 1], sequence=1, group="3")  # an older torch: numbered on each rank for itself
     (found,) = rank_sets([builds[0].build(), other.build()])
@@ -260,8 +262,8 @@ def test_names_of_every_spelling() -> None:
 def test_the_real_sets_match_wholly(corpus: Path) -> None:
     (found,) = rank_sets(job_of(corpus, "torchrec__sst_sleep*"))
     assert (found.job.ranks, found.job.missing) == ((0, 1, 2, 3), ())
-    assert [len(one.sides) for one in found.matching.matched] == [3, *[4] * 12]
-    assert {one.operation for one in found.matching.matched[1:]} == {"all_to_all"}
+    assert [len(item.sides) for item in found.matching.matched] == [3, *[4] * 12]
+    assert {item.operation for item in found.matching.matched[1:]} == {"all_to_all"}
     assert found.clocks.worst_ns < 50_000
 
 
@@ -368,10 +370,10 @@ def test_every_collective_of_a_real_job_of_eight(corpus: Path) -> None:
     ]
     assert sum(kind.core_ns for kind in table.kinds) == 50_099_000
     waits = [191_092_000, 431_207_000, 363_226_000, 422_291_000, 445_141_000, 440_829_000, 213_747_000, 431_766_000]
-    assert [one.wait_ns for one in table.ranks] == waits
-    for one in table.ranks:  # the kernels' own times, counted without the matching
-        kernels = found.job.members[one.rank].trace.rows["kernels"]
+    assert [rank.wait_ns for rank in table.ranks] == waits
+    for rank in table.ranks:  # the kernels' own times, counted without the matching
+        kernels = found.job.members[rank.rank].trace.rows["kernels"]
         kept = kernels["communication"]
-        assert int((kernels["end_ns"] - kernels["start_ns"])[kept].sum()) == one.wait_ns + one.core_ns
+        assert int((kernels["end_ns"] - kernels["start_ns"])[kept].sum()) == rank.wait_ns + rank.core_ns
     # a ring on NVLink 3 (300 GB/s a direction) reaches two thirds of it with LL at 64 MiB
     assert table.kinds[0].bus_bandwidth == pytest.approx(194.8e9, rel=1e-3)

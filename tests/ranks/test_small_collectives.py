@@ -27,8 +27,8 @@ def build(
     builder = TraceBuilder()
     builder.step(0, 0, span)
     builder.kernel("gemm", 0, 100)
-    for at in range(count):
-        start = 200 + at * (LATENCY + apart)
+    for index in range(count):
+        start = 200 + index * (LATENCY + apart)
         collective(builder, start, start + LATENCY, elements=elements, dtype="Float", ranks=[0, 1])
         if work:
             builder.kernel("gemm", start, start + LATENCY)
@@ -78,11 +78,13 @@ def test_below_two_percent_of_the_steps_it_is_clean() -> None:
 def test_flat_tensors_need_not_be_back_to_back() -> None:
     builder = TraceBuilder()
     builder.step(0, 0, 10_000)
-    for at in range(50):
-        builder.op("nccl:all_reduce", at * 100, at * 100 + 5, external_id=at, shapes="[[256]]", dtypes='["float"]')
-        builder.kernel("nccl", at * 100 + 40, at * 100 + 60, communication=True, external_id=at)
-        builder.row("collectives", start_ns=(at * 100 + 40) * 1000, end_ns=(at * 100 + 60) * 1000,
-                    name=builder.code("all_reduce"), kernel=at)  # fmt: skip
+    for index in range(50):
+        builder.op(
+            "nccl:all_reduce", index * 100, index * 100 + 5, external_id=index, shapes="[[256]]", dtypes='["float"]'
+        )
+        builder.kernel("nccl", index * 100 + 40, index * 100 + 60, communication=True, external_id=index)
+        builder.row("collectives", start_ns=(index * 100 + 40) * 1000, end_ns=(index * 100 + 60) * 1000,
+                    name=builder.code("all_reduce"), kernel=index)  # fmt: skip
     (finding,) = outcome_of(builder.build()).findings
     assert finding.cost_ns == 49 * 20_000
 

@@ -65,7 +65,7 @@ def python(build: TraceBuilder, rank: int) -> None:
 def test_what_a_late_rank_did(extra: Extra, what: str) -> None:
     (found,) = rank_sets(rank_set([[0.0, LATE_US, 0.0]], extra=extra))
     late = lateness_of(found)
-    assert [one.rank for one in late.stragglers] == [1]
+    assert [straggler.rank for straggler in late.stragglers] == [1]
     (arrival,) = late.stragglers[0].arrivals
     assert arrival.lateness_ns == 4_000_000 - 1_000  # rank 1 leaves 1 us after the others
     assert (arrival.before.what, arrival.before.window_ns) == (what, arrival.lateness_ns)
@@ -107,8 +107,8 @@ def test_lateness_below_the_uncertainty_is_nobodys() -> None:
 
 def ragged(build: TraceBuilder, rank: int) -> None:
     """Moves every end of rank 1 by another 150 us to and fro."""
-    for at, (kernel, row) in enumerate(zip(build.tables["kernels"], build.tables["collectives"], strict=True)):
-        moved = 150_000 * rank * (-1) ** at
+    for index, (kernel, row) in enumerate(zip(build.tables["kernels"], build.tables["collectives"], strict=True)):
+        moved = 150_000 * rank * (-1) ** index
         kernel["end_ns"] += moved
         row["end_ns"] += moved
 
@@ -139,7 +139,7 @@ def test_collectives_on_the_host_say_nothing_below_a_slice() -> None:
             build.row("collectives", start_ns=round(start * 1000), end_ns=60_000_000, name=build.code("all_reduce"),
                       slice=0)  # fmt: skip
         (found,) = rank_sets([build.build() for build in builds])
-        return [one.rank for one in lateness_of(found).stragglers]
+        return [straggler.rank for straggler in lateness_of(found).stragglers]
 
     assert hosted(9_000) == []
     assert hosted(11_000) == [1]
@@ -275,8 +275,8 @@ def compared(traces: Sequence[Trace]) -> Outcome:
 def test_a_rank_that_comes_late_is_named_with_what_it_did() -> None:
     def loader(build: TraceBuilder, rank: int) -> None:
         if rank == 2:
-            for at in range(3):
-                begin = STEP + at * (STEP + 4_500)
+            for index in range(3):
+                begin = STEP + index * (STEP + 4_500)
                 build.op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, begin + 3_800)
 
     (finding,) = compared(rank_set(LATE_RANK_2, extra=loader)).findings
@@ -290,16 +290,16 @@ def test_a_rank_that_comes_late_is_named_with_what_it_did() -> None:
     assert (row["straggler"], row["late_ns"], row["before"], row["group"]) == (2, 4_000_000, "data loader", "0-3")
     assert row["message_bytes"] == 2_000_000
     late, waiting = finding.spans[::2], finding.spans[1::2]
-    assert {one.source for one in late} == {2}
-    assert 2 not in {one.source for one in waiting}
-    assert [one.end_ns - one.start_ns for one in late] == [4_000_000] * 3
-    assert all(one.end_ns - one.start_ns >= 4_000_000 for one in waiting)  # the first to come waited longest
-    assert min(one.start_ns for one in late) == STEP * 1_000  # the others came then
-    assert min(one.start_ns for one in waiting) <= STEP * 1_000
+    assert {item.source for item in late} == {2}
+    assert 2 not in {item.source for item in waiting}
+    assert [item.end_ns - item.start_ns for item in late] == [4_000_000] * 3
+    assert all(item.end_ns - item.start_ns >= 4_000_000 for item in waiting)  # the first to come waited longest
+    assert min(item.start_ns for item in late) == STEP * 1_000  # the others came then
+    assert min(item.start_ns for item in waiting) <= STEP * 1_000
 
 
 def test_ranks_that_are_late_in_turn_are_all_named() -> None:
-    turns = [[4_000.0 if rank == at else 0.0 for rank in range(4)] for at in range(4)]
+    turns = [[4_000.0 if rank == index else 0.0 for rank in range(4)] for index in range(4)]
     (finding,) = compared(rank_set(turns)).findings
     assert (finding.subject, finding.ranks) == ("ranks come late in turn", (0, 1, 2, 3))
     assert all(f"rank {rank} 25%" in finding.title for rank in range(4))

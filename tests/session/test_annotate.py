@@ -53,8 +53,8 @@ class Nvtx:
         self.calls.append(("start", message, domain))
         return len(self.calls)
 
-    def end_range(self, at: int) -> None:
-        self.calls.append(("end", at))
+    def end_range(self, index: int) -> None:
+        self.calls.append(("end", index))
 
 
 @pytest.fixture

@@ -69,12 +69,12 @@ def test_git_says_commit_and_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_the_processor_by_its_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, model: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, model: str | None
 ) -> None:
     monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(environment, "ask", lambda *_: None)
-    if said is not None:
-        (tmp_path / "cpuinfo").write_text(said)
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
     assert environment.cpu_model() == model
     assert environment.platform_facts().get("cpu") == model
 

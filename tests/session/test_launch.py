@@ -194,7 +194,7 @@ def test_captures_are_kept_when_a_signal_ends_the_program(
     assert process.returncode == code, err
     run = run_folders.read(tmp_path / "perfscope-runs" / "latest")
     assert run.state == state
-    assert {one.state for one in run.processes[0].captures} == {"recorded"}
+    assert {capture.state for capture in run.processes[0].captures} == {"recorded"}
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_run_that_is_killed_opens_and_its_program_dies_with_it(tmp_path: Path)
     assert process.stdout.read() == "", "its end means that the program, which held the other end, is gone"
     run = run_folders.read(latest)
     assert (run.state, run.exit_code) == ("killed", None)
-    assert {one.state for one in run.processes[0].captures} == {"recorded"}
+    assert {capture.state for capture in run.processes[0].captures} == {"recorded"}
     process.stdout.close()
     if process.stderr is not None:
         process.stderr.close()
@@ -277,7 +277,7 @@ def test_what_cannot_be_run_is_one_line_and_leaves_no_run(
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     code: int,
-    said: str,
+    text: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("a file")
@@ -286,7 +286,7 @@ def test_what_cannot_be_run_is_one_line_and_leaves_no_run(
     assert shown.out == ""
     (line,) = shown.err.splitlines()
     assert line.startswith("perfscope: ")
-    assert said in line
+    assert text in line
     assert not (tmp_path / "perfscope-runs").exists()
 
 
@@ -310,6 +310,6 @@ def test_the_whole_verb_reports_and_leaves_stdout_to_the_program(tmp_path: Path)
     assert (run / "report.html").read_text().lstrip().startswith("<!")
     report = json.loads((run / "report.json").read_text())
     assert report["schema"] == "perfscope.report/1"
-    assert {one["rule"] for one in report["outcomes"]} >= {"unfused_ops", "launch_bound"}
+    assert {item["rule"] for item in report["outcomes"]} >= {"unfused_ops", "launch_bound"}
     assert "report.html" in done.stderr
     assert "look    perfscope serve latest" in done.stderr

@@ -101,9 +101,9 @@ def test_a_rank_that_is_killed_leaves_what_it_and_the_others_had(tmp_path: Path)
     done = captured("--", *launcher, program, "3", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     _, run = run_of(tmp_path / "perfscope-runs")
-    assert [(one.rank, one.world_size) for one in run.processes] == [(rank, 4) for rank in range(4)]
+    assert [(process.rank, process.world_size) for process in run.processes] == [(rank, 4) for rank in range(4)]
     for process in run.processes:  # torchrun ends the others by SIGTERM, inside a collective
-        assert {one.pass_name: one.state for one in process.captures}["timing"] == "recorded", process
+        assert {capture.pass_name: capture.state for capture in process.captures}["timing"] == "recorded", process
     analyzed = plain("-m", "perfscope", "analyze", "latest", "--format", "json", cwd=tmp_path)
     assert analyzed.returncode == 0, analyzed.stderr
     assert '"rank": 3' in analyzed.stdout
@@ -114,7 +114,7 @@ def test_a_rank_that_is_killed_leaves_what_it_and_the_others_had(tmp_path: Path)
 def test_srun_perfscope_run_is_one_run_of_which_the_first_task_speaks(tmp_path: Path) -> None:
     program = write(tmp_path, ALONE)
     more: list[dict[str, str]] = [{}, {"CODE": "7"}, {"DIES": str(int(signal.SIGKILL))}]
-    tasks = [begin(run_verb(program), tmp_path, slurm(n, 3, **one)) for n, one in enumerate(more)]
+    tasks = [begin(run_verb(program), tmp_path, slurm(n, 3, **item)) for n, item in enumerate(more)]
     first, second, killed = all_ended(tasks)
     assert [code for code, _, _ in (first, second, killed)] == [0, 7, 128 + signal.SIGKILL]
     assert [out for _, out, _ in (first, second, killed)] == ["task 0\n", "task 1\n", ""]
@@ -123,7 +123,7 @@ def test_srun_perfscope_run_is_one_run_of_which_the_first_task_speaks(tmp_path: 
     assert directory.name == "slurm-4711.0"
     assert (tmp_path / "perfscope-runs" / "latest").resolve() == directory.resolve()
     assert (run.state, run.exit_code, run.tasks) == ("finished", 0, 3)
-    assert [one.rank for one in run.processes if any(c.artifact for c in one.captures)] == [0, 1]
+    assert [process.rank for process in run.processes if any(c.artifact for c in process.captures)] == [0, 1]
     assert run.notes == ("task 1: its program ended with 7", "task 2: the program was killed by SIGKILL")
     for said in (*run.notes, "rank 2 of 3 left nothing here", "(run, ranks 0-1,"):
         assert said in first[2]
@@ -214,7 +214,7 @@ def test_jax_distributed_says_the_rank_and_a_run_id_makes_one_run(tmp_path: Path
     assert [(code, out.splitlines()[-1]) for code, out, _ in done] == [(0, "process 1 2"), (0, "process 0 2")], done
     directory, run = run_of(tmp_path / "perfscope-runs")
     assert directory.name == "two"
-    assert [(one.rank, one.world_size) for one in run.processes] == [(0, 2), (1, 2)]
+    assert [(process.rank, process.world_size) for process in run.processes] == [(0, 2), (1, 2)]
     assert [trace.source.rank for trace in load_path(directory).traces] == [0, 1]
     name = os.uname().nodename.encode()
     told_hosts = bytes((4 << 3 | 2, len(name))) + name  # XSpace.hostnames
@@ -239,5 +239,5 @@ def test_mpirun_perfscope_run_is_one_run(tmp_path: Path, mpirun: list[str]) -> N
     assert done.returncode == 0, done.stderr
     _, run = run_of(tmp_path / "perfscope-runs")
     assert run.tasks == 3
-    assert [(one.rank, one.world_size) for one in run.processes] == [(rank, 3) for rank in range(3)]
+    assert [(process.rank, process.world_size) for process in run.processes] == [(rank, 3) for rank in range(3)]
     assert done.stderr.count("report.html") == 1

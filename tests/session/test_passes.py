@@ -55,7 +55,7 @@ def test_steps_are_half_open() -> None:
 def test_levels_plan_their_passes(options: dict[str, Any], first: int, plan: list[tuple[str, int]]) -> None:
     asked = CaptureOptions(**options)
     assert first_step(asked) == first
-    assert [(one.name, one.count) for one in passes(asked)] == plan
+    assert [(pass_.name, pass_.count) for pass_ in passes(asked)] == plan
 
 
 def test_the_timing_pass_records_nothing_that_costs_but_in_deep() -> None:

@@ -210,14 +210,14 @@ def test_a_second_job_of_that_name_gets_another_directory_for_all_its_tasks(tmp_
     for number, directory in enumerate(first):
         ended(directory, number, record.LATE_S + 1)
     again = [record.join(tmp_path, task(number)) for number in (2, 0, 1)]
-    assert [(one.directory.name, one.earlier) for one in again] == [("job-2", True)] * 3
+    assert [(item.directory.name, item.earlier) for item in again] == [("job-2", True)] * 3
     assert run_folders.manifests(tmp_path / "job")[0].read_bytes() == dump(manifest())
     assert (tmp_path / "latest").resolve().name == "job-2"
 
 
 def test_a_task_whose_number_is_taken_is_another_jobs(tmp_path: Path) -> None:
     first, second = record.join(tmp_path, task(1)), record.join(tmp_path, task(1))
-    assert [one.directory.name for one in (first, second)] == ["job", "job-2"]
+    assert [item.directory.name for item in (first, second)] == ["job", "job-2"]
 
 
 def test_a_late_task_joins_while_others_run_and_shortly_after(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_tasks_without_the_first_are_a_run_too_and_are_pruned_whole(tmp_path: Pa
     assert (read(directory).task, read(directory).name) == (4, "4")
     assert record.is_lead_task(directory, 4)
     assert not record.is_lead_task(directory, 5)
-    assert [one.directory for one in run_folders.list_runs(tmp_path)] == [directory]
+    assert [list_run.directory for list_run in run_folders.list_runs(tmp_path)] == [directory]
     assert run_folders.prune(tmp_path, 0) == [directory]
     assert not directory.exists()
 

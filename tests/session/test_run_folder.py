@@ -84,14 +84,14 @@ def changed(**keys: Any) -> bytes:
         (changed(exit_code="0"), "exit_code"),
     ],
 )
-def test_a_corrupt_manifest_is_one_line_with_the_path(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_corrupt_manifest_is_one_line_with_the_path(tmp_path: Path, content: bytes, sentence: str) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         load_run(path)
     text = str(caught.value)
     assert text.startswith(f"{path}: ")
-    assert said in text
+    assert sentence in text
     assert "\n" not in text
 
 
@@ -186,7 +186,7 @@ def test_writing_replaces_whole_and_leaves_no_draft(tmp_path: Path) -> None:
     run_folders.write_atomically(path, b"one")
     run_folders.write_atomically(path, b"two")
     assert path.read_bytes() == b"two"
-    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+    assert [item.name for item in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         run_folders.write_atomically(path, b"two")
     assert path.read_bytes() == b"one"
-    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+    assert [item.name for item in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_run_is_running_while_it_is_held_and_killed_when_nobody_holds_it(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_what_the_processes_wrote_last_is_read_by_rank(tmp_path: Path) -> None:
         (directory / f"rank{rank:05d}").mkdir()
         process = Process(rank=rank, directory=f"rank{rank:05d}", steps_seen=rank)
         run_folders.write_atomically(directory / f"rank{rank:05d}" / "process.json", dump(process))
-    assert [one.steps_seen for one in run_folders.read(directory).processes] == [2, 10]
+    assert [process.steps_seen for process in run_folders.read(directory).processes] == [2, 10]
 
 
 def test_find_knows_paths_latest_ids_and_their_beginnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +254,8 @@ def test_the_list_is_newest_first_and_holds_the_corrupt_with_their_problem(tmp_p
     (tmp_path / "20260102-0" / "run.json").write_text("{")
     (tmp_path / "not-a-run").mkdir()
     listed = run_folders.list_runs(tmp_path)
-    assert [one.directory.name for one in listed] == ["20260103-0", "20260102-0", "20260101-0"]
-    assert [one.run is None for one in listed] == [False, True, False]
+    assert [item.directory.name for item in listed] == ["20260103-0", "20260102-0", "20260101-0"]
+    assert [item.run is None for item in listed] == [False, True, False]
     assert "not valid JSON" in str(listed[1].problem)
     assert run_folders.list_runs(tmp_path / "absent") == []
 

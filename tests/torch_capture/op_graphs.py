@@ -48,8 +48,8 @@ def simulated_peak(graph: OpGraph) -> int:
     assert graph.storages is not None
     devices, late = storage_devices(graph), taken_over(graph, graph.storages)
     spans = [
-        (one.born + (index in late), NEVER if one.died is None else one.died, one.bytes)
-        for index, one in enumerate(graph.storages)
-        if one.born is not None and devices.get(index) == graph.device
+        (item.born + (index in late), NEVER if item.died is None else item.died, item.bytes)
+        for index, item in enumerate(graph.storages)
+        if item.born is not None and devices.get(index) == graph.device
     ]
     return peak(*np.array(spans, np.int64).T)[1]

@@ -131,12 +131,12 @@ def test_the_log_is_what_torch_writes(ran: Ran) -> None:
     assert SECRET not in gzip.decompress((ran.folder / "torch_trace.log.gz").read_bytes()).decode()
     log = ran.log()
     assert (log.corrupt, log.unknown) == (0, {})
-    assert [one.function for one in log.compiles] == ["hot", "churning", "churning"]
+    assert [item.function for item in log.compiles] == ["hot", "churning", "churning"]
 
 
 def test_compilations_know_the_step_of_the_run(ran: Ran) -> None:
     log = ran.log()
-    steps = [log.step_at(one.start_ns) for one in log.compiles if one.start_ns is not None]
+    steps = [log.step_at(item.start_ns) for item in log.compiles if item.start_ns is not None]
     assert steps == [0, 0, 9]
     (again,) = log.recompiles
     assert again.time_ns is not None
@@ -160,9 +160,9 @@ def test_kernels_have_nodes_and_their_names_are_in_the_trace(inductor: Ran) -> N
     trace, log = inductor.trace(), inductor.log()
     assert log.has_provenance
     assert log.settings == ("provenance", "cpp_kernel_names")
-    kernels = [one for one in log.kernels if one.backend == "cpp" and one.direction == "forward"]
+    kernels = [kernel for kernel in log.kernels if kernel.backend == "cpp" and kernel.direction == "forward"]
     assert kernels
-    assert all(one.nodes for one in kernels)
+    assert all(kernel.nodes for kernel in kernels)
     names = {trace.text(code) for code in trace.rows["slices"]["name"]}
     for kernel in kernels:
         assert any(name.endswith(kernel.name) for name in names), kernel.name
@@ -173,14 +173,16 @@ def test_refusals_of_the_scheduler_are_kept_with_their_nodes(inductor: Ran) -> N
     log = inductor.log()
     assert log.has_refusals
     assert log.scheduled_graphs == 2  # forward and backward
-    forward = [one for one in log.refusals if one.direction == "forward"]
-    assert {one.compile_id for one in forward} == {"0/0"}
+    forward = [refusal for refusal in log.refusals if refusal.direction == "forward"]
+    assert {item.compile_id for item in forward} == {"0/0"}
     # The softmax reads the row sums again for its maximum, its exponentials and the division: passes that stay apart.
-    softmax = [one for one in forward if "div" in one.second_nodes and "exp" in one.first_nodes]
+    softmax = [item for item in forward if "div" in item.second_nodes and "exp" in item.first_nodes]
     assert softmax
-    assert all("intermediate nodes" in one.reason for one in softmax)
-    assert all(one.shared_bytes is not None and one.shared_bytes >= 8 * 4 for one in softmax)
-    assert len({(one.first, one.second, one.reason, one.direction) for one in log.refusals}) == len(log.refusals)
+    assert all("intermediate nodes" in item.reason for item in softmax)
+    assert all(item.shared_bytes is not None and item.shared_bytes >= 8 * 4 for item in softmax)
+    assert len({(refusal.first, refusal.second, refusal.reason, refusal.direction) for refusal in log.refusals}) == len(
+        log.refusals
+    )
 
 
 @pytest.mark.slow
@@ -225,7 +227,7 @@ def test_the_log_that_the_user_asked_for_is_theirs_and_nothing_of_ours_is_in_it(
     assert kept[0] == kept[1]
     (trace,) = reader.read(tmp_path / "perfscope-runs" / "latest")
     assert trace.compile_log is not None
-    files = {one.place.file for one in trace.compile_log.compiles if one.place is not None}
+    files = {item.place.file for item in trace.compile_log.compiles if item.place is not None}
     assert files
     assert not [file for file in files if "perfscope/profiler" in file]
 
@@ -278,8 +280,8 @@ def capture(tmp_path: Path) -> Iterator[Callable[[], TorchCompileCapture]]:
         return made[0]
 
     yield begin
-    for one in made:
-        one.stop()
+    for item in made:
+        item.stop()
 
 
 def compile_something() -> None:
@@ -289,7 +291,7 @@ def compile_something() -> None:
 
 
 def states(capture: TorchCompileCapture, folder: Path) -> list[tuple[str, str | None]]:
-    return [(one.state, one.reason) for one in capture.save(folder / "rank00000", folder, None, last=True)]
+    return [(item.state, item.reason) for item in capture.save(folder / "rank00000", folder, None, last=True)]
 
 
 def test_a_torch_without_structured_trace_is_said_where_something_was_compiled(
@@ -434,7 +436,7 @@ def places(findings: dict[str, list[dict[str, Any]]]) -> dict[str, set[tuple[str
     """(name of the file, line) of the findings, by rule; rules without any left out."""
     held: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for rule, found in findings.items():
-        held[rule].update((Path(one["where"]["file"]).name, one["where"]["line"]) for one in found)
+        held[rule].update((Path(item["where"]["file"]).name, item["where"]["line"]) for item in found)
     return {rule: lines for rule, lines in held.items() if lines}
 
 
@@ -456,7 +458,7 @@ def test_each_line_is_found_with_its_time_and_the_clean_function_is_not(tmp_path
         "recompilation": {(name, lines["recompiles"])},
         "dynamic_shape_churn": {(name, lines["churns"] - 1)},
     }
-    timed = {(rule, one["where"]["line"]): one["basis"] for rule, ones in found.items() for one in ones}
+    timed = {(rule, item["where"]["line"]): item["basis"] for rule, ones in found.items() for item in ones}
     assert [timed["graph_break", lines["breaks"]], timed["eager_fallback", lines["falls back"]]] == ["measured"] * 2
     assert timed["eager_fallback", first] == "structural"  # it is eager since a step that was not recorded
     (again,) = found["recompilation"]

@@ -46,7 +46,7 @@ class Node:
         self._name = name
         self._writes = set(writes)
         self.parts = [self]
-        self.node = SimpleNamespace(origins=[SimpleNamespace(name=one) for one in origins])
+        self.node = SimpleNamespace(origins=[SimpleNamespace(name=origin) for origin in origins])
         self.read_writes = SimpleNamespace(reads=list(reads))
 
     def get_name(self) -> str:
@@ -77,7 +77,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FusionLog:
 
 
 def graph(path: Path) -> dict[str, Any]:
-    (found,) = (one for one in map(json.loads, path.read_text().splitlines()[1:]) if one["kind"] == "graph")
+    (found,) = (item for item in map(json.loads, path.read_text().splitlines()[1:]) if item["kind"] == "graph")
     return dict(found)
 
 
@@ -117,19 +117,19 @@ def test_a_graph_is_not_told_of_the_one_before(log: FusionLog, tmp_path: Path) -
     for reason in ("once", "twice"):
         log._refused(a, b, reason, ())
         log._decided(SimpleNamespace(nodes=[a, b]))
-    assert [one.reason for one in read_fusion(tmp_path / "fusion.jsonl").refusals] == ["once", "twice"]
+    assert [refusal.reason for refusal in read_fusion(tmp_path / "fusion.jsonl").refusals] == ["once", "twice"]
     assert log.graphs == 2
 
 
 def test_what_is_beyond_the_limits_is_counted(log: FusionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_log, "MOST_PAIRS", 5)
     monkeypatch.setattr(compile_log, "MOST_KEPT", 3)
-    nodes = [Node(f"op{at}", writes=[f"buf{at}"], reads=[Dep("arg0", at)]) for at in range(8)]
+    nodes = [Node(f"op{index}", writes=[f"buf{index}"], reads=[Dep("arg0", index)]) for index in range(8)]
     for node in nodes[1:]:
         log._refused(nodes[0], node, "no", ())
     log._decided(SimpleNamespace(nodes=nodes))
     found = read_fusion(tmp_path / "fusion.jsonl")
-    assert [one.second for one in found.refusals] == ["op5", "op4", "op3"]  # the most bytes first
+    assert [refusal.second for refusal in found.refusals] == ["op5", "op4", "op3"]  # the most bytes first
     assert found.left_out == log.left_out == 2 + 2
 
 

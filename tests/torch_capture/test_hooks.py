@@ -126,11 +126,11 @@ def test_what_somebody_else_replaced_since_is_left_alone() -> None:
         record_function.__enter__ = original
 
 
-def record(path: Path, at: int, steps: int = 1) -> dict[str, Any]:
+def record(path: Path, index: int, steps: int = 1) -> dict[str, Any]:
     """Capture ``steps`` steps with the settings of pass ``at`` of the default level."""
     import torch
 
-    capture = TorchProfilerCapture(passes(CaptureOptions())[at])
+    capture = TorchProfilerCapture(passes(CaptureOptions())[index])
     capture.start(7)
     for number in range(7, 7 + steps):
         capture.begin_step(number)
@@ -151,7 +151,7 @@ def test_a_window_holds_its_steps_and_says_which(tmp_path: Path) -> None:
     assert sorted(names(content, "user_annotation")) == ["perfscope.step#7", "perfscope.step#8"]
     assert names(content, "cpu_op").count("aten::add") == 2
     assert content["perfscope"] == {"pass": "timing", "steps": [7, 9], "cut_off": None}
-    assert [one.name for one in tmp_path.iterdir()] == ["timing.pt.trace.json.gz"], "no draft is left"
+    assert [item.name for item in tmp_path.iterdir()] == ["timing.pt.trace.json.gz"], "no draft is left"
 
 
 def test_the_trace_does_not_name_the_folder_it_was_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

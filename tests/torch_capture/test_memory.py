@@ -162,7 +162,7 @@ def test_what_breaks_in_the_observer_does_not_reach_the_program(
     allocator.observers[0](0, 1, 1, 1)
     capture.begin(6)
     capture.end(tmp_path, 6)
-    reasons = {one.pass_name: one.reason for one in capture.save()}
+    reasons = {item.pass_name: item.reason for item in capture.save()}
     assert reasons == {
         "out_of_memory": "no snapshot of it: RuntimeError: no room",
         "memory": "no memory snapshot: RuntimeError: no room",
@@ -176,7 +176,7 @@ def test_parts_that_are_missing_say_so(allocator: Allocator, tmp_path: Path, mon
     capture = TorchMemoryCapture()
     capture.watch(tmp_path)
     capture.begin(6)
-    assert {one.pass_name: one.reason for one in capture.save()} == {
+    assert {item.pass_name: item.reason for item in capture.save()} == {
         "memory": "this torch has no memory snapshots (torch 2.1 and later have)",
         "out_of_memory": "this torch does not tell of allocations that fail (torch 2.0 and later do)",
     }
@@ -217,7 +217,7 @@ def test_only_the_pass_with_memory_records_and_counters_are_kept(allocator: Allo
         for memory in (seen.memory, seen.memory_after)
     ]
     assert told == [counters, counters], "what is on the list, and nothing else"
-    assert [one.pass_name for one in held.save(tmp_path)] == ["memory"]
+    assert [item.pass_name for item in held.save(tmp_path)] == ["memory"]
 
 
 nn = torch.nn
@@ -249,7 +249,7 @@ def trained(net: Any) -> Any:
 
 
 def by_name(listing: StorageListing) -> dict[str, StorageRecord]:
-    return {one.name: one for one in listing.held}
+    return {item.name: item for item in listing.held}
 
 
 def test_it_is_available() -> None:
@@ -276,14 +276,14 @@ def test_names_modules_categories_and_sizes(registry: Any) -> None:
         "gradients_bytes": parameters,
         "optimizer_state_bytes": 2 * parameters + 3 * 4,
     }
-    assert [one.bytes for one in listing.held] == sorted((one.bytes for one in listing.held), reverse=True)
+    assert [item.bytes for item in listing.held] == sorted((item.bytes for item in listing.held), reverse=True)
 
 
 def test_a_storage_is_there_once(registry: Any) -> None:
     net = Net()
     net.second.weight = nn.Parameter(net.first.weight.view(16, 8)[:, :4].t())  # tied: another view of one storage
     listing = list_storages([torch.optim.SGD(net.parameters())], registry)
-    addresses = [one.address for one in listing.held]
+    addresses = [item.address for item in listing.held]
     assert len(addresses) == len(set(addresses))
     assert "second.weight" not in by_name(listing)
 
@@ -342,7 +342,7 @@ def test_a_subclass_counts_what_lies_in_it(registry: Any) -> None:
     net = Net()
     net.first.weight = nn.Parameter(TwoTensor(torch.zeros(16, 8), torch.zeros(16, 8)))
     listing = list_storages([], registry)
-    assert [one.bytes for one in listing.held if one.name == "first.weight"] == [512, 512]
+    assert [item.bytes for item in listing.held if item.name == "first.weight"] == [512, 512]
 
 
 def test_what_has_no_storage_is_counted(registry: Any) -> None:
@@ -475,7 +475,7 @@ def test_with_the_events_it_is_torchs_own_peak(policy: str, tmp_path: Path, caps
             change = size if size > 0 else -blocks.pop(address, 0)
             changes.append((content["baseTimeNanoseconds"] + round(event["ts"] * 1000), change))
     now = ours = sum(listing["bytes"])
-    for _, change in sorted(changes, key=lambda one: one[0]):
+    for _, change in sorted(changes, key=lambda item: item[0]):
         now += change
         ours = max(ours, now)
     unnamed = sum(size for address, size in before.items() if address not in listing["address"])

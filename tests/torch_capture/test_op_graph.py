@@ -270,11 +270,11 @@ def counted(program: Any) -> dict[str, list[int | None]]:
     capture.stop()
     table = capture._table
     assert table is not None
-    found: dict[str, list[int | None]] = {}
+    result: dict[str, list[int | None]] = {}
     for op in range(len(table)):
         if not table._ops["view"][op]:
-            found.setdefault(table._texts[table._ops["name"][op]], []).append(table._ops["flops"][op])
-    return found
+            result.setdefault(table._texts[table._ops["name"][op]], []).append(table._ops["flops"][op])
+    return result
 
 
 def total(program: Any) -> int:

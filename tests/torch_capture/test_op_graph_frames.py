@@ -16,14 +16,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def look(frames: Frames, *files: str) -> Site:
     """The site seen from a stack of one call per file, outermost first."""
-    found: list[Site] = []
-    call: Callable[[], Any] = lambda: found.append(frames.site(sys._getframe(1)))  # noqa: E731
+    result: list[Site] = []
+    call: Callable[[], Any] = lambda: result.append(frames.site(sys._getframe(1)))  # noqa: E731
     for number, file in enumerate(reversed(files)):
         namespace: dict[str, Any] = {"inner": call}
         exec(compile(f"def outer{number}():\n    return inner()", file, "exec"), namespace)
         call = namespace[f"outer{number}"]
     call()
-    return found[0]
+    return result[0]
 
 
 @pytest.fixture

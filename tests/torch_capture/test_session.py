@@ -31,7 +31,7 @@ def ranges(content: dict[str, Any], prefix: str) -> list[tuple[str, float, float
         for event in content["traceEvents"]
         if event.get("cat") == "user_annotation" and event["name"].startswith(prefix)
     ]
-    return sorted(found, key=lambda one: one[1])
+    return sorted(found, key=lambda item: item[1])
 
 
 SECRET = "hf_planted0secret0value"
@@ -68,7 +68,7 @@ def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numb
     assert process.step_source == "optimizer.step"
     assert process.steps_seen == 14
     assert process.torch_compilations == 0
-    states = {name: (one.state, one.steps) for name, one in passes(process).items()}
+    states = {name: (item.state, item.steps) for name, item in passes(process).items()}
     assert states == {
         "timing": ("recorded", (2, 5)),
         "structure": ("recorded", (5, 6)),
@@ -87,14 +87,14 @@ def test_tensors_of_both_passes_sum_to_what_the_process_held(looped: Looped) -> 
     process = only(looped.folder)
     (main,) = load(looped.folder / "perfscope-runs" / "latest")
     assert main.detail is not None
-    for one in (main, main.detail):
-        held = one.rows["tensors"]
+    for item in (main, main.detail):
+        held = item.rows["tensors"]
         sums = {category: int(held["bytes"][held["category"] == category].sum()) for category in MemoryCategory}
         assert sums[MemoryCategory.PARAMETER] == process.memory["parameters_bytes"] + process.memory["buffers_bytes"]
         assert sums[MemoryCategory.GRADIENT] == process.memory["gradients_bytes"]
         assert sums[MemoryCategory.OPTIMIZER_STATE] == process.memory["optimizer_state_bytes"]
-        assert "0.weight" in {one.text(code) for code in held["name"]}
-        freed, steps = held["freed_ns"][held["freed_ns"] > 0], one.rows["steps"]
+        assert "0.weight" in {item.text(code) for code in held["name"]}
+        freed, steps = held["freed_ns"][held["freed_ns"] > 0], item.rows["steps"]
         assert len(freed) == 4, "the gradients of the step before"
         assert steps["start_ns"][0] <= freed.min() <= freed.max() < steps["end_ns"][0], "on the clock of the trace"
 
@@ -135,7 +135,7 @@ def test_light_records_the_timing_pass_alone_on_the_steps_that_were_asked_for(tm
     program = write(tmp_path, LOOP + "work(9)\n")
     assert captured("--level", "light", "--steps", "5:7", program, cwd=tmp_path).returncode == 0
     process = only(tmp_path)
-    assert {name: one.steps for name, one in passes(process).items()} == {"timing": (5, 7)}
+    assert {name: item.steps for name, item in passes(process).items()} == {"timing": (5, 7)}
     assert len(process.untraced_step_ns) == 3 + 1, "steps 2 to 4 before, 8 after one that settles"
 
 
@@ -143,7 +143,7 @@ def test_light_records_the_timing_pass_alone_on_the_steps_that_were_asked_for(tm
 def test_deep_records_more_steps_with_shapes(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(13)\n")
     assert captured("--level", "deep", "--warmup", "1", program, cwd=tmp_path).returncode == 0
-    assert {name: one.steps for name, one in passes(only(tmp_path)).items()} == {
+    assert {name: item.steps for name, item in passes(only(tmp_path)).items()} == {
         "timing": (1, 6),
         "structure": (6, 7),
         "detail": (7, 10),
@@ -220,7 +220,7 @@ def test_the_programs_own_profiler_gives_the_steps_and_is_not_disturbed(tmp_path
     assert "AdamW" in done.stdout
     process = only(tmp_path)
     assert process.step_source == "torch.profiler"
-    assert {one.state for one in process.captures} == {"recorded"}
+    assert {capture.state for capture in process.captures} == {"recorded"}
     steps = passes(process)["timing"].steps
     assert steps is not None
     assert steps[0] >= 7, "the profiler of the program recorded steps 5 and 6 and warmed up before"
@@ -274,7 +274,7 @@ def test_a_program_that_raises_keeps_its_captures_its_traceback_and_its_code(tmp
     assert bare.stderr in done.stderr
     run = latest(tmp_path)
     assert (run.state, run.exit_code) == ("finished", 1)
-    assert {one.state for one in run.processes[0].captures} == {"recorded"}
+    assert {capture.state for capture in run.processes[0].captures} == {"recorded"}
 
 
 def test_two_ranks_under_torchrun_write_a_directory_each(tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ def test_two_ranks_under_torchrun_write_a_directory_each(tmp_path: Path) -> None
     done = captured("--level", "light", "--", *launcher, program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     processes = latest(tmp_path).processes
-    assert [one.rank for one in processes] == [0, 1]
-    assert [one.world_size for one in processes] == [2, 2]
+    assert [process.rank for process in processes] == [0, 1]
+    assert [process.world_size for process in processes] == [2, 2]
     for process in processes:
-        assert {one.state for one in process.captures} == {"recorded"}, process.captures
+        assert {capture.state for capture in process.captures} == {"recorded"}, process.captures
     first = trace(tmp_path, directory="rank00001")
     assert first["distributedInfo"]["rank"] == 1
 
@@ -360,7 +360,7 @@ def test_workers_of_a_data_loader_do_not_capture(tmp_path: Path) -> None:
     assert done.stdout == bare.stdout
     assert not (tmp_path / "perfscope-runs" / "latest" / "failures.txt").exists()
     process = only(tmp_path)
-    assert {one.state for one in process.captures} <= {"recorded"}
+    assert {capture.state for capture in process.captures} <= {"recorded"}
 
 
 @pytest.mark.slow
@@ -392,7 +392,7 @@ def test_no_capture_starts_below_a_compiled_frame(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     process = only(tmp_path)
     assert (process.step_source, process.steps_seen) == ("perfscope.step", 10)
-    assert {one.tool: one.state for one in process.captures} == {
+    assert {capture.tool: capture.state for capture in process.captures} == {
         "torch_profiler": "missing",
         "op_graph": "missing",
         "torch_compile": "recorded",

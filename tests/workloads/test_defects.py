@@ -177,7 +177,7 @@ def step(asked: Options) -> tuple[Any, dict[str, Any], list[str]]:
     with Names() as names:
         loss = training.loss_of(model, tokens_BM)
         loss.backward()
-    return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.requires_grad}, names.seen
+    return loss.detach(), {name: item.grad for name, item in model.named_parameters() if item.requires_grad}, names.seen
 
 
 @pytest.mark.parametrize("name", sorted(KERNEL_DEFECTS))

@@ -208,7 +208,7 @@ def test_policies_compute_the_same(policy: str, reentrant: bool, variant: str) -
     loss, gradients = numbers(options_of(variant=variant))
     other, others = numbers(options_of(variant=variant, policy=policy, reentrant=reentrant))
     assert torch.equal(loss, other)  # the same arithmetic is done again: not a bit differs
-    assert all(torch.equal(one, two) for one, two in zip(gradients, others, strict=True))
+    assert all(torch.equal(item, two) for item, two in zip(gradients, others, strict=True))
 
 
 def kept_bytes(options: Options) -> int:

@@ -92,7 +92,7 @@ def find(module: str, name: str) -> Any:
 
 def missing(places: tuple[str, ...]) -> str | None:
     """The reason why an interface of `PRIVATE` cannot be used; ``None`` if it is in one of its places."""
-    if any(_is_there(*place.split(".")) for place in places):
+    if any(_is_there(*dotted.split(".")) for dotted in places):
         return None
     return f"jax {version()[0]} has no {' and no '.join(places)}"
 
@@ -301,15 +301,15 @@ def on_explained_miss(explained: Callable[[str], None]) -> Undo | None:
 
     taker = Take()
     loggers = [logging.getLogger(name) for name in (*_EXPLAINERS, *_CACHE_LOGGERS)]
-    for one in loggers:
-        one.addFilter(taker)
+    for logger in loggers:
+        logger.addFilter(taker)
     guards = [_guard_explanation(module) for module in _EXPLAINERS]
     jax.config.update("jax_explain_cache_misses", True)
 
     def undo() -> None:
         jax.config.update("jax_explain_cache_misses", False)
-        for one in loggers:
-            one.removeFilter(taker)
+        for logger in loggers:
+            logger.removeFilter(taker)
         for restore in guards:
             restore()
 
@@ -464,26 +464,26 @@ def _hook_old_state(with_ours: Callable[[Any], Any]) -> Undo:
 
 def miss_path() -> tuple[Any, str, int] | None:
     """Module, name and the position of the function among the arguments of what serves all other calls."""
-    for name, at in (("_run_python_pjit", 2), ("_python_pjit_helper", 0)):
+    for name, position in (("_run_python_pjit", 2), ("_python_pjit_helper", 0)):
         if find("jax._src.pjit", name) is not None:
-            return sys.modules["jax._src.pjit"], name, at
+            return sys.modules["jax._src.pjit"], name, position
     return None
 
 
 def on_slow_call(called: Called) -> Undo | None:
     """Report the other jitted calls: the first, those that retrace, and those that never take the fast path."""
-    place = miss_path()
+    path = miss_path()
     clean = trace_state_clean()
-    if place is None or clean is None:
+    if path is None or clean is None:
         return None
-    module, name, at = place
+    module, name, position = path
     original = getattr(module, name)
 
     @functools.wraps(original)
     def run(*arguments: Any, **named: Any) -> Any:
         answer = original(*arguments, **named)
         if clean():  # else it is called by a function that is being traced
-            called(arguments[at])
+            called(arguments[position])
         return answer
 
     for of in ("traceback_util", "source_info_util"):

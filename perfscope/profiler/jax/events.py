@@ -128,16 +128,16 @@ class EventLog:
         except Exception:  # the program compiles: nothing of ours may stop it
             self._lines.dropped += 1
 
-    def _unusable(self, found: UnusableDonation) -> None:
+    def _unusable(self, donation: UnusableDonation) -> None:
         try:
-            site = self._sites.here(found.frame)
+            site = self._sites.here(donation.frame)
             self._lines.add(
                 kind="donation_unusable",
                 end_ns=time_ns(),
                 step=self._step(),
-                module=found.module,
-                shapes=found.shapes,
-                count=found.count,
+                module=donation.module,
+                shapes=donation.shapes,
+                count=donation.count,
                 file=site and site[0],
                 line=site and site[1],
             )

@@ -121,7 +121,7 @@ def event_count(module: bytes) -> int:
             for opcode, called, trips in computations.get(number, ()) if depth < MOST_NESTED else ():
                 total += opcode not in SILENT
                 if opcode in (b"while", b"call", b"conditional"):
-                    total += trips * sum(count(one, depth + 1) for one in called)
+                    total += trips * sum(count(computation, depth + 1) for computation in called)
             known[number] = total
         return known[number]
 
@@ -142,7 +142,10 @@ def _of_plane(plane: bytes) -> list[Module]:
         if number == _PLANE_EVENTS:
             metadata.append(value)
         elif _name(value, _METADATA_NAME) == HLO_STAT:
-            hlo_stat = next((one for field, one in fields(value) if field == _METADATA_ID and isinstance(one, int)), 0)
+            hlo_stat = next(
+                (identity for field, identity in fields(value) if field == _METADATA_ID and isinstance(identity, int)),
+                0,
+            )
     modules = []
     for value in metadata:
         for field, stat in fields(value):
@@ -175,8 +178,8 @@ def _instruction(message: bytes, begin: int, after: int) -> tuple[bytes, tuple[i
             opcode = message[start:end]
         elif number == _CALLED:
             called += wire.packed(message, start, end)
-        elif number == _BACKEND_CONFIG and kind == wire.BYTES and (found := _TRIPS.search(message, start, end)):
-            trips = int(found[1])
+        elif number == _BACKEND_CONFIG and kind == wire.BYTES and (match := _TRIPS.search(message, start, end)):
+            trips = int(match[1])
     return opcode, tuple(called), trips
 
 
@@ -236,7 +239,7 @@ class ProgramLog:
         What an earlier call wrote stays and counts: when a program ends, its functions are often freed already.
         """
         path = directory / FOLDER
-        alive = {(one.name, number): one.proto for number, one in enumerate(snapshot())}
+        alive = {(module.name, number): module.proto for number, module in enumerate(snapshot())}
         self._seen_alive |= {name_and_id(module_of(proto)) for proto in alive.values()}
         files = {_file_name(name): proto for (name, _), proto in alive.items()}
         for (name, number), module in list(self._compiled.items()):
@@ -282,7 +285,7 @@ def _write(path: Path, files: dict[str, bytes]) -> set[str]:
     there = {file.name: file.stat().st_size for file in path.glob(f"*{SUFFIX}")}
     written = sum(there.values())
     left_out = set()
-    for name, proto in sorted(files.items(), key=lambda one: len(one[1])):
+    for name, proto in sorted(files.items(), key=lambda file: len(file[1])):
         if name in there:
             continue
         if written + len(proto) > MOST_WRITTEN:

@@ -132,7 +132,7 @@ class JaxProfilerCapture:
         """Ask the programs that are alive how many events a step will leave, as if each ran once."""
         wanted = self._settings.count
         with contextlib.suppress(RuntimeError, ValueError):  # no estimate: the number that was asked for
-            names = [wire.module_of(one.proto) for one in hlo.snapshot()]
+            names = [wire.module_of(module.proto) for module in hlo.snapshot()]
             if sum(map(len, names)) > MOST_READ:
                 self.most_steps, self.remark = 1, "one step is traced: the compiled programs are too large to estimate"
                 return

@@ -161,13 +161,13 @@ def packages() -> Mapping[str, str]:
 
 def devices() -> list[Mapping[str, str | int]]:
     """The accelerators of this process; a process that has not touched one has none, and the CPU is none."""
-    found: list[Mapping[str, str | int]] = []
+    accelerators: list[Mapping[str, str | int]] = []
     for device in compat.devices() if "jax" in sys.modules else ():
         if device.platform != "cpu":
             limit = _counters(device).get("bytes_limit")
             memory = {} if limit is None else {"memory_bytes": limit}
-            found.append({"name": str(device.device_kind), "platform": str(device.platform), **memory})
-    return found
+            accelerators.append({"name": str(device.device_kind), "platform": str(device.platform), **memory})
+    return accelerators
 
 
 def memory() -> dict[str, int]:

@@ -43,10 +43,10 @@ class Target:
         """The program to start and its arguments; ``NotStartedError`` if it is not there."""
         first = self.arguments[0]
         if self.command:
-            found = shutil.which(first)
-            if found is None:
+            path = shutil.which(first)
+            if path is None:
                 raise NotStartedError(f"{first}: no such command")
-            return [found, *self.arguments[1:]]
+            return [path, *self.arguments[1:]]
         if self.module:
             return [sys.executable, "-m", *self.arguments]
         if first != "-" and not Path(first).exists():

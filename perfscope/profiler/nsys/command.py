@@ -155,10 +155,12 @@ def _tell(directory: Path, artifact: str, reason: str | None, task: int) -> None
     """Say in the manifests of the processes what became of the recording; of a program without one, in a new one."""
     known = False
     for process in run_folders.read_processes(directory)[0]:
-        mine = [one for one in process.captures if one.artifact == artifact]
+        mine = [capture for capture in process.captures if capture.artifact == artifact]
         known = known or bool(mine)
         if mine and reason is not None:
-            captures = tuple(_missing(one, reason) if one.artifact == artifact else one for one in process.captures)
+            captures = tuple(
+                _missing(capture, reason) if capture.artifact == artifact else capture for capture in process.captures
+            )
             _write(directory, replace(process, captures=captures))
     if not known:
         name = f"rank{task:05d}-nsys"
@@ -218,8 +220,8 @@ class Installed:
 
 def available() -> str | None:
     """Why ``nsys`` cannot record here, or ``None`` if it can."""
-    found = probe(counters=False)
-    return found if isinstance(found, str) else None
+    installed = probe(counters=False)
+    return installed if isinstance(installed, str) else None
 
 
 def probe(*, counters: bool = True) -> Installed | str:
@@ -230,8 +232,8 @@ def probe(*, counters: bool = True) -> Installed | str:
     output = _ask(path, "--version")
     if output is None:
         return f"{path} does not answer"
-    found = _VERSION.search(output)
-    version = found[1] if found else None
+    match = _VERSION.search(output)
+    version = match[1] if match else None
     text = _ask(path, "profile", "--help") or ""
     options = frozenset(_OPTION.findall(text)) | ({"nvtx-capture"} if "--nvtx-capture" in text else frozenset())
     lacking = [f"--{name}" for name in NEEDED if name not in options]
@@ -251,7 +253,7 @@ def probe(*, counters: bool = True) -> Installed | str:
 
 def arguments(installed: Installed, options: CaptureOptions, report: Path) -> list[str]:
     """The ``nsys profile`` of this version that does what ``options`` ask, up to the program."""
-    traces = [one for one in TRACES[options.level] if not installed.traces or one in installed.traces]
+    traces = [trace for trace in TRACES[options.level] if not installed.traces or trace in installed.traces]
     line = [installed.path, "profile", f"--trace={','.join(traces)}", "--sample=none", "--cpuctxsw=none"]
     wanted = {"force-overwrite": "true", "wait": "primary"}
     if options.level == "deep":
@@ -316,11 +318,11 @@ class NsysRun:
 
     def __init__(self, options: CaptureOptions) -> None:
         """Ask the installed version what it can do."""
-        found = probe()
-        problem = found if isinstance(found, str) else unsupported_options(found, options)
-        if problem is not None or isinstance(found, str):
+        installed = probe()
+        problem = installed if isinstance(installed, str) else unsupported_options(installed, options)
+        if problem is not None or isinstance(installed, str):
             raise NotStartedError(f"--capture nsys: {problem}")
-        self._installed = found
+        self._installed = installed
         self._options = options
         self._directory = Path()
         self._folder = Path()
@@ -361,10 +363,12 @@ class NsysRun:
         except (OSError, sqlite3.Error) as error:
             reason = f"what nsys left cannot be exported: {error}"
         _tell(self._directory, self._artifact(), reason, self._task)
-        reports = [one for one in self._folder.glob(f"{REPORT}.*") if one.suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
+        reports = [
+            file for file in self._folder.glob(f"{REPORT}.*") if file.suffix in (".nsys-rep", ".qdrep", ".qdstrm")
+        ]
         for report in reports:
             report.chmod(0o600)
-        return tuple(KEPT_NOTE.format(report=one.relative_to(self._directory).as_posix()) for one in reports)
+        return tuple(KEPT_NOTE.format(report=file.relative_to(self._directory).as_posix()) for file in reports)
 
     def _artifact(self) -> str:
         """The export, relative to the run directory."""

@@ -65,20 +65,20 @@ SETTINGS = {
 """Our name of a setting of inductor: the group it is in, its name there, and the variable that sets it."""
 
 
-def missing(place: str) -> str | None:
+def missing(dotted: str) -> str | None:
     """The reason why an interface of `PRIVATE` or `CUDA_PRIVATE` cannot be used; ``None`` if it is there."""
     import torch
 
-    parts = place.split(".")
+    parts = dotted.split(".")
     holder: Any = torch
     for depth, name in enumerate(parts[1:], start=2):
         if not hasattr(holder, name):
             try:
                 importlib.import_module(".".join(parts[:depth]))
             except ImportError:
-                return f"torch {torch.__version__} has no {place}"
+                return f"torch {torch.__version__} has no {dotted}"
         holder = getattr(holder, name, None)
-    return None if holder is not None else f"torch {torch.__version__} has no {place}"
+    return None if holder is not None else f"torch {torch.__version__} has no {dotted}"
 
 
 def in_compile_worker() -> bool:
@@ -255,7 +255,7 @@ def watch_out_of_memory(called: Callable[[], None]) -> str | None:
 def no_op_graph_reason() -> str | None:
     """Why this torch has no op graph to record; ``None`` if it has. Loads torch."""
     needed = (PRIVATE["autograd node that runs"], PRIVATE["autograd task that runs"])
-    return next((reason for place in needed if (reason := missing(place)) is not None), None)
+    return next((reason for dotted in needed if (reason := missing(dotted)) is not None), None)
 
 
 def modes_on_stack() -> int:

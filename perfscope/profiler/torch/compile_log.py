@@ -119,7 +119,7 @@ class FusionLog:
         path = self.place / FUSION_FILE
         where = {"compile_id": compat.compile_id(), "direction": compat.direction()}
         records, fused_after_all = kernels_apart(scheduler, refusals)
-        records.sort(key=lambda one: -(one["shared_bytes"] or one["common_read_bytes"] or 0))
+        records.sort(key=lambda record: -(record["shared_bytes"] or record["common_read_bytes"] or 0))
         left_out += len(records[MOST_KEPT:])
         lines = []
         for record in records[:MOST_KEPT]:
@@ -417,8 +417,8 @@ def available() -> str | None:
     """Why the compiler's log cannot be had, or ``None`` if it can."""
     if "torch" not in sys.modules:
         return "PyTorch is not imported"
-    found = compat.trace_formatter()
-    return found if isinstance(found, str) else None
+    formatter = compat.trace_formatter()
+    return formatter if isinstance(formatter, str) else None
 
 
 class TorchCompileCapture:
@@ -576,6 +576,6 @@ class TorchCompileCapture:
             "fusion_problem": self._fusion.problem,
             "fusion_left_out": self._fusion.left_out,
             "spans": [dict(zip(keys, span, strict=True)) for span in spans],
-            "marks": [{"step": number, "time_ns": at} for number, at in self._marks],
+            "marks": [{"step": number, "time_ns": time} for number, time in self._marks],
         }
         write_atomically(path, json.dumps(document).encode(), durable=False)

@@ -111,11 +111,11 @@ class TorchMemoryCapture:
             self._say(FAILED_PASS, reason=f"no snapshot of it: {type(error).__name__}: {error}")
 
     def _dump(self, path: Path, pass_name: str, steps: tuple[int, int] | None) -> None:
-        found = compat.memory_snapshot()
-        name_files(found, Frames(str(sys.modules["torch"].__file__), Path.cwd()))
+        snapshot = compat.memory_snapshot()
+        name_files(snapshot, Frames(str(sys.modules["torch"].__file__), Path.cwd()))
         partial = path.with_name(f".{path.name}.part")
         with gzip.open(partial, "wb", compresslevel=COMPRESSION) as stream:
-            pickle.dump(found, stream, protocol=4)
+            pickle.dump(snapshot, stream, protocol=4)
         partial.replace(path)
         self._saved[pass_name] = Capture(
             pass_name=pass_name,

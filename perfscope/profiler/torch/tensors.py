@@ -71,7 +71,7 @@ class ModuleRegistry:
                         if tensor is not None:
                             yield (f"{path}.{name}" if path else name), qualified, tensor, is_parameter
 
-    def _registered(self, module: Any, name: str, held: Any) -> None:
+    def _registered(self, module: Any, name: str, value: Any) -> None:
         address = id(module)
         known = self._modules.get(address)
         if known is None or known() is not module:
@@ -132,8 +132,8 @@ class StorageListing:
     def sums(self) -> dict[str, int]:
         """Bytes by purpose; empty where nothing is held."""
         total = dict.fromkeys(SUMS.values(), 0)
-        for one in self.held:
-            total[SUMS[one.category]] += one.bytes
+        for record in self.held:
+            total[SUMS[record.category]] += record.bytes
         for (category, _), (size, _) in self.rest.items():
             total[SUMS[category]] += size
         return total if any(total.values()) else {}
@@ -166,19 +166,19 @@ def list_storages(optimizers: Iterable[Any], registry: ModuleRegistry, *, most: 
             address, size = storage.data_ptr(), storage.nbytes()
             device = str(part.device)
             if size and address and (device, address) not in records:
-                held = StorageRecord(
+                record = StorageRecord(
                     name=name, module=module, category=category, device=device, address=address, bytes=size
                 )
-                records[device, address] = held, storage
-    for held, storage in sorted(records.values(), key=lambda one: -one[0].bytes):
+                records[device, address] = record, storage
+    for record, storage in sorted(records.values(), key=lambda entry: -entry[0].bytes):
         if len(listing.held) < most:
             watch = _Watch(storage, _gone)
-            watch.held = held
+            watch.held = record
             listing.watches.append(watch)
-            listing.held.append(held)
+            listing.held.append(record)
         else:
-            rest = listing.rest.setdefault((held.category, held.device), [0, 0])
-            rest[0] += held.bytes
+            rest = listing.rest.setdefault((record.category, record.device), [0, 0])
+            rest[0] += record.bytes
             rest[1] += 1
     return listing
 
@@ -301,17 +301,17 @@ def _document(listings: Mapping[str, tuple[int, StorageListing]]) -> dict[str, A
     def code(text: str | None) -> int | None:
         return None if text is None else codes.setdefault(text, len(codes))
 
-    found = [
+    documents = [
         {
             "pass": name,
             "step": step,
-            "name": [code(one.name) for one in listing.held],
-            "module": [code(one.module) for one in listing.held],
-            "category": [code(one.category) for one in listing.held],
-            "device": [code(one.device) for one in listing.held],
-            "address": [one.address for one in listing.held],
-            "bytes": [one.bytes for one in listing.held],
-            "freed_ns": [one.freed_ns for one in listing.held],
+            "name": [code(record.name) for record in listing.held],
+            "module": [code(record.module) for record in listing.held],
+            "category": [code(record.category) for record in listing.held],
+            "device": [code(record.device) for record in listing.held],
+            "address": [record.address for record in listing.held],
+            "bytes": [record.bytes for record in listing.held],
+            "freed_ns": [record.freed_ns for record in listing.held],
             "rest": [
                 {"category": category, "device": device, "bytes": size, "count": count}
                 for (category, device), (size, count) in listing.rest.items()
@@ -320,4 +320,4 @@ def _document(listings: Mapping[str, tuple[int, StorageListing]]) -> dict[str, A
         }
         for name, (step, listing) in listings.items()
     ]
-    return {"schema": TENSORS_SCHEMA, "strings": list(codes), "listings": found}
+    return {"schema": TENSORS_SCHEMA, "strings": list(codes), "listings": documents}

@@ -235,7 +235,7 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
 
 def collectives(folder: Path, name: str) -> list[Instruction]:
     (module,) = text.read(folder / f"{name}.hlo.txt").hlo
-    return [one for _, one in module.instructions() if one.opcode in COLLECTIVES]
+    return [item for _, item in module.instructions() if item.opcode in COLLECTIVES]
 
 
 @pytest.mark.slow
@@ -243,14 +243,14 @@ def test_the_same_numbers_on_every_mesh(meshes: tuple[Path, dict[str, list[float
     _, losses = meshes
     assert len(losses["one"]) == 2
     assert losses["one"][0] > losses["one"][1]
-    for found in losses.values():
-        assert found == pytest.approx(losses["one"], rel=1e-5)  # sums over devices, in another order, float32
+    for loss in losses.values():
+        assert loss == pytest.approx(losses["one"], rel=1e-5)  # sums over devices, in another order, float32
 
 
 @pytest.mark.slow
 def test_each_parallelism_has_its_own_exchanges(meshes: tuple[Path, dict[str, list[float]]]) -> None:
     folder, _ = meshes
-    kinds = {name: Counter(one.opcode for one in collectives(folder, name)) for name in meshes[1]}
+    kinds = {name: Counter(collective.opcode for collective in collectives(folder, name)) for name in meshes[1]}
     assert kinds["one"] == {}
     assert set(kinds["data"]) == {"all-reduce"}  # of the gradients
     assert kinds["fsdp"]["all-gather"] == 4 + 2  # the four large arrays of a layer, embedding and head
@@ -263,11 +263,11 @@ def test_each_parallelism_has_its_own_exchanges(meshes: tuple[Path, dict[str, li
 def test_the_bad_sharding_exchanges_activations_on_its_line(meshes: tuple[Path, dict[str, list[float]]]) -> None:
     lines = (REPOSITORY / "perfscope/workloads/jax/transformer.py").read_text().splitlines()
     (defect,) = [number for number, line in enumerate(lines, start=1) if "# defect: moves all" in line]
-    exchanges = [one for one in collectives(meshes[0], "defect") if one.opcode == "all-to-all"]
-    assert {Path(one.file or "").name for one in exchanges} == {"transformer.py"}
+    exchanges = [collective for collective in collectives(meshes[0], "defect") if collective.opcode == "all-to-all"]
+    assert {Path(exchange.file or "").name for exchange in exchanges} == {"transformer.py"}
     # The add of the residual is no request for an exchange: what asks for the layout is the line it stands in.
-    assert [one.line for one in exchanges if one.op_name.endswith("/add")] == [defect]
-    assert all(re.search(r"while/body", one.op_name) for one in exchanges)  # once a layer
+    assert [exchange.line for exchange in exchanges if exchange.op_name.endswith("/add")] == [defect]
+    assert all(re.search(r"while/body", exchange.op_name) for exchange in exchanges)  # once a layer
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_an_expert_without_tokens() -> None:
 @pytest.mark.parametrize("variant", ["einsum", "scatter"])
 def test_what_overflows_an_expert_is_dropped(variant: str) -> None:
     weight_TK, expert_TK = np.ones((32, 2), np.float32), np.full((32, 2), 3, np.int32)  # 64 rows for 32 places
-    expected, y_TD = (np.asarray(dispatched(one, weight_TK, expert_TK)) for one in ("ragged", variant))
+    expected, y_TD = (np.asarray(dispatched(item, weight_TK, expert_TK)) for item in ("ragged", variant))
     np.testing.assert_allclose(y_TD[:16], expected[:16], rtol=1e-4, atol=1e-5)
     assert (y_TD[16:] == 0).all()
     assert (expected[16:] != 0).any()
@@ -166,7 +166,7 @@ def test_two_programs_side_by_side_show_the_dominated_policy(tmp_path: Path) -> 
     for policy in POLICIES:
         (tmp_path / f"{policy}.hlo.txt").write_text(compiled(policy).as_text())
     (outcome,) = analyze(load_all(tmp_path), rules=["excess_remat"]).outcomes
-    (finding,) = (one for one in outcome.findings if "dominated" in one.subject)
+    (finding,) = (finding for finding in outcome.findings if "dominated" in finding.subject)
     better = {row["program"]: row["beaten_by"] for row in finding.evidence}
     assert better["names"] == "dots"
     assert (better["none"], better["dots"]) == (None, None)
@@ -186,17 +186,17 @@ def held_at_the_end(monkeypatch: pytest.MonkeyPatch, *defects: str) -> list[tupl
     """Shapes of the arrays that are alive when the last step has run, and how many of each."""
     from perfscope.workloads.jax import training
 
-    found: dict[tuple[int, ...], int] = {}
+    result: dict[tuple[int, ...], int] = {}
 
     def look(losses: list[Any]) -> list[float]:
         gc.collect()
         for array in jax.live_arrays():
-            found[array.shape] = found.get(array.shape, 0) + 1
+            result[array.shape] = result.get(array.shape, 0) + 1
         return [float(loss) for loss in losses]
 
     monkeypatch.setattr(training, "report", look)
     training.train(workload("attention").Block, options("attention", "naive", steps=STEPS, defects=frozenset(defects)))
-    return sorted(found.items())
+    return sorted(result.items())
 
 
 @pytest.mark.slow

@@ -107,15 +107,15 @@ def _convolution(arguments: Arguments, outputs: Sequence[Any]) -> int:
     weight = arguments("weight").shape
     # Every weight meets every position of the output (of the input, where transposed), once per sample;
     # the weight's second dimension is already divided by the groups.
-    places = arguments("input").shape if arguments("transposed") else outputs[0].shape
-    return int(2 * prod(weight) * places[0] * prod(places[2:]))
+    positions = arguments("input").shape if arguments("transposed") else outputs[0].shape
+    return int(2 * prod(weight) * positions[0] * prod(positions[2:]))
 
 
 def _convolution_backward(arguments: Arguments, outputs: Sequence[Any]) -> int:
     weight = arguments("weight").shape
-    places = arguments("input").shape if arguments("transposed") else arguments("grad_output").shape
+    positions = arguments("input").shape if arguments("transposed") else arguments("grad_output").shape
     # The gradients of input and of weight each use every multiply-add of the forward once.
-    once = int(2 * prod(weight) * places[0] * prod(places[2:]))
+    once = int(2 * prod(weight) * positions[0] * prod(positions[2:]))
     return once * sum(bool(wanted) for wanted in arguments("output_mask")[:2])
 
 
@@ -130,7 +130,7 @@ def _attention_backward(arguments: Arguments, outputs: Sequence[Any]) -> int:
 
 
 def _first(arguments: Arguments, *names: str) -> Any:
-    return next(found for name in names if (found := arguments(name)) is not None)
+    return next(value for name in names if (value := arguments(name)) is not None)
 
 
 FORMULAS: dict[str, Formula] = {
