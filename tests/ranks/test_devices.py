@@ -124,7 +124,7 @@ def test_groups_with_a_place_that_is_not_in_the_recording_are_left_out() -> None
     assert device_set(crossing) is None
 
 
-@pytest.mark.parametrize("places", [(0, 1, 2, -1), (0, 1, 2, 2)])
+@pytest.mark.parametrize("positions", [(0, 1, 2, -1), (0, 1, 2, 2)])
 def test_places_that_do_not_tell_all_devices_apart_are_not_used(positions: tuple[int, ...]) -> None:
     found = device_set(recording(REDUCED, groups="{{0,2},{1,3}}", places=positions))
     assert found is not None

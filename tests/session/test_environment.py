@@ -61,7 +61,7 @@ def test_git_says_commit_and_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("said", "model"),
+    ("text", "model"),
     [
         ("processor : 0\nmodel name\t: AMD EPYC  7R13\nmodel name\t: another\n", "AMD EPYC 7R13"),
         ("processor : 0\nBogoMIPS : 50\n", None),

@@ -259,7 +259,7 @@ def test_an_unknown_option_of_ours_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "text"),
     [
         ([], 2, "nothing to run"),
         (["--steps", "5", "x.py"], 2, "give A:B"),

@@ -68,7 +68,7 @@ def changed(**keys: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "sentence"),
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
