@@ -412,7 +412,7 @@ def test_a_tensor_that_breaks_is_a_reason_and_no_error(tmp_path: Path) -> None:
     assert "AttributeError" in (said.reason or "")
 
 
-@pytest.mark.parametrize("policy", ["none", "full"])
+@pytest.mark.parametrize("policy", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_with_the_events_it_is_torchs_own_peak(policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.profiler import ProfilerActivity, profile

@@ -52,9 +52,8 @@ def places(text: str) -> set[tuple[str, int]]:
     return {(Path(file).name, int(line)) for file, line in found}
 
 
-@pytest.mark.parametrize(
-    "name", ["moe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attention", "ssm"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention", "moe", "ssm"])
 def test_it_runs_as_a_module(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--size", "tiny", "--steps", "2", "--layers", "1"])
     monkeypatch.delitem(sys.modules, f"perfscope.workloads.jax.{name}", raising=False)
