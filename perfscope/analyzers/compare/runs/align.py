@@ -37,7 +37,7 @@ def align(base: Iterable[Key], head: Iterable[Key]) -> tuple[Match, ...]:
         by_line = level <= Level.RENAMED
         mine = _buckets(left, level, files, shifts if by_line else None)
         theirs = _buckets(right, level, {})
-        for shared in mine.keys() & theirs.keys():
+        for shared in (sign for sign in mine if sign in theirs):
             pairs: Iterable[tuple[Sequence[Key], Sequence[Key]]] = [(mine[shared], theirs[shared])]
             if level is Level.MOVED:
                 pairs = [((one,), (other,)) for one, other in _by_line(mine[shared], theirs[shared], shifts)]

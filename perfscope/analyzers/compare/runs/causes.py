@@ -127,7 +127,7 @@ def _paired(base: Sequence[Finding], head: Sequence[Finding]) -> list[tuple[Find
     pairs: list[tuple[Finding | None, Finding | None]] = []
     for level in _LEVELS:
         mine, theirs = _grouped(left, level), _grouped(right, level)
-        for shared in mine.keys() & theirs.keys():
+        for shared in (sign for sign in mine if sign in theirs):
             ours, others = sorted(mine[shared], key=_line), sorted(theirs[shared], key=_line)
             for one, other in zip(ours, others, strict=False):
                 pairs.append((one, other))
