@@ -87,8 +87,8 @@ def compare(base: str | None, head: str | None, baseline: str | None, store: str
     comparison = compared(loaded[0].traces, loaded[1].traces)
     comparison = replace(comparison, notes=(*named.notes, *comparison.notes))
     gates = own_gates(comparison, outputs.fail_on)
-    held = json.document(comparison, failed=comparison.gates(gates), gates=gates)
-    return finish(held, outputs, unsettled=bool(comparison.inconclusive))
+    document = json.document(comparison, failed=comparison.gates(gates), gates=gates)
+    return finish(document, outputs, unsettled=bool(comparison.inconclusive))
 
 
 def _compare_sets(named: Sides, runs: tuple[tuple[Path, ...] | None, tuple[Path, ...] | None], outputs: Outputs) -> int:
@@ -100,17 +100,17 @@ def _compare_sets(named: Sides, runs: tuple[tuple[Path, ...] | None, tuple[Path,
     manifests = [str(file) for side in runs for run in side or () for file in run_folders.manifests(run)]
     spare(manifests, outputs.files().values())
     base, head = (
-        read_one(path) if found is None else read_set(path, found)
-        for path, found in zip((named.base, named.head), runs, strict=True)
+        read_one(path) if side_runs is None else read_set(path, side_runs)
+        for path, side_runs in zip((named.base, named.head), runs, strict=True)
     )
     result = compare_sets(base, head)
     comparison = replace(result.comparison, notes=(*named.notes, *result.comparison.notes))
     result = replace(result, comparison=comparison)
-    held = json.sets_document(result, failed=comparison.gates(outputs.fail_on), gates=outputs.fail_on)
-    return finish(held, outputs, unsettled=bool(comparison.inconclusive))
+    document = json.sets_document(result, failed=comparison.gates(outputs.fail_on), gates=outputs.fail_on)
+    return finish(document, outputs, unsettled=bool(comparison.inconclusive))
 
 
 def _files(*loaded: Loaded) -> list[str]:
-    traces = [trace for one in loaded for trace in one.traces]
+    traces = [trace for side in loaded for trace in side.traces]
     files = [trace.source.path for trace in traces]
     return [*files, *(module.source for trace in traces if trace.source.programs for module in trace.hlo)]

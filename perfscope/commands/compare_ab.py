@@ -146,11 +146,11 @@ def ab(context: click.Context, /, *, output: Path, resume: Path | None, outputs:
     for remark in repository.remarks():
         tell(remark)
     try:
-        found = runner.compare(state, repository, judge, tell=tell)
+        pairs = runner.compare(state, repository, judge, tell=tell)
     except KeyboardInterrupt:
         tell_user(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
         raise
-    return end(judge.result(found), found, state, outputs)
+    return end(judge.result(pairs), pairs, state, outputs)
 
 
 def _begin(repository: Checkout, output: Path, settings: dict[str, Any]) -> AbState:
@@ -167,18 +167,18 @@ def _begin(repository: Checkout, output: Path, settings: dict[str, Any]) -> AbSt
     return ab_state.begin(new_folder(output, "ab"), plan)
 
 
-def end(result: AbResult, found: Pairs, state: AbState, outputs: Outputs) -> int:
+def end(result: AbResult, launched: Pairs, state: AbState, outputs: Outputs) -> int:
     """Compare the profiled launches of a finished A/B, write and show all of it; the exit code."""
     from perfscope.analyzers.compare.ab.profiles import compare_profiles
     from perfscope.dashboards.report.compare import json
 
-    pairs = [(_folder(state, base), _folder(state, head)) for base, head in found.profiled]
-    lost = [f"profiled launch of {one.arm}: {one.problem}" for one in found.lost]
+    pairs = [(_folder(state, base), _folder(state, head)) for base, head in launched.profiled]
+    lost = [f"profiled launch of {launch.arm}: {launch.problem}" for launch in launched.lost]
     profiles = compare_profiles(pairs, lost)
     failed = tuple(gates_not_met(result, profiles, outputs.fail_on))
-    held = json.ab_document(result, state.plan, profiles, failed=failed, gates=outputs.fail_on)
+    document = json.ab_document(result, state.plan, profiles, failed=failed, gates=outputs.fail_on)
     unsettled = any(inconclusive(result, profiles))
-    return finish(held, outputs, unsettled=unsettled, directory=state.directory, kept="launches and runs")
+    return finish(document, outputs, unsettled=unsettled, directory=state.directory, kept="launches and runs")
 
 
 def gates_not_met(result: AbResult, profiles: Profiles, fail_on: Sequence[str]) -> Iterator[str]:
@@ -189,7 +189,7 @@ def gates_not_met(result: AbResult, profiles: Profiles, fail_on: Sequence[str]) 
     if "inconclusive" in fail_on:
         yield from (f"{name}: inconclusive" for name in inconclusive(result, profiles))
     if profiles.comparison is not None:
-        exact = [one for one in fail_on if one != "inconclusive"]
+        exact = [gate for gate in fail_on if gate != "inconclusive"]
         yield from (line for line in profiles.comparison.gates(exact) if line.partition(": ")[0] not in gated)
 
 
@@ -197,9 +197,9 @@ def inconclusive(result: AbResult, profiles: Profiles) -> Iterator[str]:
     """Metrics that could not be judged; the time of a profiled pair was not meant to be."""
     yield from (metric.name for metric in result.gating if metric.verdict == "inconclusive")
     if profiles.comparison is not None:
-        for one in profiles.comparison.exact:
-            if not one.neutral and one.result.verdict == "inconclusive":
-                yield one.result.name
+        for exact_metric in profiles.comparison.exact:
+            if not exact_metric.neutral and exact_metric.result.verdict == "inconclusive":
+                yield exact_metric.result.name
 
 
 def _folder(state: AbState, launch: Launch) -> Path:

@@ -77,8 +77,8 @@ class Outputs:
                 raise DataError(f"{file}: cannot be written: no such folder")
 
     def _asked(self) -> dict[str, str]:
-        found = {form: getattr(self, form) for form in FORMS}
-        return {form: file for form, file in found.items() if file is not None}
+        result = {form: getattr(self, form) for form in FORMS}
+        return {form: file for form, file in result.items() if file is not None}
 
 
 def output_options(fail_on: str, known: Sequence[str] | None = None) -> Callable[[Decorated], Decorated]:
@@ -131,7 +131,7 @@ def own_gates(comparison: Comparison, fail_on: tuple[str, ...]) -> tuple[str, ..
 
 
 def finish(
-    held: dict[str, Any], outputs: Outputs, *, unsettled: bool, directory: Path | None = None, kept: str = ""
+    values: dict[str, Any], outputs: Outputs, *, unsettled: bool, directory: Path | None = None, kept: str = ""
 ) -> int:
     """Write the document in every form that was asked for, show it, and give the exit code.
 
@@ -142,8 +142,8 @@ def finish(
     from perfscope.dashboards.report.compare import document as compare_document
     from perfscope.dashboards.report.compare import json as compare_json
 
-    document = compare_document.of(held)  # a document that cannot be read back is not written
-    texts = {"json": compare_json.as_text(held)}
+    document = compare_document.of(values)  # a document that cannot be read back is not written
+    texts = {"json": compare_json.as_text(values)}
     if directory is not None:
         write(directory / RESULT_FILE, texts["json"])
     for form, file in outputs.files().items():
@@ -197,8 +197,8 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
     screen = text.render(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
     click.echo(inert(screen), nl=False, color=True)
     if failed:
-        said = "".join(f"perfscope: gate not met: {sanitize(line)}\n" for line in failed)
-        click.echo(inert(said), nl=False, err=True)
+        sentence = "".join(f"perfscope: gate not met: {sanitize(line)}\n" for line in failed)
+        click.echo(inert(sentence), nl=False, err=True)
 
 
 def rendered(document: Document, form: str, **options: Any) -> str:

@@ -142,13 +142,13 @@ def end(folders: dict[Arm, Path], method: dict[str, Any], directory: Path, outpu
     from perfscope.model.untrusted_text import sanitize_value
 
     sides = load(folders["base"]), load(folders["head"])
-    found = compare(*sides)
-    found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *_not_compiled(folders)))))
-    gates = own_gates(found, outputs.fail_on)
-    held = json.document(found, failed=found.gates(gates), gates=gates)
-    held["method"] |= sanitize_value(method | _planned(sides))
-    unsettled = bool(found.inconclusive) or any("not compiled" in note for note in found.notes)
-    return finish(held, outputs, unsettled=unsettled, directory=directory, kept="what was compiled is")
+    comparison = compare(*sides)
+    comparison = replace(comparison, notes=tuple(dict.fromkeys((*comparison.notes, *_not_compiled(folders)))))
+    gates = own_gates(comparison, outputs.fail_on)
+    document = json.document(comparison, failed=comparison.gates(gates), gates=gates)
+    document["method"] |= sanitize_value(method | _planned(sides))
+    unsettled = bool(comparison.inconclusive) or any("not compiled" in note for note in comparison.notes)
+    return finish(document, outputs, unsettled=unsettled, directory=directory, kept="what was compiled is")
 
 
 def _planned(sides: Sequence[Sequence[Trace]]) -> dict[str, str]:
@@ -165,13 +165,18 @@ def _not_compiled(folders: dict[Arm, Path]) -> list[str]:
     """What a side saw and did not compile: it is in no gate."""
     from perfscope.model.documents import compile_manifest
 
-    said = []
+    sentences = []
     for arm, folder in folders.items():
         manifest = compile_manifest.load(folder)
         if not manifest.complete:
-            said.append(f"{arm} is not complete, not compiled to its end: {manifest.stopped or 'it does not say why'}")
-        said += [f"{arm}: {one.name} was not compiled: {one.reason}" for one in manifest.not_compiled]
-    return said
+            sentences.append(
+                f"{arm} is not complete, not compiled to its end: {manifest.stopped or 'it does not say why'}"
+            )
+        sentences += [
+            f"{arm}: {not_compiled.name} was not compiled: {not_compiled.reason}"
+            for not_compiled in manifest.not_compiled
+        ]
+    return sentences
 
 
 def _options(

@@ -151,7 +151,7 @@ class Client:
         try:
             with _opener(url).open(request, timeout=SOCKET_SECONDS) as response:
                 content = self._read(response, what)
-                found = {name.lower(): value for name, value in response.headers.items()}
+                response_headers = {name.lower(): value for name, value in response.headers.items()}
         except urllib.error.HTTPError as error:
             with error:
                 self._refused(error, what)
@@ -159,20 +159,20 @@ class Client:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise HostTroubleError(f"{what}: no answer: {reason or type(error).__name__}") from error
         try:
-            return Reply(value=json.loads(content) if content else None, headers=found)
+            return Reply(value=json.loads(content) if content else None, headers=response_headers)
         except (ValueError, RecursionError) as error:
             raise HostError(f"{what}: the answer is no JSON; is {self.base} the API's address?") from error
 
     def _read(self, response: _Response, what: str) -> bytes:
         end = time.monotonic() + ANSWER_SECONDS
-        held = bytearray()
+        content = bytearray()
         while chunk := response.read1(READ_AT_ONCE):
-            held += chunk
-            if len(held) > MOST_BYTES:
+            content += chunk
+            if len(content) > MOST_BYTES:
                 raise HostError(f"{what}: the answer is larger than {MOST_BYTES >> 20} MiB")
             if time.monotonic() > end:
                 raise HostTroubleError(f"{what}: the answer took longer than {ANSWER_SECONDS:.0f} s")
-        return bytes(held)
+        return bytes(content)
 
     def _refused(self, error: urllib.error.HTTPError, what: str) -> NoReturn:
         status = error.code
@@ -181,8 +181,8 @@ class Client:
             raise HostTroubleError(line, status) from error
         seconds = _pause(error)
         if seconds is not None:
-            told = HostError(f"{line}: too many requests; it asks to wait {seconds:.0f} s", status)
-            raise _BusyError(seconds, told) from error
+            refusal = HostError(f"{line}: too many requests; it asks to wait {seconds:.0f} s", status)
+            raise _BusyError(seconds, refusal) from error
         why = self.missing.get(status)
         raise HostError(line if why is None else f"{line}: {why}", status) from error
 
@@ -228,11 +228,11 @@ def _message(error: urllib.error.HTTPError) -> str:
     if location is not None:
         return f" (moved to {sanitize(location, MESSAGE_LIMIT)}; not followed)"
     try:
-        held = json.loads(error.read(READ_AT_ONCE))
+        value = json.loads(error.read(READ_AT_ONCE))
     except (OSError, ValueError, RecursionError, HTTPException):
         return ""
-    said = held.get("message") or held.get("error") if isinstance(held, dict) else None
-    return f" ({sanitize(str(said), MESSAGE_LIMIT)})" if said else ""
+    message = value.get("message") or value.get("error") if isinstance(value, dict) else None
+    return f" ({sanitize(str(message), MESSAGE_LIMIT)})" if message else ""
 
 
 def _pause(error: urllib.error.HTTPError) -> float | None:

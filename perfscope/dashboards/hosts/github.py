@@ -99,15 +99,15 @@ class GitHub:
         commit and repository must be those of the run all the same. ``HostError`` if several have that commit.
         """
         path = f"/repos/{self.repository}/pulls"
-        found = []
+        result = []
         for row in self.rest.rows(path, {"state": "open", "head": f"{owner}:{branch}"}):
             number, head_sha, head_name = self._of(row, path, _head)
             if head_sha == sha and head_name == head_repository:
-                found.append(number)
-        if len(found) > 1:
-            named = ", ".join(f"#{number}" for number in found)
+                result.append(number)
+        if len(result) > 1:
+            named = ", ".join(f"#{number}" for number in result)
             raise HostError(f"GitHub: {named} all end with {sha[:12]}; say which: --pr")
-        return found[0] if found else None
+        return result[0] if result else None
 
     def _write(self, method: str, path: str, body: str, *, again: bool) -> Comment:
         reply = self.rest.ask(method, path, payload={"body": body}, again=again)
@@ -181,9 +181,9 @@ def read_event(path: str | None, ref: str | None) -> Event:
     """
     event = Event() if path is None else _event(_read(path), path)
     if event.number is None and event.run is None and ref is not None:
-        found = _REF.fullmatch(ref)
-        if found is not None:
-            return Event(number=int(found[1]), foreign=event.foreign)
+        match = _REF.fullmatch(ref)
+        if match is not None:
+            return Event(number=int(match[1]), foreign=event.foreign)
     return event
 
 
@@ -196,25 +196,25 @@ def _read(path: str) -> Mapping[str, Any]:
     if len(content) > MOST_BYTES:
         raise DataError(f"{path}: an event of more than {MOST_BYTES >> 20} MiB")
     try:
-        held = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: the event is no JSON") from error
-    if not isinstance(held, dict):
+    if not isinstance(value, dict):
         raise DataError(f"{path}: the event is no JSON object")
-    return held
+    return value
 
 
-def _event(held: Mapping[str, Any], path: str) -> Event:
+def _event(event: Mapping[str, Any], path: str) -> Event:
     try:
-        if "workflow_run" in held:
-            return Event(run=_run(held["workflow_run"]))
-        if "pull_request" in held:
-            pull = held["pull_request"]
+        if "workflow_run" in event:
+            return Event(run=_run(event["workflow_run"]))
+        if "pull_request" in event:
+            pull = event["pull_request"]
             # The repository of a fork that is gone is null: foreign too.
             head = (pull["head"]["repo"] or {}).get("full_name")
             return Event(number=int(pull["number"]), foreign=head != pull["base"]["repo"]["full_name"])
-        if "issue" in held and "pull_request" in held["issue"]:
-            return Event(number=int(held["issue"]["number"]))
+        if "issue" in event and "pull_request" in event["issue"]:
+            return Event(number=int(event["issue"]["number"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path}: not an event as GitHub writes them") from error
     return Event()

@@ -58,7 +58,7 @@ class GitLab:
         path = self._notes(change)
         for row in self.rest.rows(path, {"sort": "asc", "order_by": "created_at"}):
             if not row.get("system"):
-                yield self._of(row, path, lambda one: self._comment(change, one))
+                yield self._of(row, path, lambda row: self._comment(change, row))
 
     def create(self, change: int, body: str) -> Comment:
         """A new note."""
@@ -77,8 +77,8 @@ class GitLab:
 
     def _comment(self, change: int, row: Mapping[str, Any]) -> Comment:
         number = int(row["id"])
-        place = f"{self.web}/-/merge_requests/{change}#note_{number}" if self.web else ""
-        return Comment(number=number, author=str(row["author"]["username"]), body=str(row["body"] or ""), place=place)
+        url = f"{self.web}/-/merge_requests/{change}#note_{number}" if self.web else ""
+        return Comment(number=number, author=str(row["author"]["username"]), body=str(row["body"] or ""), place=url)
 
     def _of(self, row: Any, path: str, taken: Callable[[Mapping[str, Any]], Answer]) -> Answer:
         try:

@@ -89,12 +89,16 @@ def post(host: CodeHost, change: int, key: str, body: str) -> Posted:
     """
     me = host.myself()
     for attempt in range(MOST_POSTS):
-        ours = [one for one in host.comments(change) if one.author == me and _first_line(one.body) == marker(key)]
+        ours = [
+            comment
+            for comment in host.comments(change)
+            if comment.author == me and _first_line(comment.body) == marker(key)
+        ]
         if ours:
             if _plain(ours[0].body) == _plain(body):
                 return Posted(done="unchanged" if attempt == 0 else "created", place=ours[0].place, twins=len(ours) - 1)
-            held = host.update(change, ours[0], body)
-            return Posted(done="updated", place=held.place, twins=len(ours) - 1)
+            comment = host.update(change, ours[0], body)
+            return Posted(done="updated", place=comment.place, twins=len(ours) - 1)
         try:
             return Posted(done="created", place=host.create(change, body).place, twins=0)
         except HostTroubleError:

@@ -61,10 +61,13 @@ def merge_ranks(processes: Sequence[Process]) -> RankTimes:
             window_steps=first.window_steps,
             remark=remark,
         )
-    counts = {(len(one.untraced_step_ns), len(one.windows_ns), one.window_steps, one.steps_seen) for one in ranked}
+    counts = {
+        (len(process.untraced_step_ns), len(process.windows_ns), process.window_steps, process.steps_seen)
+        for process in ranked
+    }
     if len(counts) > 1:
         slowest = max(ranked, key=_typical)
-        taken = sorted({one.steps_seen for one in ranked})
+        taken = sorted({process.steps_seen for process in ranked})
         return RankTimes(
             step_ns=slowest.untraced_step_ns,
             windows_ns=slowest.windows_ns,
@@ -74,8 +77,8 @@ def merge_ranks(processes: Sequence[Process]) -> RankTimes:
             f"{slowest.rank}, the slowest, stands for all",
         )
     return RankTimes(
-        step_ns=tuple(map(max, zip(*(one.untraced_step_ns for one in ranked), strict=True))),
-        windows_ns=tuple(map(max, zip(*(one.windows_ns for one in ranked), strict=True))),
+        step_ns=tuple(map(max, zip(*(process.untraced_step_ns for process in ranked), strict=True))),
+        windows_ns=tuple(map(max, zip(*(process.windows_ns for process in ranked), strict=True))),
         window_steps=ranked[0].window_steps,
         ranks=len(ranked),
     )
@@ -111,7 +114,7 @@ class ArmFolder:
 
 def launch_once(
     target: Target,
-    place: ArmFolder,
+    arm_folder: ArmFolder,
     *,
     arm: Arm,
     phase: Phase,
@@ -134,13 +137,13 @@ def launch_once(
         message = Message(
             directory=str(run),
             options=CaptureOptions(level="light", quiet=True, times_only=True, step_annotation=step_annotation),
-            pythonpath=python_path(place, checkout),
+            pythonpath=python_path(arm_folder, checkout),
             follow=target.command,
             checkout=None if checkout is None else str(checkout),
-            tree=None if changed is None else str(place.root),
+            tree=None if changed is None else str(arm_folder.root),
         )
         began, clock = time.time(), time.monotonic()
-        code = run_and_wait(_command_line(target), place, _variables(message), log, timeout_s)
+        code = run_and_wait(_command_line(target), arm_folder, _variables(message), log, timeout_s)
         ended = Launch(
             arm=arm,
             phase=phase,
@@ -200,19 +203,21 @@ def _command_line(target: Target) -> list[str]:
     return [sys.executable, *target.arguments]
 
 
-def python_path(place: ArmFolder, checkout: Path | None) -> str:
+def python_path(arm_folder: ArmFolder, checkout: Path | None) -> str:
     """The worktree before everything else, so that it also wins over an editable installation of the checkout."""
-    entries = [str(place.root), *([str(place.root / "src")] if (place.root / "src").is_dir() else [])]
+    entries = [str(arm_folder.root), *([str(arm_folder.root / "src")] if (arm_folder.root / "src").is_dir() else [])]
     for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         path = Path(entry).resolve()
         if checkout is not None and path.is_relative_to(checkout):
-            entries.append(str(place.root / path.relative_to(checkout)))
+            entries.append(str(arm_folder.root / path.relative_to(checkout)))
         else:
             entries.append(str(path))
     return os.pathsep.join(dict.fromkeys(entries))
 
 
-def run_and_wait(line: list[str], place: ArmFolder, ours: Mapping[str, str], log: Path, timeout_s: float | None) -> int:
+def run_and_wait(
+    line: list[str], arm_folder: ArmFolder, ours: Mapping[str, str], log: Path, timeout_s: float | None
+) -> int:
     """Run a command line in ``place`` and return its exit code as a shell would; its process group is terminated.
 
     ``ours``: variables on top of our own environment. Its output goes to ``log``. ``TIMED_OUT`` after ``timeout_s``;
@@ -222,7 +227,7 @@ def run_and_wait(line: list[str], place: ArmFolder, ours: Mapping[str, str], log
         try:
             child = subprocess.Popen(
                 line,
-                cwd=place.folder,
+                cwd=arm_folder.folder,
                 env={**os.environ, **ours},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -326,16 +331,18 @@ SHELL = "/bin/sh"
 
 
 def run_build(
-    command: str, places: Mapping[Arm, ArmFolder], *, logs: Path, checkout: Path, tell: Callable[[str], None]
+    command: str, folders: Mapping[Arm, ArmFolder], *, logs: Path, checkout: Path, tell: Callable[[str], None]
 ) -> None:
     """Run ``command`` in a shell in the folder of each arm, as it would be typed in the checkout.
 
     Its output is kept in ``logs``. ``DataError`` if it fails: an arm that is half built must not be measured.
     """
-    for arm, place in places.items():
+    for arm, arm_folder in folders.items():
         tell(f"building {arm}")
         log = logs / f"build-{arm}.log"
-        code = run_and_wait([SHELL, "-c", command], place, {"PYTHONPATH": python_path(place, checkout)}, log, None)
+        code = run_and_wait(
+            [SHELL, "-c", command], arm_folder, {"PYTHONPATH": python_path(arm_folder, checkout)}, log, None
+        )
         if code:
             raise DataError(f"{log}: --build failed in {arm} with exit code {code}: {log_tail(log)}")
 
@@ -351,7 +358,7 @@ SLOWER = 4.0
 
 def profile_once(
     target: Target,
-    place: ArmFolder,
+    arm_folder: ArmFolder,
     *,
     arm: Arm,
     pair: int,
@@ -375,14 +382,14 @@ def profile_once(
             command=target.command,
             root=str(root.resolve()),
             name=f"{arm}-{pair + 1}",
-            python_path=python_path(place, checkout),
+            python_path=python_path(arm_folder, checkout),
             answer=str(answer),
             step_annotation=step_annotation,
         )
         began, clock = time.time(), time.monotonic()
         limit = None if timeout_s is None else SLOWER * timeout_s
         line = [sys.executable, "-P", "-m", record_child.__name__, order.dump()]
-        code = run_and_wait(line, place, {"PYTHONPATH": _our_path()}, log, limit)
+        code = run_and_wait(line, arm_folder, {"PYTHONPATH": _our_path()}, log, limit)
         seconds = time.monotonic() - clock
         directory = root / answer.read_text(encoding="utf-8") if answer.exists() else None
     launch = Launch(
@@ -413,7 +420,9 @@ def _why_nothing(directory: Path | None) -> str | None:
         run = run_folders.read(directory)
     except DataError as error:
         return str(error).removeprefix(f"{directory}/")
-    if any(one.pass_name in TIMING for one in run.artifacts(directory)):
+    if any(artifact.pass_name in TIMING for artifact in run.artifacts(directory)):
         return None
-    reasons = [one.reason for process in run.processes for one in process.captures if one.reason is not None]
+    reasons = [
+        capture.reason for process in run.processes for capture in process.captures if capture.reason is not None
+    ]
     return next(iter((*reasons, *run.notes)), "nothing was captured")

@@ -82,29 +82,29 @@ class Gpus:
         """The devices that programs see here, now."""
         if not self._present:
             return ()
-        found = _by_nvml(self._nvml) if self._nvml is not None else self._by_smi()
-        return visible_gpus(found, self._visible)
+        states = _by_nvml(self._nvml) if self._nvml is not None else self._by_smi()
+        return visible_gpus(states, self._visible)
 
     def counters(self, ends: Sequence[Sequence[GpuState]], looks: Sequence[Sequence[GpuState]]) -> dict[str, float]:
         """Of a launch: mean over its devices and looks; ``ends``: before it and after it."""
         if not ends or not any(ends):
             return {}
-        seen = [one for look in (looks or ends[-1:]) for one in look]
-        found: dict[str, float] = {}
+        seen = [gpu for look in (looks or ends[-1:]) for gpu in look]
+        result: dict[str, float] = {}
         for name, values in (
-            ("gpu_mhz", [one.sm_mhz for one in seen]),
-            ("gpu_celsius", [one.celsius for one in seen]),
-            ("gpu_watts", [one.watts for one in seen]),
-            ("gpu_celsius_before", [one.celsius for one in ends[0]]),
+            ("gpu_mhz", [gpu.sm_mhz for gpu in seen]),
+            ("gpu_celsius", [gpu.celsius for gpu in seen]),
+            ("gpu_watts", [gpu.watts for gpu in seen]),
+            ("gpu_celsius_before", [gpu.celsius for gpu in ends[0]]),
         ):
             known = [value for value in values if value is not None]
             if known:
-                found[name] = fmean(known)
-        reasons = [one.reasons for look in (looks or ends) for one in look if one.reasons is not None]
+                result[name] = fmean(known)
+        reasons = [gpu.reasons for look in (looks or ends) for gpu in look if gpu.reasons is not None]
         if reasons:
-            found["gpu_slowed_share"] = fmean(bool(bits & SLOWED) for bits in reasons)
-            found["gpu_capped_share"] = fmean(bool(bits & CAPPED) for bits in reasons)
-        return found
+            result["gpu_slowed_share"] = fmean(bool(bits & SLOWED) for bits in reasons)
+            result["gpu_capped_share"] = fmean(bool(bits & CAPPED) for bits in reasons)
+        return result
 
     def _by_smi(self) -> tuple[GpuState, ...]:
         for reasons in (self._reasons,) if self._reasons else _REASONS:
@@ -117,7 +117,7 @@ class Gpus:
 
 def parse_nvidia_smi(text: str) -> tuple[GpuState, ...]:
     """What ``nvidia-smi --format=csv,noheader,nounits`` printed; lines of another shape are left out."""
-    found = []
+    states = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(_FIELDS) + 1 or not cells[0].isdigit():
@@ -126,7 +126,7 @@ def parse_nvidia_smi(text: str) -> tuple[GpuState, ...]:
             reasons = int(cells[7], 16)
         except ValueError:
             reasons = None
-        found.append(
+        states.append(
             GpuState(
                 index=int(cells[0]),
                 uuid=cells[1],
@@ -138,7 +138,7 @@ def parse_nvidia_smi(text: str) -> tuple[GpuState, ...]:
                 reasons=reasons,
             )
         )
-    return tuple(found)
+    return tuple(states)
 
 
 def visible_gpus(gpus: Sequence[GpuState], visible: str | None) -> tuple[GpuState, ...]:
@@ -148,15 +148,15 @@ def visible_gpus(gpus: Sequence[GpuState], visible: str | None) -> tuple[GpuStat
     """
     if visible is None or "MIG" in visible:
         return tuple(gpus)
-    found: list[GpuState] = []
+    states: list[GpuState] = []
     for word in (word.strip() for word in visible.split(",")):
         mine = [
-            one for one in gpus if word == str(one.index) or (word.startswith("GPU-") and one.uuid.startswith(word))
+            gpu for gpu in gpus if word == str(gpu.index) or (word.startswith("GPU-") and gpu.uuid.startswith(word))
         ]
         if len(mine) != 1:
             break
-        found += mine
-    return tuple(found)
+        states += mine
+    return tuple(states)
 
 
 def _number(text: str) -> float | None:
@@ -209,9 +209,9 @@ def _device(module: Any, index: int, handle: Any, driver: str) -> GpuState:
     )
 
 
-def _decoded(held: Any) -> str:
+def _decoded(value: Any) -> str:
     """Older versions of the package give bytes."""
-    return held.decode(errors="replace") if isinstance(held, bytes) else str(held)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 PERIOD_S = 1.0
@@ -285,13 +285,13 @@ class MachineWatch:
 
     def counters(self) -> dict[str, float]:
         """By name (`perfscope.analyzers.compare.ab.environment` has their meaning); what is not known is not there."""
-        found = counter_rates(self._before, self._after)
-        found["load_before"] = self._load
+        result = counter_rates(self._before, self._after)
+        result["load_before"] = self._load
         clocks = [clock for clock in self._mhz if clock]
         if clocks:
-            found["cpu_mhz"] = sum(clocks) / len(clocks)
-        found |= self._gpus.counters(self._ends, self._looks)
-        return {name: round(value, 4) for name, value in found.items()}
+            result["cpu_mhz"] = sum(clocks) / len(clocks)
+        result |= self._gpus.counters(self._ends, self._looks)
+        return {name: round(value, 4) for name, value in result.items()}
 
 
 def read_counters(sources: Sources) -> MachineCounters:
@@ -315,28 +315,28 @@ def counter_rates(before: MachineCounters, after: MachineCounters) -> dict[str, 
     shows the whole machine, everybody's.
     """
     seconds = max(after.clock_s - before.clock_s, 1e-9)
-    found = {"own_cpus": (after.own_s - before.own_s) / seconds}
+    result = {"own_cpus": (after.own_s - before.own_s) / seconds}
     if before.ticks and after.ticks:
         grown = {name: after.ticks[name] - before.ticks[name] for name in after.ticks}
         if grown["all"] > 0:
             own = (after.own_s - before.own_s) * os.sysconf("SC_CLK_TCK")
-            found["others_share"] = max(0.0, grown["busy"] - own) / grown["all"]
-            found["steal_share"] = grown["steal"] / grown["all"]
+            result["others_share"] = max(0.0, grown["busy"] - own) / grown["all"]
+            result["steal_share"] = grown["steal"] / grown["all"]
     for name, total in after.pressure_us.items():
         if name in before.pressure_us:
-            found[f"{name}_pressure"] = (total - before.pressure_us[name]) / 1e6 / seconds
+            result[f"{name}_pressure"] = (total - before.pressure_us[name]) / 1e6 / seconds
     if None not in (before.periods, before.throttled, after.periods, after.throttled):
         periods = (after.periods or 0) - (before.periods or 0)
         # Without a quota there are no periods, and nothing is held back.
-        found["throttled_share"] = ((after.throttled or 0) - (before.throttled or 0)) / periods if periods > 0 else 0.0
-    return found
+        result["throttled_share"] = ((after.throttled or 0) - (before.throttled or 0)) / periods if periods > 0 else 0.0
+    return result
 
 
 def machine_facts(gpus: Gpus) -> dict[str, str]:
     """What launches run on here, for a report: models and versions, no names of machines."""
     devices = gpus.look()
     facts = {
-        "gpu": ", ".join(f"{count}x {name}" for name, count in Counter(one.name for one in devices).items()),
+        "gpu": ", ".join(f"{count}x {name}" for name, count in Counter(device.name for device in devices).items()),
         "driver": devices[0].driver if devices else "",
         "gpu counters": gpus.source or "",
         "cpu": environment.cpu_model() or "",
@@ -368,12 +368,12 @@ def _ticks(sources: Sources) -> dict[str, int]:
 
 
 def _pressure(sources: Sources) -> dict[str, int]:
-    found = {}
+    totals = {}
     for name in ("cpu", "memory", "io"):
         total = _text(sources.proc / "pressure" / name).partition("\n")[0].rpartition("total=")[2]
         if total.isdigit():
-            found[name] = int(total)
-    return found
+            totals[name] = int(total)
+    return totals
 
 
 def _quota(sources: Sources) -> tuple[int | None, int | None]:

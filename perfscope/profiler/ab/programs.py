@@ -45,14 +45,19 @@ def compile_both(
     """
     with terminated_by_signals():
         remove_left(repository)
-        with worktrees(repository, dict(commits), links=wanted.links) as places:
+        with worktrees(repository, dict(commits), links=wanted.links) as folders:
             if wanted.build is not None:
-                build_in(wanted.build, places, logs=directory, checkout=repository.top, tell=tell)
-            return {arm: _compiled(wanted, arm, places[arm], repository, directory, tell) for arm in ARMS}
+                build_in(wanted.build, folders, logs=directory, checkout=repository.top, tell=tell)
+            return {arm: _compiled(wanted, arm, folders[arm], repository, directory, tell) for arm in ARMS}
 
 
 def _compiled(
-    wanted: Compilation, arm: Arm, place: ArmFolder, repository: Checkout, directory: Path, tell: Callable[[str], None]
+    wanted: Compilation,
+    arm: Arm,
+    arm_folder: ArmFolder,
+    repository: Checkout,
+    directory: Path,
+    tell: Callable[[str], None],
 ) -> Path:
     tell(f"compiling {arm}")
     root, log = directory / arm, directory / f"compile-{arm}.log"
@@ -60,8 +65,8 @@ def _compiled(
         sys.executable, "-P", "-m", "perfscope", "compile", "--quiet", "--output", str(root.resolve()), *wanted.options,
         *wanted.program,
     ]  # fmt: skip
-    variables = {"PYTHONPATH": python_path(place, repository.top)}
-    code = run_and_wait(line, place, variables, log, wanted.limit_s + SPARE_S)
+    variables = {"PYTHONPATH": python_path(arm_folder, repository.top)}
+    code = run_and_wait(line, arm_folder, variables, log, wanted.limit_s + SPARE_S)
     if code == USAGE_ERROR:
         raise UsageError(f"{arm}: {_last(log)}")
     if code == TIMED_OUT:
@@ -72,12 +77,12 @@ def _compiled(
 
 
 def _folder(root: Path, arm: Arm) -> Path:
-    found = sorted(path for path in root.iterdir() if not path.is_symlink() and run_folders.is_compiled(path))
-    if len(found) > 1:
+    folders = sorted(path for path in root.iterdir() if not path.is_symlink() and run_folders.is_compiled(path))
+    if len(folders) > 1:
         raise UsageError(f"{arm}: it uses jax and torch: say which with --framework")
-    if not found:
+    if not folders:
         raise DataError(f"{root}: {arm} was compiled, and nothing of it was kept")
-    return found[0]
+    return folders[0]
 
 
 def _last(log: Path) -> str:

@@ -49,8 +49,10 @@ def seconds_left(state: AbState, phase: Phase, pair: int) -> tuple[float, float]
     By the median launch so far. A confirmation takes as many pairs as were measured, which may be all.
     """
     plan = state.plan
-    plain = _median([one.seconds for one in state.launches if one.problem is None and one.phase != "profile"])
-    seen = [one.seconds for one in state.launches if one.problem is None and one.phase == "profile"]
+    plain = _median(
+        [launch.seconds for launch in state.launches if launch.problem is None and launch.phase != "profile"]
+    )
+    seen = [launch.seconds for launch in state.launches if launch.problem is None and launch.phase == "profile"]
     profiled = _median(seen) if seen else UNSEEN_PROFILE * plain
     profiling = plan.profile - (pair if phase == "profile" else 0)
     left = 0
@@ -109,8 +111,8 @@ def compare(
     with terminated_by_signals():
         remove_left(repository)
         tell(f"base {plan.base_ref} ({plan.base[:12]}), head {plan.head_ref} ({plan.head[:12]}), seed {plan.seed}")
-        with worktrees(repository, {"base": plan.base, "head": plan.head}, links=plan.links) as places:
-            run = _runner(state, target, places, repository, tell)
+        with worktrees(repository, {"base": plan.base, "head": plan.head}, links=plan.links) as folders:
+            run = _runner(state, target, folders, repository, tell)
             return run_pairs(state, run, judge, tell=tell)
 
 
@@ -142,14 +144,14 @@ def run_pairs(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], N
 def pairs_by_phase(state: AbState) -> Pairs:
     """The pairs that were run, by phase."""
     profiled = pairs_of(state.launches, "profile")
-    whole = {one.pair for one, _ in profiled}
-    lost = [one for one in state.launches if one.phase == "profile" and one.problem is not None]
+    whole = {launch.pair for launch, _ in profiled}
+    lost = [launch for launch in state.launches if launch.phase == "profile" and launch.problem is not None]
     return Pairs(
         calibration=pairs_of(state.launches, "calibrate"),
         measured=pairs_of(state.launches, "measure"),
         confirming=pairs_of(state.launches, "confirm"),
         profiled=profiled,
-        lost=tuple(one for one in lost if one.pair not in whole),
+        lost=tuple(launch for launch in lost if launch.pair not in whole),
     )
 
 
@@ -159,7 +161,7 @@ def first_is_head(seed: int, phase: Phase, pair: int, attempt: int) -> bool:
 
 
 def _runner(
-    state: AbState, target: Target, places: Mapping[Arm, ArmFolder], repository: Checkout, tell: Callable[[str], None]
+    state: AbState, target: Target, folders: Mapping[Arm, ArmFolder], repository: Checkout, tell: Callable[[str], None]
 ) -> Run:
     plan = state.plan
     changed = repository.changed(plan.base, plan.head)
@@ -170,12 +172,12 @@ def _runner(
     def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
         nonlocal to_build
         if to_build is not None:  # not for a comparison that is complete
-            run_build(to_build, places, logs=state.directory, checkout=repository.top, tell=tell)
+            run_build(to_build, folders, logs=state.directory, checkout=repository.top, tell=tell)
             to_build = None
         if phase == "profile":
             return profile_once(
                 target,
-                places[arm],
+                folders[arm],
                 arm=arm,
                 pair=pair,
                 slot=slot,
@@ -188,7 +190,7 @@ def _runner(
         with MachineWatch(gpus) as watch:
             launch = launch_once(
                 target,
-                places[arm],
+                folders[arm],
                 arm=arm,
                 phase=phase,
                 pair=pair,
@@ -214,7 +216,9 @@ def _runner(
 def _warm(state: AbState, run: Run, arm: Arm, tell: Callable[[str], None]) -> None:
     """One launch of an arm for its caches; a program that cannot run is reported before an hour of launches."""
     slot = 0 if arm == "base" else 1
-    warm_launches = [one for one in state.launches if one.phase == "warm" and one.arm == arm and one.problem is None]
+    warm_launches = [
+        launch for launch in state.launches if launch.phase == "warm" and launch.arm == arm and launch.problem is None
+    ]
     if warm_launches:
         return
     tell(f"warming up {arm}")
@@ -226,7 +230,7 @@ def _warm(state: AbState, run: Run, arm: Arm, tell: Callable[[str], None]) -> No
 
 def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str], None]) -> None:
     """Both launches of a pair, again if one fails."""
-    if any(one.pair == pair for one, _ in pairs_of(state.launches, phase)):
+    if any(launch.pair == pair for launch, _ in pairs_of(state.launches, phase)):
         return
     while True:
         attempt = _attempt(state, phase, pair)
@@ -235,7 +239,7 @@ def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str
             launch = replace(run(arm, phase, pair, slot), attempt=attempt)
             state.add(launch)
             if launch.problem is not None:
-                failed = [one for one in state.launches if one.arm == arm and _counts(one)]
+                failed = [launch for launch in state.launches if launch.arm == arm and _counts(launch)]
                 if len(failed) >= MOST_FAILURES:
                     raise DataError(
                         f"{_named(state.plan, arm)}: {len(failed)} launches failed: {launch.problem} "
@@ -249,7 +253,7 @@ def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str
 
 def _profile(state: AbState, run: Run, pair: int, tell: Callable[[str], None]) -> None:
     """Both launches of a pair under capture; where one fails there is no second try before the next resumption."""
-    if any(one.pair == pair for one, _ in pairs_of(state.launches, "profile")):
+    if any(launch.pair == pair for launch, _ in pairs_of(state.launches, "profile")):
         return
     attempt = _attempt(state, "profile", pair)
     tell(progress(state, "profile", pair))
@@ -267,7 +271,7 @@ def _counts(launch: Launch) -> bool:
 
 
 def _attempt(state: AbState, phase: Phase, pair: int) -> int:
-    attempts = [one.attempt for one in state.launches if (one.phase, one.pair) == (phase, pair)]
+    attempts = [launch.attempt for launch in state.launches if (launch.phase, launch.pair) == (phase, pair)]
     return 1 + max(attempts, default=-1)
 
 

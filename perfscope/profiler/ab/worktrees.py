@@ -43,10 +43,10 @@ class Checkout:
 
     def commit(self, ref: str) -> str:
         """The full name of the commit that ``ref`` names; ``UsageError`` if it names none."""
-        found = _git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-        if found.returncode != 0:
+        process = _git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+        if process.returncode != 0:
             raise UsageError(f"{ref}: no commit of this repository; a shallow clone lacks all but the newest")
-        return found.stdout.strip()
+        return process.stdout.strip()
 
     def changed(self, base: str, head: str) -> frozenset[str]:
         """Python files that differ between two commits, relative to the top; those that one of them lacks too."""
@@ -71,10 +71,10 @@ class Checkout:
 def checkout() -> Checkout:
     """The repository that the current folder is in; ``UsageError`` outside of one."""
     here = Path.cwd().resolve()
-    found = _git(here, "rev-parse", "--show-toplevel")
-    if found.returncode != 0:
+    process = _git(here, "rev-parse", "--show-toplevel")
+    if process.returncode != 0:
         raise UsageError(f"{here.name}: not in a git checkout, and --ab compares two commits of one")
-    top = Path(found.stdout.strip()).resolve()
+    top = Path(process.stdout.strip()).resolve()
     return Checkout(top=top, below=here.relative_to(top))
 
 
@@ -108,7 +108,7 @@ def worktrees(
     stack = contextlib.ExitStack()
     try:
         stack.enter_context(run_folders.alive(root))
-        places: dict[Arm, ArmFolder] = {}
+        folders: dict[Arm, ArmFolder] = {}
         for arm, commit in commits.items():
             path = root / arm
             done = _git(
@@ -122,8 +122,8 @@ def worktrees(
             folder = path / repository.below
             if not folder.is_dir():
                 raise UsageError(f"{repository.below}: no such folder in {commit[:12]}; start from one in both")
-            places[arm] = ArmFolder(root=path, folder=folder)
-        yield places
+            folders[arm] = ArmFolder(root=path, folder=folder)
+        yield folders
     finally:
         with _undisturbed():
             stack.close()

@@ -40,17 +40,17 @@ def address(asked: str | None, folder: Path | None = None) -> str | Path:
     ``asked`` may be a folder, where the store's usual file is meant. ``UsageError``: a URL of another kind;
     the URL itself is not in the message.
     """
-    said = asked if asked is not None else os.environ.get(VARIABLE)
-    if not said:
+    given = asked if asked is not None else os.environ.get(VARIABLE)
+    if not given:
         return (Path(RUNS_FOLDER) if folder is None else folder) / STORE_FILE
-    scheme = _SCHEME.match(said)
+    scheme = _SCHEME.match(given)
     if scheme is None:
-        path = Path(said)
-        return path / STORE_FILE if path.is_dir() or said.endswith("/") else path
+        path = Path(given)
+        return path / STORE_FILE if path.is_dir() or given.endswith("/") else path
     if scheme[1].lower() not in SCHEMES:
         raise UsageError(f"a store by URL is postgresql://...; {scheme[1]}:// is none that can be used")
-    split(said)
-    return said
+    split(given)
+    return given
 
 
 def split(url: str) -> SplitResult:
@@ -84,7 +84,7 @@ def secrets_of(url: str) -> tuple[str, ...]:
         name, _, value = pair.partition("=")
         if "pass" in name.lower():
             secrets |= {value, unquote(value)}
-    return tuple(sorted((one for one in secrets if one), key=len, reverse=True))
+    return tuple(sorted((secret for secret in secrets if secret), key=len, reverse=True))
 
 
 WAIT_SECONDS = 60
@@ -284,10 +284,10 @@ class PostgresDatabase(Database):
     def _said(self, error: Exception) -> str:
         """What the server said, on one line, without secrets."""
         cause = getattr(error, "orig", None) or error
-        said = " ".join(str(cause).split()) or type(cause).__name__
+        text = " ".join(str(cause).split()) or type(cause).__name__
         for secret in self._secrets:
-            said = said.replace(secret, "***")
-        return said
+            text = text.replace(secret, "***")
+        return text
 
 
 def database_at(where: str | Path) -> Database:
@@ -379,19 +379,19 @@ def prepare_tables(database: Database, *, upgrade: bool) -> Version:
     ``upgrade``: also of a store that others share. Without, an older shared one is refused in one line.
     """
     with database.session(write=True, alone=True) as session:
-        found = version_of(database, session)
-        check_version(database, found)
-        if found.schema >= LATEST:
-            return found
-        if found.schema and database.shared and not upgrade:
+        version = version_of(database, session)
+        check_version(database, version)
+        if version.schema >= LATEST:
+            return version
+        if version.schema and database.shared and not upgrade:
             raise DataError(
-                f"{database.shown}: of an older schema ({found.schema}, this perfscope writes {LATEST}); "
+                f"{database.shown}: of an older schema ({version.schema}, this perfscope writes {LATEST}); "
                 "`perfscope store migrate` changes it for everybody who uses it"
             )
-        if not found.schema:
+        if not version.schema:
             session.execute(f"CREATE TABLE {META} (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        needs = found.needs
-        for number, migration in enumerate(MIGRATIONS[found.schema :], start=found.schema + 1):
+        needs = version.needs
+        for number, migration in enumerate(MIGRATIONS[version.schema :], start=version.schema + 1):
             for statement in migration.statements:
                 session.execute(statement)
             needs = number if migration.breaks else needs

@@ -60,8 +60,8 @@ def export(store: RunStore, file: Path, *, runs: Sequence[StoredRun], packs: boo
     ``DataError``: it cannot be written, or the store is damaged.
     """
     uids = {run.uid for run in runs}
-    baselines = [one for one in store.baselines() if one.run.uid in uids]
-    digests = sorted({one.digest for one in baselines if one.digest is not None and packs})
+    baselines = [baseline for baseline in store.baselines() if baseline.run.uid in uids]
+    digests = sorted({baseline.digest for baseline in baselines if baseline.digest is not None and packs})
     head = {
         "schema": EXPORT_SCHEMA,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -86,8 +86,10 @@ def export(store: RunStore, file: Path, *, runs: Sequence[StoredRun], packs: boo
     return Exported(runs=len(runs), baselines=len(baselines), packs=len(digests))
 
 
-def _baseline_line(one: Baseline) -> str:
-    return json.dumps({"name": one.name, "uid": one.run.uid, "set_utc": one.set_utc, "digest": one.digest})
+def _baseline_line(baseline: Baseline) -> str:
+    return json.dumps(
+        {"name": baseline.name, "uid": baseline.run.uid, "set_utc": baseline.set_utc, "digest": baseline.digest}
+    )
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -130,21 +132,23 @@ def import_file(store: RunStore, file: Path, *, clean: Callable[[StoredRun], Sto
         known: set[str] = set()
         added = had = 0
         wanted: dict[str, list[dict[str, Any]]] = {}
-        for kind, held in _read(file, Path(scratch)):
-            if isinstance(held, StoredRun):
-                new = store.put(clean(held))
+        for kind, value in _read(file, Path(scratch)):
+            if isinstance(value, StoredRun):
+                new = store.put(clean(value))
                 runs, there = runs + new, there + (not new)
-                known.add(held.uid)
+                known.add(value.uid)
             elif kind == BASELINES:
-                if held["uid"] in known:
-                    wanted.setdefault(held["digest"] or "", []).append(held)
-            elif isinstance(held, Packed):
-                for one in wanted.pop(held.digest, []):
-                    new = store.import_baseline(one["name"], one["uid"], one["digest"], one["set_utc"], held)
+                if value["uid"] in known:
+                    wanted.setdefault(value["digest"] or "", []).append(value)
+            elif isinstance(value, Packed):
+                for baseline in wanted.pop(value.digest, []):
+                    new = store.import_baseline(
+                        baseline["name"], baseline["uid"], baseline["digest"], baseline["set_utc"], value
+                    )
                     added, had = added + new, had + (not new)
         for rest in wanted.values():
-            for one in rest:
-                new = store.import_baseline(one["name"], one["uid"], None, one["set_utc"], None)
+            for baseline in rest:
+                new = store.import_baseline(baseline["name"], baseline["uid"], None, baseline["set_utc"], None)
                 added, had = added + new, had + (not new)
     return Imported(runs=runs, runs_there=there, baselines=added, baselines_there=had)
 
@@ -152,8 +156,8 @@ def import_file(store: RunStore, file: Path, *, clean: Callable[[StoredRun], Sto
 def _read(file: Path, scratch: Path) -> Iterator[tuple[str, Any]]:
     """(member, what it holds) of an export, one by one."""
     expected = iter((HEAD, RUNS, BASELINES))
-    with members(file, str(file), packed=False) as held:
-        for path, size, content in held:
+    with members(file, str(file), packed=False) as archive:
+        for path, size, content in archive:
             name = str(path)
             if name != next(expected, name):
                 raise DataError(f"{file}: no export of a perfscope store: it begins with {name[:80]!r}")
@@ -227,22 +231,22 @@ def _checked_pack(file: Path, name: str, size: int, content: IO[bytes], scratch:
     digest = name.removeprefix(f"{PACKS}/").removesuffix(_SUFFIX)
     if name != f"{PACKS}/{digest}{_SUFFIX}" or not _DIGEST.fullmatch(digest) or size > MOST_PACK:
         raise DataError(f"{file}: holds {name[:80]!r}, which is no part of an export; refused")
-    place = scratch / "pack"
+    path = scratch / "pack"
     checksum = hashlib.sha256()
-    with place.open("wb") as stream:
+    with path.open("wb") as stream:
         while piece := content.read(1 << 20):
             checksum.update(piece)
             stream.write(piece)
     if checksum.hexdigest() != digest:
         raise DataError(f"{file}: {name}: damaged, its digest is another")
-    unpacked, count = _sizes(place, f"{file}: {name}", scratch)
-    yield Packed(file=place, digest=digest, bytes=size, unpacked=unpacked, files=count)
-    place.unlink()
+    unpacked, count = _sizes(path, f"{file}: {name}", scratch)
+    yield Packed(file=path, digest=digest, bytes=size, unpacked=unpacked, files=count)
+    path.unlink()
 
 
-def _sizes(place: Path, origin: str, scratch: Path) -> tuple[int, int]:
+def _sizes(path: Path, origin: str, scratch: Path) -> tuple[int, int]:
     """Bytes and files of a pack, by unpacking it: what cannot be unpacked is not let in."""
-    top = unpack(place, scratch / "unpacked", origin)
+    top = unpack(path, scratch / "unpacked", origin)
     try:
         files = [top] if top.is_file() else [path for path in top.rglob("*") if path.is_file()]
         return sum(path.stat().st_size for path in files), len(files)

@@ -60,11 +60,11 @@ def members(file: Path, origin: str, *, packed: bool) -> Iterator[Iterator[tuple
     ``packed``: by gzip. ``DataError``, ``origin`` first: damaged, or a member that is refused.
     """
     try:
-        with contextlib.ExitStack() as held:
-            raw: IO[bytes] | gzip.GzipFile = held.enter_context(file.open("rb"))
+        with contextlib.ExitStack() as stack:
+            raw: IO[bytes] | gzip.GzipFile = stack.enter_context(file.open("rb"))
             if packed:
-                raw = held.enter_context(gzip.GzipFile(fileobj=raw, mode="rb"))
-            tar = held.enter_context(tarfile.open(fileobj=_Bounded(raw), mode="r:"))
+                raw = stack.enter_context(gzip.GzipFile(fileobj=raw, mode="rb"))
+            tar = stack.enter_context(tarfile.open(fileobj=_Bounded(raw), mode="r:"))
             yield _each(tar, raw, origin)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError) as error:
         raise DataError(f"{origin}: damaged, or no archive of ours: {error}") from error
@@ -123,15 +123,15 @@ class Packed:
     files: int
 
 
-def pack(place: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
+def pack(folder: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
     """Pack a run's folder, or one file, into the new file ``into``.
 
     ``DataError``: nothing there, or more than ``most`` bytes; no pack is left then.
     """
-    files = run_files(place)
+    files = run_files(folder)
     if not files:
-        raise DataError(f"{place}: nothing to keep in it")
-    top = place.resolve().name
+        raise DataError(f"{folder}: nothing to keep in it")
+    top = folder.resolve().name
     total = 0
     try:
         # No times and no owners: the same run gives the same pack, and says nothing of who made it.
@@ -141,7 +141,7 @@ def pack(place: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
             tarfile.open(fileobj=squeezed, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
             for path in files:
-                name = top if path == place else f"{top}/{path.relative_to(place).as_posix()}"
+                name = top if path == folder else f"{top}/{path.relative_to(folder).as_posix()}"
                 member = tarfile.TarInfo(name)
                 member.size = path.stat().st_size
                 total += member.size
@@ -149,20 +149,20 @@ def pack(place: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
                     tar.addfile(member, content)
                 if raw.tell() > most:
                     raise DataError(
-                        f"{place}: its files are more than {most >> 20} MiB packed; allow more with --most-mib, or "
+                        f"{folder}: its files are more than {most >> 20} MiB packed; allow more with --most-mib, or "
                         "keep only its numbers with --numbers-only"
                     )
         size = into.stat().st_size
         if size > most:
             raise DataError(
-                f"{place}: its files are {size / (1 << 20):.1f} MiB packed, more than {most >> 20}; allow more with "
+                f"{folder}: its files are {size / (1 << 20):.1f} MiB packed, more than {most >> 20}; allow more with "
                 "--most-mib, or keep only its numbers with --numbers-only"
             )
         with into.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         into.unlink(missing_ok=True)
-        raise DataError(f"{place}: cannot be packed: {error.strerror or error}") from error
+        raise DataError(f"{folder}: cannot be packed: {error.strerror or error}") from error
     except DataError:
         into.unlink(missing_ok=True)
         raise
@@ -255,8 +255,8 @@ def unpack(file: Path, folder: Path, origin: str) -> Path:
 
 def _extract(file: Path, folder: Path, origin: str) -> None:
     total = count = 0
-    with members(file, origin, packed=True) as held:
-        for name, size, content in held:
+    with members(file, origin, packed=True) as archive:
+        for name, size, content in archive:
             count, total = count + 1, total + size
             if count > MAX_RUN_FILES or total > MOST_UNPACKED:
                 raise DataError(f"{origin}: the pack holds more than a run does")

@@ -133,17 +133,17 @@ def environment_of(pairs: Sequence[Pair], step: MetricResult, *, least: float) -
 
 def _facts(pairs: Sequence[Pair]) -> tuple[dict[str, str], list[str], str | None]:
     """(facts of all launches, remarks, why pairs are none)."""
-    names = dict.fromkeys(name for pair in pairs for one in pair for name in one.environment)
+    names = dict.fromkeys(name for pair in pairs for launch in pair for name in launch.environment)
     facts: dict[str, str] = {}
     remarks: list[str] = []
     void = None
     for name in names:
         sides = [list(dict.fromkeys(pair[arm].environment.get(name, "-") for pair in pairs)) for arm in (0, 1)]
-        said = [", ".join(side) for side in sides]
-        facts[name] = said[0] if said[0] == said[1] else f"base {said[0]}, head {said[1]}"
-        held = [(pair[0].environment.get(name), pair[1].environment.get(name)) for pair in pairs]
-        mixed = any(base != head for base, head in held)
-        if name in HARDWARE and any(base != head and base is not None and head is not None for base, head in held):
+        texts = [", ".join(side) for side in sides]
+        facts[name] = texts[0] if texts[0] == texts[1] else f"base {texts[0]}, head {texts[1]}"
+        arms = [(pair[0].environment.get(name), pair[1].environment.get(name)) for pair in pairs]
+        mixed = any(base != head for base, head in arms)
+        if name in HARDWARE and any(base != head and base is not None and head is not None for base, head in arms):
             void = f"environment changed: {name} is {facts[name]}: both launches of a pair must run on the same"
         elif mixed:
             remarks.append(f"{name} is {facts[name]}: the change is its as much as the program's")
@@ -161,20 +161,20 @@ def _explanations(pairs: Sequence[Pair], step: MetricResult, least: float) -> It
         values = _values(pairs, name)
         if counter.slowdown is None or len(values) < LEAST_PAIRS:
             continue
-        slower = np.log([[counter.slowdown(one) for one in pair] for pair in values])
+        slower = np.log([[counter.slowdown(value) for value in pair] for pair in values])
         bound = slower[:, 1] - slower[:, 0]
         if not np.all(np.isfinite(bound)) or not bound.any():
             continue
-        found = effect_of(bound)
-        much = math.log1p(found.effect)
+        effect = effect_of(bound)
+        much = math.log1p(effect.effect)
         enough = much * change > 0 and abs(change) - abs(much) < math.log1p(least)
-        if not enough or found.p is None or found.p >= LEVEL or _by_program(pairs, counter, change > 0, least):
+        if not enough or effect.p is None or effect.p >= LEVEL or _by_program(pairs, counter, change > 0, least):
             continue
         base, head = (float(np.median([pair[arm] for pair in values])) for arm in (0, 1))
         yield (
             f"environment changed: {counter.words} was {counter.form.format(base)} under base and "
-            f"{counter.form.format(head)} under head (p {found.p:.2g}), which alone can change the step by up to "
-            f"{found.effect:+.1%}; {step.effect:+.1%} was measured, and what remains would not matter: no verdict"
+            f"{counter.form.format(head)} under head (p {effect.p:.2g}), which alone can change the step by up to "
+            f"{effect.effect:+.1%}; {step.effect:+.1%} was measured, and what remains would not matter: no verdict"
         )
 
 
@@ -182,10 +182,13 @@ def _by_program(pairs: Sequence[Pair], counter: Counter, head_is_slower: bool, l
     """Whether the slower arm moved the counter itself."""
     slow = 1 if head_is_slower else 0
     if counter.of_program == "power limit":
-        held = _values(pairs, "gpu_capped_share")
-        return bool(held) and float(np.mean([pair[slow] for pair in held])) >= OWN
+        capped = _values(pairs, "gpu_capped_share")
+        return bool(capped) and float(np.mean([pair[slow] for pair in capped])) >= OWN
     used = [
-        tuple(one.machine["own_cpus"] * (one.seconds if counter.of_program == "computes more" else 1) for one in pair)
+        tuple(
+            launch.machine["own_cpus"] * (launch.seconds if counter.of_program == "computes more" else 1)
+            for launch in pair
+        )
         for pair in pairs
         if _has(pair, "own_cpus")
     ]
@@ -228,7 +231,7 @@ def _values(pairs: Sequence[Pair], name: str) -> list[tuple[float, float]]:
 
 
 def _has(pair: tuple[Launch, Launch], name: str) -> bool:
-    return all(name in one.machine for one in pair)
+    return all(name in launch.machine for launch in pair)
 
 
 # What happened to the machine meanwhile: the base against itself over time, the place in a pair, throttling.
@@ -288,10 +291,10 @@ def order_remark(first: Sequence[float], second: Sequence[float]) -> str | None:
     """
     if len(first) < LEAST_LAUNCHES:
         return None
-    found = effect_of(np.log(np.asarray(second, float) / np.asarray(first, float)))
-    if found.p is None or found.p >= DRIFT_LEVEL:
+    effect = effect_of(np.log(np.asarray(second, float) / np.asarray(first, float)))
+    if effect.p is None or effect.p >= DRIFT_LEVEL:
         return None
     return (
-        f"the second launch of a pair takes {found.effect:+.1%}: the one before it leaves the machine different; "
+        f"the second launch of a pair takes {effect.effect:+.1%}: the one before it leaves the machine different; "
         "the order is random, so the effect is not touched"
     )

@@ -76,26 +76,26 @@ class AbJudge:
             return "confirm" if self._confirm else "stop"
         return "stop" if verdict == "no change" or len(pairs) == self._looks[-1] else "go on"
 
-    def result(self, found: Pairs) -> AbResult:
+    def result(self, pairs: Pairs) -> AbResult:
         """What came of all of them."""
-        chosen = _chosen(found.calibration)
-        first = self._step(chosen, found.measured)
+        chosen = _chosen(pairs.calibration)
+        first = self._step(chosen, pairs.measured)
         step = first
-        if found.confirming and first.verdict in ("regression", "improvement"):
-            second = self._step(chosen, found.confirming, level=0.05)
-            step = confirmed(first, second, self._step(chosen, (*found.measured, *found.confirming)))
-        both = (*found.measured, *found.confirming)
+        if pairs.confirming and first.verdict in ("regression", "improvement"):
+            second = self._step(chosen, pairs.confirming, level=0.05)
+            step = confirmed(first, second, self._step(chosen, (*pairs.measured, *pairs.confirming)))
+        both = (*pairs.measured, *pairs.confirming)
         environment = environment_of(both, step, least=self._least)
         gating = (environment.apply(step), *_exact(both))
         return AbResult(
             gating=gating,
             beside=tuple(self._beside(both, chosen.name)),
             estimator=chosen,
-            pairs=len(found.measured),
-            confirming=len(found.confirming),
-            remarks=(*_remarks(found, chosen), *environment.remarks),
+            pairs=len(pairs.measured),
+            confirming=len(pairs.confirming),
+            remarks=(*_remarks(pairs, chosen), *environment.remarks),
             environment=environment.facts,
-            launches=tuple(_rows(found, chosen.name)),
+            launches=tuple(_rows(pairs, chosen.name)),
         )
 
     def _step(self, chosen: Chosen, pairs: Sequence[Pair], *, level: float | None = None) -> MetricResult:
@@ -112,7 +112,9 @@ class AbJudge:
         lost = len(pairs) - len(usable)
         if not lost:
             return step
-        why = next(steady_part(one.times_ns()).problem for pair in pairs for one in pair if _steady(one) is None)
+        why = next(
+            steady_part(launch.times_ns()).problem for pair in pairs for launch in pair if _steady(launch) is None
+        )
         remarks = (*step.remarks, f"{lost} of {len(pairs)} pairs are not used: {why}")
         if lost > MOST_REJECTED * len(pairs):
             return replace(step, verdict="inconclusive", remarks=remarks)
@@ -155,11 +157,15 @@ def _located(launch: Launch, estimator: str) -> float | None:
     return None if steady is None else location(steady, estimator)
 
 
-def _rows(found: Pairs, estimator: str) -> Iterator[LaunchRow]:
-    for pairs in (found.calibration, found.measured, found.confirming, found.profiled):
-        for one in (launch for pair in pairs for launch in sorted(pair, key=lambda launch: launch.slot)):
+def _rows(all_pairs: Pairs, estimator: str) -> Iterator[LaunchRow]:
+    for pairs in (all_pairs.calibration, all_pairs.measured, all_pairs.confirming, all_pairs.profiled):
+        for launch in (launch for pair in pairs for launch in sorted(pair, key=lambda launch: launch.slot)):
             yield LaunchRow(
-                arm=one.arm, phase=one.phase, pair=one.pair, ns=_located(one, estimator), seconds=one.seconds
+                arm=launch.arm,
+                phase=launch.phase,
+                pair=launch.pair,
+                ns=_located(launch, estimator),
+                seconds=launch.seconds,
             )
 
 
@@ -167,43 +173,45 @@ def _exact(pairs: Sequence[Pair]) -> list[MetricResult]:
     """Counters that both arms have; where the arms take unequal numbers of steps, none is comparable."""
     if not pairs or _steps(pairs, 0) != _steps(pairs, 1):
         return []
-    found = []
+    result = []
     for counter, (name, unit) in EXACT_UNITS.items():
         sides = [[pair[arm].exact[counter] for pair in pairs if counter in pair[arm].exact] for arm in (0, 1)]
         if sides[0] or sides[1]:
-            found.append(compare_exact(name, sides[0], sides[1], unit=unit))
-    return found
+            result.append(compare_exact(name, sides[0], sides[1], unit=unit))
+    return result
 
 
 def _steps(pairs: Sequence[Pair], arm: int) -> set[int]:
     return {pair[arm].steps_seen for pair in pairs}
 
 
-def _remarks(found: Pairs, chosen: Chosen) -> list[str]:
-    both = (*found.measured, *found.confirming)
-    said: list[str | None] = []
+def _remarks(pairs: Pairs, chosen: Chosen) -> list[str]:
+    both = (*pairs.measured, *pairs.confirming)
+    remarks: list[str | None] = []
     if both and _steps(both, 0) != _steps(both, 1):
         taken = [statistics.median(_steps(both, arm)) for arm in (0, 1)]
-        said.append(f"base takes {taken[0]:g} steps and head {taken[1]:g}: counters of whole launches are not compared")
+        remarks.append(
+            f"base takes {taken[0]:g} steps and head {taken[1]:g}: counters of whole launches are not compared"
+        )
     loaded = [launch.changed_loaded for pair in both for launch in pair]
     if loaded and all(count == 0 for count in loaded):
-        said.append(
+        remarks.append(
             "no Python file that differs between the commits was imported by either arm: if the program uses them, it "
             "takes them from an installation of its own, and the same code ran twice"
         )
-    said += dict.fromkeys(launch.remark for pair in both for launch in pair if launch.remark is not None)
+    remarks += dict.fromkeys(launch.remark for pair in both for launch in pair if launch.remark is not None)
     ranks = {launch.ranks for pair in both for launch in pair}
     if ranks - {1}:
-        said.append(f"{' or '.join(map(str, sorted(ranks)))} ranks: each step is as long as that of the slowest")
+        remarks.append(f"{' or '.join(map(str, sorted(ranks)))} ranks: each step is as long as that of the slowest")
     sources = {launch.step_source for pair in both for launch in pair}
     if len(sources) > 1:
-        said.append(f"steps were found in different ways: {', '.join(sorted(map(str, sources)))}")
-    bases = [launch for pair in found.calibration for launch in pair] + [base for base, _ in both]
+        remarks.append(f"steps were found in different ways: {', '.join(sorted(map(str, sources)))}")
+    bases = [launch for pair in pairs.calibration for launch in pair] + [base for base, _ in both]
     levels = [_located(launch, chosen.name) for launch in bases]
     drift = drift_of([value for value in levels if value is not None])
-    said.append(None if drift is None else drift.remark())
+    remarks.append(None if drift is None else drift.remark())
     ordered = [sorted(pair, key=lambda launch: launch.slot) for pair in both]
     placed = [[_located(launch, chosen.name) for launch in pair] for pair in ordered]
     whole = [(first, second) for first, second in placed if first is not None and second is not None]
-    said.append(order_remark([first for first, _ in whole], [second for _, second in whole]))
-    return [remark for remark in said if remark is not None]
+    remarks.append(order_remark([first for first, _ in whole], [second for _, second in whole]))
+    return [remark for remark in remarks if remark is not None]

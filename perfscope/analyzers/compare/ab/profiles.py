@@ -52,20 +52,22 @@ def compare_profiles(pairs: Sequence[RunPair], lost: Sequence[str] = (), *, read
 
     A pair that cannot be read is one more of those. Its traces are in memory one pair at a time.
     """
-    said = list(lost)
+    reasons = list(lost)
     numbers = []
     for runs in pairs:
         try:
             numbers.append(_numbers(runs, read))
         except (DataError, UsageError) as error:
-            said.append(_without_folder(str(error), runs))
+            reasons.append(_without_folder(str(error), runs))
     if not numbers:
-        return Profiles(lost=tuple(said))
+        return Profiles(lost=tuple(reasons))
     middle = _middle(numbers)
-    found = compare(read(middle.runs[0]), read(middle.runs[1]))
+    comparison = compare(read(middle.runs[0]), read(middle.runs[1]))
     if len(numbers) > 1:
-        found = replace(found, exact=tuple(_over_all(one, numbers) for one in found.exact))
-    return Profiles(comparison=found, kernels=tuple(_kernels(numbers)), used=len(numbers), lost=tuple(said))
+        comparison = replace(
+            comparison, exact=tuple(_over_all(exact_metric, numbers) for exact_metric in comparison.exact)
+        )
+    return Profiles(comparison=comparison, kernels=tuple(_kernels(numbers)), used=len(numbers), lost=tuple(reasons))
 
 
 def _numbers(runs: RunPair, read: Read) -> _Numbers:
@@ -75,53 +77,53 @@ def _numbers(runs: RunPair, read: Read) -> _Numbers:
     for part in time.median.parts if time is not None else ():
         if part.kind != "idle":
             name = part.key().name()
-            held = parts.get(name, (0.0, 0.0))
-            parts[name] = (held[0] + part.base.ns, held[1] + part.head.ns)
+            total = parts.get(name, (0.0, 0.0))
+            parts[name] = (total[0] + part.base.ns, total[1] + part.head.ns)
     exact = {
-        one.result.name: (float(one.result.base), float(one.result.head))
-        for one in structure(base, head).metrics
-        if isinstance(one.result.base, int | float) and isinstance(one.result.head, int | float)
+        metric.result.name: (float(metric.result.base), float(metric.result.head))
+        for metric in structure(base, head).metrics
+        if isinstance(metric.result.base, int | float) and isinstance(metric.result.head, int | float)
     }
     step = (0.0, 0.0) if time is None else (float(time.median.base_ns), float(time.median.head_ns))
     return _Numbers(runs=runs, step=step, parts=parts, exact=exact)
 
 
-def _without_folder(said: str, runs: RunPair) -> str:
+def _without_folder(text: str, runs: RunPair) -> str:
     """The reason without the folder of our own, which lies below the user's."""
     for run in runs:
-        said = said.replace(str(run), run.name)
-    return said
+        text = text.replace(str(run), run.name)
+    return text
 
 
 def _middle(numbers: Sequence[_Numbers]) -> _Numbers:
-    def change(one: _Numbers) -> float:
-        return math.log(one.step[1] / one.step[0]) if min(one.step) > 0 else 0.0
+    def change(numbers: _Numbers) -> float:
+        return math.log(numbers.step[1] / numbers.step[0]) if min(numbers.step) > 0 else 0.0
 
     return sorted(numbers, key=change)[(len(numbers) - 1) // 2]
 
 
 def _over_all(metric: ExactMetric, numbers: Sequence[_Numbers]) -> ExactMetric:
     """The metric judged over the values of all pairs that have it."""
-    held = metric.result
-    values = [one.exact[held.name] for one in numbers if held.name in one.exact]
-    if metric.neutral or NO_STEPS in held.remarks or NEUTRAL in held.remarks or not values:
+    result = metric.result
+    values = [pair.exact[result.name] for pair in numbers if result.name in pair.exact]
+    if metric.neutral or NO_STEPS in result.remarks or NEUTRAL in result.remarks or not values:
         return metric
     judged = compare_exact(
-        held.name,
+        result.name,
         [base for base, _ in values],
         [head for _, head in values],
-        unit=held.unit,
-        better=held.better,
+        unit=result.unit,
+        better=result.better,
     )
-    return replace(metric, result=replace(judged, remarks=tuple(dict.fromkeys((*judged.remarks, *held.remarks)))))
+    return replace(metric, result=replace(judged, remarks=tuple(dict.fromkeys((*judged.remarks, *result.remarks)))))
 
 
 def _kernels(numbers: Sequence[_Numbers]) -> list[KernelChange]:
     """Ops and kernels by name over the pairs; none where there are too few pairs for a probability."""
     if len(numbers) < LEAST_PAIRS:
         return []
-    names = dict.fromkeys(name for one in numbers for name in one.parts)
+    names = dict.fromkeys(name for pair in numbers for name in pair.parts)
     none = (0.0, 0.0)
-    sides = {name: tuple([one.parts.get(name, none)[arm] for one in numbers] for arm in (0, 1)) for name in names}
-    step = tuple([one.step[arm] for one in numbers] for arm in (0, 1))
+    sides = {name: tuple([pair.parts.get(name, none)[arm] for pair in numbers] for arm in (0, 1)) for name in names}
+    step = tuple([pair.step[arm] for pair in numbers] for arm in (0, 1))
     return judge_many({name: (base, head) for name, (base, head) in sides.items()}, (step[0], step[1]))

@@ -62,8 +62,8 @@ class _Row:
         every = [
             key
             for side in (*self.keys, *self.own)
-            for held in side
-            for key in (held if isinstance(held, list) else [held])
+            for side_keys in side
+            for key in (side_keys if isinstance(side_keys, list) else [side_keys])
         ]
         self.source = source(every)
         self.edges = self._edges() if len(group.head) > 1 else []
@@ -75,7 +75,7 @@ class _Row:
 
     def made(self) -> ProgramRow:
         """The row."""
-        change, said = self._change()
+        change, texts = self._change()
         first = self._first(change)
         waits = sum(unit.blocks is not None for unit in self.group.head) - sum(
             unit.blocks is not None for unit in self.group.base
@@ -93,7 +93,7 @@ class _Row:
             blocking=max(0, waits),
             base_names=tuple(unit.instruction.name for unit in self.group.base),
             head_names=tuple(unit.instruction.name for unit in self.group.head),
-            said=tuple(said),
+            said=tuple(texts),
         )
 
     @property
@@ -135,12 +135,12 @@ class _Row:
             if head.blocks is None:
                 return NO_LONGER, []
             return BLOCKING, [f"the device waits for it: {head.blocks}"]
-        said = self._moved()
+        texts = self._moved()
         if base.runs != head.runs:
-            return "trip count changed", [f"runs {base.runs:,} → {head.runs:,} times", *said]
+            return "trip count changed", [f"runs {base.runs:,} → {head.runs:,} times", *texts]
         kinds = _types(base), _types(head)
         if kinds[0] != kinds[1]:
-            return "type changed", [f"{_named(kinds[0] - kinds[1])} → {_named(kinds[1] - kinds[0])}", *said]
+            return "type changed", [f"{_named(kinds[0] - kinds[1])} → {_named(kinds[1] - kinds[0])}", *texts]
         words: tuple[tuple[str, What, What], ...] = (
             (RECOMPUTED, "more recompute", "less recompute"),
             (BYTES, "more bytes", "fewer bytes"),
@@ -148,38 +148,38 @@ class _Row:
         )
         for name, more, fewer in words:
             if self.delta(name):
-                return (more if self.delta(name) > 0 else fewer), [*_shapes(base, head), *said]
+                return (more if self.delta(name) > 0 else fewer), [*_shapes(base, head), *texts]
         layouts = _layouts(base.instruction.shape), _layouts(head.instruction.shape)
         if layouts[0] != layouts[1]:
-            return "layout changed", [*said]
-        return "changed", [*_shapes(base, head), *said]
+            return "layout changed", [*texts]
+        return "changed", [*_shapes(base, head), *texts]
 
     def _moved(self) -> list[str]:
         """Ops that a launch gained or lost."""
-        sides = [Counter(_plain(key) for held in side for key in held if key.opcode not in CHEAP) for side in self.keys]
-        said = []
-        for word, found in (("with", sides[1] - sides[0]), ("without", sides[0] - sides[1])):
-            if found:
-                said.append(f"{word} {_some(dict.fromkeys(name for name, _ in found))}")
-        return said
+        sides = [Counter(_plain(key) for keys in side for key in keys if key.opcode not in CHEAP) for side in self.keys]
+        parts = []
+        for word, ops in (("with", sides[1] - sides[0]), ("without", sides[0] - sides[1])):
+            if ops:
+                parts.append(f"{word} {_some(dict.fromkeys(name for name, _ in ops))}")
+        return parts
 
     def _crossing(self) -> list[str]:
         """Values that pass through memory between the launches that were one."""
         names = ", ".join(unit.instruction.name for unit in self.group.base[:2])
-        said = [f"{len(self.group.base)} → {len(self.group.head)} launches; was {names}"]
+        texts = [f"{len(self.group.base)} → {len(self.group.head)} launches; was {names}"]
         for _, shape, source, readers in self.edges[:2]:
             whose = op_key(source.instruction)
-            at = f" ({_place(whose)})" if _place(whose) else ""
-            said.append(
-                f"{shape_text(shape)} of {source.instruction.name}{at}, {format_bytes(shape.bytes)}, is written and "
+            where = f" ({_place(whose)})" if _place(whose) else ""
+            texts.append(
+                f"{shape_text(shape)} of {source.instruction.name}{where}, {format_bytes(shape.bytes)}, is written and "
                 f"read by {_some(dict.fromkeys(unit.instruction.name for unit in readers))}"
             )
-        return [*said[:2], *(f"XLA: {reason}" for reason in self._refusals()), *said[2:]]
+        return [*texts[:2], *(f"XLA: {reason}" for reason in self._refusals()), *texts[2:]]
 
     def _edges(self) -> list[tuple[int, Shape, Unit, list[Unit]]]:
         """(bytes, shape, writer, readers) of the values between launches of the head, the largest first."""
         inside = {(unit.computation, unit.instruction.name): unit for unit in self.group.head}
-        found: dict[tuple[str, str, Shape], tuple[Shape, Unit, list[Unit]]] = {}
+        result: dict[tuple[str, str, Shape], tuple[Shape, Unit, list[Unit]]] = {}
         for name in dict.fromkeys(unit.computation for unit in self.group.head):
             computation = self.head.module.computations[name]
             made = self.head.origins[name]
@@ -191,8 +191,8 @@ class _Row:
                         writer = inside.get((name, source))
                         if writer is not None:
                             shape = computation.by_name[operand].shape
-                            found.setdefault((name, source, shape), (shape, writer, []))[2].append(unit)
-        rows = [(shape.bytes, shape, writer, readers) for shape, writer, readers in found.values()]
+                            result.setdefault((name, source, shape), (shape, writer, []))[2].append(unit)
+        rows = [(shape.bytes, shape, writer, readers) for shape, writer, readers in result.values()]
         return sorted(rows, key=lambda row: -row[0])
 
     def _refusals(self) -> list[str]:
@@ -208,21 +208,21 @@ class _Row:
                 if key.file:
                     return key
         own = self.own[1] or self.own[0]
-        inner = [key for held in (self.keys[1] or self.keys[0]) for key in held if key.opcode not in CHEAP]
+        inner = [key for unit_keys in (self.keys[1] or self.keys[0]) for key in unit_keys if key.opcode not in CHEAP]
         return next((key for key in (*own, *inner) if key.file), own[0])
 
     def _what(self, change: What) -> str:
         """Ops that the row is about: of what moved out those that are in launches of their own now."""
         if len(self.group.base) == len(self.group.head) == 1 or not (self.group.base and self.group.head):
-            held = (self.keys[1] or self.keys[0])[0]
+            keys = (self.keys[1] or self.keys[0])[0]
         else:
-            held = [key for one in (self.keys[1] if change == LOST else self.keys[0]) for key in one]
-        heavy = [key for key in held if key.opcode not in CHEAP] or held
+            keys = [key for unit_keys in (self.keys[1] if change == LOST else self.keys[0]) for key in unit_keys]
+        heavy = [key for key in keys if key.opcode not in CHEAP] or keys
         if self._collective is not None:
-            said = _some(dict.fromkeys(key.primitive for key in heavy))
+            text = _some(dict.fromkeys(key.primitive for key in heavy))
             return (
-                f"{self._collective} of {said}"
-                if said and said != self._collective.replace("-", "_")
+                f"{self._collective} of {text}"
+                if text and text != self._collective.replace("-", "_")
                 else self._collective
             )
         if change == LOST:
@@ -246,20 +246,20 @@ def _plain(key: OpKey) -> tuple[str, str]:
 
 
 def _some(names: dict[str, None]) -> str:
-    held = [name for name in names if name]
-    more = f" and {len(held) - MOST_OPS} more" if len(held) > MOST_OPS else ""
-    return ", ".join(held[:MOST_OPS]) + more
+    known = [name for name in names if name]
+    more = f" and {len(known) - MOST_OPS} more" if len(known) > MOST_OPS else ""
+    return ", ".join(known[:MOST_OPS]) + more
 
 
 def _types(unit: Unit) -> frozenset[str]:
     """Types of its results and of its products, with their precision."""
-    found = {part.dtype for part in _parts(unit.instruction.shape)}
+    kinds = {part.dtype for part in _parts(unit.instruction.shape)}
     for op in unit.ops:
         if op.instruction.opcode in ("dot", "convolution"):
             precision = op.instruction.attributes.get("operand_precision", "")
             algorithm = op.instruction.attributes.get("algorithm", "")
-            found.add(" ".join(filter(None, ("product", op.instruction.shape.dtype, precision, algorithm))))
-    return frozenset(found)
+            kinds.add(" ".join(filter(None, ("product", op.instruction.shape.dtype, precision, algorithm))))
+    return frozenset(kinds)
 
 
 def _named(kinds: frozenset[str]) -> str:
@@ -310,8 +310,8 @@ class WrittenChange:
 
     def source_of(self, keys: Iterable[OpKey]) -> str:
         """The line that differs next to any of these ops; ``''`` where none is near."""
-        found = (self.near.get(near_of(key)) for key in keys)
-        return min((one for one in found if one is not None), default=(0, ""))[1]
+        nearest = (self.near.get(near_of(key)) for key in keys)
+        return min((near for near in nearest if near is not None), default=(0, ""))[1]
 
 
 def near_of(key: OpKey) -> Near:
@@ -326,9 +326,9 @@ def written_change(base: HloModule, head: HloModule, lines: LineMap) -> WrittenC
     gone, new = counts[0] - counts[1], counts[1] - counts[0]
     shapes = _without_shapes(gone) & _without_shapes(new)
     rows: Counter[tuple[str, Literal["new", "gone", "other shape"], str]] = Counter()
-    for change, held in (("new", new), ("gone", gone)):
+    for change, differing in (("new", new), ("gone", gone)):
         rest = Counter(shapes)
-        for key, count in held.items():
+        for key, count in differing.items():
             plain = key.without_shape()
             reshaped = min(count, rest[plain])
             rest[plain] -= reshaped
@@ -338,14 +338,14 @@ def written_change(base: HloModule, head: HloModule, lines: LineMap) -> WrittenC
                 rows[_place(key), change, key.primitive] += count - reshaped  # type: ignore[index]
     near: dict[Near, tuple[int, str]] = {}
     if new.total() + gone.total() <= MOST_CHANGED:
-        for side, held in ((theirs, new), (mine, gone)):
-            _spread(side, held, near)
+        for side, differing in ((theirs, new), (mine, gone)):
+            _spread(side, differing, near)
     order = {"new": 0, "gone": 1, "other shape": 2}
     return WrittenChange(
         rows=tuple(
-            Written(place=place, change=change, what=what, count=count)
-            for (place, change, what), count in sorted(rows.items(), key=lambda row: (order[row[0][1]], row[0][0]))
-            if place
+            Written(place=location, change=change, what=what, count=count)
+            for (location, change, what), count in sorted(rows.items(), key=lambda row: (order[row[0][1]], row[0][0]))
+            if location
         ),
         near=near,
     )
@@ -355,36 +355,36 @@ _Op = tuple[OpKey, str, Instruction]
 
 
 def _ops(module: HloModule, lines: LineMap) -> Iterator[_Op]:
-    for computation, one in module.instructions():
-        if one.opcode not in _NOT_WRITTEN and one.op_name:
-            yield op_key(one, lines), computation.name, one
+    for computation, instruction in module.instructions():
+        if instruction.opcode not in _NOT_WRITTEN and instruction.op_name:
+            yield op_key(instruction, lines), computation.name, instruction
 
 
-def _without_shapes(held: Counter[OpKey]) -> Counter[OpKey]:
-    found: Counter[OpKey] = Counter()
-    for key, count in held.items():
-        found[key.without_shape()] += count
-    return found
+def _without_shapes(counts: Counter[OpKey]) -> Counter[OpKey]:
+    result: Counter[OpKey] = Counter()
+    for key, count in counts.items():
+        result[key.without_shape()] += count
+    return result
 
 
 def _spread(ops: list[_Op], changed: Counter[OpKey], near: dict[Near, tuple[int, str]]) -> None:
     """From the ops that differ to those that they feed and that feed them."""
-    keys = {(computation, one.name): key for key, computation, one in ops}
+    keys = {(computation, instruction.name): key for key, computation, instruction in ops}
     beside: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
-    for _, computation, one in ops:
-        for operand in one.operands:
-            beside[computation, one.name].append((computation, operand))
-            beside[computation, operand].append((computation, one.name))
-    for key, computation, one in ops:
+    for _, computation, instruction in ops:
+        for operand in instruction.operands:
+            beside[computation, instruction.name].append((computation, operand))
+            beside[computation, operand].append((computation, instruction.name))
+    for key, computation, instruction in ops:
         if not changed[key] or not key.file:
             continue
-        place, seen, edge = _place(key), {(computation, one.name)}, [(computation, one.name)]
+        location, seen, edge = _place(key), {(computation, instruction.name)}, [(computation, instruction.name)]
         for hops in range(HOPS + 1):
-            for at in edge:
-                if at in keys:
-                    mark = near_of(keys[at])
-                    near[mark] = min(near.get(mark, (hops, place)), (hops, place))
-            edge = [other for at in edge for other in beside.get(at, ()) if other not in seen]
+            for node in edge:
+                if node in keys:
+                    mark = near_of(keys[node])
+                    near[mark] = min(near.get(mark, (hops, location)), (hops, location))
+            edge = [other for node in edge for other in beside.get(node, ()) if other not in seen]
             seen.update(edge)
 
 
@@ -427,7 +427,7 @@ def program_change(
             near = (lambda keys: "") if source is None else source.source_of
             rows += group_rows(matched(*units, lines), units[1], lines, near)
         rows += live
-    found = ProgramChange(
+    change = ProgramChange(
         name=name or head.name,
         base_fingerprint=prints[0],
         head_fingerprint=prints[1],
@@ -437,8 +437,8 @@ def program_change(
         notes=tuple(notes),
         lines=lines,
     )
-    found.check()
-    return found
+    change.check()
+    return change
 
 
 def _known(module: HloModule | None) -> HloModule:

@@ -95,87 +95,88 @@ class PlanExchange:
         return lines.file(file) if line is None else f"{lines.file(file)}:{lines.line(file, line)}"
 
 
-def plan_exchanges(held: LoadedPlan) -> tuple[PlanExchange, ...] | None:
+def plan_exchanges(loaded: LoadedPlan) -> tuple[PlanExchange, ...] | None:
     """Collectives of a step in the order of its model; ``None``: a plan of one process, or they are not all known."""
-    processes = held.plan.processes
+    processes = loaded.plan.processes
     if processes is None or processes.left:
         return None
-    if held.plan.compiled_by == "program":
-        if processes.outside is None or held.outside is None:
+    if loaded.plan.compiled_by == "program":
+        if processes.outside is None or loaded.outside is None:
             return None
         graphs = [
-            [NO_TIME if kernel.kind == "collective" else _ONE for kernel in graph.kernels] for graph in held.plan.graphs
+            [NO_TIME if kernel.kind == "collective" else _ONE for kernel in graph.kernels]
+            for graph in loaded.plan.graphs
         ]
-        kernels, asked = planned_asked(processes, _launched(held.outside), graphs)
+        kernels, asked = planned_asked(processes, _launched(loaded.outside), graphs)
     else:
-        if processes.eager is None or held.eager is None:
+        if processes.eager is None or loaded.eager is None:
             return None
-        kernels, asked = _launched(held.eager), eager_asked(processes.eager)
-    besides = kernels_beside([one.high > 0 for one in kernels], asked)
+        kernels, asked = _launched(loaded.eager), eager_asked(processes.eager)
+    besides = kernels_beside([kernel.high > 0 for kernel in kernels], asked)
     return tuple(
-        PlanExchange(collective=one.collective, ranks=_ranks(one, processes.groups), beside=beside)
-        for one, beside in zip(asked, besides, strict=True)
+        PlanExchange(collective=asked.collective, ranks=_ranks(asked, processes.groups), beside=beside)
+        for asked, beside in zip(asked, besides, strict=True)
     )
 
 
-def exchange_totals(held: LoadedPlan) -> dict[str, int]:
+def exchange_totals(loaded: LoadedPlan) -> dict[str, int]:
     """Exact amounts of a step; none where its collectives are not known."""
-    found = plan_exchanges(held)
-    return {} if found is None else sums_of(found)
+    exchanges = plan_exchanges(loaded)
+    return {} if exchanges is None else sums_of(exchanges)
 
 
-def exchange_digest(held: LoadedPlan) -> tuple[object, ...]:
+def exchange_digest(loaded: LoadedPlan) -> tuple[object, ...]:
     """What is exchanged, in what order and which of it blocks, without files and lines."""
-    found = plan_exchanges(held)
-    if found is None:
+    exchanges = plan_exchanges(loaded)
+    if exchanges is None:
         return ()
-    return tuple((one.what, one.blocks is not None) for one in found)
+    return tuple((exchange.what, exchange.blocks is not None) for exchange in exchanges)
 
 
-def step_ops(held: LoadedPlan) -> Iterator[tuple[str, int, str]]:
+def step_ops(loaded: LoadedPlan) -> Iterator[tuple[str, int, str]]:
     """(file, line, op) of what a step of one of several processes does and exchanges; nothing of a job of one."""
-    if held.plan.processes is None:
+    if loaded.plan.processes is None:
         return
-    graph = held.outside if held.plan.compiled_by == "program" else held.eager
+    graph = loaded.outside if loaded.plan.compiled_by == "program" else loaded.eager
     for op in () if graph is None else graph.ops:
         if op.file is not None and op.line is not None:
             yield op.file, op.line, op.name
-    for one in plan_exchanges(held) or ():
-        if one.collective.file is not None and one.collective.line is not None:
-            yield one.collective.file, one.collective.line, one.collective.kind
+    for exchange in plan_exchanges(loaded) or ():
+        if exchange.collective.file is not None and exchange.collective.line is not None:
+            yield exchange.collective.file, exchange.collective.line, exchange.collective.kind
 
 
 def not_compared(base: LoadedPlan, head: LoadedPlan) -> str:
     """Why nothing is said of the collectives of two plans; ``''`` where they are compared, or neither has any."""
-    sizes = [0 if held.plan.processes is None else held.plan.processes.world_size for held in (base, head)]
+    sizes = [0 if loaded.plan.processes is None else loaded.plan.processes.world_size for loaded in (base, head)]
     if sizes[0] != sizes[1]:
         return other_jobs(sizes[0], sizes[1])
-    lost = [name for name, held in (("base", base), ("head", head)) if sizes[0] and plan_exchanges(held) is None]
+    lost = [name for name, loaded in (("base", base), ("head", head)) if sizes[0] and plan_exchanges(loaded) is None]
     return f"collectives are not compared: not all of {' and '.join(lost)} are in the plan" if lost else ""
 
 
 def other_jobs(base: int, head: int) -> str:
     """That two plans are of jobs of so many processes (0: of none), in one line."""
-    said = ["as one process" if not size else f"as the first of {size:,} processes" for size in (base, head)]
-    return f"collectives are not compared: base is planned {said[0]}, head {said[1]}"
+    texts = ["as one process" if not size else f"as the first of {size:,} processes" for size in (base, head)]
+    return f"collectives are not compared: base is planned {texts[0]}, head {texts[1]}"
 
 
 def _launched(graph: OpGraph) -> tuple[Range, ...]:
     return tuple(_ONE if launches(op) else NO_TIME for op in graph.ops)
 
 
-def _ranks(one: Asked, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    what = one.collective
+def _ranks(asked: Asked, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    what = asked.collective
     return what.pairs or (groups[what.group] if what.group < len(groups) else ())
 
 
-def sums_of(held: Iterable[PlanExchange]) -> dict[str, int]:
+def sums_of(exchanges: Iterable[PlanExchange]) -> dict[str, int]:
     """Amounts of some of them together."""
-    found = dict.fromkeys((PLAN_COLLECTIVES, PLAN_WIRE, PLAN_BLOCKED, PLAN_BLOCKED_WIRE), 0)
-    for one in held:
-        for name, amount in one.amounts.items():
-            found[name] += amount
-    return found
+    result = dict.fromkeys((PLAN_COLLECTIVES, PLAN_WIRE, PLAN_BLOCKED, PLAN_BLOCKED_WIRE), 0)
+    for exchange in exchanges:
+        for name, amount in exchange.amounts.items():
+            result[name] += amount
+    return result
 
 
 # Collectives of two plans: which are new, larger, of another type, or block now, as rows that sum to the change.
@@ -200,8 +201,10 @@ def collective_rows(
 
     ``waits``: of the same two steps.
     """
-    exposed = [{id(one): row.exposed for one, row in zip(side, step.rows, strict=True)} if step is not None else None
-               for side, step in zip((base, head), waits, strict=True)]  # fmt: skip
+    exposed = [
+        None if step is None else {id(exchange): row.exposed for exchange, row in zip(side, step.rows, strict=True)}
+        for side, step in zip((base, head), waits, strict=True)
+    ]
     for mine, theirs in _groups(base, head, lines):
         yield _row(mine, theirs, lines, (_waited(mine, exposed[0]), _waited(theirs, exposed[1])))
 
@@ -223,28 +226,31 @@ def _groups(base: Sequence[PlanExchange], head: Sequence[PlanExchange], lines: L
     """Those that are not the same on both sides, what does the same work together; one side may have none."""
     left = dict.fromkeys(range(len(base))), dict.fromkeys(range(len(head)))
     same: tuple[_Key, ...] = (
-        lambda one, at: (one.what, one.blocks is None, one.place(at)),
-        lambda one, _: (one.what, one.blocks is None),
+        lambda exchange, line_map: (exchange.what, exchange.blocks is None, exchange.place(line_map)),
+        lambda exchange, _: (exchange.what, exchange.blocks is None),
     )
-    turned: tuple[_Key, ...] = lambda one, at: (one.what, one.place(at)), lambda one, _: one.what
+    turned: tuple[_Key, ...] = (
+        lambda exchange, line_map: (exchange.what, exchange.place(line_map)),
+        lambda exchange, _: exchange.what,
+    )
     for key in same:
         _paired(base, head, left, key, lines)
     for key in turned:
-        held: dict[Hashable, _Group] = defaultdict(lambda: ([], []))
-        for one, other in _paired(base, head, left, key, lines):
-            group = held[_family(other, NO_LINES), other.collective.dtype, other.blocks is None]
-            group[0].append(one)
+        by_key: dict[Hashable, _Group] = defaultdict(lambda: ([], []))
+        for exchange, other in _paired(base, head, left, key, lines):
+            group = by_key[_family(other, NO_LINES), other.collective.dtype, other.blocks is None]
+            group[0].append(exchange)
             group[1].append(other)
-        yield from held.values()
+        yield from by_key.values()
     families: dict[Hashable, _Group] = defaultdict(lambda: ([], []))
-    for side, (every, rows, at) in enumerate(((base, left[0], lines), (head, left[1], NO_LINES))):
+    for side, (every, rows, side_lines) in enumerate(((base, left[0], lines), (head, left[1], NO_LINES))):
         for row in rows:
-            families[_family(every[row], at), every[row].collective.dtype][side].append(every[row])
+            families[_family(every[row], side_lines), every[row].collective.dtype][side].append(every[row])
     yield from _met(families.values(), lines)
 
 
-def _family(one: PlanExchange, lines: LineMap) -> tuple[object, ...]:
-    return *one.who, one.place(lines), one.ranks
+def _family(exchange: PlanExchange, lines: LineMap) -> tuple[object, ...]:
+    return *exchange.who, exchange.place(lines), exchange.ranks
 
 
 def _paired(
@@ -258,14 +264,14 @@ def _paired(
     waiting: dict[Hashable, list[int]] = defaultdict(list)
     for row in reversed(left[0]):
         waiting[key(base[row], lines)].append(row)
-    found = []
+    result = []
     for row in list(left[1]):
         partners = waiting.get(key(head[row], NO_LINES))
         if partners:
             partner = partners.pop()
             del left[0][partner], left[1][row]
-            found.append((base[partner], head[row]))
-    return found
+            result.append((base[partner], head[row]))
+    return result
 
 
 def _met(families: Iterable[_Group], lines: LineMap) -> Iterator[_Group]:
@@ -278,18 +284,21 @@ def _met(families: Iterable[_Group], lines: LineMap) -> Iterator[_Group]:
             alone.append(group)
     keys: tuple[tuple[bool, _Key], ...] = (
         (True, _family),
-        (True, lambda one, at: (*one.who, one.place(at))),
-        (False, lambda one, _: (*one.who, one.ranks)),
+        (True, lambda exchange, line_map: (*exchange.who, exchange.place(line_map))),
+        (False, lambda exchange, _: (*exchange.who, exchange.ranks)),
     )
     for at_line, key in keys:
-        held: dict[Hashable, list[_Group]] = defaultdict(list)
+        by_key: dict[Hashable, list[_Group]] = defaultdict(list)
         for group in alone:
-            held[key(group[0][0], lines) if group[0] else key(group[1][0], NO_LINES)].append(group)
+            by_key[key(group[0][0], lines) if group[0] else key(group[1][0], NO_LINES)].append(group)
         alone = []
-        for several in held.values():
+        for several in by_key.values():
             sides = [[group for group in several if group[side]] for side in (0, 1)]
             if all(sides) and (at_line or len(several) == 2):
-                yield [one for group in sides[0] for one in group[0]], [one for group in sides[1] for one in group[1]]
+                yield (
+                    [exchange for group in sides[0] for exchange in group[0]],
+                    [exchange for group in sides[1] for exchange in group[1]],
+                )
             else:
                 alone += several
     yield from alone
@@ -310,8 +319,8 @@ def _row(
         phase="" if shown.collective.phase in ("forward", "other") else shown.collective.phase,
         amounts={name: (sums[0][name], sums[1][name]) for name in sums[0] if sums[0][name] != sums[1][name]},
         blocking=blocking,
-        base_names=tuple(one.collective.op for one in base[:MOST_SAID]),
-        head_names=tuple(one.collective.op for one in head[:MOST_SAID]),
+        base_names=tuple(exchange.collective.op for exchange in base[:MOST_SAID]),
+        head_names=tuple(exchange.collective.op for exchange in head[:MOST_SAID]),
         said=tuple(_said(base, head, blocking, waits)),
     )
 
@@ -338,7 +347,7 @@ def _change(
     before, after = sums
     if after[PLAN_BLOCKED] < before[PLAN_BLOCKED]:
         return NO_LONGER
-    if {one.collective.dtype for one in base} != {one.collective.dtype for one in head}:
+    if {exchange.collective.dtype for exchange in base} != {exchange.collective.dtype for exchange in head}:
         return "type changed"
     if after[PLAN_WIRE] != before[PLAN_WIRE]:
         return "more bytes" if after[PLAN_WIRE] > before[PLAN_WIRE] else "fewer bytes"
@@ -351,30 +360,30 @@ def _said(
     base: list[PlanExchange], head: list[PlanExchange], blocking: int, waits: tuple[Range | None, Range | None]
 ) -> Iterator[str]:
     if blocking:
-        why = next((one.blocks for one in head if one.blocks is not None), WHY_WAITED)
+        why = next((exchange.blocks for exchange in head if exchange.blocks is not None), WHY_WAITED)
         yield f"the device waits for {'it' if len(head) == 1 else f'{_blocked(head)} of them'}: {why}"
     sides = [_payload(side) for side in (base, head) if side]
     yield " → ".join(dict.fromkeys(sides))
-    spans = [_span(one) for one, side in zip(waits, (base, head), strict=True) if one is not None and side]
+    spans = [_span(span) for span, side in zip(waits, (base, head), strict=True) if span is not None and side]
     if len(spans) == bool(base) + bool(head):
         yield f"the step waits {' → '.join(spans)} for {'it' if len(head or base) == 1 else 'them'} by the model"
 
 
-def _blocked(held: list[PlanExchange]) -> int:
-    return sum(one.blocks is not None for one in held)
+def _blocked(exchanges: list[PlanExchange]) -> int:
+    return sum(exchange.blocks is not None for exchange in exchanges)
 
 
-def _payload(held: list[PlanExchange]) -> str:
+def _payload(exchanges: list[PlanExchange]) -> str:
     """``4 of 1.00 MiB to 25.0 MiB, float32``."""
-    sizes = sorted(one.collective.bytes for one in held)
+    sizes = sorted(exchange.collective.bytes for exchange in exchanges)
     ends = dict.fromkeys((format_bytes(sizes[0]), format_bytes(sizes[-1])))
-    dtypes = sorted({one.collective.dtype or "no array" for one in held})
-    return f"{len(held):,} of {' to '.join(ends)}, {' and '.join(dtypes)}"
+    dtypes = sorted({exchange.collective.dtype or "no array" for exchange in exchanges})
+    return f"{len(exchanges):,} of {' to '.join(ends)}, {' and '.join(dtypes)}"
 
 
-def _waited(held: list[PlanExchange], exposed: dict[int, Range] | None) -> Range | None:
-    return None if exposed is None else sum((exposed[id(one)] for one in held), NO_TIME)
+def _waited(exchanges: list[PlanExchange], exposed: dict[int, Range] | None) -> Range | None:
+    return None if exposed is None else sum((exposed[id(exchange)] for exchange in exchanges), NO_TIME)
 
 
-def _span(held: Range) -> str:
-    return f"{format_ns(held.low)} to {format_ns(held.high)}"
+def _span(span: Range) -> str:
+    return f"{format_ns(span.low)} to {format_ns(span.high)}"

@@ -70,14 +70,14 @@ def program_gate(text: str) -> tuple[ProgramGate, ...]:
 
     ``AskedWronglyError``: a percentage that this gate does not take.
     """
-    found = _GATE.fullmatch(text)
-    if found is None or found[1] not in GATES:
+    match = _GATE.fullmatch(text)
+    if match is None or match[1] not in GATES:
         return ()
-    name, percent = found[1], None if found[2] is None else float(found[2])
+    name, percent = match[1], None if match[2] is None else float(match[2])
     if name == "programs":
         if percent is not None:
             raise UsageError(f"--fail-on {text}: programs takes no percentage; its parts do: {', '.join(LEAST)}")
-        return tuple(gate for one in DEFAULT for gate in program_gate(one))
+        return tuple(gate for part in DEFAULT for gate in program_gate(part))
     least = MODELLED_LEAST if name == MODELLED else LEAST.get(name)
     if least is None:
         if percent is not None:
@@ -98,24 +98,24 @@ def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]
         for change in changes:
             lead = f"{change.name}: " if several else ""
             if gate.name == LOST_FUSIONS:
-                said = _lost(change)
+                text = _lost(change)
             elif gate.name == BLOCKING:
-                said = _blocking(change)
+                text = _blocking(change)
             elif gate.name == BREAKS:
-                said = _breaks(change)
+                text = _breaks(change)
             elif gate.name == MODELLED:
-                said = _modelled(change, gate)
+                text = _modelled(change, gate)
             else:
-                said = "; ".join(filter(None, (_grown(change, gate, name) for name in _METRICS[gate.name])))
-            if said:
-                yield f"{lead}{gate.name}: {said}"
+                text = "; ".join(filter(None, (_grown(change, gate, name) for name in _METRICS[gate.name])))
+            if text:
+                yield f"{lead}{gate.name}: {text}"
 
 
 def lost_fusions(change: ProgramChange) -> tuple[ProgramRow, ...]:
     """Rows of what was one launch, is several now, and moves more bytes for it; the most bytes first."""
     least = LOST_LEAST * change.totals.get(_metric(change, "hbm-bytes"), (0, 0))[0]
-    found = (row for row in change.rows if row.lost and row.moved >= max(least, 1))
-    return tuple(sorted(found, key=lambda row: -row.moved))
+    rows = (row for row in change.rows if row.lost and row.moved >= max(least, 1))
+    return tuple(sorted(rows, key=lambda row: -row.moved))
 
 
 def _lost(change: ProgramChange) -> str:
@@ -156,7 +156,7 @@ def _grown(change: ProgramChange, gate: ProgramGate, name: str) -> str:
     if head <= base or (head - base) * 100 <= gate.percent * whole:
         return ""
     rows = sorted((row for row in change.rows if row.delta(name) > 0), key=lambda row: -row.delta(name))
-    sides = [_amount(name, held) for held in (base, head)]
+    sides = [_amount(name, amount) for amount in (base, head)]
     sides[1] += " collectives" if name == PLAN_COLLECTIVES else ""
     share = f", +{100 * (head - base) / whole:.3g}%" if whole else ""
     of = " of all FLOPs" if name == RECOMPUTED and share else ""
@@ -173,10 +173,10 @@ def _modelled(change: ProgramChange, gate: ProgramGate) -> str:
     return f"{format_ns(base)} → {format_ns(head)} by the model (more than {gate.percent:g}%); nothing was measured"
 
 
-def _amount(name: str, held: int) -> str:
+def _amount(name: str, amount: int) -> str:
     if UNITS[name] == "bytes":
-        return format_bytes(held)
-    return format_count(held) if UNITS[name] == "FLOP" else f"{held:,}"
+        return format_bytes(amount)
+    return format_count(amount) if UNITS[name] == "FLOP" else f"{amount:,}"
 
 
 def _places(rows: Sequence[ProgramRow]) -> str:

@@ -54,8 +54,12 @@ def _anchors(
 ) -> list[tuple[int, int]]:
     """Items that are there once on both sides, in the longest order that both have."""
     mine, theirs = Counter(base[left:right]), Counter(head[low:high])
-    place = {head[at]: at for at in range(low, high) if theirs[head[at]] == 1}
-    shared = [(at, place[base[at]]) for at in range(left, right) if mine[base[at]] == 1 and base[at] in place]
+    position_of = {head[index]: index for index in range(low, high) if theirs[head[index]] == 1}
+    shared = [
+        (index, position_of[base[index]])
+        for index in range(left, right)
+        if mine[base[index]] == 1 and base[index] in position_of
+    ]
     return longest_rising(shared)
 
 
@@ -65,34 +69,34 @@ def longest_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     at_tail: list[int] = []
     before: list[int] = []
     for number, (_, value) in enumerate(pairs):
-        place = bisect_left(tails, value)
-        before.append(at_tail[place - 1] if place else -1)
-        if place == len(tails):
+        index = bisect_left(tails, value)
+        before.append(at_tail[index - 1] if index else -1)
+        if index == len(tails):
             tails.append(value)
             at_tail.append(number)
         else:
-            tails[place], at_tail[place] = value, number
-    found: list[tuple[int, int]] = []
+            tails[index], at_tail[index] = value, number
+    result: list[tuple[int, int]] = []
     number = at_tail[-1] if at_tail else -1
     while number >= 0:
-        found.append(pairs[number])
+        result.append(pairs[number])
         number = before[number]
-    return found[::-1]
+    return result[::-1]
 
 
 def _in_order(
     base: Sequence[Hashable], head: Sequence[Hashable], left: int, right: int, low: int, high: int
 ) -> list[tuple[int, int]]:
     """Repeated items, each with the next equal one."""
-    places: dict[Hashable, list[int]] = {}
-    for at in range(low, high):
-        places.setdefault(head[at], []).append(at)
+    positions: dict[Hashable, list[int]] = {}
+    for index in range(low, high):
+        positions.setdefault(head[index], []).append(index)
     pairs, last = [], low
-    for at in range(left, right):
-        rows = places.get(base[at], [])
+    for index in range(left, right):
+        rows = positions.get(base[index], [])
         next_one = bisect_left(rows, last)
         if next_one < len(rows):
-            pairs.append((at, rows[next_one]))
+            pairs.append((index, rows[next_one]))
             last = rows[next_one] + 1
     return pairs
 
@@ -144,9 +148,9 @@ class LineMap:
         known = self.lines.get(file)
         if known is None or line < 0 or not known[0]:
             return line
-        at = bisect_right(known[0], line) - 1
-        at = max(at, 0)
-        return line + known[1][at] - known[0][at]
+        index = bisect_right(known[0], line) - 1
+        index = max(index, 0)
+        return line + known[1][index] - known[0][index]
 
 
 NO_LINES = LineMap({}, {})
@@ -161,21 +165,21 @@ def shape_text(shape: Shape) -> str:
 
 def plain_path(path: tuple[str, ...]) -> tuple[str, ...]:
     """A path that says no scope twice in a row: ``jax.checkpoint`` names those around it once more."""
-    return tuple(name for at, name in enumerate(path) if not at or name != path[at - 1])
+    return tuple(name for index, name in enumerate(path) if not index or name != path[index - 1])
 
 
-def op_key(one: Instruction, lines: LineMap = NO_LINES) -> OpKey:
+def op_key(instruction: Instruction, lines: LineMap = NO_LINES) -> OpKey:
     """The key of an instruction; ``lines``: where the lines of its side are in the head."""
-    scope = scope_of(one.op_name)
-    file = one.file or ""
+    scope = scope_of(instruction.op_name)
+    file = instruction.file or ""
     return OpKey(
         path=plain_path(scope.path),
-        phase=scope.phase if one.op_name else "",
+        phase=scope.phase if instruction.op_name else "",
         primitive=scope.primitive,
-        opcode=one.opcode.removesuffix("-start"),
-        shape=shape_text(one.shape),
+        opcode=instruction.opcode.removesuffix("-start"),
+        shape=shape_text(instruction.shape),
         file=lines.file(file),
-        line=-1 if one.line is None else lines.line(file, one.line),
+        line=-1 if instruction.line is None else lines.line(file, instruction.line),
     )
 
 
@@ -190,25 +194,25 @@ def line_map(base: Iterable[HloModule], head: Iterable[HloModule]) -> LineMap:
     """
     mine, theirs = _lines_of(base), _lines_of(head)
     files = same_files(set(mine), set(theirs))
-    found = {}
-    for file, held in mine.items():
+    result = {}
+    for file, base_lines in mine.items():
         other = theirs.get(files.get(file, file))
         if other is not None:
-            found[file] = lines_between(held, other)
-    return LineMap(files, found)
+            result[file] = lines_between(base_lines, other)
+    return LineMap(files, result)
 
 
 def _lines_of(modules: Iterable[HloModule]) -> dict[str, dict[int, _What]]:
-    held: dict[str, dict[int, set[tuple[object, ...]]]] = defaultdict(lambda: defaultdict(set))
+    by_file: dict[str, dict[int, set[tuple[object, ...]]]] = defaultdict(lambda: defaultdict(set))
     for module in modules:
-        for _, one in module.instructions():
-            if one.file is not None and one.line is not None and one.op_name:
-                scope = scope_of(one.op_name)
-                held[one.file][one.line].add(
-                    (plain_path(scope.path), scope.primitive, one.opcode, shape_text(one.shape))
+        for _, instruction in module.instructions():
+            if instruction.file is not None and instruction.line is not None and instruction.op_name:
+                scope = scope_of(instruction.op_name)
+                by_file[instruction.file][instruction.line].add(
+                    (plain_path(scope.path), scope.primitive, instruction.opcode, shape_text(instruction.shape))
                 )
     return {
-        file: {line: frozenset(what) for line, what in sorted(lines.items())} for file, lines in sorted(held.items())
+        file: {line: frozenset(what) for line, what in sorted(lines.items())} for file, lines in sorted(by_file.items())
     }
 
 

@@ -60,26 +60,29 @@ class Group:
 
 def matched(base: Units, head: Units, lines: LineMap) -> list[Group]:
     """Every launch of both programs in exactly one group, in the order of the head; about n log n of n ops."""
-    found = []
-    for one in alike(_launches(base, lines), _launches(head, NO_LINES)):
-        mine, theirs = tuple(base.units[at] for at in one.base), tuple(head.units[at] for at in one.head)
-        same = one.same and (mine[0].amounts, mine[0].blocks) == (theirs[0].amounts, theirs[0].blocks)
-        found.append(Group(mine, theirs, same=same))
-    return found
+    result = []
+    for group in alike(_launches(base, lines), _launches(head, NO_LINES)):
+        mine, theirs = (
+            tuple(base.units[index] for index in group.base),
+            tuple(head.units[index] for index in group.head),
+        )
+        same = group.same and (mine[0].amounts, mine[0].blocks) == (theirs[0].amounts, theirs[0].blocks)
+        result.append(Group(mine, theirs, same=same))
+    return result
 
 
-def _launches(held: Units, lines: LineMap) -> list[Launch]:
+def _launches(side: Units, lines: LineMap) -> list[Launch]:
     made: dict[int, OpKey] = {}
-    found = []
-    for unit in held.units:
+    launches = []
+    for unit in side.units:
         counts: Counter[OpKey] = Counter()
         for op in unit.ops:
             key = made.get(id(op))
             if key is None:
                 key = made[id(op)] = op_key(op.instruction, lines)
             counts[key] += 1
-        found.append(Launch(unit.digest, counts, op_key(unit.instruction, lines), unit.reads, unit.is_collective))
-    return found
+        launches.append(Launch(unit.digest, counts, op_key(unit.instruction, lines), unit.reads, unit.is_collective))
+    return launches
 
 
 def alike(base: Sequence[Launch], head: Sequence[Launch]) -> list[Alike]:
@@ -106,20 +109,20 @@ def alike(base: Sequence[Launch], head: Sequence[Launch]) -> list[Alike]:
 class _Side:
     """A program's launches with their keys; ``left``: those without a partner so far."""
 
-    def __init__(self, held: Sequence[Launch]) -> None:
-        self.left = dict.fromkeys(range(len(held)))
-        self.ops = [one.ops for one in held]
-        self.results = [one.result for one in held]
-        self.collective = [one.is_collective for one in held]
-        self.exact: list[Hashable] = [(one.digest, one.result) for one in held]
-        plain = [hash(one) for one in self.exact]
-        read_by: list[list[int]] = [[] for _ in held]
-        for number, one in enumerate(held):
-            for source in one.reads:
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self.left = dict.fromkeys(range(len(launches)))
+        self.ops = [launch.ops for launch in launches]
+        self.results = [launch.result for launch in launches]
+        self.collective = [launch.is_collective for launch in launches]
+        self.exact: list[Hashable] = [(launch.digest, launch.result) for launch in launches]
+        plain = [hash(key) for key in self.exact]
+        read_by: list[list[int]] = [[] for _ in launches]
+        for number, launch in enumerate(launches):
+            for source in launch.reads:
                 read_by[source].append(plain[number])
         self.contexts: list[Hashable] = [
-            (key, tuple(plain[source] for source in one.reads), tuple(sorted(read_by[number])))
-            for number, (key, one) in enumerate(zip(self.exact, held, strict=True))
+            (key, tuple(plain[source] for source in launch.reads), tuple(sorted(read_by[number])))
+            for number, (key, launch) in enumerate(zip(self.exact, launches, strict=True))
         ]
 
 
@@ -134,27 +137,27 @@ def _alike(left: _Side, right: _Side, mine: Sequence[Hashable], theirs: Sequence
     """Launches of one key, in order, where both sides have as many of it."""
     buckets = _buckets(left.left, mine.__getitem__), _buckets(right.left, theirs.__getitem__)
     pairs = []
-    for key, held in buckets[0].items():
+    for key, rows in buckets[0].items():
         others = buckets[1].get(key, ())
-        if len(others) == len(held):
-            pairs += list(zip(held, others, strict=True))
+        if len(others) == len(rows):
+            pairs += list(zip(rows, others, strict=True))
     return _take(left, right, pairs)
 
 
 def _buckets(rows: Iterable[int], key: Callable[[int], Hashable]) -> dict[Hashable, list[int]]:
-    found: dict[Hashable, list[int]] = defaultdict(list)
+    result: dict[Hashable, list[int]] = defaultdict(list)
     for row in rows:
-        found[key(row)].append(row)
-    return found
+        result[key(row)].append(row)
+    return result
 
 
 def _in_sequence(left: _Side, right: _Side) -> list[tuple[int, int]]:
     """Of equal launches of which there are more on one side, those that stand between the same others."""
     rows = list(left.left), list(right.left)
-    found = aligned([left.exact[row] for row in rows[0]], [right.exact[row] for row in rows[1]])
-    pairs = _take(left, right, [(rows[0][one], rows[1][other]) for one, other in found])
+    aligned_pairs = aligned([left.exact[row] for row in rows[0]], [right.exact[row] for row in rows[1]])
+    pairs = _take(left, right, [(rows[0][one], rows[1][other]) for one, other in aligned_pairs])
     buckets = _buckets(left.left, left.exact.__getitem__), _buckets(right.left, right.exact.__getitem__)
-    rest = [pair for key, held in buckets[0].items() for pair in zip(held, buckets[1].get(key, ()), strict=False)]
+    rest = [pair for key, rows in buckets[0].items() for pair in zip(rows, buckets[1].get(key, ()), strict=False)]
     return pairs + _take(left, right, rest)
 
 
@@ -169,10 +172,10 @@ _Strip = Callable[[OpKey], OpKey] | None
 def _counts(side: _Side, row: int, strip: _Strip) -> Counter[OpKey]:
     if strip is None:
         return side.ops[row]
-    found: Counter[OpKey] = Counter()
+    result: Counter[OpKey] = Counter()
     for key, count in side.ops[row].items():
-        found[strip(key)] += count
-    return found
+        result[strip(key)] += count
+    return result
 
 
 def _shared(
@@ -180,22 +183,24 @@ def _shared(
 ) -> dict[tuple[int, int], float]:
     """Weight of the ops that two launches share; ops that very many hold aside."""
     holders: tuple[dict[OpKey, list[int]], dict[OpKey, list[int]]] = (defaultdict(list), defaultdict(list))
-    for side, held in zip(holders, (mine, theirs), strict=True):
-        for at, (_, counts) in enumerate(held):
+    for side, counted in zip(holders, (mine, theirs), strict=True):
+        for index, (_, counts) in enumerate(counted):
             for key in counts:
-                side[key].append(at)
-    found: dict[tuple[int, int], float] = defaultdict(float)
+                side[key].append(index)
+    result: dict[tuple[int, int], float] = defaultdict(float)
     shared = ((key, rows, holders[1].get(key, [])) for key, rows in holders[0].items())
-    told = (one for one in shared if one[2] and max(len(one[1]), len(one[2])) <= MOST_HOLDERS)
+    telling = (
+        shared_op for shared_op in shared if shared_op[2] and max(len(shared_op[1]), len(shared_op[2])) <= MOST_HOLDERS
+    )
     room = MOST_PAIRS
-    for key, rows, others in sorted(told, key=lambda one: len(one[1]) * len(one[2])):
+    for key, rows, others in sorted(telling, key=lambda shared_op: len(shared_op[1]) * len(shared_op[2])):
         room -= len(rows) * len(others)
         if room < 0:
             break
-        for one in rows:
+        for row in rows:
             for other in others:
-                found[one, other] += weight(key) * min(mine[one][1][key], theirs[other][1][key])
-    return found
+                result[row, other] += weight(key) * min(mine[row][1][key], theirs[other][1][key])
+    return result
 
 
 def _size(counts: Counter[OpKey]) -> float:
@@ -235,16 +240,18 @@ def _by_result(left: _Side, right: _Side) -> list[tuple[int, int]]:
     )
     for strip in strips:
         rows = [[row for row in side.left if side.results[row].primitive] for side in (left, right)]
-        keys = [[strip(side.results[row]) for row in held] for side, held in zip((left, right), rows, strict=True)]
-        found = aligned(*keys)
-        pairs += _take(left, right, [(rows[0][one], rows[1][other]) for one, other in found])
+        keys = [
+            [strip(side.results[row]) for row in side_rows] for side, side_rows in zip((left, right), rows, strict=True)
+        ]
+        aligned_pairs = aligned(*keys)
+        pairs += _take(left, right, [(rows[0][one], rows[1][other]) for one, other in aligned_pairs])
     return pairs
 
 
 def _joined(left: _Side, right: _Side, pairs: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
     """Groups from pairs, and from what is left of each side: with the group that most of its ops are in, else alone."""
     groups: list[tuple[list[int], list[int]]] = [([one], [other]) for one, other in pairs]
-    changed = [(at, one, other) for at, (one, other) in enumerate(pairs) if left.exact[one] != right.exact[other]]
+    changed = [(index, one, other) for index, (one, other) in enumerate(pairs) if left.exact[one] != right.exact[other]]
     alone: list[tuple[list[int], list[int]]] = []
     for side, other_side, which in ((right, left, 1), (left, right, 0)):
         rows = list(side.left)
@@ -254,7 +261,7 @@ def _joined(left: _Side, right: _Side, pairs: Sequence[tuple[int, int]]) -> list
                 groups[changed[home][0]][which].append(row)
             else:
                 alone.append(([], [row]) if which else ([row], []))
-    return sorted([*groups, *alone], key=lambda one: (min(one[1], default=1 << 60), min(one[0], default=0)))
+    return sorted([*groups, *alone], key=lambda group: (min(group[1], default=1 << 60), min(group[0], default=0)))
 
 
 def _homes(side: _Side, rows: Sequence[int], other: _Side, homes: Sequence[tuple[int, int]]) -> list[int | None]:
@@ -263,10 +270,10 @@ def _homes(side: _Side, rows: Sequence[int], other: _Side, homes: Sequence[tuple
     ``homes``: (the changed one, its partner on this side). Of several that hold as much, the one whose partner is next
     to it in the program.
     """
-    found: list[int | None] = [None] * len(rows)
+    result: list[int | None] = [None] * len(rows)
     for strip in (None, OpKey.without_line):
-        left = [at for at, home in enumerate(found) if home is None]
-        mine = [(at, _counts(side, rows[at], strip)) for at in left]
+        left = [index for index, home in enumerate(result) if home is None]
+        mine = [(index, _counts(side, rows[index], strip)) for index in left]
         theirs = [(row, _counts(other, row, strip)) for row, _ in homes]
         best: dict[int, tuple[float, int, int]] = {}
         for (one, home), amount in _shared(mine, theirs).items():
@@ -276,5 +283,5 @@ def _homes(side: _Side, rows: Sequence[int], other: _Side, homes: Sequence[tuple
                 best[one] = min(best.get(one, rated), rated)
         for one, (amount, _, home) in best.items():
             if -amount >= LEAST_SHARE * _size(mine[one][1]):
-                found[mine[one][0]] = home
-    return found
+                result[mine[one][0]] = home
+    return result

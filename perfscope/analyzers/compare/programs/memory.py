@@ -24,15 +24,15 @@ def peak_rows(
     sides = memory_timeline(base), memory_timeline(head)
     if sides[0] is None or sides[1] is None:
         return None, ()
-    held = _by_place(base, sides[0], lines), _by_place(head, sides[1], NO_LINES)
+    by_place = _by_place(base, sides[0], lines), _by_place(head, sides[1], NO_LINES)
     rows = []
-    for place in dict.fromkeys((*held[1], *held[0])):
-        before, after = held[0].get(place, 0), held[1].get(place, 0)
+    for key in dict.fromkeys((*by_place[1], *by_place[0])):
+        before, after = by_place[0].get(key, 0), by_place[1].get(key, 0)
         if before != after:
-            at, what, phase = place
+            location, what, phase = key
             change = MORE_LIVE if after > before else LESS_LIVE
             rows.append(
-                ProgramRow(change=change, what=what, place=at, phase=phase, amounts={PEAK: (before, after)})
+                ProgramRow(change=change, what=what, place=location, phase=phase, amounts={PEAK: (before, after)})
             )  # fmt: skip
     return (sides[0].peak_bytes, sides[1].peak_bytes), tuple(rows)
 
@@ -45,38 +45,42 @@ def plan_peak_rows(base: TorchPlan, head: TorchPlan, lines: LineMap) -> tuple[Pr
     sides = memory_as_run(base), memory_as_run(head)
     if sides[0] is None or sides[1] is None:
         return ()
-    held = _by_line(sides[0], lines), _by_line(sides[1], NO_LINES)
+    by_line = _by_line(sides[0], lines), _by_line(sides[1], NO_LINES)
     rows = []
-    for key in dict.fromkeys((*held[1], *held[0])):
-        before, after = held[0].get(key, 0), held[1].get(key, 0)
+    for key in dict.fromkeys((*by_line[1], *by_line[0])):
+        before, after = by_line[0].get(key, 0), by_line[1].get(key, 0)
         if before != after:
-            at, what = key
+            location, what = key
             change = MORE_LIVE if after > before else LESS_LIVE
-            rows.append(ProgramRow(change=change, what=what, place=at, amounts={PLAN_PEAK: (before, after)}))
+            rows.append(ProgramRow(change=change, what=what, place=location, amounts={PLAN_PEAK: (before, after)}))
     return tuple(rows)
 
 
 def _by_line(step: StepMemory, lines: LineMap) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = {("", "many small blocks"): step.left_bytes}
-    for one in step.holders:
-        at = ""
-        if one.file is not None and one.line is not None:
-            at = f"{lines.file(one.file)}:{lines.line(one.file, one.line)}"
-        key = (at, category_label(one.category))
-        found[key] = found.get(key, 0) + one.bytes
-    return found
+    result: dict[tuple[str, str], int] = {("", "many small blocks"): step.left_bytes}
+    for holder in step.holders:
+        location = ""
+        if holder.file is not None and holder.line is not None:
+            location = f"{lines.file(holder.file)}:{lines.line(holder.file, holder.line)}"
+        key = (location, category_label(holder.category))
+        result[key] = result.get(key, 0) + holder.bytes
+    return result
 
 
 def _by_place(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> dict[_Place, int]:
-    found: dict[_Place, int] = {("", LASTING, ""): memory.whole_run_bytes}
-    for place, size in _live(module, memory, lines):
-        found[place] = found.get(place, 0) + size
-    return found
+    result: dict[_Place, int] = {("", LASTING, ""): memory.whole_run_bytes}
+    for key, size in _live(module, memory, lines):
+        result[key] = result.get(key, 0) + size
+    return result
 
 
 def _live(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> Iterator[tuple[_Place, int]]:
     wanted = {buffer.instruction for buffer in memory.live_at_peak}
-    keys = {one.name: _key(module, one, lines) for _, one in module.instructions() if one.name in wanted}
+    keys = {
+        instruction.name: _key(module, instruction, lines)
+        for _, instruction in module.instructions()
+        if instruction.name in wanted
+    }
     for buffer in memory.live_at_peak:
         key = keys.get(buffer.instruction)
         if key is None:
@@ -84,15 +88,15 @@ def _live(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> Iterator
             continue
         phase = key.phase if key.phase in ("backward", "recompute") else ""
         if key.file:
-            at = f"{key.file}:{key.line}" if key.line >= 0 else key.file
-            yield (at, key.primitive, phase), buffer.size
+            location = f"{key.file}:{key.line}" if key.line >= 0 else key.file
+            yield (location, key.primitive, phase), buffer.size
         else:
             yield ("/".join(key.path), key.primitive or key.opcode, phase), buffer.size
 
 
-def _key(module: HloModule, one: Instruction, lines: LineMap) -> OpKey:
+def _key(module: HloModule, instruction: Instruction, lines: LineMap) -> OpKey:
     """Of what makes a value; of a fusion that says no line, the first op in it that does."""
-    if one.file is None and one.opcode == "fusion" and one.called:
-        inner = module.computations[one.called[0]].instructions
-        one = next((op for op in inner if op.file is not None), one)
-    return op_key(one, lines)
+    if instruction.file is None and instruction.opcode == "fusion" and instruction.called:
+        inner = module.computations[instruction.called[0]].instructions
+        instruction = next((op for op in inner if op.file is not None), instruction)
+    return op_key(instruction, lines)

@@ -76,7 +76,7 @@ def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
     """The programs and plans of a trace, those that do most first."""
     costs = trace.fact(hlo_costs)
     ordered = sorted(costs, key=lambda cost: -(cost.total.bytes + cost.total.flops))[:MOST_PROGRAMS]
-    plans = tuple(_plan_side(held) for held in trace.torch_plans)
+    plans = tuple(_plan_side(loaded) for loaded in trace.torch_plans)
     if not trace.hlo:
         return plans
     return plans + tuple(
@@ -84,35 +84,39 @@ def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
             name=cost.module.name.partition("(")[0],
             label=program_label(cost.module, trace),
             fingerprint=fingerprint(cost.module),
-            measures={one.name: one for one in _measures(cost)},
+            measures={measure.name: measure for measure in _measures(cost)},
         )
         for cost in ordered
     )
 
 
-def _plan_side(held: LoadedPlan) -> ProgramSide:
+def _plan_side(loaded: LoadedPlan) -> ProgramSide:
     """What torch.compile would make of a program."""
-    totals, units = plan_totals(held), plan_units(held.plan)
+    totals, units = plan_totals(loaded), plan_units(loaded.plan)
     places: dict[str, dict[str, float]] = {name: {} for name in totals}
-    parts = [(f"{place.file}:{place.line}", unit.amounts) for unit in units for place in unit.kernel.places[:1]]
-    parts += [(one.place(), one.amounts) for one in plan_exchanges(held) or () if one.place()]
-    for at, amounts in parts:
+    parts = [(f"{line.file}:{line.line}", unit.amounts) for unit in units for line in unit.kernel.places[:1]]
+    parts += [(exchange.place(), exchange.amounts) for exchange in plan_exchanges(loaded) or () if exchange.place()]
+    for location, amounts in parts:
         for name, amount in amounts.items():
-            places[name][at] = places[name].get(at, 0) + amount
-    found = [
+            places[name][location] = places[name].get(location, 0) + amount
+    measures = [
         Measure(
-            name=name, unit=UNITS[name], value=value, places={at: part for at, part in places[name].items() if part},
-            least=LEAST_OF_PROGRAM if name == PLAN_LAUNCHES else 0.0, neutral=name == PLAN_COLLECTIVES,
+            name=name,
+            unit=UNITS[name],
+            value=value,
+            places={location: part for location, part in places[name].items() if part},
+            least=LEAST_OF_PROGRAM if name == PLAN_LAUNCHES else 0.0,
+            neutral=name == PLAN_COLLECTIVES,
         )
         for name, value in totals.items()
-    ]  # fmt: skip
+    ]
     return ProgramSide(
-        name=held.plan.name,
-        label=held.plan.name,
-        fingerprint=plan_fingerprint(held),
-        measures={one.name: one for one in found},
-        processes=0 if held.plan.processes is None else held.plan.processes.world_size,
-        failed=held.plan.failure is not None,
+        name=loaded.plan.name,
+        label=loaded.plan.name,
+        fingerprint=plan_fingerprint(loaded),
+        measures={measure.name: measure for measure in measures},
+        processes=0 if loaded.plan.processes is None else loaded.plan.processes.world_size,
+        failed=loaded.plan.failure is not None,
     )
 
 
@@ -176,20 +180,20 @@ def _measures(cost: ModuleCost) -> Iterator[Measure]:
 def _collectives(cost: ModuleCost) -> Iterator[Measure]:
     """What goes over links, and how often the device waits for it; nothing of programs for one device."""
     sending = [(row.instruction, row.total.wire_bytes) for row in cost.launched if row.total.wire_bytes]
-    found = collectives_of(cost.module)
-    if not sending and not found:
+    collectives = collectives_of(cost.module)
+    if not sending and not collectives:
         return
-    waited = [(one.start, one.runs.times) for one in found if one.blocks is not None]
+    waited = [(collective.start, collective.runs.times) for collective in collectives if collective.blocks is not None]
     yield Measure(name=WIRE, unit="bytes", value=cost.total.wire_bytes, places=_by_line(sending))
     yield Measure(name=BLOCKED, unit="count", value=sum(times for _, times in waited), places=_by_line(waited))
 
 
 def _by_line(rows: Iterable[tuple[Instruction, int]]) -> dict[str, float]:
     places: dict[str, float] = {}
-    for one, amount in rows:
-        if one.file is not None:
-            at = f"{one.file}:{one.line}" if one.line is not None else one.file
-            places[at] = places.get(at, 0) + amount
+    for instruction, amount in rows:
+        if instruction.file is not None:
+            location = f"{instruction.file}:{instruction.line}" if instruction.line is not None else instruction.file
+            places[location] = places.get(location, 0) + amount
     return places
 
 
@@ -221,18 +225,18 @@ def program_changes(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[Progr
 
 def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramChange]:
     """Plans of torch.compile: of one name in order, one against one whatever their names."""
-    sides = [[held for trace in side for held in trace.torch_plans] for side in (base, head)]
+    sides = [[loaded for trace in side for loaded in trace.torch_plans] for side in (base, head)]
     works = [{id(work.held): work for trace in side for work in plan_works(trace)} for side in (base, head)]
-    for one, other in paired_programs(sides[0], sides[1], lambda held: held.plan.name):
-        first, last = (held.get(id(plan)) for held, plan in zip(works, (one, other), strict=True))
+    for loaded, other in paired_programs(sides[0], sides[1], lambda loaded: loaded.plan.name):
+        first, last = (side_works.get(id(plan)) for side_works, plan in zip(works, (loaded, other), strict=True))
         if first is None or last is None or targets(base, head).differ:
-            yield plan_change(one, other)
+            yield plan_change(loaded, other)
             continue
         waits = _exchanges(first), _exchanges(last)
         spans = [work.inside.step for work in (first, last)]
         if waits[0] is not None and waits[1] is not None:
             spans = [step.step for step in waits if step is not None]
-        change = plan_change(one, other, waits)
+        change = plan_change(loaded, other, waits)
         yield replace(change, modelled_ns=((spans[0].low, spans[0].high), (spans[1].low, spans[1].high)))
 
 
@@ -252,9 +256,9 @@ def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChan
         for trace in (mine, theirs)
     ]
     pairs = paired_sides(mine.fact(program_sides), theirs.fact(program_sides))
-    found = []
-    for one, other in pairs:
-        left, right = costs[0][id(one)], costs[1][id(other)]
+    changes = []
+    for program_side, other in pairs:
+        left, right = costs[0][id(program_side)], costs[1][id(other)]
         if left.module.is_scheduled and right.module.is_scheduled:
             change = program_change(
                 left.module,
@@ -263,8 +267,8 @@ def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChan
                 costs=(left, right),
                 name=other.label,
             )
-            found.append(replace(change, modelled_ns=_modelled(left, mine, right, theirs)))
-    return tuple(found)
+            changes.append(replace(change, modelled_ns=_modelled(left, mine, right, theirs)))
+    return tuple(changes)
 
 
 def _modelled(
@@ -290,8 +294,8 @@ def _ordered(trace: Trace) -> list[ModuleCost]:
 
 def targets(base: Sequence[Trace], head: Sequence[Trace]) -> TargetOfSide:
     """The machine each side was compiled for, where it was compiled for one that is named."""
-    said = [next((_target(trace) for trace in side if trace.target is not None), "") for side in (base, head)]
-    return TargetOfSide(base=said[0], head=said[1])
+    names = [next((_target(trace) for trace in side if trace.target is not None), "") for side in (base, head)]
+    return TargetOfSide(base=names[0], head=names[1])
 
 
 def _target(trace: Trace) -> str:

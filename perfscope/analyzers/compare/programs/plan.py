@@ -55,47 +55,47 @@ class PlanUnit:
     @property
     def amounts(self) -> dict[str, int]:
         """Of a step."""
-        calls, one = self.graph.calls, self.kernel
-        return {PLAN_BYTES: calls * one.bytes, PLAN_FLOPS: calls * (one.flops or 0), PLAN_LAUNCHES: calls}
+        calls, kernel = self.graph.calls, self.kernel
+        return {PLAN_BYTES: calls * kernel.bytes, PLAN_FLOPS: calls * (kernel.flops or 0), PLAN_LAUNCHES: calls}
 
 
 def plan_units(plan: TorchPlan) -> tuple[PlanUnit, ...]:
     """Every kernel of a plan, in the order of its graphs. Collectives inside of them are with those of the step."""
     return tuple(
-        PlanUnit(graph, kernel, at)
+        PlanUnit(graph, kernel, index)
         for graph in plan.graphs
-        for at, kernel in enumerate(graph.kernels)
+        for index, kernel in enumerate(graph.kernels)
         if kernel.kind != "collective"
     )
 
 
-def plan_totals(held: LoadedPlan) -> dict[str, int]:
+def plan_totals(loaded: LoadedPlan) -> dict[str, int]:
     """Exact amounts of one step of a plan."""
-    found = dict.fromkeys((PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_BREAKS), 0)
-    for unit in plan_units(held.plan):
+    totals = dict.fromkeys((PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_BREAKS), 0)
+    for unit in plan_units(loaded.plan):
         for name, amount in unit.amounts.items():
-            found[name] += amount
-    found[PLAN_BREAKS] = sum(len(line.breaks) for line in planned_breaks(held))
-    step = memory_as_run(held.plan)
+            totals[name] += amount
+    totals[PLAN_BREAKS] = sum(len(line.breaks) for line in planned_breaks(loaded))
+    step = memory_as_run(loaded.plan)
     if step is not None:
-        found[PLAN_PEAK] = step.peak_bytes
-    return found | exchange_totals(held)
+        totals[PLAN_PEAK] = step.peak_bytes
+    return totals | exchange_totals(loaded)
 
 
-def plan_fingerprint(held: LoadedPlan) -> str:
+def plan_fingerprint(loaded: LoadedPlan) -> str:
     """What is planned, as 16 hexadecimal digits: no names of kernels, no files and no lines."""
-    plan = held.plan
-    said = [
+    plan = loaded.plan
+    graphs = [
         (
             plain_function(graph.function),
             graph.direction,
             graph.calls,
-            [_digest(one) for one in graph.kernels],
+            [_digest(kernel) for kernel in graph.kernels],
         )
         for graph in plan.graphs
     ]
-    parts: tuple[object, ...] = (said, len(plan.breaks))
-    exchanged = exchange_digest(held)
+    parts: tuple[object, ...] = (graphs, len(plan.breaks))
+    exchanged = exchange_digest(loaded)
     if exchanged:
         parts += (exchanged,)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -134,13 +134,13 @@ def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS)
         )
     if prints[0] != prints[1]:
         launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, None) for unit in sides[1]]
-        rows += [row for one in alike(*launches) for row in _rows(one, *sides, lines)]
+        rows += [row for group in alike(*launches) for row in _rows(group, *sides, lines)]
         if not blind:
             rows += collective_rows(plan_exchanges(base) or (), plan_exchanges(head) or (), lines, waits)
     rows += plan_peak_rows(base.plan, head.plan, lines)
     broken = _breaks(base, lines), _breaks(head, None)
     rows += _counted(*broken, PLAN_BREAKS, ("new graph break", "graph break gone"))
-    found = ProgramChange(
+    change = ProgramChange(
         name=head.plan.name,
         base_fingerprint=prints[0],
         head_fingerprint=prints[1],
@@ -149,8 +149,8 @@ def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS)
         notes=tuple(filter(None, (*_failed(base, head), blind or waits_line(waits)))),
         lines=lines,
     )
-    found.check()
-    return found
+    change.check()
+    return change
 
 
 def failed_alone(base: TorchPlan, head: TorchPlan) -> Literal["", "base", "head"]:
@@ -161,76 +161,75 @@ def failed_alone(base: TorchPlan, head: TorchPlan) -> Literal["", "base", "head"
 
 
 def _failed(*sides: LoadedPlan) -> Iterator[str]:
-    for which, held in zip(("base", "head"), sides, strict=True):
-        if held.plan.failure is not None:
+    for which, loaded in zip(("base", "head"), sides, strict=True):
+        if loaded.plan.failure is not None:
             yield f"{which} failed while it was planned: what it would have done from there on is in no metric"
 
 
-def _digest(one: PlannedKernel) -> str:
-    said = (
-        one.kind, len(one.members), one.ops, one.read_bytes, one.written_bytes, one.reread_bytes, one.flops, one.dtype,
-        one.shape,
+def _digest(kernel: PlannedKernel) -> str:
+    facts = (
+        kernel.kind, len(kernel.members), kernel.ops, kernel.read_bytes, kernel.written_bytes, kernel.reread_bytes,
+        kernel.flops, kernel.dtype, kernel.shape,
     )  # fmt: skip
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _phase(graph: PlannedGraph) -> str:
     return "backward" if graph.direction == "backward" else ""
 
 
-def _place(place: PlanLine, lines: LineMap | None) -> tuple[str, int]:
+def _place(line: PlanLine, lines: LineMap | None) -> tuple[str, int]:
     if lines is None:
-        return place.file, place.line
-    return lines.file(place.file), lines.line(place.file, place.line)
+        return line.file, line.line
+    return lines.file(line.file), lines.line(line.file, line.line)
 
 
 def _launch(unit: PlanUnit, lines: LineMap | None) -> Launch:
-    graph, one = unit.graph, unit.kernel
+    graph, kernel = unit.graph, unit.kernel
     path, phase = (plain_function(graph.function),), _phase(graph)
-    places = [_place(place, lines) for place in one.places]
-    ops = Counter(OpKey(path, phase, op, op, "", "", -1) for op in one.ops)
+    places = [_place(line, lines) for line in kernel.places]
+    ops = Counter(OpKey(path, phase, op, op, "", "", -1) for op in kernel.ops)
     ops.update(OpKey((), phase, "line", "line", "", file, line) for file, line in places)
     file, line = places[0] if places else ("", -1)
-    result = OpKey(path, phase, ", ".join(one.ops), one.kind, one.shape or "", file, line)
-    return Launch(f"{_digest(one)} {graph.calls}", ops, result)
+    result = OpKey(path, phase, ", ".join(kernel.ops), kernel.kind, kernel.shape or "", file, line)
+    return Launch(f"{_digest(kernel)} {graph.calls}", ops, result)
 
 
 def _line_map(*both: tuple[LoadedPlan, Sequence[PlanUnit]]) -> LineMap:
     """How lines moved, told from the ops of the kernels that are of each line, and the ops of a step that exchanges."""
     sides = []
     for plan, units in both:
-        held: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        by_file: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         for unit in units:
-            for place in unit.kernel.places:
-                held[place.file][place.line].update(unit.kernel.ops)
+            for code_line in unit.kernel.places:
+                by_file[code_line.file][code_line.line].update(unit.kernel.ops)
         for file, line, op in step_ops(plan):
-            held[file][line].add(op)
+            by_file[file][line].add(op)
         sides.append({
-            file: {line: frozenset[object](ops) for line, ops in sorted(lines.items())} for file, lines in held.items()
+            file: {line: frozenset[object](ops) for line, ops in sorted(lines.items())}
+            for file, lines in by_file.items()
         })  # fmt: skip
     files = same_files(set(sides[0]), set(sides[1]))
-    found = {
+    moved_lines = {
         file: lines_between(lines, sides[1][files.get(file, file)])
         for file, lines in sides[0].items()
         if files.get(file, file) in sides[1]
     }
-    return LineMap(files, found)
+    return LineMap(files, moved_lines)
 
 
-def _rows(one: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], lines: LineMap) -> Iterator[ProgramRow]:
-    if one.same:
+def _rows(group: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], lines: LineMap) -> Iterator[ProgramRow]:
+    if group.same:
         return
-    mine, theirs = [base[at] for at in one.base], [head[at] for at in one.head]
+    mine, theirs = [base[index] for index in group.base], [head[index] for index in group.head]
     amounts = {}
     for name in (PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES):
         before, after = sum(unit.amounts[name] for unit in mine), sum(unit.amounts[name] for unit in theirs)
         if before != after:
             amounts[name] = (before, after)
     shown = theirs or mine
-    places = [
-        _place(place, None if theirs else lines) for unit in _telling(mine, shown) for place in unit.kernel.places
-    ]
-    change, said = _change(mine, theirs, amounts)
+    places = [_place(line, None if theirs else lines) for unit in _telling(mine, shown) for line in unit.kernel.places]
+    change, texts = _change(mine, theirs, amounts)
     more = amounts.get(PLAN_BYTES, (0, 0))
     yield ProgramRow(
         change=change,
@@ -241,7 +240,7 @@ def _rows(one: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], lines:
         lost=len(theirs) - len(mine) if change == LOST and more[1] > more[0] else 0,
         base_names=tuple(unit.kernel.name for unit in mine),
         head_names=tuple(unit.kernel.name for unit in theirs),
-        said=tuple(said),
+        said=tuple(texts),
     )
 
 
@@ -263,53 +262,53 @@ def _change(
         return "moved into a fusion", [counts]
     if len(head) > 1:
         return "fused otherwise", [counts]
-    one, other = base[0].kernel, head[0].kernel
-    said = [f"{word} {_some(dict.fromkeys(sorted(ops)))}" for word, ops in (
-        ("with", set(other.ops) - set(one.ops)), ("without", set(one.ops) - set(other.ops)),
+    kernel, other = base[0].kernel, head[0].kernel
+    texts = [f"{word} {_some(dict.fromkeys(sorted(ops)))}" for word, ops in (
+        ("with", set(other.ops) - set(kernel.ops)), ("without", set(kernel.ops) - set(other.ops)),
     ) if ops]  # fmt: skip
-    if one.dtype != other.dtype:
-        return "type changed", [f"{one.dtype} → {other.dtype}", *said]
+    if kernel.dtype != other.dtype:
+        return "type changed", [f"{kernel.dtype} → {other.dtype}", *texts]
     words: tuple[tuple[str, What, What], ...] = (
         (PLAN_BYTES, "more bytes", "fewer bytes"), (PLAN_FLOPS, "more FLOPs", "fewer FLOPs"),
     )  # fmt: skip
     for name, more, fewer in words:
         if name in amounts:
-            return (more if amounts[name][1] > amounts[name][0] else fewer), said
-    return "changed", said
+            return (more if amounts[name][1] > amounts[name][0] else fewer), texts
+    return "changed", texts
 
 
 def _refusals(head: Sequence[PlanUnit]) -> list[str]:
     """What inductor says of two of these kernels that it did not fuse."""
     graph = head[0].graph
     mine = {unit.index for unit in head if unit.graph is graph}
-    found = (one.reason for one in graph.refusals if {one.first, one.second} <= mine)
-    return [f"inductor: {reason}" for reason in dict.fromkeys(found)][:2]
+    reasons = (refusal.reason for refusal in graph.refusals if {refusal.first, refusal.second} <= mine)
+    return [f"inductor: {reason}" for reason in dict.fromkeys(reasons)][:2]
 
 
-def _breaks(held: LoadedPlan, lines: LineMap | None) -> Counter[tuple[str, str]]:
+def _breaks(loaded: LoadedPlan, lines: LineMap | None) -> Counter[tuple[str, str]]:
     """(place, what ended the graph) -> how often."""
-    found: Counter[tuple[str, str]] = Counter()
-    for line in planned_breaks(held):
-        at = ""
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in planned_breaks(loaded):
+        location = ""
         if line.place is not None:
             file, number = line.place.file, line.place.line
-            at = f"{file}:{number}" if lines is None else f"{lines.file(file)}:{lines.line(file, number)}"
-        for one in line.breaks:
-            found[at, one.reason] += 1
-    return found
+            location = f"{file}:{number}" if lines is None else f"{lines.file(file)}:{lines.line(file, number)}"
+        for graph_break in line.breaks:
+            counts[location, graph_break.reason] += 1
+    return counts
 
 
 def _counted(
     base: Counter[tuple[str, str]], head: Counter[tuple[str, str]], name: str, words: tuple[What, What]
 ) -> Iterator[ProgramRow]:
-    for place, what in dict.fromkeys((*head, *base)):
-        before, after = base[place, what], head[place, what]
+    for location, what in dict.fromkeys((*head, *base)):
+        before, after = base[location, what], head[location, what]
         if before != after:
             change = words[0] if after > before else words[1]
-            yield ProgramRow(change=change, what=what, place=place, amounts={name: (before, after)})
+            yield ProgramRow(change=change, what=what, place=location, amounts={name: (before, after)})
 
 
 def _some(names: dict[str, None]) -> str:
-    held = list(names)
-    more = f" and {len(held) - MOST_NAMED} more" if len(held) > MOST_NAMED else ""
-    return ", ".join(held[:MOST_NAMED]) + more
+    known = list(names)
+    more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+    return ", ".join(known[:MOST_NAMED]) + more

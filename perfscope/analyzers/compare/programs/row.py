@@ -145,16 +145,16 @@ class ProgramChange:
 
 def merged(rows: Iterable[ProgramRow], totals: Amounts) -> tuple[ProgramRow, ...]:
     """Rows of one change at one line as one; what is worse and where the program was changed first."""
-    held: dict[tuple[str, str, str, str, str], list[ProgramRow]] = {}
+    by_key: dict[tuple[str, str, str, str, str], list[ProgramRow]] = {}
     for row in rows:
-        held.setdefault((row.change, row.what, row.where(), row.place, row.phase), []).append(row)
-    return tuple(sorted((_one(same) for same in held.values()), key=lambda row: _first(row, totals)))
+        by_key.setdefault((row.change, row.what, row.where(), row.place, row.phase), []).append(row)
+    return tuple(sorted((_one(same) for same in by_key.values()), key=lambda row: _first(row, totals)))
 
 
 def _one(rows: Sequence[ProgramRow]) -> ProgramRow:
     first = max(rows, key=lambda row: max((abs(row.delta(name)) for name in row.amounts), default=0))
     names = dict.fromkeys(name for row in rows for name in row.amounts)
-    sums = {name: tuple(sum(row.amounts.get(name, (0, 0))[at] for row in rows) for at in (0, 1)) for name in names}
+    sums = {name: tuple(sum(row.amounts.get(name, (0, 0))[side] for row in rows) for side in (0, 1)) for name in names}
     return replace(
         first,
         count=len(rows),
@@ -172,11 +172,11 @@ def share(row: ProgramRow, totals: Amounts) -> float:
     """The largest part of a whole metric that the row is."""
     known = [name for name in row.amounts if name in totals and max(totals[name]) > 0]
     names = [name for name in known if name in _JUDGED] or known  # launches follow from what they move
-    found = [abs(row.delta(name)) / max(totals[name]) for name in names]
+    shares = [abs(row.delta(name)) / max(totals[name]) for name in names]
     wire = max(totals.get(WIRE, (0, 0)))
     if row.weight and wire:
-        found.append(row.weight / wire)
-    return max(found, default=0.0)
+        shares.append(row.weight / wire)
+    return max(shares, default=0.0)
 
 
 def _first(row: ProgramRow, totals: Amounts) -> tuple[bool, bool, float, str, str]:

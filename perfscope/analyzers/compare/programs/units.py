@@ -91,21 +91,23 @@ def units_of(cost: ModuleCost) -> Units:
     """The launches of a program. Their amounts sum to its totals exactly. Linear in its instructions."""
     module = cost.module
     digests = computation_digests(module)
-    collectives = {(one.computation.name, one.start.name): one for one in collectives_of(module)}
+    collectives = {
+        (collective.computation.name, collective.start.name): collective for collective in collectives_of(module)
+    }
     inner: dict[str, tuple[Op, ...]] = {}
-    found: list[Unit] = []
+    units: list[Unit] = []
     for row in cost.launched:
         if not row.runs:
             continue
         ops = tuple(_ops(module, cost, row, inner))
-        one = collectives.get((row.computation, row.instruction.name))
-        found.append(_unit(len(found), row, ops, digests, one))
-    made = _link(module, found)
+        collective = collectives.get((row.computation, row.instruction.name))
+        units.append(_unit(len(units), row, ops, digests, collective))
+    made = _link(module, units)
     totals = dict.fromkeys((BYTES, FLOPS, LAUNCHES, RECOMPUTED, WIRE), 0)
-    for unit in found:
+    for unit in units:
         for name, amount in unit.amounts.items():
             totals[name] += amount
-    return Units(module, tuple(found), totals, digests, made)
+    return Units(module, tuple(units), totals, digests, made)
 
 
 def _unit(
@@ -116,15 +118,15 @@ def _unit(
         BYTES: row.total.bytes, FLOPS: row.total.flops, LAUNCHES: row.runs, RECOMPUTED: again,
         WIRE: row.total.wire_bytes,
     }  # fmt: skip
-    one = row.instruction
+    instruction = row.instruction
     return Unit(
         number=number,
         computation=row.computation,
-        instruction=one,
+        instruction=instruction,
         runs=row.runs,
         amounts={name: amount for name, amount in amounts.items() if amount},
         ops=ops,
-        digest=instruction_digest(one, digests),
+        digest=instruction_digest(instruction, digests),
         blocks=None if collective is None else collective.blocks,
         is_collective=collective is not None,
     )
@@ -132,53 +134,53 @@ def _unit(
 
 def _ops(module: HloModule, cost: ModuleCost, row: InstructionCost, inner: dict[str, tuple[Op, ...]]) -> Iterator[Op]:
     """What a launch is made of; fusions inside fusions are looked into."""
-    one = row.instruction
-    if one.opcode in ("fusion", "async-start", "fusion-start", "call-start") and one.called:
-        yield from _ops_of(module, cost, one.called[0], inner)
+    instruction = row.instruction
+    if instruction.opcode in ("fusion", "async-start", "fusion-start", "call-start") and instruction.called:
+        yield from _ops_of(module, cost, instruction.called[0], inner)
     else:
-        yield Op(one, row.computation, row.once.flops)
+        yield Op(instruction, row.computation, row.once.flops)
 
 
 def _ops_of(module: HloModule, cost: ModuleCost, name: str, inner: dict[str, tuple[Op, ...]]) -> tuple[Op, ...]:
     known = inner.get(name)
     if known is not None:
         return known
-    found: list[Op] = []
-    for one in module.computations[name].instructions:
-        if one.opcode == "fusion" and one.called:
-            found += _ops_of(module, cost, one.called[0], inner)
-        elif one.opcode not in NO_WORK:
-            row = cost.by_name.get((name, one.name))
-            found.append(Op(one, name, 0 if row is None else row.once.flops))
-    inner[name] = tuple(found)
+    ops: list[Op] = []
+    for instruction in module.computations[name].instructions:
+        if instruction.opcode == "fusion" and instruction.called:
+            ops += _ops_of(module, cost, instruction.called[0], inner)
+        elif instruction.opcode not in NO_WORK:
+            row = cost.by_name.get((name, instruction.name))
+            ops.append(Op(instruction, name, 0 if row is None else row.once.flops))
+    inner[name] = tuple(ops)
     return inner[name]
 
 
 def _link(module: HloModule, units: list[Unit]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Who reads whose value, through views of it."""
-    at = {(one.computation, one.instruction.name): one.number for one in units}
-    every = {name: origins(module.computations[name]) for name in dict.fromkeys(one.computation for one in units)}
+    number_of = {(unit.computation, unit.instruction.name): unit.number for unit in units}
+    every = {name: origins(module.computations[name]) for name in dict.fromkeys(unit.computation for unit in units)}
     for name, made in every.items():
         computation = module.computations[name]
-        for one in computation.instructions:
-            number = at.get((name, one.name))
+        for instruction in computation.instructions:
+            number = number_of.get((name, instruction.name))
             if number is None:
                 continue
-            sources = (at.get((name, source)) for operand in one.operands for source in made[operand])
+            sources = (number_of.get((name, source)) for operand in instruction.operands for source in made[operand])
             units[number].reads = list(dict.fromkeys(source for source in sources if source is not None))
     return every
 
 
 def origins(computation: Computation) -> dict[str, tuple[str, ...]]:
     """Name -> the instructions whose values it is, seen through tuples, their elements and bitcasts."""
-    found: dict[str, tuple[str, ...]] = {}
-    for one in computation.instructions:
-        if one.opcode in _LOOKED_THROUGH or one.opcode.endswith(("-done", "-update")):
-            held = dict.fromkeys(source for operand in one.operands for source in found[operand])
-            found[one.name] = tuple(held)[:MOST_SOURCES]
+    result: dict[str, tuple[str, ...]] = {}
+    for instruction in computation.instructions:
+        if instruction.opcode in _LOOKED_THROUGH or instruction.opcode.endswith(("-done", "-update")):
+            sources = dict.fromkeys(source for operand in instruction.operands for source in result[operand])
+            result[instruction.name] = tuple(sources)[:MOST_SOURCES]
         else:
-            found[one.name] = (one.name,)
-    return found
+            result[instruction.name] = (instruction.name,)
+    return result
 
 
 MOST_SOURCES = 64
@@ -188,35 +190,36 @@ MOST_SOURCES = 64
 def computation_digests(module: HloModule) -> dict[str, str]:
     """Of each computation that the entry reaches: what it computes and how, without names and places."""
     made: dict[str, str] = {}
-    for name in callees_first(module, lambda one: bool(one.called)):
+    for name in callees_first(module, lambda instruction: bool(instruction.called)):
         made[name] = _digest(module.computations[name], made)
     return made
 
 
 def _digest(computation: Computation, made: Mapping[str, str]) -> str:
-    place = {one.name: number for number, one in enumerate(computation.instructions)}
-    held = hashlib.sha256()
-    for one in computation.instructions:
-        operands = [place.get(name, -1) for name in one.operands]
-        held.update(repr((_said(one, made), operands, one.is_root)).encode())
-    return held.hexdigest()
+    position_of = {instruction.name: number for number, instruction in enumerate(computation.instructions)}
+    digest = hashlib.sha256()
+    for instruction in computation.instructions:
+        operands = [position_of.get(name, -1) for name in instruction.operands]
+        digest.update(repr((_said(instruction, made), operands, instruction.is_root)).encode())
+    return digest.hexdigest()
 
 
-def instruction_digest(one: Instruction, made: Mapping[str, str]) -> str:
+def instruction_digest(instruction: Instruction, made: Mapping[str, str]) -> str:
     """What an instruction computes, whatever its operands are called. ``made``: digests of computations."""
-    return hashlib.sha256(repr(_said(one, made)).encode()).hexdigest()
+    return hashlib.sha256(repr(_said(instruction, made)).encode()).hexdigest()
 
 
-def _said(one: Instruction, made: Mapping[str, str]) -> tuple[object, ...]:
-    called = [made.get(name, "") for name in one.called]
-    attributes = sorted((key, value) for key, value in one.attributes.items() if "%" not in value)
+def _said(instruction: Instruction, made: Mapping[str, str]) -> tuple[object, ...]:
+    called = [made.get(name, "") for name in instruction.called]
+    attributes = sorted((key, value) for key, value in instruction.attributes.items() if "%" not in value)
     return (
-        one.opcode, repr(one.shape), called, one.fusion_kind, one.custom_call_target, one.parameter_number, one.value,
-        one.replica_groups, one.trip_count, attributes, _waits(one),
+        instruction.opcode, repr(instruction.shape), called, instruction.fusion_kind, instruction.custom_call_target,
+        instruction.parameter_number, instruction.value, instruction.replica_groups, instruction.trip_count, attributes,
+        _waits(instruction),
     )  # fmt: skip
 
 
-def _waits(one: Instruction) -> bool:
+def _waits(instruction: Instruction) -> bool:
     """Whether the backend marked a collective as one that the device waits for."""
-    config = one.backend_config.get("collective_backend_config")
+    config = instruction.backend_config.get("collective_backend_config")
     return isinstance(config, dict) and config.get("is_sync") is True

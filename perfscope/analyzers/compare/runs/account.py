@@ -57,11 +57,11 @@ def claim_innermost(
     edges = np.unique(np.concatenate((slices["start_ns"][mine], slices["end_ns"][mine])))
     begin, finish = edges[:-1], edges[1:]
     inner = nearest_ancestor(trace, covering_slices(trace, np.full(len(begin), thread), begin), wanted)
-    found = inner != MISSING
-    rows, index = np.unique(inner[found], return_inverse=True)
+    known = inner != MISSING
+    rows, index = np.unique(inner[known], return_inverse=True)
     own = np.zeros(len(rows), np.int64)
-    np.add.at(own, index, covered(free, begin[found], finish[found]))
-    return rows, own, without(free, union(begin[found], finish[found]))
+    np.add.at(own, index, covered(free, begin[known], finish[known]))
+    return rows, own, without(free, union(begin[known], finish[known]))
 
 
 def by_largest_remainder(amounts: Int64, divisor: int) -> Int64:
@@ -104,28 +104,28 @@ class Part:
 
 def summed(parts: Iterable[Part]) -> tuple[Part, ...]:
     """Parts of one key as one, those that take most time first."""
-    found: dict[Key, list[Part]] = {}
+    by_key: dict[Key, list[Part]] = {}
     for part in parts:
-        found.setdefault(part.key, []).append(part)
+        by_key.setdefault(part.key, []).append(part)
     rows = [
         Part(
             key=key,
-            own_ns=sum(one.own_ns for one in held),
-            calls=sum(one.calls for one in held),
-            busy_ns=sum(one.busy_ns for one in held),
-            typical_ns=_typical(held),
-            example=held[0].example,
+            own_ns=sum(part.own_ns for part in same),
+            calls=sum(part.calls for part in same),
+            busy_ns=sum(part.busy_ns for part in same),
+            typical_ns=_typical(same),
+            example=same[0].example,
         )
-        for key, held in found.items()
+        for key, same in by_key.items()
     ]
     return tuple(sorted(rows, key=lambda part: (-part.own_ns, -part.calls, part.key.name())))
 
 
-def _typical(held: Sequence[Part]) -> float:
+def _typical(parts: Sequence[Part]) -> float:
     """Of parts of one call each; what is not called (idle time, work that began before the window) counts as it is."""
-    each = [one.own_ns for one in held if one.calls]
+    each = [part.own_ns for part in parts if part.calls]
     if not each:
-        return float(sum(one.own_ns for one in held))
+        return float(sum(part.own_ns for part in parts))
     return float(median(each)) * len(each)
 
 
@@ -149,22 +149,28 @@ def idle_parts(trace: Trace, window: Window, naming: Naming, device: int, free: 
 
     A gap that the window cuts keeps each of its causes in proportion, rounded down; its main one has the rest.
     """
-    found = trace.fact(gaps)
-    rows = np.flatnonzero(found.device == device)
-    inside = covered(free, found.start_ns[rows], found.end_ns[rows])
+    trace_gaps = trace.fact(gaps)
+    rows = np.flatnonzero(trace_gaps.device == device)
+    inside = covered(free, trace_gaps.start_ns[rows], trace_gaps.end_ns[rows])
     rows, inside = rows[inside > 0], inside[inside > 0]
     parts: list[Part] = []
-    keys = naming.of_gaps(found, rows, CAUSES)
-    amounts = zip(rows.tolist(), inside.tolist(), (found.end_ns - found.start_ns)[rows].tolist(), keys, strict=True)
+    keys = naming.of_gaps(trace_gaps, rows, CAUSES)
+    amounts = zip(
+        rows.tolist(), inside.tolist(), (trace_gaps.end_ns - trace_gaps.start_ns)[rows].tolist(), keys, strict=True
+    )
     for row, ns, length, (key, example) in amounts:
         left = ns
-        for why, minor in ((INPUT, found.input_ns), (LOOKUP, found.compile_lookup_ns), (ALLOCATOR, found.allocator_ns)):
+        for why, minor in (
+            (INPUT, trace_gaps.input_ns),
+            (LOOKUP, trace_gaps.compile_lookup_ns),
+            (ALLOCATOR, trace_gaps.allocator_ns),
+        ):
             share = int(minor[row]) * ns // length
             if share:
                 parts.append(Part(key=Key(kind="idle", work=why), own_ns=share, calls=0, busy_ns=0, example=example))
                 left -= share
         if left:
-            calls = int(found.cause[row] == GapCause.HOST_SYNC)
+            calls = int(trace_gaps.cause[row] == GapCause.HOST_SYNC)
             parts.append(Part(key=key, own_ns=left, calls=calls, busy_ns=left, example=example))
     edge = free.total() - int(inside.sum())
     if edge:
@@ -192,9 +198,9 @@ class Account:
 
     def check(self) -> None:
         """``ValueError`` unless the parts sum to the whole."""
-        held = sum(part.own_ns for part in self.parts)
-        if held != self.total_ns:
-            raise ValueError(f"parts sum to {held} ns, not to {self.total_ns}")
+        total = sum(part.own_ns for part in self.parts)
+        if total != self.total_ns:
+            raise ValueError(f"parts sum to {total} ns, not to {self.total_ns}")
 
 
 def accounts(trace: Trace) -> tuple[Account, ...]:
@@ -204,10 +210,10 @@ def accounts(trace: Trace) -> tuple[Account, ...]:
         return ()
     naming = Naming(trace, window)
     worked = [row for row, busy in sorted(trace.fact(device_busy).items()) if len(busy.starts)]
-    found = [_of_device(trace, window, naming, row) for row in worked] or [_of_host(trace, window, naming)]
-    for one in found:
-        one.check()
-    return tuple(found)
+    result = [_of_device(trace, window, naming, row) for row in worked] or [_of_host(trace, window, naming)]
+    for account in result:
+        account.check()
+    return tuple(result)
 
 
 def _of_device(trace: Trace, window: Window, naming: Naming, device: int) -> Account:
@@ -278,11 +284,11 @@ def _of_host(trace: Trace, window: Window, naming: Naming) -> Account:
     is_op = (slices["kind"] == SliceKind.OP) & ~xla
     threads = _threads(trace, window, xla)
     for thread in threads:
-        found, free = _spans(trace, window, naming, free, thread, is_op)
-        parts += found
+        span_parts, free = _spans(trace, window, naming, free, thread, is_op)
+        parts += span_parts
     if threads:
-        found, free = _spans(trace, window, naming, free, threads[0], ~is_op & ~xla)
-        parts += found
+        span_parts, free = _spans(trace, window, naming, free, threads[0], ~is_op & ~xla)
+        parts += span_parts
     parts.append(Part(key=NOTHING_RECORDED, own_ns=free.total(), calls=0, busy_ns=0))
     return Account(
         rank=trace.source.rank,

@@ -32,7 +32,7 @@ def align(base: Iterable[Key], head: Iterable[Key]) -> tuple[Match, ...]:
     left, right = dict.fromkeys(base), dict.fromkeys(head)
     files = same_files({key.file for key in left}, {key.file for key in right})
     shifts = _line_shifts(left, right, files)
-    found: list[Match] = []
+    matches: list[Match] = []
     for level in Level:
         by_line = level <= Level.RENAMED
         mine = _buckets(left, level, files, shifts if by_line else None)
@@ -40,16 +40,16 @@ def align(base: Iterable[Key], head: Iterable[Key]) -> tuple[Match, ...]:
         for shared in (sign for sign in mine if sign in theirs):
             pairs: Iterable[tuple[Sequence[Key], Sequence[Key]]] = [(mine[shared], theirs[shared])]
             if level is Level.MOVED:
-                pairs = [((one,), (other,)) for one, other in _by_line(mine[shared], theirs[shared], shifts)]
+                pairs = [((key,), (other,)) for key, other in _by_line(mine[shared], theirs[shared], shifts)]
             for ours, others in pairs:
-                found.append(Match(base=tuple(ours), head=tuple(others), level=level))
+                matches.append(Match(base=tuple(ours), head=tuple(others), level=level))
                 for key in ours:
                     del left[key]
                 for key in others:
                     del right[key]
-    found += [Match(base=(key,), head=(), level=None) for key in left]
-    found += [Match(base=(), head=(key,), level=None) for key in right]
-    return tuple(found)
+    matches += [Match(base=(key,), head=(), level=None) for key in left]
+    matches += [Match(base=(), head=(key,), level=None) for key in right]
+    return tuple(matches)
 
 
 _Shifts = Mapping[str, Sequence[tuple[int, int]]]
@@ -60,15 +60,15 @@ def _buckets(
     keys: Iterable[Key], level: Level, files: Mapping[str, str], shifts: _Shifts | None = None
 ) -> dict[Signature, list[Key]]:
     """Keys by what they share at a level; with ``shifts`` at the lines to which the code around them moved."""
-    found: dict[Signature, list[Key]] = defaultdict(list)
+    result: dict[Signature, list[Key]] = defaultdict(list)
     for key in keys:
         moved = _shift_at(shifts.get(key.file, ()), key.line) if shifts and key.line >= 0 else 0
         file = files.get(key.file, key.file)
         same = key if not moved and file == key.file else replace(key, line=key.line + moved, file=file)
         sign = signature(same, level)
         if sign is not None:
-            found[sign].append(key)
-    return found
+            result[sign].append(key)
+    return result
 
 
 def same_files(base: set[str], head: set[str]) -> dict[str, str]:
@@ -76,16 +76,16 @@ def same_files(base: set[str], head: set[str]) -> dict[str, str]:
 
     Files that are on both sides are themselves; of those with no single best partner nothing is said.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     lost = base - head
     by_name: dict[str, list[str]] = defaultdict(list)
     for file in head - base:
         by_name[PurePath(file).name].append(file)
     for file in sorted(lost):
         alike = sorted((_shared_tail(file, other), other) for other in by_name.get(PurePath(file).name, ()))
-        if alike and (len(alike) == 1 or alike[-1][0] > alike[-2][0]) and alike[-1][1] not in found.values():
-            found[file] = alike[-1][1]
-    return found
+        if alike and (len(alike) == 1 or alike[-1][0] > alike[-2][0]) and alike[-1][1] not in result.values():
+            result[file] = alike[-1][1]
+    return result
 
 
 def _shared_tail(file: str, other: str) -> int:
@@ -97,13 +97,13 @@ def _shared_tail(file: str, other: str) -> int:
 def _line_shifts(base: Iterable[Key], head: Iterable[Key], files: Mapping[str, str]) -> _Shifts:
     """How the lines of each file moved, as far as keys say it that can only be one another."""
     mine, theirs = _buckets(base, Level.MOVED, files), _buckets(head, Level.MOVED, {})
-    found: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    result: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for shared in mine.keys() & theirs.keys():
         lines, others = {key.line for key in mine[shared]}, {key.line for key in theirs[shared]}
         if len(lines) == len(others) == 1:
             line = lines.pop()
-            found[mine[shared][0].file].add((line, others.pop() - line))
-    return {file: sorted(shifts) for file, shifts in found.items()}
+            result[mine[shared][0].file].add((line, others.pop() - line))
+    return {file: sorted(shifts) for file, shifts in result.items()}
 
 
 def _by_line(base: Sequence[Key], head: Sequence[Key], shifts: _Shifts) -> list[tuple[Key, Key]]:
@@ -113,25 +113,25 @@ def _by_line(base: Sequence[Key], head: Sequence[Key], shifts: _Shifts) -> list[
         return list(zip(*ordered, strict=False))
     candidates = sorted(
         (
-            (abs(one.line + _shift_at(shifts.get(one.file, ()), one.line) - other.line), place, number)
-            for place, one in enumerate(base)
+            (abs(key.line + _shift_at(shifts.get(key.file, ()), key.line) - other.line), index, number)
+            for index, key in enumerate(base)
             for number, other in enumerate(head)
         ),
     )
     used_base: set[int] = set()
     used_head: set[int] = set()
     pairs = []
-    for _, place, number in candidates:
-        if place not in used_base and number not in used_head:
-            used_base.add(place)
+    for _, index, number in candidates:
+        if index not in used_base and number not in used_head:
+            used_base.add(index)
             used_head.add(number)
-            pairs.append((base[place], head[number]))
+            pairs.append((base[index], head[number]))
     return pairs
 
 
 def _shift_at(shifts: Sequence[tuple[int, int]], line: int) -> int:
     """How far the nearest line above moved; the nearest below where there is none above; 0 without any."""
-    above = [moved for at, moved in shifts if at <= line]
+    above = [moved for index, moved in shifts if index <= line]
     if above:
         return above[-1]
     return shifts[0][1] if shifts else 0

@@ -41,10 +41,10 @@ class FindingChange:
     @property
     def shown(self) -> Finding:
         """The head's, else the base's."""
-        found = self.head or self.base
-        if found is None:
+        finding = self.head or self.base
+        if finding is None:
             raise ValueError("a change of no finding")
-        return found
+        return finding
 
     @property
     def is_worse(self) -> bool:
@@ -61,14 +61,14 @@ def findings_change(
     of it is the same. A finding that one side did not look for (its rule abstained, or was not asked) is never called
     new or fixed.
     """
-    outcomes = {one.rule: one for one in base}, {one.rule: one for one in head}
-    found: list[FindingChange] = []
+    outcomes = {outcome.rule: outcome for outcome in base}, {outcome.rule: outcome for outcome in head}
+    changes: list[FindingChange] = []
     for rule in dict.fromkeys((*outcomes[0], *outcomes[1])):
         mine, theirs = outcomes[0].get(rule), outcomes[1].get(rule)
-        for one, other in _paired(mine.findings if mine else (), theirs.findings if theirs else ()):
-            change = _change(one, other, mine, theirs, step_ns)
-            found.append(FindingChange(rule=rule, change=change, base=one, head=other))
-    return tuple(sorted(found, key=_worst_first))
+        for finding, other in _paired(mine.findings if mine else (), theirs.findings if theirs else ()):
+            change = _change(finding, other, mine, theirs, step_ns)
+            changes.append(FindingChange(rule=rule, change=change, base=finding, head=other))
+    return tuple(sorted(changes, key=_worst_first))
 
 
 def _change(
@@ -104,18 +104,18 @@ def cost_of(finding: Finding | None) -> int | None:
 _Signature = Callable[[Finding], tuple[object, ...]]
 
 
-def _exactly(one: Finding) -> tuple[object, ...]:
-    return (one.subject, one.where)
+def _exactly(finding: Finding) -> tuple[object, ...]:
+    return (finding.subject, finding.where)
 
 
-def _without_line(one: Finding) -> tuple[object, ...]:
+def _without_line(finding: Finding) -> tuple[object, ...]:
     """The file's name alone: another checkout lies in another folder."""
-    where = one.where
-    return (one.subject, where.file and PurePath(where.file).name, where.op, where.module)
+    where = finding.where
+    return (finding.subject, where.file and PurePath(where.file).name, where.op, where.module)
 
 
-def _subject(one: Finding) -> tuple[object, ...]:
-    return (one.subject, one.where.file and PurePath(one.where.file).name)
+def _subject(finding: Finding) -> tuple[object, ...]:
+    return (finding.subject, finding.where.file and PurePath(finding.where.file).name)
 
 
 _LEVELS: tuple[_Signature, ...] = (_exactly, _without_line, _subject)
@@ -129,27 +129,27 @@ def _paired(base: Sequence[Finding], head: Sequence[Finding]) -> list[tuple[Find
         mine, theirs = _grouped(left, level), _grouped(right, level)
         for shared in (sign for sign in mine if sign in theirs):
             ours, others = sorted(mine[shared], key=_line), sorted(theirs[shared], key=_line)
-            for one, other in zip(ours, others, strict=False):
-                pairs.append((one, other))
-                left = [held for held in left if held is not one]
-                right = [held for held in right if held is not other]
-    return [*pairs, *((one, None) for one in left), *((None, other) for other in right)]
+            for finding, other in zip(ours, others, strict=False):
+                pairs.append((finding, other))
+                left = [finding for finding in left if finding is not finding]
+                right = [finding for finding in right if finding is not other]
+    return [*pairs, *((finding, None) for finding in left), *((None, other) for other in right)]
 
 
 def _grouped(findings: Sequence[Finding], level: _Signature) -> dict[tuple[object, ...], list[Finding]]:
-    found: dict[tuple[object, ...], list[Finding]] = defaultdict(list)
-    for one in findings:
-        found[level(one)].append(one)
-    return found
+    result: dict[tuple[object, ...], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        result[level(finding)].append(finding)
+    return result
 
 
-def _line(one: Finding) -> int:
-    return one.where.line or 0
+def _line(finding: Finding) -> int:
+    return finding.where.line or 0
 
 
-def _worst_first(one: FindingChange) -> tuple[int, int, int, str]:
-    shown = one.shown
-    return (_ORDER.index(one.change), -SEVERITIES.index(shown.severity), -(cost_of(shown) or 0), shown.title)
+def _worst_first(change: FindingChange) -> tuple[int, int, int, str]:
+    shown = change.shown
+    return (_ORDER.index(change.change), -SEVERITIES.index(shown.severity), -(cost_of(shown) or 0), shown.title)
 
 
 MOVED = ("new", "worse", "fixed", "better")
@@ -206,38 +206,40 @@ def causes(change: StepChange | None, structure: Structure, findings: Sequence[F
     one with another finding that came or went, for that may have crossed its threshold because the same work is done
     more often; then those without, and of them a place with such a metric before those where only calls differ.
     """
-    held: dict[str, _Place] = {}
+    by_place: dict[str, _Place] = {}
     shares = _Shares(change, structure)
     for part in change.parts if change is not None else ():
         if part.counts_differ or (change is not None and abs(part.each_ns) >= LEAST_SHARE * change.base_ns):
-            held.setdefault(_place(part), _Place()).parts.append(part)
+            by_place.setdefault(_place(part), _Place()).parts.append(part)
     for metric in structure.metrics:
-        for at in metric.places if metric.result.verdict != "no change" else ():
-            found_at = MetricAt(name=metric.result.name, unit=metric.result.unit, base=at.base, head=at.head)
-            held.setdefault(at.place, _Place()).metrics.append(found_at)
-    for one in findings:
-        where = one.shown.where
-        if one.change in MOVED and where.file is not None:
-            held.setdefault(where.label(), _Place()).findings.append(one)
-    found = [place.cause(at, shares) for at, place in _one_file_one_name(held).items()]
+        for place_change in metric.places if metric.result.verdict != "no change" else ():
+            found_at = MetricAt(
+                name=metric.result.name, unit=metric.result.unit, base=place_change.base, head=place_change.head
+            )
+            by_place.setdefault(place_change.place, _Place()).metrics.append(found_at)
+    for finding in findings:
+        where = finding.shown.where
+        if finding.change in MOVED and where.file is not None:
+            by_place.setdefault(where.label(), _Place()).findings.append(finding)
+    result = [place.cause(location, shares) for location, place in _one_file_one_name(by_place).items()]
     naming = {rule for name in shares.judged for begin, rule in NAMED_BY.items() if name.startswith(begin)}
-    return tuple(sorted(found, key=lambda cause: _first(cause, shares.judged, naming)))
+    return tuple(sorted(result, key=lambda cause: _first(cause, shares.judged, naming)))
 
 
-def _one_file_one_name(held: dict[str, _Place]) -> dict[str, _Place]:
+def _one_file_one_name(by_place: dict[str, _Place]) -> dict[str, _Place]:
     """A line under the shortest of its file's names: compiled programs hold whole paths, recordings the end of one."""
-    found: dict[str, _Place] = {}
+    result: dict[str, _Place] = {}
     by_end: dict[str, list[str]] = {}
-    for at in held:
-        by_end.setdefault(at.rpartition("/")[2], []).append(at)
-    for at, place in held.items():
-        alike = by_end[at.rpartition("/")[2]]
-        name = min((other for other in alike if at == other or at.endswith(f"/{other}")), key=len)
-        known = found.setdefault(name, _Place())
+    for location in by_place:
+        by_end.setdefault(location.rpartition("/")[2], []).append(location)
+    for location, place in by_place.items():
+        alike = by_end[location.rpartition("/")[2]]
+        name = min((other for other in alike if location == other or location.endswith(f"/{other}")), key=len)
+        known = result.setdefault(name, _Place())
         known.parts += place.parts
         known.metrics += place.metrics
         known.findings += place.findings
-    return found
+    return result
 
 
 def corroborated(
@@ -254,7 +256,8 @@ def corroborated(
     more, less = _counted(change, structure, 1), _counted(change, structure, -1)
     evidence = {"new": more, "worse": more, "fixed": less, "better": less}
     return tuple(
-        replace(one, by_time=one.change in MOVED and not _follows(one, *evidence[one.change])) for one in findings
+        replace(finding, by_time=finding.change in MOVED and not _follows(finding, *evidence[finding.change]))
+        for finding in findings
     )
 
 
@@ -269,10 +272,15 @@ def _counted(change: StepChange, structure: Structure, sign: int) -> tuple[set[s
         if part.counts_differ:
             calls = (part.head.calls - part.base.calls) * sign
             places[_place(part)] += calls
-            for name in {one for side in (part.base, part.head) for key in side.keys for one in (key.op, key.work)}:
+            for name in {text for side in (part.base, part.head) for key in side.keys for text in (key.op, key.work)}:
                 names[name] += calls
-    changed = (at for one in structure.metrics if one.result.verdict != "no change" for at in one.places)
-    moved = {at.place for at in changed if (at.head - at.base) * sign > 0}
+    changed = (
+        place_change
+        for metric in structure.metrics
+        if metric.result.verdict != "no change"
+        for place_change in metric.places
+    )
+    moved = {place_change.place for place_change in changed if (place_change.head - place_change.base) * sign > 0}
     return moved | _not_fewer(places), _not_fewer(names) - {""}
 
 
@@ -280,13 +288,15 @@ def _not_fewer(calls: Mapping[str, Fraction]) -> set[str]:
     return {name for name, more in calls.items() if more >= 0}
 
 
-def _follows(one: FindingChange, places: Collection[str], names: Collection[str]) -> bool:
-    where = one.shown.where
-    if one.shown.basis == "structural" and one.change in ("new", "fixed"):
+def _follows(change: FindingChange, places: Collection[str], names: Collection[str]) -> bool:
+    where = change.shown.where
+    if change.shown.basis == "structural" and change.change in ("new", "fixed"):
         return True
     label = where.label()
     if where.file is not None:
-        return any(at == label or at.endswith(f"/{label}") or label.endswith(f"/{at}") for at in places)
+        return any(
+            location == label or location.endswith(f"/{label}") or label.endswith(f"/{location}") for location in places
+        )
     return where.op in names or where.kernel in names or where.module in places
 
 
@@ -298,12 +308,12 @@ class _Place:
         self.metrics: list[MetricAt] = []
         self.findings: list[FindingChange] = []
 
-    def cause(self, at: str, shares: _Shares) -> Cause:
+    def cause(self, location: str, shares: _Shares) -> Cause:
         return Cause(
-            place=at,
+            place=location,
             delta_ns=sum(part.delta_ns for part in self.parts),
             exact=bool(self.metrics)
-            or any(not one.by_time for one in self.findings)
+            or any(not finding.by_time for finding in self.findings)
             or any(part.counts_differ for part in self.parts),
             parts=tuple(sorted(self.parts, key=lambda part: (not part.counts_differ, -abs(part.delta_ns)))),
             metrics=tuple(self.metrics),
@@ -317,24 +327,26 @@ class _Shares:
 
     def __init__(self, change: StepChange | None, structure: Structure) -> None:
         self.step_ns = 0 if change is None else max(change.base_ns, change.head_ns)
-        results = [one.result for one in structure.metrics]
-        self.judged = {one.name for one in results if one.verdict in ("regression", "improvement")}
+        results = [metric.result for metric in structure.metrics]
+        self.judged = {result.name for result in results if result.verdict in ("regression", "improvement")}
         self.metrics = {
-            one.name: max(abs(one.base), abs(one.head))
-            for one in results
-            if isinstance(one.base, float) and isinstance(one.head, float)
+            result.name: max(abs(result.base), abs(result.head))
+            for result in results
+            if isinstance(result.base, float) and isinstance(result.head, float)
         }
 
     def largest(
         self, parts: Iterable[PartChange], metrics: Iterable[MetricAt], findings: Iterable[FindingChange]
     ) -> float:
         """The largest of a place's shares; 0 where nothing is known of it."""
-        found = [abs(at.head - at.base) / whole for at in metrics if (whole := self.metrics.get(at.name))]
+        shares = [
+            abs(metric.head - metric.base) / whole for metric in metrics if (whole := self.metrics.get(metric.name))
+        ]
         if self.step_ns:
-            found.append(_moved(parts) / self.step_ns)
-            costs = [abs((cost_of(one.head) or 0) - (cost_of(one.base) or 0)) for one in findings]
-            found += [cost / self.step_ns for cost in costs]
-        return max(found, default=0.0)
+            shares.append(_moved(parts) / self.step_ns)
+            costs = [abs((cost_of(finding.head) or 0) - (cost_of(finding.base) or 0)) for finding in findings]
+            shares += [cost / self.step_ns for cost in costs]
+        return max(shares, default=0.0)
 
 
 def _place(part: PartChange) -> str:
@@ -343,12 +355,12 @@ def _place(part: PartChange) -> str:
 
 
 def _first(cause: Cause, judged: Collection[str], naming: Collection[str]) -> tuple[bool, bool, bool, bool, float, str]:
-    rules = {one.rule for one in cause.findings if not one.by_time}
+    rules = {finding.rule for finding in cause.findings if not finding.by_time}
     return (
         not cause.exact,
         not rules & set(naming),
         not rules,
-        not any(one.name in judged for one in cause.metrics),
+        not any(metric.name in judged for metric in cause.metrics),
         -cause.weight,
         cause.place,
     )
@@ -356,6 +368,6 @@ def _first(cause: Cause, judged: Collection[str], naming: Collection[str]) -> tu
 
 def _moved(parts: Iterable[PartChange]) -> int:
     """Time of the parts whose counts changed; where none did, of all."""
-    held = list(parts)
-    counted = [part for part in held if part.counts_differ]
-    return sum(abs(part.delta_ns) for part in counted or held)
+    every = list(parts)
+    counted = [part for part in every if part.counts_differ]
+    return sum(abs(part.delta_ns) for part in counted or every)

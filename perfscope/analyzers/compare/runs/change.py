@@ -97,10 +97,10 @@ class PartChange:
 
     def key(self) -> Key:
         """The key it is shown by: the head's, else the base's."""
-        found = self.head.where() or self.base.where()
-        if found is None:
+        key = self.head.where() or self.base.where()
+        if key is None:
             raise ValueError("a part without a key")
-        return found
+        return key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +130,12 @@ class StepChange:
 
     def by_kind(self) -> dict[PartKind, tuple[int, int]]:
         """(base, head) in ns by kind of part; the values sum to the step on both sides."""
-        found: dict[PartKind, list[int]] = {}
+        result: dict[PartKind, list[int]] = {}
         for part in self.parts:
-            held = found.setdefault(part.kind, [0, 0])
-            held[0] += part.base.ns
-            held[1] += part.head.ns
-        return {kind: (base, head) for kind, (base, head) in found.items()}
+            sides = result.setdefault(part.kind, [0, 0])
+            sides[0] += part.base.ns
+            sides[1] += part.head.ns
+        return {kind: (base, head) for kind, (base, head) in result.items()}
 
     def check(self) -> None:
         """``ValueError`` unless the parts of both sides, and the changes, sum to the whole."""
@@ -186,8 +186,8 @@ def _part(
     )
 
 
-def _side(held: Sequence[_Held], steps: int) -> Side:
-    ordered = sorted(held, key=lambda one: -one[1])
+def _side(parts: Sequence[_Held], steps: int) -> Side:
+    ordered = sorted(parts, key=lambda part: -part[1])
     return Side(
         keys=tuple(part.key for part, _ in ordered),
         ns=sum(ns for _, ns in ordered),
@@ -228,7 +228,7 @@ class TimeChange:
 
 def time_change(base: Sequence[Trace], head: Sequence[Trace]) -> TimeChange | None:
     """The change of the ranks' steps; ``None`` where a side has no time."""
-    left, right = [one for one in base if _timed(one)], [one for one in head if _timed(one)]
+    left, right = [trace for trace in base if _timed(trace)], [trace for trace in head if _timed(trace)]
     if not left or not right:
         return None
     notes = list(_lost(base, left, "base")) + list(_lost(head, right, "head"))
@@ -242,11 +242,11 @@ def time_change(base: Sequence[Trace], head: Sequence[Trace]) -> TimeChange | No
     pairs.sort(key=lambda pair: (_per_step(pair[1]) - _per_step(pair[0]), pair[1].source.rank or 0))
     chosen = pairs[(len(pairs) - 1) // 2]
     worst = pairs[-1] if len(pairs) > 1 else None
-    ranks = [RankTime(rank=two.source.rank, base_ns=_per_step(one), head_ns=_per_step(two)) for one, two in pairs]
+    ranks = [RankTime(rank=two.source.rank, base_ns=_per_step(trace), head_ns=_per_step(two)) for trace, two in pairs]
     return TimeChange(
         median=_change(*chosen),
         worst=None if worst is None else _change(*worst),
-        ranks=tuple(sorted(ranks, key=lambda one: one.rank if one.rank is not None else -1)),
+        ranks=tuple(sorted(ranks, key=lambda rank_time: rank_time.rank if rank_time.rank is not None else -1)),
         notes=_all(notes, chosen),
     )
 
@@ -278,7 +278,7 @@ def _pairs(base: Sequence[Trace], head: Sequence[Trace]) -> list[tuple[Trace, Tr
     """Traces of the same rank; one against one whatever their ranks; ``None`` where the ranks differ."""
     if len(base) == len(head) == 1:
         return [(base[0], head[0])]
-    mine, theirs = {one.source.rank: one for one in base}, {one.source.rank: one for one in head}
+    mine, theirs = {trace.source.rank: trace for trace in base}, {trace.source.rank: trace for trace in head}
     if len(mine) == len(base) and len(theirs) == len(head) and mine.keys() == theirs.keys():
         return [(mine[rank], theirs[rank]) for rank in mine]
     return None
@@ -286,30 +286,30 @@ def _pairs(base: Sequence[Trace], head: Sequence[Trace]) -> list[tuple[Trace, Tr
 
 def _change(base: Trace, head: Trace) -> StepChange:
     mine, theirs = accounts(base), accounts(head)
-    by_ordinal = {one.ordinal: one for one in mine}
-    shared = [one for one in theirs if one.ordinal in by_ordinal]
+    by_ordinal = {account.ordinal: account for account in mine}
+    shared = [account for account in theirs if account.ordinal in by_ordinal]
     if len(mine) == len(theirs) == 1 or not shared:
         return step_change(busiest(mine), busiest(theirs))
     chosen = busiest(shared)
     return step_change(by_ordinal[chosen.ordinal], chosen)
 
 
-def busiest(held: Sequence[Account]) -> Account:
+def busiest(every: Sequence[Account]) -> Account:
     """The device that worked most."""
-    return max(held, key=lambda one: sum(part.own_ns for part in one.parts if part.key.kind != "idle"))
+    return max(every, key=lambda account: sum(part.own_ns for part in account.parts if part.key.kind != "idle"))
 
 
 def _all(notes: Sequence[str], pair: tuple[Trace, Trace]) -> tuple[str, ...]:
-    said = list(notes)
-    windows = [one.fact(compared_window) for one in pair]
+    texts = list(notes)
+    windows = [trace.fact(compared_window) for trace in pair]
     if any(window.per == "trace" for window in windows):
         whose = " and ".join(
             side for side, window in zip(("base", "head"), windows, strict=True) if window.per == "trace"
         )
-        said.append(f"no steps in {whose}: times and counts are of the whole trace there, and of no step")
+        texts.append(f"no steps in {whose}: times and counts are of the whole trace there, and of no step")
     elif windows[0].steps != windows[1].steps:
-        said.append(f"{windows[0].steps} steps against {windows[1].steps}: all is per step")
-    devices = [len(one.rows["devices"]) for one in pair]
+        texts.append(f"{windows[0].steps} steps against {windows[1].steps}: all is per step")
+    devices = [len(trace.rows["devices"]) for trace in pair]
     if max(devices) > 1:
-        said.append(f"{devices[1]} devices in a source: the one that worked most is shown")
-    return tuple(dict.fromkeys(said))
+        texts.append(f"{devices[1]} devices in a source: the one that worked most is shown")
+    return tuple(dict.fromkeys(texts))

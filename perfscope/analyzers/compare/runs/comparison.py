@@ -110,8 +110,8 @@ def from_single_captures(
         remarks.append(
             "steps that say as much if they were independent: "
             + ", ".join(
-                f"{one.effective:.0f} of {values.size} in {which}"
-                for which, values, one in zip(("base", "head"), steady, alike, strict=True)
+                f"{resemblance.effective:.0f} of {values.size} in {which}"
+                for which, values, resemblance in zip(("base", "head"), steady, alike, strict=True)
             )
         )
     return MetricResult(
@@ -139,10 +139,10 @@ def _half_width(steady: Sequence[np.ndarray], alike: Sequence[Resemblance], rng:
     and the variance that blocks of b of n steps cannot show (n / (n - b)), make up for it.
     """
     variance = 0.0
-    for values, one in zip(steady, alike, strict=True):
-        logs = np.log(_medians(values, one.block, rng))
-        variance += float(logs.var(ddof=1)) * values.size / max(values.size - one.block, 1)
-    freedom = max(1, math.floor(min(one.effective for one in alike)) - 1)
+    for values, resemblance in zip(steady, alike, strict=True):
+        logs = np.log(_medians(values, resemblance.block, rng))
+        variance += float(logs.var(ddof=1)) * values.size / max(values.size - resemblance.block, 1)
+    freedom = max(1, math.floor(min(resemblance.effective for resemblance in alike)) - 1)
     return estimators.quantile(0.975, freedom) * math.sqrt(variance)
 
 
@@ -214,7 +214,7 @@ class Comparison:
     def metrics(self) -> tuple[MetricResult, ...]:
         """Every metric: the step's time first."""
         timed = () if self.step_time is None else (self.step_time,)
-        return (*timed, *(one.result for one in self.exact))
+        return (*timed, *(exact_metric.result for exact_metric in self.exact))
 
     @property
     def headline(self) -> Headline:
@@ -222,13 +222,13 @@ class Comparison:
 
         Inconclusive where there is none of them, or where the time of the step may fail a build and is not settled.
         """
-        said = [one.verdict for one in self.metrics if one.gates and one.unit != "text"]
+        verdicts = [metric.verdict for metric in self.metrics if metric.gates and metric.unit != "text"]
         for verdict in ("regression", "improvement"):
-            if verdict in said:
+            if verdict in verdicts:
                 return verdict
         if self.step_time is not None and self.step_time.gates and self.step_time.verdict == "inconclusive":
             return "inconclusive"
-        return "no change" if "no change" in said else "inconclusive"
+        return "no change" if "no change" in verdicts else "inconclusive"
 
     def gates(self, fail_on: Iterable[str]) -> tuple[str, ...]:
         """Why a build must fail, one line each.
@@ -239,33 +239,33 @@ class Comparison:
         changed with it.
         """
         wanted = list(dict.fromkeys(fail_on))
-        said: list[str] = []
-        for one in wanted:
-            asked = program_gate(one)
+        lines: list[str] = []
+        for gate in wanted:
+            asked = program_gate(gate)
             if asked:
-                said += gates_not_met(self.programs, asked) if not self.targets.differ else []
-            elif one == "regression":
-                said += [
-                    f"{metric.name}: regression" for metric in self.metrics if metric.gates and metric.verdict == one
+                lines += gates_not_met(self.programs, asked) if not self.targets.differ else []
+            elif gate == "regression":
+                lines += [
+                    f"{metric.name}: regression" for metric in self.metrics if metric.gates and metric.verdict == gate
                 ]
-            elif one == "inconclusive":
-                said += [f"{name}: inconclusive" for name in self.inconclusive]
+            elif gate == "inconclusive":
+                lines += [f"{name}: inconclusive" for name in self.inconclusive]
             else:
-                least = SEVERITIES.index(severity_named(one))
-                said += [
+                least = SEVERITIES.index(severity_named(gate))
+                lines += [
                     f"{change.rule}: {change.change}, {change.shown.severity}"
                     for change in self.findings
                     if change.is_worse and SEVERITIES.index(change.shown.severity) >= least
                 ]
-        return tuple(dict.fromkeys(said))
+        return tuple(dict.fromkeys(lines))
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
         """Metrics that could not be judged: the time of single captures is among them."""
         step = self.step_time
         timed = () if step is None or (step.gates and step.verdict != "inconclusive") else (step.name,)
-        open_ones = (one.result for one in self.exact if not one.neutral)
-        return (*timed, *(one.name for one in open_ones if one.verdict == "inconclusive"))
+        open_ones = (exact_metric.result for exact_metric in self.exact if not exact_metric.neutral)
+        return (*timed, *(result.name for result in open_ones if result.verdict == "inconclusive"))
 
 
 def severity_named(gate: str) -> Severity:
@@ -286,11 +286,11 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     analyses = analyze(base), analyze(head)
     time = time_change(base, head) if sides[0].kind in _RECORDINGS else None
     programs, machines = program_changes(base, head), targets(base, head)
-    built = structure(base, head, {one.base_fingerprint: one.lines for one in programs})
+    built = structure(base, head, {program.base_fingerprint: program.lines for program in programs})
     step_ns = None if time is None or time.median.per != "step" else float(time.median.head_ns)
     median = None if time is None else time.median
-    told = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
-    told += _checkpoints(base, head)
+    remarks = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
+    remarks += _checkpoints(base, head)
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     return Comparison(
         base=sides[0],
@@ -302,7 +302,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
         findings=findings,
         not_looked=built.not_looked,
         notes=tuple(
-            dict.fromkeys((*differences(*sides), *(time.notes if time is not None else ()), *built.notes, *told))
+            dict.fromkeys((*differences(*sides), *(time.notes if time is not None else ()), *built.notes, *remarks))
         ),
         programs=programs,
         targets=machines,
@@ -311,10 +311,14 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
 
 def _checkpoints(*sides: Sequence[Trace]) -> list[str]:
     """Where `perfscope compile --checkpoint` set the policy of layers on one side, or another on either."""
-    said = [" and ".join(dict.fromkeys(one.checkpoint or "the program's own" for one in side)) for side in sides]
-    if len(set(said)) == 1:
+    policies = [
+        " and ".join(dict.fromkeys(trace.checkpoint or "the program's own" for trace in side)) for side in sides
+    ]
+    if len(set(policies)) == 1:
         return []
-    return [f"checkpoint policies of layers: {said[0]} in base, {said[1]} in head (perfscope compile --checkpoint)"]
+    return [
+        f"checkpoint policies of layers: {policies[0]} in base, {policies[1]} in head (perfscope compile --checkpoint)"
+    ]
 
 
 def _step_time(analyses: tuple[Analysis, Analysis], time: TimeChange) -> MetricResult:
@@ -322,13 +326,15 @@ def _step_time(analyses: tuple[Analysis, Analysis], time: TimeChange) -> MetricR
 
     Where a step only queues its work (JAX), the windows that waited for it at both ends are the step time.
     """
-    windows = [[one.duration_ns / one.steps for one in analysis.windows[:1] if one.steps] for analysis in analyses]
+    windows = [
+        [window.duration_ns / window.steps for window in analysis.windows[:1] if window.steps] for analysis in analyses
+    ]
     waited = from_single_captures(f"{STEP_TIME} (mean of a window)", *windows) if all(windows) else None
     for name, traced in ((STEP_TIME, False), (f"{STEP_TIME} (profiled)", True)):
-        steps = [_steps(one, time.median.rank, traced=traced) for one in analyses]
+        steps = [_steps(analysis, time.median.rank, traced=traced) for analysis in analyses]
         queued = [
-            bool(held and own) and held[0] > HOST_AHEAD * statistics.median(own)
-            for held, own in zip(windows, steps, strict=True)
+            bool(window and own) and window[0] > HOST_AHEAD * statistics.median(own)
+            for window, own in zip(windows, steps, strict=True)
         ]
         if all(steps) and not (waited is not None and any(queued)):
             return from_single_captures(name, steps[0], steps[1])
@@ -342,8 +348,8 @@ def _steps(analysis: Analysis, rank: int | None, *, traced: bool) -> list[float]
     """Steps of a rank in order (of the first where it has none); none where one took no time: it did not wait."""
     ranks = dict.fromkeys(step.rank for step in analysis.steps)
     rank = rank if rank in ranks else next(iter(ranks), None)
-    found = [float(step.duration_ns) for step in analysis.steps if step.traced is traced and step.rank == rank]
-    return found if all(ns > 0 for ns in found) else []
+    times = [float(step.duration_ns) for step in analysis.steps if step.traced is traced and step.rank == rank]
+    return times if all(ns > 0 for ns in times) else []
 
 
 def kind_of(trace: Trace) -> Kind:
@@ -377,7 +383,12 @@ def side_summary(traces: Sequence[Trace]) -> SideSummary:
     if not traces:
         raise UsageError("nothing to compare: a side holds no trace")
     kinds = dict.fromkeys(map(kind_of, traces))
-    names = dict.fromkeys(one.name or NO_NAME for trace in traces for one in trace.fact(device_times) if one.span_ns)
+    names = dict.fromkeys(
+        device_time.name or NO_NAME
+        for trace in traces
+        for device_time in trace.fact(device_times)
+        if device_time.span_ns
+    )
     return SideSummary(
         paths=tuple(dict.fromkeys(trace.source.path for trace in traces)),
         formats=tuple(dict.fromkeys(trace.source.format for trace in traces)),
@@ -402,12 +413,14 @@ def check_alike(base: SideSummary, head: SideSummary) -> None:
 
 def differences(base: SideSummary, head: SideSummary) -> list[str]:
     """What a reader must know of two sides that can be compared, one sentence each."""
-    said = []
+    sentences = []
     if base.kind != head.kind:
-        said.append(f"base is a {base.kind}, head a {head.kind}: what only one of them records is not compared")
+        sentences.append(f"base is a {base.kind}, head a {head.kind}: what only one of them records is not compared")
     if base.devices != head.devices and (base.devices or head.devices):
-        mine, theirs = (", ".join(one.devices) or "no device" for one in (base, head))
-        said.append(f"other devices, {mine} against {theirs}: the change of time is theirs as much as the program's")
+        mine, theirs = (", ".join(side.devices) or "no device" for side in (base, head))
+        sentences.append(
+            f"other devices, {mine} against {theirs}: the change of time is theirs as much as the program's"
+        )
     if base.ranks != head.ranks:
-        said.append(f"{base.ranks} ranks against {head.ranks}: what a rank does may differ")
-    return said
+        sentences.append(f"{base.ranks} ranks against {head.ranks}: what a rank does may differ")
+    return sentences

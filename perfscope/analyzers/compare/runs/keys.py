@@ -182,8 +182,8 @@ def signature(key: Key, level: Level) -> Signature | None:
     if level is Level.FUSED:
         place = key.file or key.module
         return (kind, phase, place, key.line) if place and kind == "compute" else None
-    found = work_class(key.work)
-    return (kind, phase, found) if kind in ("compute", "communication") and found != "other" else None
+    work_kind = work_class(key.work)
+    return (kind, phase, work_kind) if kind in ("compute", "communication") and work_kind != "other" else None
 
 
 def _renamed(key: Key) -> str:
@@ -239,14 +239,14 @@ class Naming:
         compiled = self._instructions.get(table, {})
         work = self.trace.rows[table]
         ops = nearest_ancestor(self.trace, work["op"][rows].astype(np.int64), self._is_op)
-        found = []
+        keys = []
         for row, op in zip(rows.tolist(), ops.tolist(), strict=True):
             kind, name = self._work(table, row)
             if row in compiled:
-                found.append(_of_instruction(self.trace, compiled[row], kind, name))
+                keys.append(_of_instruction(self.trace, compiled[row], kind, name))
             else:
-                found.append(self.of_op(kind, op, name))
-        return found
+                keys.append(self.of_op(kind, op, name))
+        return keys
 
     def of_op(self, kind: PartKind, op: int, work: str) -> Key:
         """The key of some work that an op (row of ``slices``, or ``MISSING``) asked for."""
@@ -265,16 +265,16 @@ class Naming:
             work=work,
         )
 
-    def of_gaps(self, found: Gaps, rows: Int64, words: Mapping[GapCause, str]) -> list[tuple[Key, int]]:
+    def of_gaps(self, gaps: Gaps, rows: Int64, words: Mapping[GapCause, str]) -> list[tuple[Key, int]]:
         """Per gap its key, and the row of ``slices`` it is charged to."""
         calls = self.trace.rows["calls"]
         keys = []
         for row in rows.tolist():
-            cause = GapCause(int(found.cause[row]))
-            call = {GapCause.HOST_SYNC: found.sync, GapCause.LAUNCH: found.launch}.get(cause)
-            at = MISSING if call is None else int(calls["parent"][call[row]])
-            op = int(nearest_ancestor(self.trace, [at], self._is_op)[0])
-            keys.append((self.of_op("idle", op if op != MISSING else at, words[cause]), at))
+            cause = GapCause(int(gaps.cause[row]))
+            call = {GapCause.HOST_SYNC: gaps.sync, GapCause.LAUNCH: gaps.launch}.get(cause)
+            parent = MISSING if call is None else int(calls["parent"][call[row]])
+            op = int(nearest_ancestor(self.trace, [parent], self._is_op)[0])
+            keys.append((self.of_op("idle", op if op != MISSING else parent, words[cause]), parent))
         return keys
 
     def _work(self, table: str, row: int) -> tuple[PartKind, str]:
@@ -348,42 +348,47 @@ def _of_instruction(trace: Trace, row: int, kind: PartKind, work: str) -> Key:
 def _keys_of_instructions(trace: Trace) -> dict[tuple[int, int, int], Key]:
     """By (module, program, name) as coded in ``hlo_ops``: the key of the instruction, of kind ``host``."""
     ops = trace.rows["hlo_ops"]
-    places = {(one.module, one.program_id, one.instruction): one for one in trace.fact(hlo_time).instructions}
+    places = {
+        (instruction.module, instruction.program_id, instruction.instruction): instruction
+        for instruction in trace.fact(hlo_time).instructions
+    }
     triples = np.unique(
         np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["name"].astype(np.int64)], 1), axis=0
     )
-    found = {}
+    keys = {}
     for module, program, name in triples.tolist():
         known = None if program == MISSING else program
         text = trace.text(name)
         place = places[trace.text(module), known, text]
         plain = _NAMING_COUNTER.sub("", text)
         if place.module_index is None or place.computation is None:
-            found[module, program, name] = Key(kind="host", module=trace.text(module), op=plain, work=text)
+            keys[module, program, name] = Key(kind="host", module=trace.text(module), op=plain, work=text)
             continue
-        one = trace.hlo[place.module_index].computations[place.computation].by_name[text]
-        scope = scope_of(one.op_name) if one.op_name else None
-        found[module, program, name] = Key(
+        instruction = trace.hlo[place.module_index].computations[place.computation].by_name[text]
+        scope = scope_of(instruction.op_name) if instruction.op_name else None
+        keys[module, program, name] = Key(
             kind="host",
             phase="" if scope is None or scope.phase in (None, "forward") else scope.phase,
             module="" if scope is None else scope.label,
-            op=one.opcode if one.opcode != "fusion" else plain,
-            shapes=f"{one.shape.dtype}{list(one.shape.dims)}" if one.shape.dtype != "tuple" else "",
-            file=one.file or "",
-            line=one.line if one.line is not None else -1,
+            op=instruction.opcode if instruction.opcode != "fusion" else plain,
+            shapes=f"{instruction.shape.dtype}{list(instruction.shape.dims)}"
+            if instruction.shape.dtype != "tuple"
+            else "",
+            file=instruction.file or "",
+            line=instruction.line if instruction.line is not None else -1,
             work=text,
         )
-    return found
+    return keys
 
 
 def _instruction_of_work(trace: Trace) -> dict[str, dict[int, int]]:
     """By table: row of ``kernels`` or ``copies`` -> row of ``hlo_ops``."""
     ops = trace.rows["hlo_ops"]
-    found: dict[str, dict[int, int]] = {}
+    result: dict[str, dict[int, int]] = {}
     for table, column in (("kernels", "kernel"), ("copies", "copy")):
         linked = np.flatnonzero(ops[column] != MISSING) if len(ops) else np.empty(0, np.int64)
-        found[table] = dict(zip(ops[column][linked].tolist(), linked.tolist(), strict=True))
-    return found
+        result[table] = dict(zip(ops[column][linked].tolist(), linked.tolist(), strict=True))
+    return result
 
 
 def _phases(trace: Trace) -> dict[int, str]:
@@ -397,6 +402,6 @@ def _phases(trace: Trace) -> dict[int, str]:
     again[trace.fact(recomputed_ops)] = True
     owner = nearest_ancestor(trace, ops, nodes | again)
     backward = owner != MISSING
-    found = dict.fromkeys(ops[backward].tolist(), "backward")
-    found.update(dict.fromkeys(ops[backward & again[owner]].tolist(), "recompute"))
-    return found
+    phases = dict.fromkeys(ops[backward].tolist(), "backward")
+    phases.update(dict.fromkeys(ops[backward & again[owner]].tolist(), "recompute"))
+    return phases

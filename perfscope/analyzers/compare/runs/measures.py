@@ -74,7 +74,7 @@ class Measured:
 
 def measures(trace: Trace) -> Measured:
     """Counts and bytes of one trace, per step where it shows steps."""
-    found: list[Measure] = []
+    result: list[Measure] = []
     blind: dict[str, str] = {}
     window = trace.fact(compared_window)
     framework = (_jax,) if _is_jax(trace) else (_graph, _compile)
@@ -85,12 +85,12 @@ def measures(trace: Trace) -> Measured:
         )
         parts += (_memory,) * (not {"hlo", "torch_plan"} & trace.recorded)
     for part in parts:
-        for one in part(trace, window):
-            if isinstance(one, Measure):
-                found.append(one)
+        for measured in part(trace, window):
+            if isinstance(measured, Measure):
+                result.append(measured)
             else:
-                blind[one[0]] = one[1]
-    return Measured(found={one.name: one for one in found}, blind=blind)
+                blind[measured[0]] = measured[1]
+    return Measured(found={measure.name: measure for measure in result}, blind=blind)
 
 
 def _is_jax(trace: Trace) -> bool:
@@ -128,17 +128,17 @@ def _device_work(trace: Trace, window: Window) -> _Yielded:
     rows = trace.fact(blocking_calls)
     rows = rows[began[rows]]
     places = Counter(_place_of_call(trace, int(row)) for row in rows[:MOST_PLACES_LOOKED_UP])
-    shares = {place: count / window.steps for place, count in places.items()}
+    shares = {location: count / window.steps for location, count in places.items()}
     yield Measure(name=names[3], unit="count", value=len(rows) / window.steps, places=shares, per_trace=whole)
 
 
 def _place_of_call(trace: Trace, row: int) -> str:
     calls, slices = trace.rows["calls"], trace.rows["slices"]
-    at = int(calls["parent"][row])
-    site = call_site(trace, at)
+    parent = int(calls["parent"][row])
+    site = call_site(trace, parent)
     if site.file is not None:
         return site.where().label()
-    op = int(nearest_ancestor(trace, [at], slices["kind"] == SliceKind.OP)[0])
+    op = int(nearest_ancestor(trace, [parent], slices["kind"] == SliceKind.OP)[0])
     return trace.text(int(slices["name"][op])) if op != MISSING else trace.text(int(calls["name"][row]))
 
 
@@ -165,8 +165,8 @@ def _flops(graph: OpGraph, name: str, remarks: tuple[str, ...]) -> Measure:
     places: dict[str, float] = {}
     for op in graph.ops:
         if op.flops and op.file is not None:
-            place = f"{op.file}:{op.line}"
-            places[place] = places.get(place, 0) + op.flops
+            location = f"{op.file}:{op.line}"
+            places[location] = places.get(location, 0) + op.flops
     total = sum(op.flops or 0 for op in graph.ops)
     return Measure(name=name, unit="FLOP", value=total, places=places, remarks=remarks)
 
@@ -178,36 +178,42 @@ def _compile(trace: Trace, _: Window) -> _Yielded:
     if "compile_log" not in trace.recorded:
         yield from ((name, LOG_NEEDS) for name in names)
         return
-    said = trace.fact(compile_summary)
-    if said is None or trace.compile_log is None:
+    summary = trace.fact(compile_summary)
+    if summary is None or trace.compile_log is None:
         yield from (Measure(name=name, unit="count", value=0, neutral=name in names[2:]) for name in names)
         return
     log = trace.compile_log
-    again = Counter(_line(one.guard_place or one.place) for one in log.recompiles)
+    again = Counter(_line(recompile.guard_place or recompile.place) for recompile in log.recompiles)
     # A break at the head of a frame that was compiled anew is its limit: what made it compile anew is the cause.
-    guards = {_line(one.place): _line(one.guard_place) for one in log.recompiles if one.guard_place is not None}
-    breaks = Counter(guards.get(_line(one.place), _line(one.place)) for one in log.breaks)
+    guards = {
+        _line(recompile.place): _line(recompile.guard_place)
+        for recompile in log.recompiles
+        if recompile.guard_place is not None
+    }
+    breaks = Counter(guards.get(_line(graph_break.place), _line(graph_break.place)) for graph_break in log.breaks)
     yield Measure(name=names[0], unit="count", value=len(log.breaks), places=_known(breaks))
     yield Measure(name=names[1], unit="count", value=len(log.recompiles), places=_known(again))
-    yield Measure(name=names[2], unit="count", value=said.graphs, neutral=True)
+    yield Measure(name=names[2], unit="count", value=summary.graphs, neutral=True)
     generated, library = (
-        [one for one in log.kernels if (one.backend == "extern") is is_one] for is_one in (False, True)
+        [kernel for kernel in log.kernels if (kernel.backend == "extern") is is_one] for is_one in (False, True)
     )
     if generated or log.has_provenance:
         for name, kernels in ((names[3], generated), (names[4], library)):
-            at = Counter(line for one in kernels for line in {_line(place) for place in one.places})
-            calls = sum(one.calls for one in kernels)
-            yield Measure(name=name, unit="count", value=calls, places=_known(at), neutral=True)
+            kernels_by_line = Counter(
+                line for kernel in kernels for line in {_line(code_line) for code_line in kernel.places}
+            )
+            calls = sum(kernel.calls for kernel in kernels)
+            yield Measure(name=name, unit="count", value=calls, places=_known(kernels_by_line), neutral=True)
     else:
         yield from ((name, "the log does not say what inductor's kernels compute") for name in names[3:])
 
 
-def _line(place: CodeLine | None) -> str:
-    return "" if place is None else f"{place.file}:{place.line}"
+def _line(code_line: CodeLine | None) -> str:
+    return "" if code_line is None else f"{code_line.file}:{code_line.line}"
 
 
 def _known(places: Counter[str]) -> dict[str, float]:
-    return {place: count for place, count in places.items() if place}
+    return {location: count for location, count in places.items() if location}
 
 
 def _jax(trace: Trace, window: Window) -> _Yielded:
@@ -243,7 +249,7 @@ def _instructions(trace: Trace, window: Window) -> _Yielded:
         name=name,
         unit="count",
         value=len(rows) / window.steps,
-        places={place: count / window.steps for place, count in places.items()},
+        places={location: count / window.steps for location, count in places.items()},
         least=LEAST_OF_PROGRAM,
         per_trace=window.per == "trace",
     )
@@ -254,23 +260,26 @@ def _over_steps(name: str, steps: list[int | None], places: Counter[str], most: 
     seen = [step for step in steps if step is not None]
     over = max(max(seen) - min(seen) + 1, most) if seen else 1
     return Measure(
-        name=name, unit="count", value=len(steps) / over, places={at: count / over for at, count in places.items()}
+        name=name,
+        unit="count",
+        value=len(steps) / over,
+        places={location: count / over for location, count in places.items()},
     )
 
 
 def _memory(trace: Trace, _: Window) -> _Yielded:
-    held = trace.fact(trace_memories).memories
-    if not held:
+    memories = trace.fact(trace_memories).memories
+    if not memories:
         yield "peak memory", MEMORY_NEEDS
-    for one in held:
-        if one.space == "program":  # programs are compared as programs
+    for memory in memories:
+        if memory.space == "program":  # programs are compared as programs
             continue
-        name = f"peak memory ({one.label}{', as the driver saw it' if one.of_driver else ''})"
+        name = f"peak memory ({memory.label}{', as the driver saw it' if memory.of_driver else ''})"
         places: dict[str, float] = {}
-        for row in one.by_line.rows:
+        for row in memory.by_line.rows:
             if row.line is not None:
-                at = f"{row.line.file}:{row.line.line}"
-                places[at] = places.get(at, 0.0) + row.bytes
-        yield Measure(name=name, unit="bytes", value=one.peak_bytes, places=places)
-        if one.reserved is not None:
-            yield Measure(name=name.replace("peak", "reserved"), unit="bytes", value=one.reserved.peak_bytes)
+                location = f"{row.line.file}:{row.line.line}"
+                places[location] = places.get(location, 0.0) + row.bytes
+        yield Measure(name=name, unit="bytes", value=memory.peak_bytes, places=places)
+        if memory.reserved is not None:
+            yield Measure(name=name.replace("peak", "reserved"), unit="bytes", value=memory.reserved.peak_bytes)

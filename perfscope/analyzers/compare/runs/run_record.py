@@ -40,21 +40,21 @@ PROFILED_TIME = f"{STEP_TIME} (profiled)"
 NO_RECORDING = "no recording"
 
 
-def uid_of(place: Path) -> str:
+def uid_of(path: Path) -> str:
     """By content: of a run its manifests, of anything else its files. ``DataError`` if it cannot be read."""
-    files = run_folders.manifests(place) if place.is_dir() else []
+    files = run_folders.manifests(path) if path.is_dir() else []
     if files:
-        files += sorted(place.glob("rank*/process.json"))
-    held = hashlib.sha256()
+        files += sorted(path.glob("rank*/process.json"))
+    checksum = hashlib.sha256()
     try:
-        for file in files or run_files(place):
-            name = file.relative_to(place).as_posix() if place.is_dir() else ""
+        for file in files or run_files(path):
+            name = file.relative_to(path).as_posix() if path.is_dir() else ""
             with file.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            held.update(f"{name}\0{digest}\n".encode())
+            checksum.update(f"{name}\0{digest}\n".encode())
     except OSError as error:
-        raise DataError(f"{place}: {(error.strerror or 'cannot be read').lower()}") from error
-    return held.hexdigest()[:UID_LENGTH]
+        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+    return checksum.hexdigest()[:UID_LENGTH]
 
 
 def record_of(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:
@@ -63,33 +63,33 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
     ``branch`` in place of what the manifest says; ``commit`` where it says none. A run of ours that
     recorded nothing still has its steps. ``DataError``: nothing there, damaged, or a run that is still running.
     """
-    place = resolve(path)
-    run = run_folders.read(place) if place.is_dir() and run_folders.is_run(place) else None
+    folder = resolve(path)
+    run = run_folders.read(folder) if folder.is_dir() and run_folders.is_run(folder) else None
     if run is not None and run.state == "running":
         raise DataError(f"{path}: this run is still running")
     traces: Sequence[Trace] = ()
     notes: list[str] = []
     try:
-        traces = load_path(place).traces
+        traces = load_path(folder).traces
     except DataError as error:
         if run is None:
             raise
-        notes.append(f"nothing recorded that can be read: {str(error).removeprefix(f'{place}: ')}")
+        notes.append(f"nothing recorded that can be read: {str(error).removeprefix(f'{folder}: ')}")
     analysis = analyze(traces) if traces else None
     built = structure(traces, traces) if traces else Structure(metrics=(), not_looked=())
     steps = () if run is None else tuple(_steps(run.processes))
-    profiled = not any(one.count or one.window_ns for one in steps)
+    profiled = not any(step.count or step.window_ns for step in steps)
     if profiled:
         steps = tuple(_traced(analysis))
     git = {} if run is None or run.git is None else run.git
-    said, recorded = git.get("commit"), git.get("branch")
-    known = said if isinstance(said, str) else commit
+    recorded_commit, recorded = git.get("commit"), git.get("branch")
+    known = recorded_commit if isinstance(recorded_commit, str) else commit
     return StoredRun(
-        uid=uid_of(place),
-        id=place.resolve().name,
-        name=place.resolve().name.partition(".")[0] if run is None else run.name,
+        uid=uid_of(folder),
+        id=folder.resolve().name,
+        name=folder.resolve().name.partition(".")[0] if run is None else run.name,
         kind=kind_of(traces[0]) if traces else NO_RECORDING,
-        created_utc=_created(place) if run is None else run.created_utc,
+        created_utc=_created(folder) if run is None else run.created_utc,
         branch=branch if branch is not None else recorded if isinstance(recorded, str) else None,
         commit=known if is_commit_hash(known) else None,
         dirty=git.get("dirty") is True,
@@ -103,14 +103,16 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
         metrics=(*_times(steps, profiled=profiled), *_exact(built))[:MOST_METRICS],
         steps=steps[:MOST_STEPS],
         findings=tuple(_findings(analysis)),
-        not_looked=tuple(NotMeasured(name=one.name, reason=one.reason) for one in built.not_looked),
+        not_looked=tuple(
+            NotMeasured(name=not_looked.name, reason=not_looked.reason) for not_looked in built.not_looked
+        ),
         notes=(*(() if run is None else run.notes), *notes),
     )
 
 
-def _created(place: Path) -> str:
+def _created(path: Path) -> str:
     """Of files without a manifest: when they were last written."""
-    return datetime.fromtimestamp(place.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
 
 
 def _own_version() -> str:
@@ -122,13 +124,18 @@ def _own_version() -> str:
 
 def _exact(built: Structure) -> Iterator[StoredMetric]:
     """A run compared with itself: what both sides have, by the names that a comparison gives."""
-    for one in built.metrics:
-        held = one.result.base
-        text = held if isinstance(held, str) else None
-        value = float(held) if isinstance(held, int | float) and math.isfinite(held) else None
+    for metric in built.metrics:
+        base = metric.result.base
+        text = base if isinstance(base, str) else None
+        value = float(base) if isinstance(base, int | float) and math.isfinite(base) else None
         if text is not None or value is not None:
             yield StoredMetric(
-                name=one.result.name, unit=one.result.unit, known="exact", value=value, text=text, neutral=one.neutral
+                name=metric.result.name,
+                unit=metric.result.unit,
+                known="exact",
+                value=value,
+                text=text,
+                neutral=metric.neutral,
             )
 
 
@@ -137,12 +144,12 @@ def _times(steps: Sequence[StoredSteps], *, profiled: bool) -> Iterator[StoredMe
 
     Of several ranks the one in the middle, as in a comparison.
     """
-    windows = sorted(one.window_ns for one in steps if one.window_ns is not None)
-    medians = sorted(one.median_ns for one in steps if one.median_ns is not None)
+    windows = sorted(step.window_ns for step in steps if step.window_ns is not None)
+    medians = sorted(step.median_ns for step in steps if step.median_ns is not None)
     name = WINDOW_TIME if windows else PROFILED_TIME if profiled else STEP_TIME
-    held = windows or medians
-    if held:
-        yield StoredMetric(name=name, unit="ns", known="single captures", value=held[len(held) // 2])
+    times = windows or medians
+    if times:
+        yield StoredMetric(name=name, unit="ns", known="single captures", value=times[len(times) // 2])
 
 
 def _steps(processes: Sequence[Process]) -> Iterator[StoredSteps]:
@@ -168,15 +175,17 @@ def hardware_of(run: Run | None, analysis: Analysis | None = None) -> dict[str, 
     """By allow-list. GPUs by name and number: of all ranks of one machine, or as the recording names them."""
     names = Counter(str(device["name"]) for device in (() if run is None else run.devices) if "name" in device)
     if not names and run is not None:
-        names = Counter(str(one["name"]) for process in run.processes for one in process.devices if "name" in one)
+        names = Counter(
+            str(device["name"]) for process in run.processes for device in process.devices if "name" in device
+        )
     if not names and analysis is not None:
         names = Counter(device.name for device in analysis.devices if device.name)
-    found = {"gpu": ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))} if names else {}
+    facts = {"gpu": ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))} if names else {}
     if run is not None:
         for ours, theirs in (("cpu", "cpu"), ("arch", "machine"), ("system", "system")):
             if run.platform.get(theirs):
-                found[ours] = run.platform[theirs]
-    return found
+                facts[ours] = run.platform[theirs]
+    return facts
 
 
 def _software(run: Run) -> dict[str, str]:
@@ -185,28 +194,28 @@ def _software(run: Run) -> dict[str, str]:
     for process in run.processes:
         seen |= process.packages
     seen = seen or dict(run.packages)
-    found = {name: seen[name] for name in SOFTWARE if seen.get(name)}
+    versions = {name: seen[name] for name in SOFTWARE if seen.get(name)}
     if run.python:
-        found["python"] = run.python
+        versions["python"] = run.python
     if run.driver:
-        found["driver"] = run.driver
-    return found
+        versions["driver"] = run.driver
+    return versions
 
 
 def _findings(analysis: Analysis | None) -> Iterator[StoredFinding]:
-    for rule, one in (() if analysis is None else analysis.findings())[:MOST_FINDINGS]:
+    for rule, finding in (() if analysis is None else analysis.findings())[:MOST_FINDINGS]:
         yield StoredFinding(
             rule=rule,
-            subject=one.subject,
-            severity=one.severity,
-            basis=one.basis,
-            title=one.title,
-            cost_ns=one.cost_ns,
-            cost_ns_per_step=one.cost_ns_per_step,
-            cost_bytes=one.cost_bytes,
-            op=one.where.op,
-            kernel=one.where.kernel,
-            module=one.where.module,
-            file=one.where.file,
-            line=one.where.line,
+            subject=finding.subject,
+            severity=finding.severity,
+            basis=finding.basis,
+            title=finding.title,
+            cost_ns=finding.cost_ns,
+            cost_ns_per_step=finding.cost_ns_per_step,
+            cost_bytes=finding.cost_bytes,
+            op=finding.where.op,
+            kernel=finding.where.kernel,
+            module=finding.where.module,
+            file=finding.where.file,
+            line=finding.where.line,
         )

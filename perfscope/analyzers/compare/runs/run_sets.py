@@ -119,22 +119,22 @@ def read_set(path: str, runs: Sequence[Path]) -> RunSet:
             lost.append(f"{run.name} was left out: {_reason(error, run)}")
     if not launches:
         raise DataError(f"{path}: none of its {len(runs)} runs can be read: {lost[0]}")
-    launches.sort(key=lambda one: (one.created_utc, one.run.name))
-    kinds = list(dict.fromkeys((one.summary.kind, one.summary.ranks) for one in launches))
+    launches.sort(key=lambda launch: (launch.created_utc, launch.run.name))
+    kinds = list(dict.fromkeys((launch.summary.kind, launch.summary.ranks) for launch in launches))
     if len(kinds) > 1:
-        said = ", ".join(f"{kind} of {ranks} rank{'s' * (ranks > 1)}" for kind, ranks in kinds)
-        raise UsageError(f"{path}: holds runs of different kinds ({said}): a set is launches of one program")
+        text = ", ".join(f"{kind} of {ranks} rank{'s' * (ranks > 1)}" for kind, ranks in kinds)
+        raise UsageError(f"{path}: holds runs of different kinds ({text}): a set is launches of one program")
     return RunSet(path=path, launches=tuple(launches), remarks=tuple(lost))
 
 
 def read_one(path: str) -> RunSet:
     """A single run as a set of one. ``AskedWronglyError`` where it is no run: without a manifest nobody knows when."""
-    place = Path(path).resolve() if Path(path).exists() else run_folders.find(path)
-    if place.is_dir() and not run_folders.is_run(place):
-        place = next(iter(run_folders.directories(place)), place)
-    if not place.is_dir() or not run_folders.is_run(place):
+    folder = Path(path).resolve() if Path(path).exists() else run_folders.find(path)
+    if folder.is_dir() and not run_folders.is_run(folder):
+        folder = next(iter(run_folders.directories(folder)), folder)
+    if not folder.is_dir() or not run_folders.is_run(folder):
         raise UsageError(f"{path}: is no run; a set of runs is compared with a run or another set")
-    return read_set(path, (place,))
+    return read_set(path, (folder,))
 
 
 def _reason(error: DataError, run: Path) -> str:
@@ -149,7 +149,7 @@ def _manifest(run: Path) -> Run:
 
 
 def _check_one_program(path: str, manifests: Iterable[Run]) -> None:
-    commands = list(dict.fromkeys(one.command for one in manifests))
+    commands = list(dict.fromkeys(manifest.command for manifest in manifests))
     if len(commands) > 1:
         shown = ", ".join(f"`{' '.join(command)}`" for command in commands[:2])
         raise UsageError(
@@ -185,16 +185,16 @@ def launch_of(run: Path, manifest: Run, traces: Sequence[Trace]) -> Launch:
 
 def _account(traces: Sequence[Trace]) -> Account | None:
     trace = middle_trace(traces)
-    held = () if trace is None else accounts(trace)
-    return busiest(held) if held else None
+    every = () if trace is None else accounts(trace)
+    return busiest(every) if every else None
 
 
 def _times(analysis: Analysis) -> tuple[dict[str, float], str | None]:
     """Of each way to time a step the slowest rank's typical one, and why the steps are not steady."""
-    found: dict[str, float] = {}
-    windows = [one.duration_ns / one.steps for one in analysis.windows if one.steps]
+    times: dict[str, float] = {}
+    windows = [window.duration_ns / window.steps for window in analysis.windows if window.steps]
     if windows:
-        found["window"] = max(windows)
+        times["window"] = max(windows)
     unsteady = None
     for name, traced in (("untraced", False), ("traced", True)):
         medians = []
@@ -207,14 +207,16 @@ def _times(analysis: Analysis) -> tuple[dict[str, float], str | None]:
             if not traced:
                 unsteady = unsteady or steady.problem
         if medians:
-            found[name] = max(medians)
-    return found, unsteady
+            times[name] = max(medians)
+    return times, unsteady
 
 
 def _environment(run: Run) -> dict[str, str]:
     """What of the manifest says where and with what it ran, by allow-list."""
     names = [str(device["name"]) for device in run.devices if "name" in device]
-    names = names or [str(one["name"]) for process in run.processes for one in process.devices if "name" in one]
+    names = names or [
+        str(device["name"]) for process in run.processes for device in process.devices if "name" in device
+    ]
     seen = dict(run.packages)
     for process in run.processes:
         seen |= process.packages
@@ -230,8 +232,8 @@ def _environment(run: Run) -> dict[str, str]:
 
 def middle_of(launches: Sequence[Launch]) -> int:
     """Which launch stands for its side: the one in the middle by its step as profiled, else the first."""
-    timed = [(one.total_ns, place) for place, one in enumerate(launches) if one.total_ns is not None]
+    timed = [(launch.total_ns, index) for index, launch in enumerate(launches) if launch.total_ns is not None]
     if not timed:
         return 0
     typical = statistics.median_low(ns for ns, _ in timed)
-    return next(place for ns, place in timed if ns == typical)
+    return next(index for ns, index in timed if ns == typical)

@@ -48,30 +48,32 @@ def of_most(launches: Sequence[Sequence[Outcome]]) -> tuple[Outcome, ...]:
     for outcomes in launches:
         for outcome in outcomes:
             by_rule.setdefault(outcome.rule, []).append(outcome)
-    return tuple(_of_rule(rule, held, len(launches)) for rule, held in by_rule.items())
+    return tuple(_of_rule(rule, outcomes, len(launches)) for rule, outcomes in by_rule.items())
 
 
 def _of_rule(rule: str, outcomes: Sequence[Outcome], launches: int) -> Outcome:
-    held: dict[tuple[object, ...], list[Finding]] = {}
+    by_signature: dict[tuple[object, ...], list[Finding]] = {}
     for outcome in outcomes:
-        once = {(one.subject, one.where): one for one in reversed(outcome.findings)}  # of several the costliest
+        once = {
+            (finding.subject, finding.where): finding for finding in reversed(outcome.findings)
+        }  # of several the costliest
         for signature, finding in once.items():
-            held.setdefault(signature, []).append(finding)
-    kept = [_typical(same) for same in held.values() if 2 * len(same) > launches]
-    blind = [one for one in outcomes if one.status == "abstained" or one.reason is not None]
+            by_signature.setdefault(signature, []).append(finding)
+    kept = [_typical(same) for same in by_signature.values() if 2 * len(same) > launches]
+    blind = [outcome for outcome in outcomes if outcome.status == "abstained" or outcome.reason is not None]
     reason = blind[0].reason if 2 * len(blind) >= launches else None
     if kept:
         return Outcome(
             rule=rule,
             status="flagged",
             reason=reason,
-            findings=tuple(sorted(kept, key=lambda one: -(cost_of(one) or 0))),
+            findings=tuple(sorted(kept, key=lambda finding: -(cost_of(finding) or 0))),
         )
     return Outcome(rule=rule, status="clean" if reason is None else "abstained", reason=reason)
 
 
 def _typical(same: Sequence[Finding]) -> Finding:
-    return sorted(same, key=lambda one: cost_of(one) or 0)[(len(same) - 1) // 2]
+    return sorted(same, key=lambda finding: cost_of(finding) or 0)[(len(same) - 1) // 2]
 
 
 # The step time of two sets of launches: pairs where they ran in turns, else Welch's test, which fails no build.
@@ -127,19 +129,21 @@ def turns_of(base: Sequence[str], head: Sequence[str]) -> Turns:
     From the first launch on: two neighbours of different sides are a pair, and a launch whose next neighbour is of its
     own side has no partner.
     """
-    ordered = sorted([(when, 0, place) for place, when in enumerate(base)] + [(w, 1, p) for p, w in enumerate(head)])
+    ordered = sorted(
+        [(when, 0, launch_index) for launch_index, when in enumerate(base)] + [(w, 1, p) for p, w in enumerate(head)]
+    )
     pairs: list[tuple[int, int]] = []
-    at = alone = base_first = 0
-    while at < len(ordered):
-        following = ordered[at + 1] if at + 1 < len(ordered) else None
-        if following is None or following[1] == ordered[at][1]:
+    index = alone = base_first = 0
+    while index < len(ordered):
+        following = ordered[index + 1] if index + 1 < len(ordered) else None
+        if following is None or following[1] == ordered[index][1]:
             alone += 1
-            at += 1
+            index += 1
             continue
-        sides = {side: place for _, side, place in (ordered[at], following)}
+        sides = {side: launch_index for _, side, launch_index in (ordered[index], following)}
         pairs.append((sides[0], sides[1]))
-        base_first += ordered[at][1] == 0
-        at += 2
+        base_first += ordered[index][1] == 0
+        index += 2
     return Turns(pairs=tuple(pairs), alone=alone, base_first=base_first)
 
 
@@ -152,25 +156,25 @@ def judge_time(
     """
     if not turns.interleaved:
         return _unpaired(name, base, head, no_gate)
-    found = from_pairs(
+    result = from_pairs(
         name,
         [base[mine] for mine, _ in turns.pairs],
         [head[theirs] for _, theirs in turns.pairs],
         alpha=ALPHA,
         estimator=ESTIMATOR,
     )
-    said = [no_gate] if no_gate is not None else []
-    if found.verdict in ("regression", "improvement") and (found.p_sign_flip is None or found.p_sign_flip >= ALPHA):
-        found = replace(found, verdict="inconclusive")
-        said.append("the pairs do not agree well enough on a direction, and no second batch can confirm it")
+    remarks = [no_gate] if no_gate is not None else []
+    if result.verdict in ("regression", "improvement") and (result.p_sign_flip is None or result.p_sign_flip >= ALPHA):
+        result = replace(result, verdict="inconclusive")
+        remarks.append("the pairs do not agree well enough on a direction, and no second batch can confirm it")
     if len(turns.pairs) < LEAST_GATING:
-        said.append(f"{len(turns.pairs)} pairs of launches: it fails no build below {LEAST_GATING}")
+        remarks.append(f"{len(turns.pairs)} pairs of launches: it fails no build below {LEAST_GATING}")
     elif not turns.either_first:
-        said.append(SAME_ORDER)
+        remarks.append(SAME_ORDER)
     if turns.alone:
-        said.append(f"{turns.alone} launches without a neighbour of the other side are not in the pairs")
+        remarks.append(f"{turns.alone} launches without a neighbour of the other side are not in the pairs")
     gating = no_gate is None and len(turns.pairs) >= LEAST_GATING and turns.either_first
-    return replace(found, known="paired launches" if gating else "sets of runs", remarks=(*said, *found.remarks))
+    return replace(result, known="paired launches" if gating else "sets of runs", remarks=(*remarks, *result.remarks))
 
 
 def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: str | None) -> MetricResult:
@@ -204,7 +208,7 @@ def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: 
     error = math.sqrt(sum(errors))
     if not error:
         return replace(result, remarks=(*remarks, "all launches took exactly the same: no spread to judge by"))
-    freedom = sum(errors) ** 2 / sum(one**2 / (side.size - 1) for one, side in zip(errors, sides, strict=True))
+    freedom = sum(errors) ** 2 / sum(part**2 / (side.size - 1) for part, side in zip(errors, sides, strict=True))
     whole = max(1, math.floor(freedom))
     p = estimators.two_sided_p(change / error, whole)
     low, high = (change + sign * estimators.quantile(1 - ALPHA / 2, whole) * error for sign in (-1, 1))
@@ -265,12 +269,12 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
     environment, no_gate = _environment(sides), _no_gate(sides)
     step, times = _step(sides, turns, no_gate)
     kernels = _kernels(sides, turns, None if time is None else time.median)
-    built = structure_of([one.said for one in sides[0]], [one.said for one in sides[1]], middle=middle)
+    built = structure_of([launch.said for launch in sides[0]], [launch.said for launch in sides[1]], middle=middle)
     median = None if time is None else time.median
     step_ns = None if median is None or median.per != "step" else float(median.head_ns)
-    outcomes = [of_most([one.outcomes for one in side]) for side in sides]
+    outcomes = [of_most([launch.outcomes for launch in side]) for side in sides]
     findings = corroborated(findings_change(outcomes[0], outcomes[1], step_ns=step_ns), median, built)
-    found = Comparison(
+    comparison = Comparison(
         base=replace(chosen[0].summary, paths=(base.path,)),
         head=replace(chosen[1].summary, paths=(head.path,)),
         step_time=step,
@@ -282,7 +286,7 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
         notes=tuple(dict.fromkeys((*differences(chosen[0].summary, chosen[1].summary), *_notes(time, built.notes)))),
     )
     return SetsComparison(
-        comparison=found,
+        comparison=comparison,
         kernels=kernels,
         turns=turns,
         launches=tuple(_rows(sides, turns, times)),
@@ -294,14 +298,14 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
 
 
 def _turns(base: Sequence[Launch], head: Sequence[Launch]) -> Turns:
-    when = [[f"{one.created_utc} {one.run.name}" for one in side] for side in (base, head)]
+    when = [[f"{launch.created_utc} {launch.run.name}" for launch in side] for side in (base, head)]
     return turns_of(when[0], when[1])
 
 
 def _varying(side: Sequence[Launch]) -> set[Key]:
     """Keys that are not called as often in each launch."""
-    every = {key for one in side for key in one.calls}
-    return {key for key in every if len({one.calls.get(key, 0) for one in side}) > 1}
+    every = {key for launch in side for key in launch.calls}
+    return {key for key in every if len({launch.calls.get(key, 0) for launch in side}) > 1}
 
 
 def _steadied(change: StepChange, base: set[Key], head: set[Key]) -> StepChange:
@@ -324,7 +328,7 @@ def _step(
         if not all(way in one.times for one in every):
             continue
         times = tuple(
-            [None if one.unsteady and way == "untraced" else one.times[way] for one in side] for side in sides
+            [None if launch.unsteady and way == "untraced" else launch.times[way] for launch in side] for side in sides
         )
         base, head = times
         unsteady = sum(ns is None for side in times for ns in side)
@@ -343,7 +347,7 @@ def _among(turns: Turns, base: Sequence[float | None], head: Sequence[float | No
     """The pairs of which both launches have a time, by their places among those that do."""
     if all(base) and all(head):
         return turns
-    places = [[sum(one is not None for one in side[:place]) for place in range(len(side))] for side in (base, head)]
+    places = [[sum(one is not None for one in side[:index]) for index in range(len(side))] for side in (base, head)]
     kept = [(one, other) for one, other in turns.pairs if base[one] is not None and head[other] is not None]
     pairs = tuple((places[0][one], places[1][other]) for one, other in kept)
     lost = len(turns.pairs) - len(pairs)
@@ -354,24 +358,24 @@ def _kernels(
     sides: tuple[Sequence[Launch], Sequence[Launch]], turns: Turns, change: StepChange | None
 ) -> tuple[KernelChange, ...]:
     """Work that both middle launches have in common, or that is new or gone, over all launches."""
-    pairs = turns.pairs if turns.interleaved else tuple((at, at) for at in range(min(map(len, sides))))
+    pairs = turns.pairs if turns.interleaved else tuple((index, index) for index in range(min(map(len, sides))))
     if change is None or len(pairs) < LEAST_PAIRS:
         return ()
-    arms = [sides[0][one] for one, _ in pairs], [sides[1][other] for _, other in pairs]
+    arms = [sides[0][index] for index, _ in pairs], [sides[1][other] for _, other in pairs]
     times: dict[str, tuple[list[float], list[float]]] = {}
     for part in change.parts:
         if part.kind == "idle":
             continue
-        held = times.setdefault(name_of(part), ([0.0] * len(pairs), [0.0] * len(pairs)))
-        for row, arm, keys in zip(held, arms, (part.base.keys, part.head.keys), strict=True):
-            for place, launch in enumerate(arm):
-                row[place] += sum(launch.parts.get(key, 0.0) for key in keys)
-    totals = [[sum(one.parts.values()) for one in arm] for arm in arms]
-    return tuple(sorted(judge_many(times, (totals[0], totals[1])), key=lambda one: not _changed(one)))
+        part_times = times.setdefault(name_of(part), ([0.0] * len(pairs), [0.0] * len(pairs)))
+        for row, arm, keys in zip(part_times, arms, (part.base.keys, part.head.keys), strict=True):
+            for index, launch in enumerate(arm):
+                row[index] += sum(launch.parts.get(key, 0.0) for key in keys)
+    totals = [[sum(launch.parts.values()) for launch in arm] for arm in arms]
+    return tuple(sorted(judge_many(times, (totals[0], totals[1])), key=lambda kernel: not _changed(kernel)))
 
 
-def _changed(one: KernelChange) -> bool:
-    return one.verdict in ("regression", "improvement")
+def _changed(change: KernelChange) -> bool:
+    return change.verdict in ("regression", "improvement")
 
 
 def name_of(part: PartChange) -> str:
@@ -384,7 +388,7 @@ def name_of(part: PartChange) -> str:
 
 def _judged_first(found: Sequence[Cause], kernels: Sequence[KernelChange]) -> tuple[Cause, ...]:
     """Of the causes that only times tell of, those with work that changed in all launches first, by how much it did."""
-    changed = {one.name: abs(one.change) for one in kernels if _changed(one)}
+    changed = {kernel.name: abs(kernel.change) for kernel in kernels if _changed(kernel)}
 
     def order(cause: Cause) -> tuple[bool, float]:
         if cause.exact:
@@ -395,26 +399,26 @@ def _judged_first(found: Sequence[Cause], kernels: Sequence[KernelChange]) -> tu
 
 
 def _environment(sides: tuple[Sequence[Launch], Sequence[Launch]]) -> dict[str, str]:
-    said = {}
+    facts = {}
     for name in (*MACHINE, *SOFTWARE):
         values = [", ".join(_values(side, name)) or "-" for side in sides]
         if values != ["-", "-"]:
-            said[name] = values[0] if values[0] == values[1] else f"base {values[0]}, head {values[1]}"
-    return said
+            facts[name] = values[0] if values[0] == values[1] else f"base {values[0]}, head {values[1]}"
+    return facts
 
 
 def _values(side: Sequence[Launch], name: str) -> list[str]:
-    return list(dict.fromkeys(one.environment[name] for one in side if name in one.environment))
+    return list(dict.fromkeys(launch.environment[name] for launch in side if name in launch.environment))
 
 
 def _no_gate(sides: tuple[Sequence[Launch], Sequence[Launch]]) -> str | None:
     """Why times of these launches must fail no build, or ``None``."""
     for name in MACHINE:
-        every = list(dict.fromkeys(one.environment.get(name, "-") for side in sides for one in side))
+        every = list(dict.fromkeys(launch.environment.get(name, "-") for side in sides for launch in side))
         if len(every) > 1:
             return f"launches ran on different machines ({name}: {', '.join(every)}): it fails no build"
     for which, side in zip(SIDES, sides, strict=True):
-        commits = list(dict.fromkeys(one.commit for one in side))
+        commits = list(dict.fromkeys(launch.commit for launch in side))
         if len(commits) > 1:
             return f"launches of {which} are of {len(commits)} commits: it fails no build"
         for name in SOFTWARE:
@@ -424,7 +428,7 @@ def _no_gate(sides: tuple[Sequence[Launch], Sequence[Launch]]) -> str | None:
 
 
 def _commit(side: Sequence[Launch]) -> str | None:
-    commits = {one.commit for one in side}
+    commits = {launch.commit for launch in side}
     return commits.pop() if len(commits) == 1 else None
 
 
@@ -450,10 +454,10 @@ def _rows(
 ) -> Iterator[LaunchRow]:
     pair_of = [{pair[side]: number for number, pair in enumerate(turns.pairs)} for side in (0, 1)]
     every = [
-        (one.created_utc, one.run.name, side, place)
-        for side, held in enumerate(sides)
-        for place, one in enumerate(held)
+        (launch.created_utc, launch.run.name, side, index)
+        for side, launches in enumerate(sides)
+        for index, launch in enumerate(launches)
     ]
-    for number, (_, _, side, place) in enumerate(sorted(every)):
-        pair = pair_of[side].get(place, number) if turns.interleaved else number
-        yield LaunchRow(arm="head" if side else "base", phase="measure", pair=pair, ns=times[side][place])
+    for number, (_, _, side, index) in enumerate(sorted(every)):
+        pair = pair_of[side].get(index, number) if turns.interleaved else number
+        yield LaunchRow(arm="head" if side else "base", phase="measure", pair=pair, ns=times[side][index])

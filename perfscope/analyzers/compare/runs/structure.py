@@ -88,14 +88,14 @@ class Said:
 def said_by(traces: Sequence[Trace]) -> Said:
     """What the traces of a run say."""
     ranks = [trace.fact(measures) for trace in traces]
-    found, blind = {}, {}
-    for name in dict.fromkeys(name for one in ranks for name in (*one.found, *one.blind)):
+    by_name, blind = {}, {}
+    for name in dict.fromkeys(name for rank in ranks for name in (*rank.found, *rank.blind)):
         most = _most(ranks, name)
         if most is not None:
-            found[name] = most
+            by_name[name] = most
         else:
-            blind[name] = next((one.blind[name] for one in ranks if name in one.blind), "not recorded by all ranks")
-    return Said(found=found, blind=blind, programs=_programs_of(traces))
+            blind[name] = next((rank.blind[name] for rank in ranks if name in rank.blind), "not recorded by all ranks")
+    return Said(found=by_name, blind=blind, programs=_programs_of(traces))
 
 
 def structure(base: Sequence[Trace], head: Sequence[Trace], lines: Mapping[str, LineMap] | None = None) -> Structure:
@@ -117,62 +117,64 @@ def structure_of(
 
     ``IndexError`` where one of them is not there.
     """
-    found, lost = _of_traces(base, head, middle)
+    exact_metrics, lost = _of_traces(base, head, middle)
     notes: tuple[str, ...] = ()
-    if any(one.programs is not None for one in (*base, *head)):
+    if any(run.programs is not None for run in (*base, *head)):
         metrics, blind, notes = _of_programs(base, head, middle, lines or {})
-        found += metrics
+        exact_metrics += metrics
         lost += blind
-    return Structure(metrics=tuple(found), not_looked=tuple(lost), notes=notes)
+    return Structure(metrics=tuple(exact_metrics), not_looked=tuple(lost), notes=notes)
 
 
 def _of_traces(
     base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int]
 ) -> tuple[list[ExactMetric], list[NotLooked]]:
-    names = dict.fromkeys(name for one in (*base, *head) for name in (*one.found, *one.blind))
-    found: dict[str, ExactMetric] = {}
+    names = dict.fromkeys(name for run in (*base, *head) for name in (*run.found, *run.blind))
+    by_name: dict[str, ExactMetric] = {}
     lost = []
     for name in names:
-        sides = [[one.found[name] for one in side if name in one.found] for side in (base, head)]
+        sides = [[run.found[name] for run in side if name in run.found] for side in (base, head)]
         absent = tuple(
-            which for which, side, held in zip(SIDES, (base, head), sides, strict=True) if len(held) < len(side)
+            which for which, side, measures in zip(SIDES, (base, head), sides, strict=True) if len(measures) < len(side)
         )
         if not absent:
-            found[name] = exact_metric(
+            by_name[name] = exact_metric(
                 name,
                 base[middle[0]].found[name],
                 head[middle[1]].found[name],
-                launches=([one.value for one in sides[0]], [one.value for one in sides[1]]),
+                launches=([measure.value for measure in sides[0]], [measure.value for measure in sides[1]]),
             )
             continue
-        reason = next((one.blind[name] for one in (*base, *head) if name in one.blind), "not recorded there")
+        reason = next((run.blind[name] for run in (*base, *head) if name in run.blind), "not recorded there")
         lost.append(NotLooked(name=name, reason=reason, sides=absent))
-    return [_of_as_many_graphs(one, found) for one in found.values()], lost
+    return [_of_as_many_graphs(exact_metric, by_name) for exact_metric in by_name.values()], lost
 
 
-def _of_as_many_graphs(one: ExactMetric, found: Mapping[str, ExactMetric]) -> ExactMetric:
+def _of_as_many_graphs(exact_metric: ExactMetric, by_name: Mapping[str, ExactMetric]) -> ExactMetric:
     """Kernels of as many graphs are judged: more of them is a fusion lost, unless library calls became kernels."""
-    graphs, library = found.get(COMPILED_GRAPHS), found.get(COMPILED_LIBRARY_CALLS)
-    if one.result.name != COMPILED_KERNELS or graphs is None or library is None:
-        return one
-    if graphs.changed or graphs.result.remarks or not graphs.result.base or not one.changed:
-        return one
-    more, taken = (_difference(metric) for metric in (one, library))
+    graphs, library = by_name.get(COMPILED_GRAPHS), by_name.get(COMPILED_LIBRARY_CALLS)
+    if exact_metric.result.name != COMPILED_KERNELS or graphs is None or library is None:
+        return exact_metric
+    if graphs.changed or graphs.result.remarks or not graphs.result.base or not exact_metric.changed:
+        return exact_metric
+    more, taken = (_difference(metric) for metric in (exact_metric, library))
     if more * taken < 0:
-        return one
-    held = one.result
-    return replace(one, result=compare_exact(held.name, *one.launches, unit=held.unit), neutral=False)
+        return exact_metric
+    result = exact_metric.result
+    return replace(
+        exact_metric, result=compare_exact(result.name, *exact_metric.launches, unit=result.unit), neutral=False
+    )
 
 
-def _difference(one: ExactMetric) -> float:
-    base, head = one.result.base, one.result.head
+def _difference(exact_metric: ExactMetric) -> float:
+    base, head = exact_metric.result.base, exact_metric.result.head
     return head - base if isinstance(base, float) and isinstance(head, float) else 0.0
 
 
 def _most(side: Sequence[Measured], name: str) -> Measure | None:
     """The measure of the rank that has most of it; ``None`` unless every rank has it."""
-    held = [one.found[name] for one in side if name in one.found]
-    return max(held, key=lambda one: one.value) if held and len(held) == len(side) else None
+    measures = [measured.found[name] for measured in side if name in measured.found]
+    return max(measures, key=lambda measure: measure.value) if measures and len(measures) == len(side) else None
 
 
 def exact_metric(
@@ -181,19 +183,19 @@ def exact_metric(
     """One metric with its verdict and the places where it differs. ``launches``: its values where there are several."""
     values = ([base.value], [head.value]) if launches is None else launches
     result = compare_exact(name, *values, unit=base.unit)
-    said = dict.fromkeys((*result.remarks, *base.remarks, *head.remarks))
+    remarks = dict.fromkeys((*result.remarks, *base.remarks, *head.remarks))
     if result.effect is not None and abs(result.effect) < base.least and result.verdict != "no change":
         result = replace(result, verdict="no change")
-        said[f"it differs, by less than the {base.least:.0%} that matters"] = None
+        remarks[f"it differs, by less than the {base.least:.0%} that matters"] = None
     if base.per_trace and result.verdict != "no change":
         result = replace(result, verdict="inconclusive")
-        said[NO_STEPS] = None
+        remarks[NO_STEPS] = None
     neutral = base.neutral and head.neutral
     if neutral and result.verdict != "no change":
         result = replace(result, verdict="inconclusive")
-        said[NEUTRAL] = None
+        remarks[NEUTRAL] = None
     return ExactMetric(
-        result=replace(result, remarks=tuple(said)),
+        result=replace(result, remarks=tuple(remarks)),
         places=_places(base.places, head.places),
         neutral=neutral,
         launches=values,
@@ -201,38 +203,42 @@ def exact_metric(
 
 
 def _places(base: Mapping[str, float], head: Mapping[str, float]) -> tuple[PlaceChange, ...]:
-    files = same_files({_file(place) for place in base}, {_file(place) for place in head})
+    files = same_files({_file(location) for location in base}, {_file(location) for location in head})
     mine: dict[str, float] = {}
-    for place, amount in base.items():
-        file = _file(place)
-        mine[files.get(file, file) + place[len(file) :]] = amount
+    for location, amount in base.items():
+        file = _file(location)
+        mine[files.get(file, file) + location[len(file) :]] = amount
     changed = [
-        PlaceChange(place=place, base=mine.get(place, 0.0), head=head.get(place, 0.0))
-        for place in dict.fromkeys((*mine, *head))
-        if mine.get(place, 0.0) != head.get(place, 0.0)
+        PlaceChange(place=location, base=mine.get(location, 0.0), head=head.get(location, 0.0))
+        for location in dict.fromkeys((*mine, *head))
+        if mine.get(location, 0.0) != head.get(location, 0.0)
     ]
     changed = _without_moved(changed)
-    return tuple(sorted(changed, key=lambda one: (-abs(one.head - one.base), one.place))[:MOST_PLACES])
+    return tuple(
+        sorted(changed, key=lambda place_change: (-abs(place_change.head - place_change.base), place_change.place))[
+            :MOST_PLACES
+        ]
+    )
 
 
 def _without_moved(changed: list[PlaceChange]) -> list[PlaceChange]:
     """Without lines whose whole amount stands at another line of the file now: the code moved."""
     gone: dict[tuple[str, float], list[PlaceChange]] = {}
-    for one in sorted(changed, key=_line_of):
-        if not one.head:
-            gone.setdefault((_file(one.place), one.base), []).append(one)
+    for place_change in sorted(changed, key=_line_of):
+        if not place_change.head:
+            gone.setdefault((_file(place_change.place), place_change.base), []).append(place_change)
     moved: set[str] = set()
-    for one in sorted(changed, key=_line_of):
-        before = gone.get((_file(one.place), one.head)) if not one.base else None
+    for place_change in sorted(changed, key=_line_of):
+        before = gone.get((_file(place_change.place), place_change.head)) if not place_change.base else None
         if before:
-            moved |= {before.pop(0).place, one.place}
-    return [one for one in changed if one.place not in moved]
+            moved |= {before.pop(0).place, place_change.place}
+    return [place_change for place_change in changed if place_change.place not in moved]
 
 
-def _file(place: str) -> str:
+def _file(location: str) -> str:
     """The file of ``file:line``; of an op, itself."""
-    file, colon, line = place.rpartition(":")
-    return file if colon and line.isdigit() else place
+    file, colon, line = location.rpartition(":")
+    return file if colon and line.isdigit() else location
 
 
 def _line_of(change: PlaceChange) -> int:
@@ -249,7 +255,7 @@ def _of_programs(
         return [], [NotLooked(name="compiled programs", reason="no compiled program recorded", sides=absent)], ()
     pairs = paired_sides(left, right)
     mine_of, theirs_of = _of_launches(left, base), _of_launches(right, head)
-    found: list[ExactMetric] = []
+    metrics: list[ExactMetric] = []
     lost: list[NotLooked] = []
     for mine, theirs in pairs:
         ahead = f"{theirs.label}: " if len(pairs) > 1 else ""
@@ -260,7 +266,7 @@ def _of_programs(
             names = dict.fromkeys((*mine.measures, *theirs.measures))
             lost += (NotLooked(name=f"{ahead}{name}", reason=reason, sides=sides) for name in names)
             continue
-        found.append(ExactMetric(result=_fingerprints(f"{ahead}program", *every), neutral=True))
+        metrics.append(ExactMetric(result=_fingerprints(f"{ahead}program", *every), neutral=True))
         other_jobs = mine.processes != theirs.processes
         if other_jobs:
             reason = f"planned as {mine.processes or 'no'} processes and as {theirs.processes or 'no'}"
@@ -268,14 +274,17 @@ def _of_programs(
         for name in dict.fromkeys((*mine.measures, *theirs.measures)):
             if other_jobs and name in EXCHANGED:
                 continue
-            values = [[one.measures[name].value for one in side if name in one.measures] for side in every]
-            if all(len(held) == len(side) for held, side in zip(values, (base, head), strict=True)):
+            values = [
+                [program_side.measures[name].value for program_side in side if name in program_side.measures]
+                for side in every
+            ]
+            if all(len(side_values) == len(side) for side_values, side in zip(values, (base, head), strict=True)):
                 measured = _moved(mine.measures[name], lines.get(mine.fingerprint)), theirs.measures[name]
-                found.append(exact_metric(f"{ahead}{name}", *measured, launches=(values[0], values[1])))
+                metrics.append(exact_metric(f"{ahead}{name}", *measured, launches=(values[0], values[1])))
             else:
                 absent = ("head",) if name in mine.measures else ("base",)
                 lost.append(NotLooked(name=f"{ahead}{name}", reason="the program does not say it", sides=absent))
-    return found, lost, tuple(_alone(left, right, pairs))
+    return metrics, lost, tuple(_alone(left, right, pairs))
 
 
 def _moved(measure: Measure, lines: LineMap | None) -> Measure:
@@ -286,28 +295,28 @@ def _moved(measure: Measure, lines: LineMap | None) -> Measure:
     for place, amount in measure.places.items():
         file = _file(place)
         line = place[len(file) + 1 :]
-        at = f"{lines.file(file)}:{lines.line(file, int(line))}" if line else place
-        places[at] = places.get(at, 0) + amount
+        location = f"{lines.file(file)}:{lines.line(file, int(line))}" if line else place
+        places[location] = places.get(location, 0) + amount
     return replace(measure, places=places)
 
 
 def _of_launches(programs: Sequence[ProgramSide], launches: Sequence[Said]) -> dict[int, list[ProgramSide]]:
     """By ``id`` of a program: the same one of every launch that has it."""
-    found: dict[int, list[ProgramSide]] = {id(one): [] for one in programs}
+    result: dict[int, list[ProgramSide]] = {id(program): [] for program in programs}
     for launch in launches:
-        for one, other in paired_sides(programs, launch.programs or ()):
-            found[id(one)].append(other)
-    return found
+        for program_side, other in paired_sides(programs, launch.programs or ()):
+            result[id(program_side)].append(other)
+    return result
 
 
 def _fingerprints(name: str, base: Sequence[ProgramSide], head: Sequence[ProgramSide]) -> MetricResult:
     result = compare_text(name, base[0].fingerprint, head[0].fingerprint)
-    said = tuple(
+    texts = tuple(
         f"differs between launches of {which}"
         for which, side in zip(SIDES, (base, head), strict=True)
-        if len({one.fingerprint for one in side}) > 1
+        if len({program_side.fingerprint for program_side in side}) > 1
     )
-    return replace(result, verdict="inconclusive", remarks=(*result.remarks, *said)) if said else result
+    return replace(result, verdict="inconclusive", remarks=(*result.remarks, *texts)) if texts else result
 
 
 def _programs_of(traces: Sequence[Trace]) -> tuple[ProgramSide, ...] | None:
@@ -318,11 +327,11 @@ def _programs_of(traces: Sequence[Trace]) -> tuple[ProgramSide, ...] | None:
 def _alone(
     base: Sequence[ProgramSide], head: Sequence[ProgramSide], pairs: Iterable[tuple[ProgramSide, ProgramSide]]
 ) -> list[str]:
-    matched = {id(one) for pair in pairs for one in pair}
-    said = []
+    matched = {id(program_side) for pair in pairs for program_side in pair}
+    sentences = []
     for side, programs in (("base", base), ("head", head)):
-        labels = [one.label for one in programs if id(one) not in matched]
+        labels = [program.label for program in programs if id(program) not in matched]
         if labels:
             more = "" if len(labels) <= MOST_PROGRAMS else " ..."
-            said.append(f"programs of {side} without a partner: {', '.join(labels[:MOST_PROGRAMS])}{more}")
-    return said
+            sentences.append(f"programs of {side} without a partner: {', '.join(labels[:MOST_PROGRAMS])}{more}")
+    return sentences

@@ -83,9 +83,9 @@ def _spread(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], estimator:
 
 
 def _located(times: Sequence[float], estimator: str) -> float:
-    found = location(times, estimator)
-    assert found is not None
-    return found
+    typical = location(times, estimator)
+    assert typical is not None
+    return typical
 
 
 # Student's t distribution from the standard library: probabilities, quantiles.

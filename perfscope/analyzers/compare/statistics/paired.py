@@ -252,5 +252,5 @@ def agrees(first: Effect, second: Effect, verdict: Verdict, *, better: Better = 
     if verdict not in ("regression", "improvement") or second.p is None:
         return False
     worse = verdict == "regression"
-    directions = {(one.effect > 0) is (better == "lower") for one in (first, second)}
+    directions = {(effect.effect > 0) is (better == "lower") for effect in (first, second)}
     return directions == {worse} and second.p < CONFIRM_LEVEL

@@ -236,17 +236,19 @@ def history(
     ``order``: commits and how far each stands behind the newest. Runs are ordered by it where it knows all commits
     of a series, else by time.
     """
-    held = sorted(runs, key=lambda run: (run.created_utc, run.id))
-    usable = [run for run in held if run.finished]
+    stored_runs = sorted(runs, key=lambda run: (run.created_utc, run.id))
+    usable = [run for run in stored_runs if run.finished]
     left_out = []
-    failed = len(held) - len(usable)
+    failed = len(stored_runs) - len(usable)
     if failed:
         left_out.append(f"{failed} run{'s' * (failed != 1)} that did not finish, or whose program failed")
     groups: dict[tuple[str, tuple[str, ...], str, str, str], list[tuple[StoredRun, StoredMetric]]] = {}
     for run in usable:
-        for one in run.metrics:
-            if one.value is not None and (metrics is None or one.name in metrics):
-                groups.setdefault((run.name, run.command, one.name, one.unit, run.machine), []).append((run, one))
+        for metric in run.metrics:
+            if metric.value is not None and (metrics is None or metric.name in metrics):
+                groups.setdefault((run.name, run.command, metric.name, metric.unit, run.machine), []).append(
+                    (run, metric)
+                )
     made = [_series(members, order or {}) for members in groups.values()]
     counted = sorted({run.perfscope for run in usable if run.perfscope})
     notes = [f"counted by perfscope {', '.join(counted)}: how something is counted may differ"][: len(counted) > 1]
@@ -269,12 +271,12 @@ def _series(members: list[tuple[StoredRun, StoredMetric]], order: Mapping[str, i
             branch=run.branch,
             commit=run.commit,
             dirty=run.dirty,
-            value=one.value or 0.0,
+            value=metric.value or 0.0,
         )
-        for run, one in members
+        for run, metric in members
     )
     exact = first.known == "exact"
-    found, remarks = _exact(points, runs, first.unit) if exact else _timed(points, runs)
+    changes, remarks = _exact(points, runs, first.unit) if exact else _timed(points, runs)
     values = [point.value for point in points]
     return Series(
         metric=first.name,
@@ -285,7 +287,7 @@ def _series(members: list[tuple[StoredRun, StoredMetric]], order: Mapping[str, i
         machine=first_run.machine,
         hardware=first_run.hardware,
         points=points,
-        changes=found,
+        changes=changes,
         newest=None if exact or min(values) <= 0 else fence(values),
         ordered="commits" if known else "time",
         remarks=remarks,
@@ -297,12 +299,12 @@ def _timed(points: Sequence[Point], runs: Sequence[StoredRun]) -> tuple[tuple[Ch
     values = [point.value for point in points]
     if min(values) <= 0:
         return (), ("a time that is not positive: no changes are looked for",)
-    found = change_points(values, least=STEP_LEAST)
-    edges = [0, *(one.index for one in found), len(values)]
+    steps = change_points(values, least=STEP_LEAST)
+    edges = [0, *(change_point.index for change_point in steps), len(values)]
     levels = [_median(values[start:end]) for start, end in itertools.pairwise(edges)]
     return tuple(
-        _change(points, runs, one.index, old=levels[place], new=levels[place + 1], p=one.p)
-        for place, one in enumerate(found)
+        _change(points, runs, change_point.index, old=levels[index], new=levels[index + 1], p=change_point.p)
+        for index, change_point in enumerate(steps)
     ), ()
 
 
@@ -316,7 +318,7 @@ def _exact(points: Sequence[Point], runs: Sequence[StoredRun], unit: str) -> tup
             cuts.append(index)
     if len(values) >= LEAST_UNSTEADY and len(cuts) > UNSTEADY * (len(values) - 1):
         return (), (f"it differs between {len(cuts)} of {len(values) - 1} neighbours: no property of a commit here",)
-    return tuple(_change(points, runs, one, old=values[one - 1], new=values[one], p=None) for one in cuts), ()
+    return tuple(_change(points, runs, cut, old=values[cut - 1], new=values[cut], p=None) for cut in cuts), ()
 
 
 def _change(

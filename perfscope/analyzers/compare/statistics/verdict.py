@@ -134,7 +134,7 @@ def confirmed(first: MetricResult, second: MetricResult, pooled: MetricResult) -
 
     ``pooled``: both batches as one. Its interval leans a little toward the first batch, which was chosen for its size.
     """
-    effects = [_effect_like(one) for one in (first, second)]
+    effects = [_effect_like(result) for result in (first, second)]
     if None in effects or first.verdict not in ("regression", "improvement"):
         return replace(first, confirmed=False)
     before, after = effects
@@ -183,24 +183,24 @@ def _effect_like(result: MetricResult) -> Effect | None:
 
 
 def _remarks(effect: Effect, verdict: Verdict, *, alpha: float, least: float, needed: int | None) -> list[str]:
-    said = []
+    remarks = []
     if effect.two_groups is not None:
         low, high = effect.two_groups
-        said.append(
+        remarks.append(
             f"the pairs fall into two groups, around {low:+.1%} and {high:+.1%}: another algorithm or placement is "
             "picked from launch to launch; pin it, or take more pairs"
         )
     if verdict != "inconclusive":
         if effect.p is not None and effect.p < alpha and effect.p_sign_flip is not None and effect.p_sign_flip > 0.05:
-            said.append(f"sign flips, which assume no distribution, give p {effect.p_sign_flip:.2g}")
-        return said
+            remarks.append(f"sign flips, which assume no distribution, give p {effect.p_sign_flip:.2g}")
+        return remarks
     if effect.p is None:
-        said.append("one pair says nothing of the spread: take at least six")
+        remarks.append("one pair says nothing of the spread: take at least six")
     elif effect.p < alpha:
-        said.append(f"it changed, but by less than the {least:.1%} that matters, or it cannot be told")
+        remarks.append(f"it changed, but by less than the {least:.1%} that matters, or it cannot be told")
     if needed is not None and needed > MOST_PAIRS:
-        said.append("a quieter machine or longer launches help more than so many pairs")
-    return said
+        remarks.append("a quieter machine or longer launches help more than so many pairs")
+    return remarks
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -403,8 +403,8 @@ def judge_many(
             continue
         p = effect = None
         if np.all(base > 0) and np.all(head > 0):
-            found = effect_of(np.log(head / base))
-            effect, p = found.effect, found.p if found.pairs >= LEAST_PAIRS else None
+            result = effect_of(np.log(head / base))
+            effect, p = result.effect, result.p if result.pairs >= LEAST_PAIRS else None
         rows.append((name, base, head, effect, p))
     tested = corrected([p for *_, p in rows if p is not None])
     q_values = iter(tested.tolist())
@@ -412,7 +412,7 @@ def judge_many(
     for name, base, head, effect, p in rows:
         q = None if p is None else next(q_values)
         changes.append(_change(name, base, head, effect, p, q, least))
-    return sorted(changes, key=lambda one: (-abs(one.change), one.name))
+    return sorted(changes, key=lambda change: (-abs(change.change), change.name))
 
 
 def _change(

@@ -77,16 +77,16 @@ def compared_window(trace: Trace) -> Window:
 
 def _whole(trace: Trace) -> Intervals:
     """From the first to the last work of any device; where there is no device, of the trace."""
-    devices = [one for one in trace.fact(device_times) if one.span_ns]
+    devices = [device_time for device_time in trace.fact(device_times) if device_time.span_ns]
     if devices:
-        return union([min(one.start_ns for one in devices)], [max(one.end_ns for one in devices)])
+        return union([min(device.start_ns for device in devices)], [max(device.end_ns for device in devices)])
     start, end = trace.span_ns()
     return union([start], [end])
 
 
 def _work_ends(trace: Trace, starts: Int64, ends: Int64) -> Int64:
     """Per step: its end, or that of the last work that was launched in it where that is later."""
-    found = ends.copy()
+    result = ends.copy()
     calls = trace.rows["calls"]
     for table in ("kernels", "copies"):
         work = trace.rows[table]
@@ -96,10 +96,10 @@ def _work_ends(trace: Trace, starts: Int64, ends: Int64) -> Int64:
         begin = calls["start_ns"][work["call"][known]]
         step = np.searchsorted(starts, begin, side="right") - 1
         mine = (step >= 0) & (begin < ends[np.maximum(step, 0)])
-        np.maximum.at(found, step[mine], work["end_ns"][known[mine]])
+        np.maximum.at(result, step[mine], work["end_ns"][known[mine]])
     compiled = trace.fact(steps_work)
     if compiled is not None and len(compiled.steps) == len(starts):
-        return np.maximum(found, [step.end_ns for step in compiled.steps])
+        return np.maximum(result, [step.end_ns for step in compiled.steps])
     if compiled is not None:  # which execution is of which step is not known: all of it is theirs together
-        found[0] = max(int(found[0]), compiled.end_ns)
-    return found
+        result[0] = max(int(result[0]), compiled.end_ns)
+    return result

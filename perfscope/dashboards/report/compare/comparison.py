@@ -60,26 +60,27 @@ class DrawnComparison(Comparison):
         from perfscope.dashboards.report.compare.rows import cause_row, finding_counts, headline, metric_rows
         from perfscope.dashboards.report.compare.wording import change, value, verdict
 
-        held = self._read()
-        rows, same = metric_rows(held)
-        per = "step" if held.step is None else held.step.per
+        document = self._read()
+        rows, same = metric_rows(document)
+        per = "step" if document.step is None else document.step.per
         metrics = [
-            (sanitize(one.name), value(one, one.base), value(one, one.head), change(one), verdict(one))
-            for one in rows[:MOST_METRICS]
+            (sanitize(row.name), value(row, row.base), value(row, row.head), change(row), verdict(row))
+            for row in rows[:MOST_METRICS]
         ]
-        exact = [one for one in held.causes if one.exact]
+        exact = [cause for cause in document.causes if cause.exact]
         causes = [
-            (row.place, "; ".join(row.lines), row.time) for row in (cause_row(one, per) for one in exact[:MOST_CAUSES])
+            (row.place, "; ".join(row.lines), row.time)
+            for row in (cause_row(cause, per) for cause in exact[:MOST_CAUSES])
         ]
         left = len(exact) - len(causes)
         return "".join(
             (
-                f"<div><b>perfscope</b> {escape(headline(held))}",
+                f"<div><b>perfscope</b> {escape(headline(document))}",
                 _table(("metric", "base", "head", "change", "verdict"), metrics),
                 _table(("where", "what changed", f"time a {per}"), causes),
                 f"<div style='{_SOFT}'>and {left:,} more places</div>" if left else "",
                 f"<div style='{_SOFT}'>no change: {len(same):,} metrics</div>" if same else "",
-                f"<div style='{_SOFT}'>findings: {escape(finding_counts(held.findings))}</div></div>",
+                f"<div style='{_SOFT}'>findings: {escape(finding_counts(document.findings))}</div></div>",
             )
         )
 
@@ -95,8 +96,8 @@ def compare(base: Side, head: Side) -> DrawnComparison:
     ``found.html()`` are what `perfscope compare` writes. ``DataError``: a path cannot be read;
     ``AskedWronglyError``: the sides are of different kinds, or empty.
     """
-    found = compared(_traces(base), _traces(head))
-    return DrawnComparison(**{field.name: getattr(found, field.name) for field in fields(found)})
+    comparison = compared(_traces(base), _traces(head))
+    return DrawnComparison(**{field.name: getattr(comparison, field.name) for field in fields(comparison)})
 
 
 def _traces(side: Side) -> Sequence[Trace]:

@@ -119,13 +119,13 @@ class ProgramDifference(Value, frozen=True, kw_only=True):
 
     def problem(self) -> str | None:
         """What does not sum; ``None``: everything does."""
-        wanted = {one.name: one.head - one.base for one in self.amounts}
+        wanted = {amount.name: amount.head - amount.base for amount in self.amounts}
         sums = dict.fromkeys(wanted, 0)
-        for held in (*(row.amounts for row in self.rows), self.other_rows.amounts):
-            for one in held:
-                if one.name not in sums:
-                    return f"a row is of {one.name[:80]!r}, which the program does not have"
-                sums[one.name] += one.head - one.base
+        for amounts in (*(row.amounts for row in self.rows), self.other_rows.amounts):
+            for part in amounts:
+                if part.name not in sums:
+                    return f"a row is of {part.name[:80]!r}, which the program does not have"
+                sums[part.name] += part.head - part.base
         wrong = next((name for name in wanted if sums[name] != wanted[name]), None)
         if wrong is not None:
             return f"{wrong[:80]}: its rows sum to {sums[wrong]}, not to {wanted[wrong]}"
@@ -177,75 +177,78 @@ class ProgramLine:
     is_worse: bool
 
 
-def program_title(one: ProgramDifference, *, several: bool) -> str:
+def program_title(program: ProgramDifference, *, several: bool) -> str:
     """``jit_step: 3 changes by instruction``."""
-    lead = f"{sanitize(one.name)}: " if several else ""
-    if one.identical:
-        return f"{lead}{IDENTICAL} ({sanitize(one.head_fingerprint)})"
-    count = len(one.rows) + one.other_rows.count
-    if one.base_fingerprint == one.head_fingerprint:
+    lead = f"{sanitize(program.name)}: " if several else ""
+    if program.identical:
+        return f"{lead}{IDENTICAL} ({sanitize(program.head_fingerprint)})"
+    count = len(program.rows) + program.other_rows.count
+    if program.base_fingerprint == program.head_fingerprint:
         return f"{lead}same fingerprint, another plan of its memory"
     if not count:
         return f"{lead}the same launches in another order"
     return f"{lead}{count:,} change{'' if count == 1 else 's'} by instruction; each metric's parts sum to its change"
 
 
-def program_lines(one: ProgramDifference, most: int, *, limit: int = NAME_LIMIT) -> tuple[list[ProgramLine], int]:
+def program_lines(program: ProgramDifference, most: int, *, limit: int = NAME_LIMIT) -> tuple[list[ProgramLine], int]:
     """(the first rows in words, how many are left)."""
-    kept = one.rows[:most]
-    return [_line(row, limit) for row in kept], len(one.rows) - len(kept) + one.other_rows.count
+    kept = program.rows[:most]
+    return [_line(row, limit) for row in kept], len(program.rows) - len(kept) + program.other_rows.count
 
 
 def _line(row: ProgramRow, limit: int) -> ProgramLine:
     phase = f" ({sanitize(row.phase)})" if row.phase else ""
     times = f", {row.count:,} times" if row.count > 1 else ""
-    at = f"; shows at {sanitize(row.place, limit)}" if row.source and row.place and row.place != row.source else ""
+    shown_at = (
+        f"; shows at {sanitize(row.place, limit)}" if row.source and row.place and row.place != row.source else ""
+    )
     return ProgramLine(
         where=sanitize(row.where(), limit),
-        title=f"{sanitize(row.change)}: {sanitize(row.what, limit)}{phase}{times}{at}",
+        title=f"{sanitize(row.change)}: {sanitize(row.what, limit)}{phase}{times}{shown_at}",
         amounts=", ".join(map(signed, row.amounts)),
         said=tuple(sanitize(text, TEXT_LIMIT) for text in row.said[:MOST_ROWS_SAID]),
         is_worse=row.is_worse,
     )
 
 
-def signed(one: ProgramAmount) -> str:
+def signed(part: ProgramAmount) -> str:
     """``+160 MiB moved``."""
-    change = one.head - one.base
-    name = _SHORT.get(one.name, sanitize(one.name))
-    return f"{'+' if change > 0 else '-'}{amount(one.unit, abs(change))}{f' {name}' if name else ''}"
+    change = part.head - part.base
+    name = _SHORT.get(part.name, sanitize(part.name))
+    return f"{'+' if change > 0 else '-'}{amount(part.unit, abs(change))}{f' {name}' if name else ''}"
 
 
-def written_line(one: ProgramDifference) -> str:
+def written_line(program: ProgramDifference) -> str:
     """What differs in the program as written; ``''`` where nothing does, or nobody knows."""
-    if not one.written:
+    if not program.written:
         return ""
     places: dict[str, list[str]] = {}
-    for held in one.written:
-        times = f" ({held.count:,} times)" if held.count > 1 else ""
-        places.setdefault(sanitize(held.place), []).append(f"{sanitize(held.change)} {sanitize(held.what)}{times}")
-    said = [f"{place}: {', '.join(what[:MOST_WRITTEN])}" for place, what in places.items()]
-    more = f"; and {len(said) - MOST_WRITTEN:,} more lines" if len(said) > MOST_WRITTEN else ""
-    return "; ".join(said[:MOST_WRITTEN]) + more
+    for line in program.written:
+        times = f" ({line.count:,} times)" if line.count > 1 else ""
+        places.setdefault(sanitize(line.place), []).append(f"{sanitize(line.change)} {sanitize(line.what)}{times}")
+    sentences = [f"{location}: {', '.join(what[:MOST_WRITTEN])}" for location, what in places.items()]
+    more = f"; and {len(sentences) - MOST_WRITTEN:,} more lines" if len(sentences) > MOST_WRITTEN else ""
+    return "; ".join(sentences[:MOST_WRITTEN]) + more
 
 
-def modelled_line(one: ProgramDifference) -> str:
+def modelled_line(program: ProgramDifference) -> str:
     """Time of a run by the model on both sides; ``''`` where it is not known."""
-    if one.base_modelled is None or one.head_modelled is None:
+    if program.base_modelled is None or program.head_modelled is None:
         return ""
-    return f"a run takes {_span(one.base_modelled)} → {_span(one.head_modelled)} by the model; nothing was measured"
+    spans = f"{_span(program.base_modelled)} → {_span(program.head_modelled)}"
+    return f"a run takes {spans} by the model; nothing was measured"
 
 
-def _span(held: Span) -> str:
-    return f"{format_ns(held.low)} to {format_ns(held.high)}"
+def _span(span: Span) -> str:
+    return f"{format_ns(span.low)} to {format_ns(span.high)}"
 
 
 def row_of_metric(document: Document, name: str) -> ProgramRow | None:
     """The first row of a program's metric that is worse by it; ``name`` as the document's metrics have it."""
-    for one in document.programs:
-        plain = name.removeprefix(f"{one.name}: ")
-        for row in one.rows:
-            if any(held.name == plain and held.head > held.base for held in row.amounts):
+    for program in document.programs:
+        plain = name.removeprefix(f"{program.name}: ")
+        for row in program.rows:
+            if any(amount.name == plain and amount.head > amount.base for amount in row.amounts):
                 return row
             if plain in _BLOCKED and row.blocking:
                 return row
@@ -309,35 +312,35 @@ def parse(content: bytes, path: str | Path) -> Document:
         if named.schema != SCHEMA:
             what = f"schema {named.schema[:80]!r}" if named.schema else "no schema"
             raise DataError(f"{path}: {what}, not a comparison ({SCHEMA})")
-        found = msgspec.json.decode(content, type=Document)
+        document = msgspec.json.decode(content, type=Document)
     except RecursionError:
         raise DataError(f"{path}: nested too deeply for a comparison") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a comparison: {_one_line(error)}") from error
-    return _checked(found, path)
+    return _checked(document, path)
 
 
-def of(held: dict[str, Any]) -> Document:
+def of(values: dict[str, Any]) -> Document:
     """The document that we made ourselves; ``DataError`` if it is none."""
     try:
-        found = msgspec.convert(held, type=Document)
+        document = msgspec.convert(values, type=Document)
     except msgspec.ValidationError as error:
         raise DataError(f"the comparison that was made is none: {_one_line(error)}") from error
-    return _checked(found, "the comparison that was made")
+    return _checked(document, "the comparison that was made")
 
 
-def _checked(found: Document, path: str | Path) -> Document:
-    for name, step in (("step", found.step), ("worst_rank", found.worst_rank)):
+def _checked(document: Document, path: str | Path) -> Document:
+    for name, step in (("step", document.step), ("worst_rank", document.worst_rank)):
         problem = None if step is None else step.problem()
         if problem is not None:
             raise DataError(f"{path}: not a comparison: {name}: {problem}")
-    for program in found.programs:
+    for program in document.programs:
         problem = program.problem()
         if problem is not None:
             raise DataError(f"{path}: not a comparison: programs: {problem}")
-    if any(one.base is None and one.head is None for one in found.findings):
+    if any(finding.base is None and finding.head is None for finding in document.findings):
         raise DataError(f"{path}: not a comparison: a finding that neither side has")
-    return found
+    return document
 
 
 def _one_line(error: Exception) -> str:
@@ -353,7 +356,7 @@ def json_schema() -> dict[str, Any]:
     _, parts = msgspec.json.schema_components([Document], ref_template="#/$defs/{name}")
     whole = parts.pop("Document")
     whole["properties"]["schema"] = {"const": SCHEMA}
-    found: dict[str, Any] = _plain(
+    result: dict[str, Any] = _plain(
         {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "title": f"A comparison, {SCHEMA}",
@@ -361,14 +364,14 @@ def json_schema() -> dict[str, Any]:
             "$defs": dict(sorted(parts.items())),
         }
     )
-    return found
+    return result
 
 
-def _plain(held: Any) -> Any:
+def _plain(value: Any) -> Any:
     """As JSON holds it, in an order of its own, without defaults: what is written has every key."""
-    if isinstance(held, dict):
-        return {key: _plain(value) for key, value in held.items() if key != "default"}
-    if isinstance(held, list | tuple):
-        found = [_plain(one) for one in held]
-        return sorted(found, key=json.dumps) if all(isinstance(one, dict) for one in found) else found
-    return held
+    if isinstance(value, dict):
+        return {key: _plain(value) for key, value in value.items() if key != "default"}
+    if isinstance(value, list | tuple):
+        items = [_plain(item) for item in value]
+        return sorted(items, key=json.dumps) if all(isinstance(item, dict) for item in items) else items
+    return value

@@ -48,8 +48,8 @@ def annotated(document: Document, repository: Path) -> str:
         "notice": _notices(document),
     }
     lines = []
-    for kind, found in kinds.items():
-        first = list(islice(found, MOST_OF_A_KIND + 1))
+    for kind, messages in kinds.items():
+        first = list(islice(messages, MOST_OF_A_KIND + 1))
         kept = first if len(first) <= MOST_OF_A_KIND else first[: MOST_OF_A_KIND - 1]
         lines += [command(kind, properties, message) for properties, message in kept]
         if len(kept) < len(first):
@@ -62,30 +62,30 @@ _Said = tuple[dict[str, str], str]
 
 def _errors(document: Document, repository: Path) -> Iterator[_Said]:
     """Metrics that are worse, each at the first place that a cause has for it; and gates that were not met."""
-    worse = [one for one in document.metrics if one.verdict == "regression" and one.gates]
+    worse = [metric for metric in document.metrics if metric.verdict == "regression" and metric.gates]
     for metric in worse:
         moved = f"{value(metric, metric.base)} → {value(metric, metric.head)} {change(metric)}".rstrip()
         why = _why(document, metric)
         title = {"title": f"perfscope: {sanitize(metric.name)}: regression"}
         yield {**_place(why[0], repository), **title}, f"{sanitize(metric.name)}: {moved}{why[1]}"
-    told = {f"{one.name}: regression" for one in worse}
+    gates = {f"{metric.name}: regression" for metric in worse}
     for gate in document.failed:
-        if gate not in told:
+        if gate not in gates:
             yield {"title": "perfscope: gate not met"}, sanitize(gate, TEXT_LIMIT)
 
 
 def _why(document: Document, metric: Metric) -> tuple[str, str]:
     """(place, words) of what stands first behind a metric: of a time the first cause, of a count its own."""
     per = "step" if document.step is None else document.step.per
-    found = row_of_metric(document, metric.name)
-    if found is not None:
-        said = f"{sanitize(found.change)}: {sanitize(found.what, 160)}"
-        return found.where(), f"; {sanitize(found.where())}: {said}" if found.where() else f"; {said}"
-    exact = [one for one in document.causes if one.exact]
-    own = [one for one in exact if any(at.name == metric.name for at in one.metrics)]
+    changed_row = row_of_metric(document, metric.name)
+    if changed_row is not None:
+        text = f"{sanitize(changed_row.change)}: {sanitize(changed_row.what, 160)}"
+        return changed_row.where(), f"; {sanitize(changed_row.where())}: {text}" if changed_row.where() else f"; {text}"
+    exact = [cause for cause in document.causes if cause.exact]
+    own = [cause for cause in exact if any(part.name == metric.name for part in cause.metrics)]
     if metric.known == "exact" and not own:
-        place = metric.places[0].place if metric.places else ""
-        return place, f"; most of it at {sanitize(place)}" if place else ""
+        location = metric.places[0].place if metric.places else ""
+        return location, f"; most of it at {sanitize(location)}" if location else ""
     if not exact:
         return "", ""
     row = cause_row((own or exact)[0], per)
@@ -93,11 +93,11 @@ def _why(document: Document, metric: Metric) -> tuple[str, str]:
 
 
 def _warnings(document: Document, repository: Path) -> Iterator[_Said]:
-    for one in document.findings:
-        if one.is_worse:
-            where = one.shown.where
-            place = _place(where.label() if where.file else "", repository)
-            yield {**place, "title": _title(one)}, _words(one)
+    for finding in document.findings:
+        if finding.is_worse:
+            where = finding.shown.where
+            position = _place(where.label() if where.file else "", repository)
+            yield {**position, "title": _title(finding)}, _words(finding)
 
 
 def _notices(document: Document) -> Iterator[_Said]:
@@ -106,29 +106,29 @@ def _notices(document: Document) -> Iterator[_Said]:
         if metric.verdict == "improvement" and metric.gates:
             moved = f"{value(metric, metric.base)} → {value(metric, metric.head)} {change(metric)}".rstrip()
             yield {"title": f"perfscope: {sanitize(metric.name)}: improvement"}, f"{sanitize(metric.name)}: {moved}"
-    for one in document.findings:
-        if one.change in ("fixed", "better") and not one.by_time:
-            yield {"title": _title(one)}, _words(one)
+    for finding in document.findings:
+        if finding.change in ("fixed", "better") and not finding.by_time:
+            yield {"title": _title(finding)}, _words(finding)
 
 
-def _title(one: FindingChange) -> str:
-    return f"perfscope: {rule_name(one.rule)}: {one.change}"
+def _title(change: FindingChange) -> str:
+    return f"perfscope: {rule_name(change.rule)}: {change.change}"
 
 
-def _words(one: FindingChange) -> str:
-    cost = finding_cost(one)
-    return sanitize(one.shown.title, 320) + (f" ({cost})" if cost else "")
+def _words(change: FindingChange) -> str:
+    cost = finding_cost(change)
+    return sanitize(change.shown.title, 320) + (f" ({cost})" if cost else "")
 
 
-def _place(place: str, repository: Path) -> dict[str, str]:
+def _place(location: str, repository: Path) -> dict[str, str]:
     """``file`` and ``line`` of ``train.py:88``, where it is a file of the repository; else nothing."""
-    file, _, line = place.rpartition(":")
+    file, _, line = location.rpartition(":")
     if not file or not line.isdecimal():
-        file, line = place, ""
-    found = relative(file, repository)
-    if found is None:
+        file, line = location, ""
+    path = relative(file, repository)
+    if path is None:
         return {}
-    return {"file": found, **({"line": line} if line else {})}
+    return {"file": path, **({"line": line} if line else {})}
 
 
 def relative(file: str, repository: Path) -> str | None:
@@ -151,8 +151,8 @@ def relative(file: str, repository: Path) -> str | None:
 
 def command(kind: str, properties: Mapping[str, str], message: str) -> str:
     """``::error file=a.py,line=3,title=t::message``, escaped as the runner's toolkit does."""
-    told = ",".join(f"{key}={_property(held)}" for key, held in properties.items())
-    return f"::{kind}{f' {told}' if told else ''}::{_data(message)}"
+    text = ",".join(f"{key}={_property(text)}" for key, text in properties.items())
+    return f"::{kind}{f' {text}' if text else ''}::{_data(message)}"
 
 
 def _data(text: str) -> str:

@@ -76,45 +76,45 @@ _LISTS = ("programs", "causes", "findings", "kernels", "ranks", "not_looked", "n
 
 def embedded(document: Document) -> str:
     """JSON for a ``<script>`` block: no ``<`` is in it; ``left_out`` says what was cut."""
-    held: dict[str, Any] = msgspec.to_builtins(document)
+    values: dict[str, Any] = msgspec.to_builtins(document)
     left: dict[str, int] = {}
     text = ""
     if len(msgspec.json.encode(document)) <= MOST_CHARACTERS:  # else cleaning all of it would be for nothing
-        text = _text(sanitize_value(held))
+        text = _text(sanitize_value(values))
     for cut in CUTS:
         if text and len(text) <= MOST_CHARACTERS:
             break
-        held = _cut(held, left, *cut)  # of what is cut already: its texts are short and clean
-        said = [f"{count:,} of {name}" for name, count in left.items() if count]
-        said.append(f"keys of a part beyond {cut[1]}, texts beyond {cut[2]} characters")
-        text = _text(held | {"left_out": said})
+        values = _cut(values, left, *cut)  # of what is cut already: its texts are short and clean
+        texts = [f"{count:,} of {name}" for name, count in left.items() if count]
+        texts.append(f"keys of a part beyond {cut[1]}, texts beyond {cut[2]} characters")
+        text = _text(values | {"left_out": texts})
     return text
 
 
-def _text(held: dict[str, Any]) -> str:
-    text = json.dumps(held, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+def _text(values: dict[str, Any]) -> str:
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _cut(whole: dict[str, Any], left: dict[str, int], entries: int, keys: int, characters: int) -> dict[str, Any]:
     """Shorter; what is left out is added to ``left``."""
-    held = dict(whole)
+    values = dict(whole)
     for name in _LISTS:
-        left[name] = left.get(name, 0) + max(0, len(held[name]) - entries)
-        held[name] = held[name][:entries]
+        left[name] = left.get(name, 0) + max(0, len(values[name]) - entries)
+        values[name] = values[name][:entries]
     for name in ("base", "head"):
-        held[name] = held[name] | {"paths": held[name]["paths"][:entries]}
-    held["causes"] = [one | {part: one[part][:entries] for part in ("parts", "metrics", "findings")}
-                      for one in held["causes"]]  # fmt: skip
-    held["programs"] = [_fewer_rows(one, entries, left) for one in held["programs"]]
-    held["metrics"] = [one | {"places": one["places"][:entries]} for one in held["metrics"]]
+        values[name] = values[name] | {"paths": values[name]["paths"][:entries]}
+    values["causes"] = [cause | {part: cause[part][:entries] for part in ("parts", "metrics", "findings")}
+                      for cause in values["causes"]]  # fmt: skip
+    values["programs"] = [_fewer_rows(program, entries, left) for program in values["programs"]]
+    values["metrics"] = [metric | {"places": metric["places"][:entries]} for metric in values["metrics"]]
     for name in ("step", "worst_rank"):
-        if held[name] is not None:
-            held[name], parts = _fewer_parts(held[name], entries, keys)
+        if values[name] is not None:
+            values[name], parts = _fewer_parts(values[name], entries, keys)
             left[f"the parts of {name}"] = left.get(f"the parts of {name}", 0) + parts
-    found: dict[str, Any] = sanitize_value(held, characters)
-    found["schema"] = whole["schema"]
-    return found
+    result: dict[str, Any] = sanitize_value(values, characters)
+    result["schema"] = whole["schema"]
+    return result
 
 
 def _fewer_parts(step: dict[str, Any], entries: int, keys: int) -> tuple[dict[str, Any], int]:
@@ -131,7 +131,7 @@ def _fewer_rows(program: dict[str, Any], entries: int, left: dict[str, int]) -> 
     kept, rest = program["rows"][:entries], program["rows"][entries:]
     others = program["other_rows"]
     sums: dict[str, dict[str, Any]] = {}
-    for amount in (*others["amounts"], *(one for row in rest for one in row["amounts"])):
+    for amount in (*others["amounts"], *(amount for row in rest for amount in row["amounts"])):
         known = sums.setdefault(amount["name"], amount | {"base": 0, "head": 0})
         sums[amount["name"]] = known | {side: known[side] + amount[side] for side in ("base", "head")}
     left["the rows of programs"] = left.get("the rows of programs", 0) + len(rest)
@@ -167,18 +167,18 @@ def metric_card(document: Document) -> str:
     body = [_metrics(rows[:MOST_METRICS], end)] if rows else []
     if len(rows) > MOST_METRICS:
         body.append(f'<p class="note">and {len(rows) - MOST_METRICS:,} more</p>')
-    for one in rows:
-        if one.needed_pairs is not None:
-            name = escape(sanitize(one.name))
+    for row in rows:
+        if row.needed_pairs is not None:
+            name = escape(sanitize(row.name))
             body.append(
-                f"<p>About {one.needed_pairs:,} pairs in all would settle the {name}, by the spread so far.</p>"
+                f"<p>About {row.needed_pairs:,} pairs in all would settle the {name}, by the spread so far.</p>"
             )
     if document.beside:
         body.append(f"<h3>Beside it, never gating</h3>{_metrics(document.beside[:MOST_METRICS], end)}")
     if end is not None:
         body.append(f'<p class="note">Intervals from -{100 * end:g}% to +{100 * end:g}%; the band does not matter.</p>')
     if same:
-        names = ", ".join(sanitize(one.name) for one in same[:MOST_METRICS])
+        names = ", ".join(sanitize(metric.name) for metric in same[:MOST_METRICS])
         body.append(f'<p class="note">No change: {escape(names)} ({len(same):,}).</p>')
     return card("Metrics", "".join(body) or "<p>No metric is on both sides.</p>")
 
@@ -192,40 +192,44 @@ def _metrics(metrics: Sequence[Metric], end: float | None) -> str:
     if end is not None:
         heads.append(f"<th>-{100 * end:g}% to +{100 * end:g}%</th>")
     drawn = []
-    for one in metrics:
-        said = verdict(one)
-        kind = one.verdict if said == one.verdict else ""
-        numbers = (("base", value(one, one.base)), ("head", value(one, one.head)), ("change", change(one)))
+    for metric in metrics:
+        text = verdict(metric)
+        kind = metric.verdict if text == metric.verdict else ""
+        numbers = (
+            ("base", value(metric, metric.base)),
+            ("head", value(metric, metric.head)),
+            ("change", change(metric)),
+        )
         cells = [
-            f'<td data-name="verdict"><span class="chip {kind}">{escape(said)}</span></td>',
-            f'<td class="t" data-name="metric">{escape(sanitize(one.name))}</td>',
-            *(f'<td class="n" data-name="{name}">{escape(held)}</td>' for name, held in numbers),
+            f'<td data-name="verdict"><span class="chip {kind}">{escape(text)}</span></td>',
+            f'<td class="t" data-name="metric">{escape(sanitize(metric.name))}</td>',
+            *(f'<td class="n" data-name="{name}">{escape(text)}</td>' for name, text in numbers),
         ]
         if end is not None:
-            judged = said == one.verdict
-            cells.append(f'<td class="interval">{interval_bar(one, end) if judged else ""}</td>')
+            judged = text == metric.verdict
+            cells.append(f'<td class="interval">{interval_bar(metric, end) if judged else ""}</td>')
         drawn.append(f"<tr>{''.join(cells)}</tr>")
     return table(heads, drawn, kind="stacks")
 
 
 def findings_cards(document: Document) -> Iterator[str]:
     """A card each of what is new or worse with what to do; the others in lists."""
-    changed = [one for one in document.findings if one.change != "unchanged"]
-    believed = [one for one in changed if not one.by_time]
+    changed = [finding for finding in document.findings if finding.change != "unchanged"]
+    believed = [finding for finding in changed if not finding.by_time]
     yield f"<h2>Findings: {escape(finding_counts(document.findings))}</h2>"
     shown_ones = believed[:MOST_FINDINGS]
-    yield from (_finding(one, opened=index < OPENED) for index, one in enumerate(shown_ones))
+    yield from (_finding(finding, opened=index < OPENED) for index, finding in enumerate(shown_ones))
     if len(shown_ones) < len(believed):
         yield card("More", f"<p>{len(believed) - len(shown_ones):,} more changed; the JSON holds all.</p>")
     for title, rows in (
         (
             "By measured time alone: a threshold was crossed, maybe by chance",
-            [one for one in changed if one.by_time],
+            [finding for finding in changed if finding.by_time],
         ),
-        ("Unchanged", [one for one in document.findings if one.change == "unchanged"]),
+        ("Unchanged", [finding for finding in document.findings if finding.change == "unchanged"]),
     ):
         if rows:
-            items = "".join(f"<li>{_line(one)}</li>" for one in rows[:MOST_FINDINGS])
+            items = "".join(f"<li>{_line(row)}</li>" for row in rows[:MOST_FINDINGS])
             left = f'<p class="note">and {len(rows) - MOST_FINDINGS:,} more</p>' if len(rows) > MOST_FINDINGS else ""
             yield (
                 f'<section class="card"><details><summary>{escape(title)} ({len(rows):,})</summary>'
@@ -233,33 +237,34 @@ def findings_cards(document: Document) -> Iterator[str]:
             )
 
 
-def _finding(one: FindingChange, *, opened: bool) -> str:
-    held = one.shown
-    where = held.where.label()
-    place = f"at <code>{escape(sanitize(where))}</code> " if where else ""
-    worse = one.change in ("new", "worse", "first looked at")
-    severity = held.severity if worse else ""
+def _finding(change: FindingChange, *, opened: bool) -> str:
+    finding = change.shown
+    where = finding.where.label()
+    label = f"at <code>{escape(sanitize(where))}</code> " if where else ""
+    worse = change.change in ("new", "worse", "first looked at")
+    severity = finding.severity if worse else ""
     advice = ""
-    if worse and held.advice:
-        text = "".join(advice_html(advice_of(one)))
+    if worse and finding.advice:
+        text = "".join(advice_html(advice_of(change)))
         advice = f"<details{' open' if opened else ''}><summary>what to do</summary>{text}</details>"
-    kind = "improvement" if one.change in ("fixed", "better") else ""
+    kind = "improvement" if change.change in ("fixed", "better") else ""
     return (
         f'<article class="card finding {severity}"><div class="row"><div class="saves">'
-        f'<span class="chip {severity} {kind}">{escape(FINDING_WORDS[one.change])}</span></div>'
-        f'<div class="what"><div class="title">{escape(rule_name(one.rule))}: {prose(sanitize(held.title, 320))}</div>'
-        f'<div class="where">{place}{escape(finding_cost(one))}</div></div>'
-        f'<div class="chips"><span class="chip {severity}">{held.severity}</span>'
-        f'<span class="chip">{escape(sanitize(held.basis))}</span></div></div>{advice}</article>'
+        f'<span class="chip {severity} {kind}">{escape(FINDING_WORDS[change.change])}</span></div>'
+        f'<div class="what"><div class="title">{escape(rule_name(change.rule))}: '
+        f"{prose(sanitize(finding.title, 320))}</div>"
+        f'<div class="where">{label}{escape(finding_cost(change))}</div></div>'
+        f'<div class="chips"><span class="chip {severity}">{finding.severity}</span>'
+        f'<span class="chip">{escape(sanitize(finding.basis))}</span></div></div>{advice}</article>'
     )
 
 
-def _line(one: FindingChange) -> str:
-    where = one.shown.where.label()
-    place = f" at <code>{escape(sanitize(where))}</code>" if where else ""
-    cost = finding_cost(one)
-    said = f"{escape(FINDING_WORDS[one.change])} <b>{escape(rule_name(one.rule))}</b>{place}"
-    return f"{said}{f', {escape(cost)}' if cost else ''}: {prose(sanitize(one.shown.title, 320))}"
+def _line(change: FindingChange) -> str:
+    where = change.shown.where.label()
+    shown_at = f" at <code>{escape(sanitize(where))}</code>" if where else ""
+    cost = finding_cost(change)
+    text = f"{escape(FINDING_WORDS[change.change])} <b>{escape(rule_name(change.rule))}</b>{shown_at}"
+    return f"{text}{f', {escape(cost)}' if cost else ''}: {prose(sanitize(change.shown.title, 320))}"
 
 
 def step_cards(document: Document) -> Iterator[str]:
@@ -269,18 +274,18 @@ def step_cards(document: Document) -> Iterator[str]:
         return
     of = "The step" if step.per == "step" else "The recording"
     whose = "" if step.rank is None or document.worst_rank is None else f", rank {step.rank} (the one in the middle)"
-    said = f"{of}: {format_ns(step.base_ns)} → {format_ns(step.head_ns)} ({signed_ns(step.delta_ns)}){whose}"
+    sentence = f"{of}: {format_ns(step.base_ns)} → {format_ns(step.head_ns)} ({signed_ns(step.delta_ns)}){whose}"
     chance = "" if document.method.profiled > 1 else " One launch each: part of the differences is chance."
     body = f'<p class="note">{escape("Parts sum to the whole exactly." + chance)}</p>'
-    kinds, places = _waterfall(step, _by_kind(step)), _waterfall(step, _by_place(step))
+    kinds, by_place = _waterfall(step, _by_kind(step)), _waterfall(step, _by_place(step))
     if len(step.by_kind) > 1:
-        body += f"{kinds}<details><summary>the same by place in the code</summary>{places}</details>"
+        body += f"{kinds}<details><summary>the same by place in the code</summary>{by_place}</details>"
     else:  # the host alone: its kind says nothing
-        body += places
+        body += by_place
     parts = _parts(step)
     if parts:
         body += f"<details><summary>the largest parts</summary>{parts}</details>"
-    yield card(said, body)
+    yield card(sentence, body)
     worst = document.worst_rank
     if worst is not None:
         grown = percent(worst.delta_ns / worst.base_ns) if worst.base_ns else "from none"
@@ -293,8 +298,8 @@ def step_cards(document: Document) -> Iterator[str]:
 def _by_kind(step: Step) -> list[tuple[str, int]]:
     """Changes by kind, idle time by its cause; what no written part holds of it is a row of its own."""
     rows = []
-    for kind, held in step.by_kind.items():
-        change_ns = held.head_ns - held.base_ns
+    for kind, amount in step.by_kind.items():
+        change_ns = amount.head_ns - amount.base_ns
         if kind == "idle":
             causes = idle_causes(step)
             rows += [(f"idle: {name}", head - base) for name, (base, head) in causes.items()]
@@ -307,12 +312,12 @@ def _by_kind(step: Step) -> list[tuple[str, int]]:
 
 def _by_place(step: Step) -> list[tuple[str, int]]:
     """Changes by source line, else by module or name."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for part in step.parts:
-        place = sanitize(part.place or part.name)
-        found[place] = found.get(place, 0) + part.delta_ns
+        location = sanitize(part.place or part.name)
+        result[location] = result.get(location, 0) + part.delta_ns
     others = step.other_parts
-    return _largest([*found.items(), ("other parts", others.head_ns - others.base_ns)])
+    return _largest([*result.items(), ("other parts", others.head_ns - others.base_ns)])
 
 
 def _largest(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -423,53 +428,55 @@ def after_cards(document: Document) -> Iterator[str]:
 
 def _about(document: Document) -> str:
     method = document.method
-    said = [sanitize(method.kind)]
+    texts = [sanitize(method.kind)]
     if method.pairs:
-        said.append(pair_words(method))
+        texts.append(pair_words(method))
     devices = dict.fromkeys((*document.base.devices, *document.head.devices))
-    said += [sanitize(one) for one in list(devices)[:4]]
-    return " · ".join(said)
+    texts += [sanitize(device) for device in list(devices)[:4]]
+    return " · ".join(texts)
 
 
 def _verdict(document: Document) -> str:
-    said = said_of(document.metrics)
-    failed = "".join(f"<li>{escape(sanitize(one))}</li>" for one in document.failed[:MOST_LINES])
+    text = said_of(document.metrics)
+    failed = "".join(f"<li>{escape(sanitize(line))}</li>" for line in document.failed[:MOST_LINES])
     gates = f"<p><b>Gate not met</b></p><ul>{failed}</ul>" if failed else ""
     return (
         f'<section class="card verdict {document.headline.replace(" ", "-")}"><div class="big">'
-        f"{escape(document.headline)}</div><p>{escape(said)}</p>{gates}</section>"
+        f"{escape(document.headline)}</div><p>{escape(text)}</p>{gates}</section>"
     )
 
 
 def _tiles(document: Document) -> Iterator[str]:
-    for one in document.metrics[:1]:
-        if one.unit == "ns":
-            said = verdict(one)
-            note = f"was {value(one, one.base)}; {change(one) or 'the same'}" + (f"; {said}" * (NO_VERDICT in said))
-            yield _tile(one.name, value(one, one.head), note)
-    exact = [one for one in document.metrics if one.known == "exact"]
-    moved = [one for one in exact if one.verdict != "no change"]
+    for metric in document.metrics[:1]:
+        if metric.unit == "ns":
+            text = verdict(metric)
+            note = f"was {value(metric, metric.base)}; {change(metric) or 'the same'}" + (
+                f"; {text}" * (NO_VERDICT in text)
+            )
+            yield _tile(metric.name, value(metric, metric.head), note)
+    exact = [metric for metric in document.metrics if metric.known == "exact"]
+    moved = [metric for metric in exact if metric.verdict != "no change"]
     if exact:
         yield _tile("exact metrics", f"{len(moved)} of {len(exact)}", "differ")
-    places = [one for one in document.causes if one.exact]
-    yield _tile("places", str(len(places)), "where counts, findings or exact metrics changed")
-    new = sum(one.is_worse for one in document.findings)
+    causes = [cause for cause in document.causes if cause.exact]
+    yield _tile("places", str(len(causes)), "where counts, findings or exact metrics changed")
+    new = sum(finding.is_worse for finding in document.findings)
     yield _tile("new or worse findings", str(new), finding_counts(document.findings))
 
 
-def _tile(name: str, held: str, note: str) -> str:
+def _tile(name: str, value: str, note: str) -> str:
     return (
-        f'<div class="card"><div class="tile">{escape(sanitize(name))}</div><div class="big">{escape(held)}</div>'
+        f'<div class="card"><div class="tile">{escape(sanitize(name))}</div><div class="big">{escape(value)}</div>'
         f'<div class="note">{escape(note)}</div></div>'
     )
 
 
 def _causes(causes: Sequence[Cause], per: str) -> Iterator[str]:
-    exact = [one for one in causes if one.exact]
+    exact = [cause for cause in causes if cause.exact]
     if not exact:
         yield "<p>Nothing changed in what can be counted.</p>"
         return
-    drawn = [cause_card(one, per) for one in exact[:MOST_CAUSES]]
+    drawn = [cause_card(cause, per) for cause in exact[:MOST_CAUSES]]
     yield "".join(drawn[:FIRST_CAUSES])
     left = f'<p class="note">and {len(exact) - len(drawn):,} more</p>' if len(drawn) < len(exact) else ""
     if drawn[FIRST_CAUSES:]:
@@ -477,9 +484,9 @@ def _causes(causes: Sequence[Cause], per: str) -> Iterator[str]:
         yield f"<details><summary>{len(drawn) - FIRST_CAUSES} more places</summary>{rest}{left}</details>"
 
 
-def cause_card(one: Cause, per: str) -> str:
+def cause_card(cause: Cause, per: str) -> str:
     """A place with what changed there; ``per``: what its time is of."""
-    row = cause_row(one, per)
+    row = cause_row(cause, per)
     items = "".join(f"<li>{escape(line)}</li>" for line in row.lines)
     left = f'<li class="note">and {row.left} more</li>' if row.left else ""
     time = f"{row.time} a {per}" if row.time else ""
@@ -494,12 +501,12 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterator[str]:
     yield f"<p>{len(changed):,} of {len(kernels):,} changed, corrected for how many there are (Benjamini-Hochberg).</p>"
     rows = [
         (
-            ("kernel", sanitize(one.name)), ("base", format_ns(one.base_ns)),
-            ("head", format_ns(one.head_ns)), ("change", signed_ns(one.change_ns)),
-            ("relative", "" if one.effect is None else percent(one.effect)),
-            ("q", "" if one.q is None else f"{one.q:.2g}"), ("it is", kernel_word(one)),
+            ("kernel", sanitize(kernel.name)), ("base", format_ns(kernel.base_ns)),
+            ("head", format_ns(kernel.head_ns)), ("change", signed_ns(kernel.change_ns)),
+            ("relative", "" if kernel.effect is None else percent(kernel.effect)),
+            ("q", "" if kernel.q is None else f"{kernel.q:.2g}"), ("it is", kernel_word(kernel)),
         )
-        for one in changed[:MOST_KERNELS]
+        for kernel in changed[:MOST_KERNELS]
     ]  # fmt: skip
     if rows:
         yield html_cells_table(rows)
@@ -509,9 +516,9 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterator[str]:
 
 def _ranks(document: Document) -> Iterator[str]:
     rows = [
-        (("rank", str(one.rank)), ("base", format_ns(one.base_ns)), ("head", format_ns(one.head_ns)),
-         ("change", signed_ns(one.head_ns - one.base_ns)))
-        for one in document.ranks[:MOST_RANKS]
+        (("rank", str(rank.rank)), ("base", format_ns(rank.base_ns)), ("head", format_ns(rank.head_ns)),
+         ("change", signed_ns(rank.head_ns - rank.base_ns)))
+        for rank in document.ranks[:MOST_RANKS]
     ]  # fmt: skip
     left = len(document.ranks) - len(rows)
     drawn = html_cells_table(rows) + (f'<p class="note">and {left:,} more</p>' if left else "")
@@ -525,9 +532,9 @@ def _method(document: Document) -> Iterator[str]:
         sides = "".join(f"<span>{swatch(color)} {name}</span>" for name, color in (("base", BASE), ("head", HEAD)))
         yield f'<div class="legend">{sides}<span>a column a pair of launches, in order</span></div>'
         yield f'<div class="ends"><span>slowest {format_ns(high)}</span></div>{drawn}'
-        phases = dict.fromkeys(sanitize(one.phase) for one in document.method.launches if one.ns is not None)
-        said = f"<span>fastest {format_ns(low)}</span><span>{escape(', then '.join(phases))}</span>"
-        yield f'<div class="ends">{said}</div>'
+        phases = dict.fromkeys(sanitize(launch.phase) for launch in document.method.launches if launch.ns is not None)
+        text = f"<span>fastest {format_ns(low)}</span><span>{escape(', then '.join(phases))}</span>"
+        yield f'<div class="ends">{text}</div>'
     lines = [f"{name}: {side_title(document, name)}" for name in ("base", "head")]
     for side, names in (("base", document.base), ("head", document.head)):
         if names.paths and sanitize(names.paths[0]) not in lines[0] + lines[1]:
@@ -539,8 +546,8 @@ def _method(document: Document) -> Iterator[str]:
     lines += [sanitize(note, TEXT_LIMIT) for note in document.notes]
     yield f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in dict.fromkeys(lines[:MOST_LINES]))}</ul>"
     rows = "".join(
-        f'<tr><th scope="row">{escape(key)}</th><td class="t">{escape(held)}</td></tr>'
-        for key, held in environment(document)[:MOST_LINES]
+        f'<tr><th scope="row">{escape(key)}</th><td class="t">{escape(text)}</td></tr>'
+        for key, text in environment(document)[:MOST_LINES]
     )
     if rows:
         yield f'<div class="scroll"><table class="facts"><tbody>{rows}</tbody></table></div>'

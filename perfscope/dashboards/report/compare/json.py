@@ -50,9 +50,9 @@ def render(comparison: Comparison, *, failed: Sequence[str] = (), gates: Sequenc
     return as_text(document(comparison, failed=failed, gates=gates))
 
 
-def as_text(held: dict[str, Any]) -> str:
+def as_text(values: dict[str, Any]) -> str:
     """A document as indented JSON text."""
-    return json.dumps(held, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
     ``gates``: what ``--fail-on`` asked for; ``failed``: which of it was not met, in words.
     """
     time = comparison.time
-    held: dict[str, Any] = sanitize_value(
+    result: dict[str, Any] = sanitize_value(
         {
             "schema": SCHEMA,
             "headline": comparison.headline,
@@ -73,24 +73,25 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
             "metrics": [
                 *([] if comparison.step_time is None else [_metric(comparison.step_time)]),
                 *(
-                    _metric(one.result) | {"places": [asdict(place) for place in one.places]}
-                    for one in comparison.exact
+                    _metric(exact_metric.result)
+                    | {"places": [asdict(place_change) for place_change in exact_metric.places]}
+                    for exact_metric in comparison.exact
                 ),
             ],
             "beside": [],
             "programs": programs(comparison.programs),
-            "causes": [_cause(one) for one in comparison.causes],
+            "causes": [_cause(cause) for cause in comparison.causes],
             "step": None if time is None else _step(time.median),
             "worst_rank": None if time is None or time.worst is None else _step(time.worst),
-            "ranks": [] if time is None else [asdict(one) for one in time.ranks],
-            "findings": [_finding_change(one) for one in comparison.findings],
+            "ranks": [] if time is None else [asdict(rank) for rank in time.ranks],
+            "findings": [_finding_change(finding) for finding in comparison.findings],
             "kernels": [],
-            "not_looked": [asdict(one) for one in comparison.not_looked],
+            "not_looked": [asdict(not_looked) for not_looked in comparison.not_looked],
             "notes": list(comparison.notes),
             "method": _single_captures(comparison),
         }
     )
-    return held
+    return result
 
 
 def _single_captures(comparison: Comparison) -> dict[str, Any]:
@@ -103,14 +104,14 @@ def _single_captures(comparison: Comparison) -> dict[str, Any]:
 
 def _plain(value: types.Value) -> dict[str, Any]:
     """A part of the document as plain dicts and lists, numbers as they are."""
-    found: dict[str, Any] = msgspec.to_builtins(value)
-    return found
+    result: dict[str, Any] = msgspec.to_builtins(value)
+    return result
 
 
 def _fields(record: object, part: type[types.Value]) -> dict[str, Any]:
     """What of a record the document's part of the same fields holds."""
-    found: dict[str, Any] = msgspec.to_builtins({name: getattr(record, name) for name in part.__struct_fields__})
-    return found
+    result: dict[str, Any] = msgspec.to_builtins({name: getattr(record, name) for name in part.__struct_fields__})
+    return result
 
 
 def _metric(result: MetricResult) -> dict[str, Any]:
@@ -164,10 +165,10 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _key(key: Key) -> dict[str, Any]:
-    held = asdict(key)
-    held["line"] = key.line if key.line >= 0 else None
-    held["name"] = key.name()
-    return held
+    values = asdict(key)
+    values["line"] = key.line if key.line >= 0 else None
+    values["name"] = key.name()
+    return values
 
 
 def _cause(cause: Cause) -> dict[str, Any]:
@@ -193,12 +194,17 @@ def _cause(cause: Cause) -> dict[str, Any]:
             for part in cause.parts
         ],
         "metrics": [
-            {"name": one.name, "unit": one.unit, "base": _number(one.base), "head": _number(one.head)}
-            for one in cause.metrics
+            {"name": metric.name, "unit": metric.unit, "base": _number(metric.base), "head": _number(metric.head)}
+            for metric in cause.metrics
         ],
         "findings": [
-            {"rule": one.rule, "change": one.change, "subject": one.shown.subject, "by_time": one.by_time}
-            for one in cause.findings
+            {
+                "rule": finding.rule,
+                "change": finding.change,
+                "subject": finding.shown.subject,
+                "by_time": finding.by_time,
+            }
+            for finding in cause.findings
         ],
     }
 
@@ -208,21 +214,21 @@ def _names(side: Side) -> list[str]:
     return [key.name() for key in side.keys[:MOST_KEYS]]
 
 
-def _finding_change(one: FindingChange) -> dict[str, Any]:
+def _finding_change(change: FindingChange) -> dict[str, Any]:
     return {
-        "rule": one.rule,
-        "change": one.change,
-        "by_time": one.by_time,
-        "base": None if one.base is None else _fields(one.base, types.Finding),
-        "head": None if one.head is None else _fields(one.head, types.Finding),
+        "rule": change.rule,
+        "change": change.change,
+        "by_time": change.by_time,
+        "base": None if change.base is None else _fields(change.base, types.Finding),
+        "head": None if change.head is None else _fields(change.head, types.Finding),
     }
 
 
-def _number(held: float) -> float | int | None:
+def _number(value: float) -> float | int | None:
     """Whole numbers as such; ``None`` for what is not finite."""
-    if not math.isfinite(held):
+    if not math.isfinite(value):
         return None
-    return int(held) if held == int(held) else held
+    return int(value) if value == int(value) else value
 
 
 # The result of an A/B as a document ``perfscope.compare/1``: verdicts of launches, cause of their profiled sisters.
@@ -249,30 +255,30 @@ def ab_document(
 
     ``gates``: what ``--fail-on`` asked for; ``failed``: which of it was not met, in words.
     """
-    found = profiles.comparison
-    held = _nothing() if found is None else document(found)
-    gating = [_metric(one) for one in result.gating]
-    exact = [one for one in held["metrics"] if one["gates"]]
-    single = [one for one in held["metrics"] if not one["gates"]]
+    comparison = profiles.comparison
+    values = _nothing() if comparison is None else document(comparison)
+    gating = [_metric(result) for result in result.gating]
+    exact = [metric for metric in values["metrics"] if metric["gates"]]
+    single = [metric for metric in values["metrics"] if not metric["gates"]]
     judged = list(result.gating)
-    if found is not None:
-        judged += [one.result for one in found.exact if not one.neutral]
+    if comparison is not None:
+        judged += [exact_metric.result for exact_metric in comparison.exact if not exact_metric.neutral]
     headline = verdict_over(judged)
-    held |= {
+    values |= {
         "headline": headline,
         "summary": f"{headline}: {said_of(judged)}",
         "failed": list(failed),
         "gates": list(gates),
         "metrics": [*gating, *exact],
-        "beside": [*(_metric(one) | {"gates": False} for one in result.beside), *map(_profiled, single)],
-        "kernels": [_kernel(one) for one in profiles.kernels[:MOST_KERNELS]],
-        "not_looked": [*held["not_looked"], *_lost(plan, profiles)],
-        "notes": [*held["notes"], *two_changes(result.step, found)],
+        "beside": [*(_metric(result) | {"gates": False} for result in result.beside), *map(_profiled, single)],
+        "kernels": [_kernel(kernel) for kernel in profiles.kernels[:MOST_KERNELS]],
+        "not_looked": [*values["not_looked"], *_lost(plan, profiles)],
+        "notes": [*values["notes"], *two_changes(result.step, comparison)],
         "method": _method(result, plan, profiles),
     }
     for side, ref, commit in (("base", plan.base_ref, plan.base), ("head", plan.head_ref, plan.head)):
-        held[side] = {**held[side], "paths": [f"{ref} ({commit[:12]})"]}
-    return _in_the_repository(sanitize_value(held))  # type: ignore[no-any-return]
+        values[side] = {**values[side], "paths": [f"{ref} ({commit[:12]})"]}
+    return _in_the_repository(sanitize_value(values))  # type: ignore[no-any-return]
 
 
 def verdict_over(metrics: Sequence[MetricResult]) -> str:
@@ -280,18 +286,21 @@ def verdict_over(metrics: Sequence[MetricResult]) -> str:
 
     A fingerprint that differs says neither.
     """
-    said = [one.verdict for one in metrics if one.unit != "text"]
-    return next((word for word in ("regression", "improvement") if word in said), said[0] if said else "inconclusive")
+    verdicts = [metric.verdict for metric in metrics if metric.unit != "text"]
+    return next(
+        (word for word in ("regression", "improvement") if word in verdicts),
+        verdicts[0] if verdicts else "inconclusive",
+    )
 
 
-def two_changes(step: MetricResult, found: Comparison | None) -> Iterator[str]:
+def two_changes(step: MetricResult, comparison: Comparison | None) -> Iterator[str]:
     """What the profiled step has to do with the measured one, where both are known."""
-    if found is None or found.time is None or step.effect is None:
+    if comparison is None or comparison.time is None or step.effect is None:
         return
-    profiled = found.time.median
+    profiled = comparison.time.median
     if profiled.per != "step" or not profiled.base_ns:
         return
-    said = (
+    text = (
         f"the step itself changed by {percent(step.effect)} ({step.pairs} pairs of launches without a profiler), that "
         f"of the profiled launches by {percent(profiled.share)} (one pair): the verdict is about the first, the parts "
         "sum to the second"
@@ -299,13 +308,13 @@ def two_changes(step: MetricResult, found: Comparison | None) -> Iterator[str]:
     plain = step.base if isinstance(step.base, int | float) else None
     longer = profiled.base_ns / plain if plain else 1.0
     if longer > PROFILED_LONGER and plain:
-        said += (
+        text += (
             f". A profiler adds time to each op, so its base step is {longer:.1f} times as long "
             f"({format_ns(profiled.base_ns)} for {format_ns(plain)}): what is many small ops looks larger there"
         )
     else:
-        said += ". One launch each has a memory layout, clocks and neighbours of its own"
-    yield said
+        text += ". One launch each has a memory layout, clocks and neighbours of its own"
+    yield text
 
 
 def _nothing() -> dict[str, Any]:
@@ -321,8 +330,8 @@ def _profiled(metric: dict[str, Any]) -> dict[str, Any]:
     return metric if "profiled" in name else {**metric, "name": f"{name} (profiled launches)"}
 
 
-def _kernel(one: KernelChange) -> dict[str, Any]:
-    row = asdict(one)
+def _kernel(change: KernelChange) -> dict[str, Any]:
+    row = asdict(change)
     return {f"{key}_ns" if key in ("base", "head", "change") else key: value for key, value in row.items()}
 
 
@@ -357,7 +366,7 @@ def _method(result: AbResult, plan: AbPlan, profiles: Profiles) -> dict[str, Any
         remarks=result.remarks,
         environment=dict(result.environment),
     )
-    return _plain(method) | {"launches": [asdict(one) for one in result.launches]}
+    return _plain(method) | {"launches": [asdict(launch) for launch in result.launches]}
 
 
 def _in_the_repository(value: Any) -> Any:
@@ -365,8 +374,8 @@ def _in_the_repository(value: Any) -> Any:
     if isinstance(value, str):
         return _WORKTREE.sub("", value)
     if isinstance(value, dict):
-        return {key: _in_the_repository(held) for key, held in value.items()}
-    return [_in_the_repository(held) for held in value] if isinstance(value, list) else value
+        return {key: _in_the_repository(value) for key, value in value.items()}
+    return [_in_the_repository(value) for value in value] if isinstance(value, list) else value
 
 
 # A comparison of two sets of runs as a document ``perfscope.compare/1``.
@@ -375,26 +384,26 @@ def _in_the_repository(value: Any) -> Any:
 SETS_KIND = "sets of runs"
 
 
-def sets_document(found: SetsComparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> dict[str, Any]:
+def sets_document(sets: SetsComparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> dict[str, Any]:
     """The document as plain dicts and lists, secrets masked; ``gates`` and ``failed`` as in ``document``."""
-    step = found.comparison.step_time
+    step = sets.comparison.step_time
     method = types.Method(
         kind=SETS_KIND,
-        base_commit=found.commits[0],
-        head_commit=found.commits[1],
-        command=found.command,
-        pairs=len(found.turns.pairs) if found.turns.interleaved else 0,
-        profiled=min(sum(one.arm == side for one in found.launches) for side in ("base", "head")),
+        base_commit=sets.commits[0],
+        head_commit=sets.commits[1],
+        command=sets.command,
+        pairs=len(sets.turns.pairs) if sets.turns.interleaved else 0,
+        profiled=min(sum(launch.arm == side for launch in sets.launches) for side in ("base", "head")),
         estimator=None if step is None else step.estimator,
         least=None if step is None else step.least,
         level=None if step is None else step.level,
-        remarks=found.remarks,
-        environment=dict(found.environment),
+        remarks=sets.remarks,
+        environment=dict(sets.environment),
     )
     added: dict[str, Any] = sanitize_value(
         {
-            "kernels": [_kernel(one) for one in found.kernels[:MOST_KERNELS]],
-            "method": _plain(method) | {"launches": [asdict(one) for one in found.launches]},
+            "kernels": [_kernel(kernel) for kernel in sets.kernels[:MOST_KERNELS]],
+            "method": _plain(method) | {"launches": [asdict(launch) for launch in sets.launches]},
         }
     )
-    return document(found.comparison, failed=failed, gates=gates) | added
+    return document(sets.comparison, failed=failed, gates=gates) | added

@@ -27,7 +27,7 @@ MOST_LINES = 50
 
 def render(document: Document) -> str:
     """The XML text. No character of it is one that XML does not allow."""
-    cases = [_metric(one) for one in document.metrics[:MOST_CASES]]
+    cases = [_metric(metric) for metric in document.metrics[:MOST_CASES]]
     cases += [_gate(document, severity) for severity in SEVERITIES]
     cases += _program_gates(document)
     counts = {
@@ -50,12 +50,12 @@ def _case(kind: str, name: str) -> ET.Element:
 
 def _metric(metric: Metric) -> ET.Element:
     case = _case("metric", sanitize(metric.name))
-    said = verdict(metric)
+    text = verdict(metric)
     moved = f"{value(metric, metric.base)} → {value(metric, metric.head)}"
     grown = change(metric)
-    words = f"{said}: {moved}" + (f", {grown}" if grown else "")
+    words = f"{text}: {moved}" + (f", {grown}" if grown else "")
     lines = [sanitize(remark, TEXT_LIMIT) for remark in metric.remarks[:MOST_LINES]]
-    lines += [f"{sanitize(at.place)}: {at.base:g} → {at.head:g}" for at in metric.places[:MOST_LINES]]
+    lines += [f"{sanitize(part.place)}: {part.base:g} → {part.head:g}" for part in metric.places[:MOST_LINES]]
     if metric.verdict == "regression" and metric.gates:
         ET.SubElement(case, "failure", {"type": "regression", "message": words}).text = "\n".join(lines)
     elif metric.verdict == "inconclusive" or not metric.gates:
@@ -69,17 +69,17 @@ def _metric(metric: Metric) -> ET.Element:
 def _gate(document: Document, severity: str) -> ET.Element:
     """Findings of exactly this severity that are new or worse."""
     case = _case("finding", f"no new or worse finding of {severity} severity")
-    found = [one for one in document.findings if one.is_worse and one.shown.severity == severity]
-    if not found:
+    changes = [finding for finding in document.findings if finding.is_worse and finding.shown.severity == severity]
+    if not changes:
         return case
-    lines = "\n".join(map(_finding, found[:MOST_LINES]))
+    lines = "\n".join(map(_finding, changes[:MOST_LINES]))
     least = SEVERITIES.index(severity)
-    asked = {f"finding:{one}" for one in SEVERITIES[least:]} & set(document.gates)
+    asked = {f"finding:{severity}" for severity in SEVERITIES[least:]} & set(document.gates)
     if asked:
-        message = f"{len(found)} new or worse"
+        message = f"{len(changes)} new or worse"
         ET.SubElement(case, "failure", {"type": "finding", "message": message}).text = lines
     else:
-        message = f"{len(found)} new or worse; not asked for with --fail-on finding:{severity}"
+        message = f"{len(changes)} new or worse; not asked for with --fail-on finding:{severity}"
         ET.SubElement(case, "skipped", {"message": message})
         ET.SubElement(case, "system-out").text = lines
     return case
@@ -107,15 +107,15 @@ def _asked(text: str) -> tuple[ProgramGate, ...]:
         return ()
 
 
-def _finding(one: FindingChange) -> str:
-    where = one.shown.where.label()
-    place = f" at {sanitize(where)}" if where else ""
-    return f"{one.change}: {rule_name(one.rule)}{place}: {sanitize(one.shown.title, 320)}"
+def _finding(change: FindingChange) -> str:
+    where = change.shown.where.label()
+    shown_at = f" at {sanitize(where)}" if where else ""
+    return f"{change.change}: {rule_name(change.rule)}{shown_at}: {sanitize(change.shown.title, 320)}"
 
 
 def _said(document: Document) -> list[str]:
     """The verdict, why, and what was not looked at."""
-    lines = [headline(document), *(f"gate not met: {sanitize(one)}" for one in document.failed[:MOST_LINES])]
+    lines = [headline(document), *(f"gate not met: {sanitize(line)}" for line in document.failed[:MOST_LINES])]
     lines += method_lines(document)
     blind = not_looked(document)[:MOST_LINES]
     return lines + [f"could not look: {names} ({reason})" for names, reason in blind]

@@ -115,21 +115,21 @@ def render(document: Document, *, key: str = DEFAULT_KEY, url: str | None = None
 
 
 def _quiet(document: Document) -> str:
-    said = [said_of(document.metrics)]
-    by_time = sum(one.change != "unchanged" for one in document.findings)
+    texts = [said_of(document.metrics)]
+    by_time = sum(finding.change != "unchanged" for finding in document.findings)
     if by_time:
-        said.append(f"{by_time} finding{'' if by_time == 1 else 's'} changed{BY_TIME}")
+        texts.append(f"{by_time} finding{'' if by_time == 1 else 's'} changed{BY_TIME}")
     if document.not_looked:
-        said.append(f"{len(document.not_looked)} could not be compared")
+        texts.append(f"{len(document.not_looked)} could not be compared")
     sides = " → ".join(map(code, short_titles(document)))
-    return f"{MARKS['no change']} **perfscope: no change** · {inline('; '.join(said))} · {sides}"
+    return f"{MARKS['no change']} **perfscope: no change** · {inline('; '.join(texts))} · {sides}"
 
 
 def _blocks(document: Document, shrink: int) -> Iterator[str]:
     yield f"### perfscope: {MARKS[document.headline]} {document.headline}: {inline(said_of(document.metrics))}"
     yield _sides(document)
     if document.failed:
-        lines = [inline(sanitize(one)) for one in document.failed[: few(MOST_METRICS, shrink)]]
+        lines = [inline(sanitize(line)) for line in document.failed[: few(MOST_METRICS, shrink)]]
         yield f"**Gate not met:** {'; '.join(lines)}{_more(document.failed, lines)}"
     per = "step" if document.step is None else document.step.per
     yield from programs_compare_program_markdown(document, shrink)
@@ -154,19 +154,19 @@ def _sides(document: Document) -> str:
     if method.pairs:
         facts.append(pair_words(method, "pairs of launches"))
     facts += [
-        inline(f"{held}" if key == "device" else f"{key} {held}") for key, held in environment(document)[:FEW_FACTS]
+        inline(f"{text}" if key == "device" else f"{key} {text}") for key, text in environment(document)[:FEW_FACTS]
     ]
     return " · ".join(facts)
 
 
 def _causes(causes: Sequence[Cause], per: str, shrink: int) -> Iterator[str]:
-    exact = [one for one in causes if one.exact]
+    exact = [cause for cause in causes if cause.exact]
     if not exact:
         return
     kept = exact[: few(MOST_CAUSES, shrink)]
     lines = [f"**What changed**{', the most telling first' if len(exact) > 1 else ''}"]
-    for number, one in enumerate(kept, 1):
-        row = cause_row(one, per, limit=NAME_LIMIT)
+    for number, cause in enumerate(kept, 1):
+        row = cause_row(cause, per, limit=NAME_LIMIT)
         left = f"; and {row.left} more" if row.left else ""
         time = f" ({inline(row.time)} a {per})" if row.time else ""
         lines.append(f"{number}. {code(row.place)}{time}: {inline('; '.join(row.lines))}{left}")
@@ -182,16 +182,16 @@ def _metrics(document: Document, shrink: int) -> Iterator[str]:
         yield _metric_table(kept, scale_of((*rows, *document.beside)))
     if len(kept) < len(rows):
         yield f"and {len(rows) - len(kept):,} more metrics that changed"
-    for one in kept:
-        if one.gates and one.known != "exact" and one.verdict == "inconclusive":  # why not, where it is asked
-            said = "; ".join(sanitize(remark, 320) for remark in one.remarks[:MOST_REASONS])
-            if said:
-                yield f"The {inline(sanitize(one.name))} is open: {inline(said)}."
-        if one.needed_pairs is not None:
-            name = inline(sanitize(one.name))
-            yield f"About {one.needed_pairs:,} pairs in all would settle the {name}, by the spread so far."
+    for metric in kept:
+        if metric.gates and metric.known != "exact" and metric.verdict == "inconclusive":  # why not, where it is asked
+            text = "; ".join(sanitize(remark, 320) for remark in metric.remarks[:MOST_REASONS])
+            if text:
+                yield f"The {inline(sanitize(metric.name))} is open: {inline(text)}."
+        if metric.needed_pairs is not None:
+            name = inline(sanitize(metric.name))
+            yield f"About {metric.needed_pairs:,} pairs in all would settle the {name}, by the spread so far."
     if same:
-        names = ", ".join(sanitize(one.name) for one in same)
+        names = ", ".join(sanitize(metric.name) for metric in same)
         yield f"{MARKS['no change']} no change: {inline(sanitize(names, 600))} ({len(same):,})"
     if document.beside:
         beside = document.beside[: few(MOST_METRICS, shrink)]
@@ -203,33 +203,33 @@ def _metric_table(metrics: Sequence[Metric], end: float | None) -> str:
     if end is not None:
         heads.append(f"-{100 * end:g}% … +{100 * end:g}%")
     rows = []
-    for one in metrics:
-        said = verdict(one)
-        mark = MARKS.get(said, NO_MARK)
+    for metric in metrics:
+        text = verdict(metric)
+        mark = MARKS.get(text, NO_MARK)
         cells = [
-            f"{mark} {inline(said)}",
-            inline(sanitize(one.name)),
-            *(inline(value(one, held)) for held in (one.base, one.head)),
-            inline(_change(one, said)),
+            f"{mark} {inline(text)}",
+            inline(sanitize(metric.name)),
+            *(inline(value(metric, side_value)) for side_value in (metric.base, metric.head)),
+            inline(_change(metric, text)),
         ]
         if end is not None:
-            bar = text_bar(one, end) if NO_VERDICT not in said else ""
+            bar = text_bar(metric, end) if NO_VERDICT not in text else ""
             cells.append(f"`{bar}`" if bar else "")
         rows.append(cells)
     return markdown_table(heads, rows, "llrrrl"[: len(heads)])
 
 
-def _change(metric: Metric, said: str) -> str:
+def _change(metric: Metric, text: str) -> str:
     """Without the interval of what is not judged: it is wide, and says nothing."""
-    if NO_VERDICT in said and metric.effect is not None:
+    if NO_VERDICT in text and metric.effect is not None:
         return percent(metric.effect)
     return change(metric)
 
 
 def _findings(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
-    changed = [one for one in findings if one.change != "unchanged"]
-    told_ones = [one for one in changed if not one.by_time]
-    by_time = [one for one in changed if one.by_time]
+    changed = [finding for finding in findings if finding.change != "unchanged"]
+    told_ones = [change for change in changed if not change.by_time]
+    by_time = [change for change in changed if change.by_time]
     yield f"**Findings**: {finding_counts(findings)}"
     kept = told_ones[: few(MOST_FINDINGS, shrink)]
     if kept:
@@ -243,38 +243,38 @@ def _findings(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
         yield folded(title, "\n".join(map(_finding, rows)) + left)
 
 
-def _finding(one: FindingChange) -> str:
-    where = one.shown.where.label()
-    place = f" at {code(sanitize(where))}" if where else ""
-    cost = finding_cost(one)
-    said = f", {inline(cost)}" if cost else ""
-    lead = f"{_FINDING_MARKS.get(one.change, NO_MARK)} {FINDING_WORDS[one.change]}"
-    title = prose(sanitize(one.shown.title, 320))
-    return f"- {lead} **{inline(rule_name(one.rule))}** ({one.shown.severity}){place}{said}: {title}"
+def _finding(change: FindingChange) -> str:
+    where = change.shown.where.label()
+    shown_at = f" at {code(sanitize(where))}" if where else ""
+    cost = finding_cost(change)
+    text = f", {inline(cost)}" if cost else ""
+    lead = f"{_FINDING_MARKS.get(change.change, NO_MARK)} {FINDING_WORDS[change.change]}"
+    title = prose(sanitize(change.shown.title, 320))
+    return f"- {lead} **{inline(rule_name(change.rule))}** ({change.shown.severity}){shown_at}{text}: {title}"
 
 
 def _advice(findings: Sequence[FindingChange], shrink: int) -> Iterator[str]:
     """What to do about what is new or worse."""
-    worse = [one for one in findings if one.is_worse and one.shown.advice][: few(MOST_ADVISED, shrink)]
-    for one in worse:
-        where = one.shown.where.label()
-        place = f" at {in_html(sanitize(where))}" if where else ""
-        yield folded(f"What to do: {in_html(rule_name(one.rule))}{place}", advice_text(advice_of(one)))
+    worse = [finding for finding in findings if finding.is_worse and finding.shown.advice][: few(MOST_ADVISED, shrink)]
+    for finding in worse:
+        where = finding.shown.where.label()
+        shown_at = f" at {in_html(sanitize(where))}" if where else ""
+        yield folded(f"What to do: {in_html(rule_name(finding.rule))}{shown_at}", advice_text(advice_of(finding)))
 
 
 def _kernels(document: Document, shrink: int) -> Iterator[str]:
-    found = document.kernels
-    changed = changed_kernels(found)
-    if not found:
+    kernels = document.kernels
+    changed = changed_kernels(kernels)
+    if not kernels:
         return
-    title = f"Kernels: {len(changed):,} of {len(found):,} changed (Benjamini-Hochberg over all)"
+    title = f"Kernels: {len(changed):,} of {len(kernels):,} changed (Benjamini-Hochberg over all)"
     rows = [
         (
-            f"{MARKS[one.verdict]} {kernel_word(one)}", code(sanitize(one.name)), format_ns(one.base_ns),
-            format_ns(one.head_ns), signed_ns(one.change_ns), "" if one.effect is None else percent(one.effect),
-            "" if one.q is None else f"{one.q:.2g}",
+            f"{MARKS[kernel.verdict]} {kernel_word(kernel)}", code(sanitize(kernel.name)), format_ns(kernel.base_ns),
+            format_ns(kernel.head_ns), signed_ns(kernel.change_ns),
+            "" if kernel.effect is None else percent(kernel.effect), "" if kernel.q is None else f"{kernel.q:.2g}",
         )
-        for one in changed[: few(MOST_KERNELS, shrink)]
+        for kernel in changed[: few(MOST_KERNELS, shrink)]
     ]  # fmt: skip
     table = markdown_table(("", "kernel", "base", "head", "change", "", "q"), rows, "llrrrrr") if rows else "none"
     yield folded(title, table + (f"\n\nand {len(changed) - len(rows):,} more" if len(rows) < len(changed) else ""))
@@ -331,4 +331,4 @@ def _method(document: Document, shrink: int) -> Iterator[str]:
     yield "\n".join(f"- {escape(line)}" for line in kept)
     rows = environment(document)[: few(MOST_ENVIRONMENT, shrink)]
     if rows:
-        yield markdown_table(("", ""), [(inline(key), inline(held)) for key, held in rows], "ll")
+        yield markdown_table(("", ""), [(inline(key), inline(text)) for key, text in rows], "ll")

@@ -57,9 +57,9 @@ MOST_ROWS = 2_000
 MOST_WRITTEN = 500
 
 
-def programs(found: Iterable[ProgramChange]) -> list[dict[str, Any]]:
+def programs(changes: Iterable[ProgramChange]) -> list[dict[str, Any]]:
     """Each program as plain dicts and lists."""
-    return [_program(one) for one in found]
+    return [_program(change) for change in changes]
 
 
 def _program(change: ProgramChange) -> dict[str, Any]:
@@ -75,9 +75,9 @@ def _program(change: ProgramChange) -> dict[str, Any]:
         "rows": [_row(row) for row in kept],
         "other_rows": {
             "count": len(rest),
-            "amounts": _amounts({name: held for name, held in left.items() if held[0] != held[1]}),
+            "amounts": _amounts({name: both for name, both in left.items() if both[0] != both[1]}),
         },
-        "written": None if change.written is None else [asdict(one) for one in change.written[:MOST_WRITTEN]],
+        "written": None if change.written is None else [asdict(written) for written in change.written[:MOST_WRITTEN]],
         "base_modelled": modelled[0],
         "head_modelled": modelled[1],
         "notes": list(change.notes),
@@ -88,8 +88,8 @@ def _sum(rows: Iterable[ProgramRow], name: str, side: int) -> int:
     return sum(row.amounts.get(name, (0, 0))[side] for row in rows)
 
 
-def _amounts(held: Amounts) -> list[dict[str, Any]]:
-    return [{"name": name, "unit": UNITS[name], "base": base, "head": head} for name, (base, head) in held.items()]
+def _amounts(amounts: Amounts) -> list[dict[str, Any]]:
+    return [{"name": name, "unit": UNITS[name], "base": base, "head": head} for name, (base, head) in amounts.items()]
 
 
 def _row(row: ProgramRow) -> dict[str, Any]:
@@ -126,19 +126,19 @@ def program_cards(document: Document) -> Iterator[str]:
 
 def _programs(document: Document) -> Iterator[str]:
     several = len(document.programs) > 1
-    for one in document.programs[:MOST_PROGRAMS]:
-        yield f"<p><b>{escape(program_title(one, several=several))}</b></p>"
-        for lead, said in (("In the program as written", written_line(one)), ("Modelled", modelled_line(one))):
-            if said:
-                yield f"<p>{lead}: {escape(said)}</p>"
-        yield from (f'<p class="note">{escape(sanitize(note, TEXT_LIMIT))}</p>' for note in one.notes[:MOST_NOTES])
-        yield from _rows(one)
+    for program in document.programs[:MOST_PROGRAMS]:
+        yield f"<p><b>{escape(program_title(program, several=several))}</b></p>"
+        for lead, text in (("In the program as written", written_line(program)), ("Modelled", modelled_line(program))):
+            if text:
+                yield f"<p>{lead}: {escape(text)}</p>"
+        yield from (f'<p class="note">{escape(sanitize(note, TEXT_LIMIT))}</p>' for note in program.notes[:MOST_NOTES])
+        yield from _rows(program)
     if len(document.programs) > MOST_PROGRAMS:
         yield f'<p class="note">and {len(document.programs) - MOST_PROGRAMS:,} more programs</p>'
 
 
-def _rows(one: ProgramDifference) -> Iterator[str]:
-    lines, left = program_lines(one, COMPARE_PROGRAM_HTML_MOST_ROWS)
+def _rows(program: ProgramDifference) -> Iterator[str]:
+    lines, left = program_lines(program, COMPARE_PROGRAM_HTML_MOST_ROWS)
     drawn = [_row_compare_program_html(row) for row in lines]
     yield "".join(drawn[:FIRST_ROWS])
     more = f'<p class="note">and {left:,} more</p>' if left else ""
@@ -168,12 +168,12 @@ MOST_PROGRAM_ROWS = 8
 def programs_compare_program_markdown(document: Document, shrink: int) -> Iterator[str]:
     """Paragraphs; ``shrink``: rows are divided by it."""
     several = len(document.programs) > 1
-    for one in document.programs[: few(COMPARE_PROGRAM_MARKDOWN_MOST_PROGRAMS, shrink)]:
-        yield f"**By instruction**: {inline(program_title(one, several=several))}"
-        said = [("In the program as written", written_line(one)), ("Modelled", modelled_line(one))]
-        said += [("Note", sanitize(note, TEXT_LIMIT)) for note in one.notes[: few(MOST_NOTES, shrink)]]
-        yield from (f"{lead}: {inline(text)}" for lead, text in said if text)
-        lines, left = program_lines(one, few(MOST_PROGRAM_ROWS, shrink), limit=NAME_LIMIT)
+    for program in document.programs[: few(COMPARE_PROGRAM_MARKDOWN_MOST_PROGRAMS, shrink)]:
+        yield f"**By instruction**: {inline(program_title(program, several=several))}"
+        parts = [("In the program as written", written_line(program)), ("Modelled", modelled_line(program))]
+        parts += [("Note", sanitize(note, TEXT_LIMIT)) for note in program.notes[: few(MOST_NOTES, shrink)]]
+        yield from (f"{lead}: {inline(text)}" for lead, text in parts if text)
+        lines, left = program_lines(program, few(MOST_PROGRAM_ROWS, shrink), limit=NAME_LIMIT)
         if lines:
             yield "\n".join(f"{number}. {_program_row(row)}" for number, row in enumerate(lines, 1))
         if left:
@@ -186,5 +186,5 @@ def _program_row(row: ProgramLine) -> str:
     mark = MARKS["regression"] if row.is_worse else NO_MARK
     where = f" {code(row.where)}" if row.where else ""
     amounts = f" ({inline(row.amounts)})" if row.amounts else ""
-    said = f": {inline('; '.join(row.said))}" if row.said and row.is_worse else ""
-    return f"{mark}{where} {inline(row.title)}{amounts}{said}"
+    text = f": {inline('; '.join(row.said))}" if row.said and row.is_worse else ""
+    return f"{mark}{where} {inline(row.title)}{amounts}{text}"

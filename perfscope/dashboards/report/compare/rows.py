@@ -112,26 +112,31 @@ def is_quiet(document: Document) -> bool:
     return (
         document.headline == "no change"
         and not document.failed
-        and all(one.verdict == "no change" or verdict(one) == "differs" or not one.gates for one in document.metrics)
-        and not any(one.exact for one in document.causes)
-        and not any(one.change != "unchanged" and not one.by_time for one in document.findings)
+        and all(
+            metric.verdict == "no change" or verdict(metric) == "differs" or not metric.gates
+            for metric in document.metrics
+        )
+        and not any(cause.exact for cause in document.causes)
+        and not any(finding.change != "unchanged" and not finding.by_time for finding in document.findings)
         and not changed_kernels(document.kernels)
-        and all(one.identical for one in document.programs)
+        and all(program.identical for program in document.programs)
     )
 
 
 def changed_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Those that changed beyond chance; one that cannot be told is none of them."""
-    return [one for one in kernels if one.verdict in ("regression", "improvement")]
+    return [kernel for kernel in kernels if kernel.verdict in ("regression", "improvement")]
 
 
 def metric_rows(document: Document) -> tuple[list[Metric], list[Metric]]:
     """(metrics that say something, those without a change): time first, then worse, better, open, other."""
     order = {"regression": 0, "improvement": 1, "inconclusive": 2}
-    timed = [one for one in document.metrics if _is_timed(one)]
-    rest = [one for one in document.metrics if not _is_timed(one)]
-    same = [one for one in rest if one.verdict == "no change"]
-    rows = sorted((one for one in rest if one.verdict != "no change"), key=lambda one: order[one.verdict])
+    timed = [metric for metric in document.metrics if _is_timed(metric)]
+    rest = [metric for metric in document.metrics if not _is_timed(metric)]
+    same = [metric for metric in rest if metric.verdict == "no change"]
+    rows = sorted(
+        (metric for metric in rest if metric.verdict != "no change"), key=lambda metric: order[metric.verdict]
+    )
     return [*timed, *rows], same
 
 
@@ -141,12 +146,13 @@ def _is_timed(metric: Metric) -> bool:
 
 def cause_row(cause: Cause, per: str = "step", *, limit: int = NAME_LIMIT) -> CauseRow:
     """A cause in words; ``per``: what its times and counts are of; ``limit``: characters of a name."""
-    lines = [f"finding {FINDING_WORDS[one.change]}: {_finding(one)}" for one in cause.findings]
+    lines = [f"finding {FINDING_WORDS[finding.change]}: {_finding(finding)}" for finding in cause.findings]
     lines += [
-        f"{sanitize(one.name)}: {_held(one.unit, one.base)} → {_held(one.unit, one.head)}" for one in cause.metrics
+        f"{sanitize(metric.name)}: {_held(metric.unit, metric.base)} → {_held(metric.unit, metric.head)}"
+        for metric in cause.metrics
     ]
-    told = [part for part in cause.parts if part.counted] or list(cause.parts)
-    lines += [part_words(part, per, limit=limit) for part in told]
+    parts = [part for part in cause.parts if part.counted] or list(cause.parts)
+    lines += [part_words(part, per, limit=limit) for part in parts]
     return CauseRow(
         place=sanitize(cause.place, limit),
         exact=cause.exact,
@@ -156,12 +162,12 @@ def cause_row(cause: Cause, per: str = "step", *, limit: int = NAME_LIMIT) -> Ca
     )
 
 
-def _held(unit: str, held: float | None) -> str:
-    return "-" if held is None else amount(unit, held)
+def _held(unit: str, value: float | None) -> str:
+    return "-" if value is None else amount(unit, value)
 
 
-def _finding(one: CauseFinding) -> str:
-    return f"{rule_name(one.rule)}: {sanitize(one.subject)}{BY_TIME if one.by_time else ''}"
+def _finding(finding: CauseFinding) -> str:
+    return f"{rule_name(finding.rule)}: {sanitize(finding.subject)}{BY_TIME if finding.by_time else ''}"
 
 
 def rule_name(rule: str) -> str:
@@ -191,9 +197,9 @@ def part_words(part: CausePart, per: str = "step", *, limit: int = NAME_LIMIT) -
 
 def _names(names: Sequence[str], limit: int) -> str:
     """The first few of several names."""
-    said = list(dict.fromkeys(sanitize(name, limit) for name in names))
-    more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
-    return ", ".join(said[:MOST_NAMED]) + more
+    texts = list(dict.fromkeys(sanitize(name, limit) for name in names))
+    more = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    return ", ".join(texts[:MOST_NAMED]) + more
 
 
 def told(part: Part) -> CausePart:
@@ -220,9 +226,9 @@ def kinds(step: Step) -> tuple[tuple[str, int, int], ...]:
     """(what, base, head) in ns by kind, idle time by cause below it; rows that begin with two blanks are parts."""
     rows: list[tuple[str, int, int]] = []
     known = list(KIND_WORDS)
-    for kind in sorted(step.by_kind, key=lambda one: known.index(one) if one in known else len(known)):
-        held = step.by_kind[kind]
-        rows.append((KIND_WORDS.get(kind, sanitize(kind)), held.base_ns, held.head_ns))
+    for kind in sorted(step.by_kind, key=lambda kind: known.index(kind) if kind in known else len(known)):
+        amount = step.by_kind[kind]
+        rows.append((KIND_WORDS.get(kind, sanitize(kind)), amount.base_ns, amount.head_ns))
         if kind == "idle":
             rows += [(f"  {cause}", *amounts) for cause, amounts in idle_causes(step).items()]
     return tuple(rows)
@@ -230,23 +236,24 @@ def kinds(step: Step) -> tuple[tuple[str, int, int], ...]:
 
 def idle_causes(step: Step) -> dict[str, tuple[int, int]]:
     """(base, head) in ns by cause of idle time, the largest change first."""
-    found: dict[str, list[int]] = {}
+    amounts: dict[str, list[int]] = {}
     for part in step.parts:
         if part.kind == "idle":
-            for at, side in enumerate((part.base, part.head)):
+            for index, side in enumerate((part.base, part.head)):
                 if side.keys:
                     word = sanitize(side.keys[0].work.removeprefix("idle: "))
-                    found.setdefault(word, [0, 0])[at] += side.ns
+                    amounts.setdefault(word, [0, 0])[index] += side.ns
     return {
-        word: (base, head) for word, (base, head) in sorted(found.items(), key=lambda one: -abs(one[1][1] - one[1][0]))
+        word: (base, head)
+        for word, (base, head) in sorted(amounts.items(), key=lambda row: -abs(row[1][1] - row[1][0]))
     }
 
 
 def not_looked(document: Document) -> tuple[tuple[str, str], ...]:
     """(names, reason) of metrics that could not be compared, those of one reason together."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for one in document.not_looked:
-        groups.setdefault((one.reason, one.sides), []).append(one.name)
+    for metric in document.not_looked:
+        groups.setdefault((metric.reason, metric.sides), []).append(metric.name)
     return tuple(
         (sanitize(", ".join(names), 300), sanitize(f"{' and '.join(sides)}: {reason}" if sides else reason, TEXT_LIMIT))
         for (reason, sides), names in groups.items()
@@ -255,14 +262,14 @@ def not_looked(document: Document) -> tuple[tuple[str, str], ...]:
 
 def finding_counts(findings: Sequence[FindingChange]) -> str:
     """``1 new, 2 fixed, 3 unchanged``; ``none`` without any."""
-    counts = {word: sum(one.change == key for one in findings) for key, word in FINDING_WORDS.items()}
+    counts = {word: sum(finding.change == key for finding in findings) for key, word in FINDING_WORDS.items()}
     return ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "none"
 
 
-def finding_cost(one: FindingChange) -> str:
+def finding_cost(change: FindingChange) -> str:
     """``costs up to 5.10 ms a step``, and what it did cost; ``''`` where it has no time."""
-    before, after = (None if side is None else side.cost_ns_per_step for side in (one.base, one.head))
-    if one.head is None:
+    before, after = (None if side is None else side.cost_ns_per_step for side in (change.base, change.head))
+    if change.head is None:
         return "" if before is None else f"did cost up to {format_ns(before)} a step"
     if after is None:
         return ""
@@ -270,16 +277,16 @@ def finding_cost(one: FindingChange) -> str:
     return f"costs up to {format_ns(after)} a step{was}"
 
 
-def advice_of(one: FindingChange) -> str:
+def advice_of(change: FindingChange) -> str:
     """What to do about it, lines kept, fit to be shown."""
-    return shorten(clean(one.shown.advice), TEXT_LIMIT)
+    return shorten(clean(change.shown.advice), TEXT_LIMIT)
 
 
-def kernel_word(one: Kernel) -> str:
+def kernel_word(kernel: Kernel) -> str:
     """``slower``, ``faster``, ``new``, ``gone``, or its verdict."""
-    if one.kind != "changed":
-        return one.kind
-    return {"regression": "slower", "improvement": "faster"}.get(one.verdict, one.verdict)
+    if kernel.kind != "changed":
+        return kernel.kind
+    return {"regression": "slower", "improvement": "faster"}.get(kernel.verdict, kernel.verdict)
 
 
 def pair_words(method: Method, what: str = "pairs") -> str:
@@ -291,21 +298,21 @@ def pair_words(method: Method, what: str = "pairs") -> str:
 def method_lines(document: Document) -> list[str]:
     """How it was compared, a sentence a line, without stops at their ends."""
     method = document.method
-    said = [sanitize(method.kind)]
+    texts = [sanitize(method.kind)]
     if method.pairs:
         seed = f", order by seed {method.seed}" if method.seed is not None else ""
-        said = [f"{sanitize(method.kind)}: {pair_words(method)}{seed}"]
+        texts = [f"{sanitize(method.kind)}: {pair_words(method)}{seed}"]
     if method.profiled:
         launches = "launch of each side was" if method.profiled == 1 else "launches of each side were"
-        said.append(f"{method.profiled} {launches} profiled, beside those that were timed")
+        texts.append(f"{method.profiled} {launches} profiled, beside those that were timed")
     if method.estimator:
-        said.append(sanitize(method.estimator, TEXT_LIMIT))
+        texts.append(sanitize(method.estimator, TEXT_LIMIT))
     if method.least is not None:
-        said.append(f"a change of time below {method.least:.1%} does not matter")
-    said += [sanitize(remark, TEXT_LIMIT) for remark in method.remarks]
+        texts.append(f"a change of time below {method.least:.1%} does not matter")
+    texts += [sanitize(remark, TEXT_LIMIT) for remark in method.remarks]
     if method.command:
-        said.append(f"command: {sanitize(' '.join(method.command), 400)}")
-    return said
+        texts.append(f"command: {sanitize(' '.join(method.command), 400)}")
+    return texts
 
 
 def environment(document: Document) -> list[tuple[str, str]]:
@@ -314,4 +321,4 @@ def environment(document: Document) -> list[tuple[str, str]]:
     devices = dict.fromkeys((*document.base.devices, *document.head.devices))
     if devices:
         rows.append(("device", sanitize(", ".join(devices), 300)))
-    return rows + [(sanitize(key), sanitize(held)) for key, held in document.method.environment.items()]
+    return rows + [(sanitize(key), sanitize(text)) for key, text in document.method.environment.items()]

@@ -128,12 +128,12 @@ def interval_bar(metric: Metric, end: float) -> str:
 
 def launches_chart(launches: Sequence[Launch]) -> tuple[str, float, float] | None:
     """(picture, fastest, slowest) in ns: each pair of launches in its order, base and head joined by a line."""
-    kept = [one for one in launches if one.ns is not None]
+    kept = [launch for launch in launches if launch.ns is not None]
     if not kept:
         return None
-    values = [one.ns for one in kept if one.ns is not None]
+    values = [launch.ns for launch in kept if launch.ns is not None]
     low, high = min(values), max(values)
-    pairs = list(dict.fromkeys((one.phase, one.pair) for one in kept))
+    pairs = list(dict.fromkeys((launch.phase, launch.pair) for launch in kept))
     slot = _WIDTH / len(pairs)
     radius = min(9.0, max(2.5, 0.3 * slot))
 
@@ -147,17 +147,17 @@ def launches_chart(launches: Sequence[Launch]) -> tuple[str, float, float] | Non
         if number and phases[number - 1] != phase:
             line = f'<rect x="{slot * number:.1f}" width="1.5" height="260" fill="currentColor" opacity="0.4"/>'
             shapes.append(line)
-        members = [one for one in kept if (one.phase, one.pair) == (phase, pair)]
-        ends = [height(one.ns) for one in members if one.ns is not None]
+        members = [launch for launch in kept if (launch.phase, launch.pair) == (phase, pair)]
+        ends = [height(member.ns) for member in members if member.ns is not None]
         shapes.append(
             f'<rect x="{x - 0.75:.1f}" y="{min(ends):.1f}" width="1.5" height="{max(ends) - min(ends):.1f}"'
             ' fill="currentColor" opacity="0.3"/>'
         )
-        for one in members:
-            color = BASE if one.arm == "base" else HEAD
-            title = f"{one.arm}, {sanitize(phase)} {pair}: {format_ns(one.ns or 0)}"
+        for member in members:
+            color = BASE if member.arm == "base" else HEAD
+            title = f"{member.arm}, {sanitize(phase)} {pair}: {format_ns(member.ns or 0)}"
             shapes.append(
-                f'<circle cx="{x:.1f}" cy="{height(one.ns or 0):.1f}" r="{radius:.1f}" fill="{color}">'
+                f'<circle cx="{x:.1f}" cy="{height(member.ns or 0):.1f}" r="{radius:.1f}" fill="{color}">'
                 f"<title>{escape(title)}</title></circle>"
             )
     words = f"{len(kept)} launches in {len(pairs)} pairs, {format_ns(low)} to {format_ns(high)}"
@@ -182,9 +182,9 @@ def scale_of(metrics: Iterable[Metric]) -> float | None:
     """The end of a scale around 0 that holds every interval of launches; ``None`` where there is none."""
     ends = [
         abs(end)
-        for one in metrics
-        if one.known != SINGLE and has_interval(one)
-        for end in (one.low, one.high)
+        for metric in metrics
+        if metric.known != SINGLE and has_interval(metric)
+        for end in (metric.low, metric.high)
         if end is not None
     ]
     return next((end for end in ENDS if end >= max(ends)), ENDS[-1]) if ends else None
@@ -196,8 +196,8 @@ def text_bar(metric: Metric, end: float) -> str:
         return ""
     cells = ["·"] * (2 * HALF + 1)
     if metric.low is not None and metric.high is not None:
-        for at in range(_at(metric.low, end), _at(metric.high, end) + 1):
-            cells[at] = "─"
+        for index in range(_at(metric.low, end), _at(metric.high, end) + 1):
+            cells[index] = "─"
     cells[HALF] = "│"
     cells[_at(metric.effect, end)] = "●" if abs(metric.effect) <= end else "▶" if metric.effect > 0 else "◀"
     return "".join(cells)

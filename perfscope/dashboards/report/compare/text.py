@@ -86,26 +86,28 @@ def _parts(document: Document, width: int, *, verbose: bool) -> Iterator[Rendera
 
 
 def _metrics(document: Document, *, verbose: bool) -> Iterator[RenderableType]:
-    shown_ones = [one for one in document.metrics if verbose or _says(one)]
-    same = [sanitize(one.name) for one in document.metrics if not (verbose or _says(one))]
+    shown_ones = [metric for metric in document.metrics if verbose or _says(metric)]
+    same = [sanitize(metric.name) for metric in document.metrics if not (verbose or _says(metric))]
     beside = document.beside[:MOST_ROWS]
     if shown_ones or document.beside:
         table = _table("metric", ratio=1)
         table.add_column("verdict", overflow="fold")
-        for one in shown_ones[:MOST_ROWS]:
-            style = _STYLES.get(one.verdict, "") if one.gates else "dim"
-            table.add_row(*_cells(one), Text(verdict(one), style=style))
-        for one in beside:
-            table.add_row(*_cells(one), Text(f"beside: {verdict(one)}", style="dim"))
+        for metric in shown_ones[:MOST_ROWS]:
+            style = _STYLES.get(metric.verdict, "") if metric.gates else "dim"
+            table.add_row(*_cells(metric), Text(verdict(metric), style=style))
+        for metric in beside:
+            table.add_row(*_cells(metric), Text(f"beside: {verdict(metric)}", style="dim"))
         yield Padding(table, (0, 0, 0, 2))
         yield from _left(shown_ones)
     if same:
         yield _line("  no change: ", f"{sanitize(', '.join(same), TEXT_LIMIT)} ({len(same)})")
-    for one in document.metrics[:MOST_ROWS]:
-        if verbose or one.known not in (EXACT, SINGLE):
-            yield from (_line(f"  {sanitize(one.name)}: ", sanitize(remark, TEXT_LIMIT)) for remark in one.remarks)
-        if one.needed_pairs is not None:
-            yield f"  about {one.needed_pairs:,} pairs in all would settle it, by the spread so far"
+    for metric in document.metrics[:MOST_ROWS]:
+        if verbose or metric.known not in (EXACT, SINGLE):
+            yield from (
+                _line(f"  {sanitize(metric.name)}: ", sanitize(remark, TEXT_LIMIT)) for remark in metric.remarks
+            )
+        if metric.needed_pairs is not None:
+            yield f"  about {metric.needed_pairs:,} pairs in all would settle it, by the spread so far"
     yield ""
 
 
@@ -124,33 +126,34 @@ def _left(rows: Sequence[object]) -> Iterator[RenderableType]:
         yield f"    and {len(rows) - MOST_ROWS:,} more"
 
 
-def _says(one: Metric) -> bool:
+def _says(metric: Metric) -> bool:
     """Whether it has a line of its own: the time of launches has one also where it did not change."""
-    return one.verdict != "no change" or one.known != EXACT or not one.gates
+    return metric.verdict != "no change" or metric.known != EXACT or not metric.gates
 
 
-def _cells(one: Metric) -> tuple[Text, ...]:
+def _cells(metric: Metric) -> tuple[Text, ...]:
     return (
-        Text(sanitize(one.name)), Text(value(one, one.base)), Text(value(one, one.head)), Text(change(one)),
+        Text(sanitize(metric.name)), Text(value(metric, metric.base)), Text(value(metric, metric.head)),
+        Text(change(metric)),
     )  # fmt: skip
 
 
 def _programs(document: Document, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     several = len(document.programs) > 1
-    for one in document.programs[: MOST_ROWS if verbose else MOST_PROGRAMS]:
-        yield _line("  ", program_title(one, several=several))
-        for lead, said in (("written: ", written_line(one)), ("modelled: ", modelled_line(one))):
-            if said:
-                yield _line(f"    {lead}", said)
-        yield from (_line("    note: ", sanitize(note, TEXT_LIMIT)) for note in one.notes[:MOST_ROWS])
-        lines, left = program_lines(one, MOST_ROWS if verbose else MOST_PROGRAM_ROWS)
+    for program in document.programs[: MOST_ROWS if verbose else MOST_PROGRAMS]:
+        yield _line("  ", program_title(program, several=several))
+        for lead, text in (("written: ", written_line(program)), ("modelled: ", modelled_line(program))):
+            if text:
+                yield _line(f"    {lead}", text)
+        yield from (_line("    note: ", sanitize(note, TEXT_LIMIT)) for note in program.notes[:MOST_ROWS])
+        lines, left = program_lines(program, MOST_ROWS if verbose else MOST_PROGRAM_ROWS)
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold", ratio=1)
         for row in lines:
-            said = "\n".join(filter(None, (row.title, row.amounts, *(row.said if row.is_worse or verbose else ()))))
+            text = "\n".join(filter(None, (row.title, row.amounts, *(row.said if row.is_worse or verbose else ()))))
             style = "bold" if row.is_worse else ""
-            table.add_row(Text(tail(row.where or "no line", width * PLACE_SHARE // 100), style=style), Text(said))
+            table.add_row(Text(tail(row.where or "no line", width * PLACE_SHARE // 100), style=style), Text(text))
         if lines:
             yield Padding(table, (0, 0, 0, 4))
         if left:
@@ -159,8 +162,8 @@ def _programs(document: Document, width: int, *, verbose: bool) -> Iterator[Rend
         yield ""
 
 
-def _causes(found: Sequence[Cause], width: int, per: str, *, verbose: bool) -> Iterator[RenderableType]:
-    exact = [one for one in found if one.exact]
+def _causes(causes: Sequence[Cause], width: int, per: str, *, verbose: bool) -> Iterator[RenderableType]:
+    exact = [cause for cause in causes if cause.exact]
     rows = exact if verbose else exact[:MOST_CAUSES]
     if not rows:
         yield "  nothing changed in what can be counted"
@@ -170,9 +173,9 @@ def _causes(found: Sequence[Cause], width: int, per: str, *, verbose: bool) -> I
     table.add_column("where", no_wrap=True)
     table.add_column("what changed", overflow="fold", ratio=1)
     table.add_column(f"time a {per}", justify="right", no_wrap=True)
-    for row in (cause_row(one, per) for one in rows):
-        said = "\n".join(row.lines) + (f"\nand {row.left} more" if row.left else "")
-        table.add_row(Text(tail(row.place, width * PLACE_SHARE // 100), style="bold"), Text(said), Text(row.time))
+    for row in (cause_row(row, per) for row in rows):
+        text = "\n".join(row.lines) + (f"\nand {row.left} more" if row.left else "")
+        table.add_row(Text(tail(row.place, width * PLACE_SHARE // 100), style="bold"), Text(text), Text(row.time))
     yield Padding(table, (0, 0, 0, 2))
     if len(rows) < len(exact):
         yield f"  and {len(exact) - len(rows)} more places: -v shows all"
@@ -198,9 +201,9 @@ def _time(document: Document, step: Step, *, verbose: bool) -> Iterator[Renderab
 
 def _ranks(ranks: Sequence[Rank], *, verbose: bool) -> Iterator[RenderableType]:
     rows = ranks if verbose else ranks[:MOST_RANKS]
-    said = ", ".join(f"{one.rank}: {signed_ns(one.head_ns - one.base_ns)}" for one in rows)
+    text = ", ".join(f"{row.rank}: {signed_ns(row.head_ns - row.base_ns)}" for row in rows)
     left = f" and {len(ranks) - len(rows)} more" if len(rows) < len(ranks) else ""
-    yield _line("  change by rank: ", said + left)
+    yield _line("  change by rank: ", text + left)
 
 
 def _largest(document: Document, step: Step, *, verbose: bool) -> Iterator[RenderableType]:
@@ -214,8 +217,8 @@ def _largest(document: Document, step: Step, *, verbose: bool) -> Iterator[Rende
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for part in rows:
-        said = part_words(told(part), step.per) + (f"  {sanitize(part.place)}" if part.place else "")
-        table.add_row(Text(signed_ns(part.delta_ns)), Text(said))
+        text = part_words(told(part), step.per) + (f"  {sanitize(part.place)}" if part.place else "")
+        table.add_row(Text(signed_ns(part.delta_ns)), Text(text))
     yield Padding(table, (0, 0, 0, 4))
     others = len(moved) - len(rows) + step.other_parts.count
     if others:
@@ -226,36 +229,36 @@ def _rank(step: Step) -> str:
     return sanitize(step.device) if step.rank is None else f"rank {step.rank}"
 
 
-def _kernels(found: Sequence[Kernel], *, verbose: bool) -> Iterator[RenderableType]:
-    changed = changed_kernels(found)
-    rows = (found if verbose else changed)[:MOST_KERNELS]
-    if not found:
+def _kernels(kernels: Sequence[Kernel], *, verbose: bool) -> Iterator[RenderableType]:
+    changed = changed_kernels(kernels)
+    rows = (kernels if verbose else changed)[:MOST_KERNELS]
+    if not kernels:
         return
-    yield f"  kernels: {len(changed):,} of {len(found):,} changed (Benjamini-Hochberg over all)"
+    yield f"  kernels: {len(changed):,} of {len(kernels):,} changed (Benjamini-Hochberg over all)"
     table = Table.grid(padding=(0, 2, 0, 0))
     for side in ("left", "left", "right", "right"):
         table.add_column(justify=side, overflow="fold")
-    for one in rows:
-        effect = "" if one.effect is None else percent(one.effect)
-        table.add_row(*map(Text, (kernel_word(one), sanitize(one.name), signed_ns(one.change_ns), effect)))
+    for row in rows:
+        effect = "" if row.effect is None else percent(row.effect)
+        table.add_row(*map(Text, (kernel_word(row), sanitize(row.name), signed_ns(row.change_ns), effect)))
     yield Padding(table, (0, 0, 0, 4))
     yield ""
 
 
-def _findings(found: Sequence[FindingChange], *, verbose: bool) -> Iterator[RenderableType]:
-    yield _line("  findings: ", finding_counts(found))
-    changed = [one for one in found if verbose or one.change != "unchanged"]
+def _findings(findings: Sequence[FindingChange], *, verbose: bool) -> Iterator[RenderableType]:
+    yield _line("  findings: ", finding_counts(findings))
+    changed = [change for change in findings if verbose or change.change != "unchanged"]
     rows = changed if verbose else changed[:MOST_FINDINGS]
     if rows:
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
-        for one in rows:
-            where = one.shown.where.label()
-            place = f"\n{sanitize(where)}" if where else ""
-            said = f"{rule_name(one.rule)}: {sanitize(one.shown.title, 320)}{BY_TIME if one.by_time else ''}{place}"
-            table.add_row(Text(FINDING_WORDS[one.change], style="bold"), Text(one.shown.severity), Text(said))
+        for row in rows:
+            where = row.shown.where.label()
+            shown_at = f"\n{sanitize(where)}" if where else ""
+            text = f"{rule_name(row.rule)}: {sanitize(row.shown.title, 320)}{BY_TIME if row.by_time else ''}{shown_at}"
+            table.add_row(Text(FINDING_WORDS[row.change], style="bold"), Text(row.shown.severity), Text(text))
         yield Padding(table, (0, 0, 0, 4))
     if len(rows) < len(changed):
         yield f"    and {len(changed) - len(rows)} more: -v shows all"

@@ -205,7 +205,7 @@ class Step(Value, frozen=True, kw_only=True):
             if part.delta_ns != part.head.ns - part.base.ns or part.delta_ns != part.count_ns + part.each_ns:
                 return "a part's change is not the sum of what it is made of"
         if self.by_kind:
-            kinds = [sum(getattr(one, f"{side}_ns") for one in self.by_kind.values()) for side, _ in sides]
+            kinds = [sum(getattr(amount, f"{side}_ns") for amount in self.by_kind.values()) for side, _ in sides]
             if kinds != [whole for _, whole in sides]:
                 return "its kinds do not sum to it"
         return None
@@ -262,10 +262,10 @@ class FindingChange(Value, frozen=True, kw_only=True):
     @property
     def shown(self) -> Finding:
         """The head's, else the base's."""
-        found = self.head or self.base
-        if found is None:
+        finding = self.head or self.base
+        if finding is None:
             raise ValueError("a change of no finding")
-        return found
+        return finding
 
     @property
     def is_worse(self) -> bool:

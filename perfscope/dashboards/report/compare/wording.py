@@ -31,31 +31,31 @@ MOST_PERCENT = 10
 
 def said_of(metrics: Sequence[Judged]) -> str:
     """What the metrics say together, one line: the judged time with its interval, then what is worse, or better."""
-    timed = next((one for one in metrics if one.gates and has_interval(one)), None)
-    said = [] if timed is None else [interval_words(timed)]
+    timed = next((metric for metric in metrics if metric.gates and has_interval(metric)), None)
+    texts = [] if timed is None else [interval_words(timed)]
     if timed is not None and timed.verdict in ("no change", "inconclusive"):
-        said[0] += f": {timed.verdict}"  # the headline may be that of another metric
-    judged = [one for one in metrics if one.gates and one.unit != "text" and one is not timed]
+        texts[0] += f": {timed.verdict}"  # the headline may be that of another metric
+    judged = [metric for metric in metrics if metric.gates and metric.unit != "text" and metric is not timed]
     for verdict, grown in (("regression", "worse"), ("improvement", "better")):
-        found = [one for one in judged if one.verdict == verdict]
-        if found:
-            first = found[0]
-            sides = [value(first, held) for held in (first.base, first.head)]
+        changed = [metric for metric in judged if metric.verdict == verdict]
+        if changed:
+            first = changed[0]
+            sides = [value(first, side_value) for side_value in (first.base, first.head)]
             words = " → ".join(sides) if sides[0] != sides[1] else change(first)
-            more = f", {len(found)} {grown} in all" if len(found) > 1 else ""
-            said.append(f"{grown}: {sanitize(first.name)} {words}{more}")
-    same = sum(one.verdict == "no change" for one in judged)
-    if same and not any(one.verdict in ("regression", "improvement") for one in judged):
-        said.append(f"{same} exact metric{'' if same == 1 else 's'} the same")
-    prints = [one for one in metrics if one.unit == "text"]
-    moved = any(one.verdict in ("regression", "improvement") for one in judged)
-    if prints and not moved and all(one.base == one.head is not None for one in prints):
-        said.append(IDENTICAL)
-    if not said:
-        said.append("no exact metric on both sides")
-    if any(one.known == SINGLE and not one.gates for one in metrics):
-        said.append("time not judged (one launch each)")
-    return "; ".join(said)
+            more = f", {len(changed)} {grown} in all" if len(changed) > 1 else ""
+            texts.append(f"{grown}: {sanitize(first.name)} {words}{more}")
+    same = sum(metric.verdict == "no change" for metric in judged)
+    if same and not any(metric.verdict in ("regression", "improvement") for metric in judged):
+        texts.append(f"{same} exact metric{'' if same == 1 else 's'} the same")
+    prints = [metric for metric in metrics if metric.unit == "text"]
+    moved = any(metric.verdict in ("regression", "improvement") for metric in judged)
+    if prints and not moved and all(metric.base == metric.head is not None for metric in prints):
+        texts.append(IDENTICAL)
+    if not texts:
+        texts.append("no exact metric on both sides")
+    if any(metric.known == SINGLE and not metric.gates for metric in metrics):
+        texts.append("time not judged (one launch each)")
+    return "; ".join(texts)
 
 
 def has_interval(metric: Judged) -> bool:
@@ -72,27 +72,27 @@ def interval_words(metric: Judged) -> str:
     return f"{sanitize(metric.name)} {percent(metric.effect)} ({100 * level:.3g}% CI {ends})"
 
 
-def value(metric: Judged, held: float | str | None) -> str:
+def value(metric: Judged, side_value: float | str | None) -> str:
     """A metric's value in its unit."""
-    if held is None:
+    if side_value is None:
         return "-"
-    if isinstance(held, str):
-        return sanitize(held)
-    return amount(metric.unit, held)
+    if isinstance(side_value, str):
+        return sanitize(side_value)
+    return amount(metric.unit, side_value)
 
 
-def amount(unit: str, held: float) -> str:
+def amount(unit: str, quantity: float) -> str:
     """A number in its unit."""
     if unit == "ns":
-        return format_ns(held)
+        return format_ns(quantity)
     if unit == "bytes":
-        return format_bytes(held)
-    return format_count(held) if unit == "FLOP" else number(held)
+        return format_bytes(quantity)
+    return format_count(quantity) if unit == "FLOP" else number(quantity)
 
 
-def number(held: float | Fraction) -> str:
+def number(count: float | Fraction) -> str:
     """A count: whole where it is whole, else with two digits."""
-    return f"{int(held):,}" if held == int(held) else f"{float(held):,.2f}"
+    return f"{int(count):,}" if count == int(count) else f"{float(count):,.2f}"
 
 
 def change(metric: Judged) -> str:
