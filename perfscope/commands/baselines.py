@@ -56,7 +56,7 @@ def baseline_option(command: Decorated) -> Decorated:
 def sides(base: str | None, head: str | None, baseline: str | None, *, store: str | None = None) -> Sides:
     """What ``compare [BASE] [HEAD] [--baseline [NAME]]`` means.
 
-    With ``--baseline`` one argument is left, and it is HEAD. ``AskedWronglyError``: too many or too few of them;
+    With ``--baseline`` one argument is left, and it is HEAD. ``UsageError``: too many or too few of them;
     ``DataError``: no such baseline, or its files are not kept.
     """
     if baseline is not None:

@@ -65,7 +65,7 @@ class Outputs:
         return next((form for form, file in self._asked().items() if file == STDOUT), None)
 
     def check(self) -> None:
-        """Before the work: ``AskedWronglyError`` where two go to one place, ``DataError`` where a folder is missing."""
+        """Before the work: ``UsageError`` where two go to one place, ``DataError`` where a folder is missing."""
         asked = [file if file == STDOUT else os.path.abspath(file) for file in self._asked().values()]
         twice = next((file for file in asked if asked.count(file) > 1), None)
         if twice is not None:

@@ -174,7 +174,7 @@ def request_of(
     keep_ptx: bool = False,
     registers: bool = False,
 ) -> Request:
-    """What `compile_program` is asked, with the target as plain data. ``AskedWronglyError``: no such policy."""
+    """What `compile_program` is asked, with the target as plain data. ``UsageError``: no such policy."""
     from perfscope.analyzers.devices.target_request import target_request
     from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint
     from perfscope.profiler.ahead.common.compile import default_memory_limit
@@ -233,7 +233,7 @@ class _Progress:
 
 
 def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
-    """Which frameworks' parts of the program are looked at; ``AskedWronglyError`` where that is none."""
+    """Which frameworks' parts of the program are looked at; ``UsageError`` where that is none."""
     from perfscope.profiler.ahead.common.program import frameworks_of
 
     found = frameworks_of(words, module=module)

@@ -142,7 +142,7 @@ def _perfetto_page(
 
 
 def _address(url: str) -> str:
-    """The address of a page, as it was given; ``AskedWronglyError`` for anything else."""
+    """The address of a page, as it was given; ``UsageError`` for anything else."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -196,7 +196,7 @@ class _BusyError(Exception):
 
 
 def check_address(address: str) -> None:
-    """``AskedWronglyError`` unless it is https, or http to this machine itself, without a login in it."""
+    """``UsageError`` unless it is https, or http to this machine itself, without a login in it."""
     try:
         parts = urlsplit(address)
         host, _ = parts.hostname, parts.port
@@ -209,7 +209,7 @@ def check_address(address: str) -> None:
 
 
 def checked_token(token: str, variable: str) -> str:
-    """The token without the line end that a secret store left; ``AskedWronglyError`` if it cannot be one."""
+    """The token without the line end that a secret store left; ``UsageError`` if it cannot be one."""
     token = token.strip()
     if not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(f"{variable}: holds characters that no token has")

@@ -121,7 +121,7 @@ class GitHub:
 
 
 def check_repository(repository: str) -> None:
-    """``AskedWronglyError`` unless it is ``OWNER/NAME``."""
+    """``UsageError`` unless it is ``OWNER/NAME``."""
     if _REPOSITORY.fullmatch(repository) is None:
         raise UsageError(f"{sanitize(repository)}: a repository is OWNER/NAME")
 

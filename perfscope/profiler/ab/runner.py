@@ -6,7 +6,7 @@
 4. A change is confirmed by as many pairs again.
 5. Pairs under capture, for the cause. Their times judge nothing, and one that fails costs the cause alone.
 
-The judge is another room's (`perfscope.analyzers.compare`); here nothing is judged.
+Verdicts are given by a `Judge` (`perfscope.analyzers.compare.ab`), not here.
 """
 
 from __future__ import annotations

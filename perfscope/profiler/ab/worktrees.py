@@ -80,7 +80,7 @@ def checkout() -> Checkout:
 
 @contextlib.contextmanager
 def terminated_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `EndedError` here, so that every ``finally`` runs. For the main thread."""
+    """SIGTERM and SIGHUP raise `TerminatedError` here, so that every ``finally`` runs. For the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

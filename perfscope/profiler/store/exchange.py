@@ -122,7 +122,7 @@ def looks_like_export(file: Path) -> bool:
 def import_file(store: RunStore, file: Path, *, clean: Callable[[StoredRun], StoredRun]) -> Imported:
     """Put what an export holds into a store. What is there stays as it is, so a second import changes nothing.
 
-    All of it is read and checked before anything is written. ``clean`` makes texts of strangers fit to keep.
+    All of it is read and checked before anything is written. ``clean`` sanitizes untrusted texts.
     ``DataError``: damaged, of another schema, or a member that is none of an export's.
     """
     with tempfile.TemporaryDirectory(prefix="perfscope-import-") as scratch:

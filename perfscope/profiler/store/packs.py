@@ -19,7 +19,7 @@ from perfscope.model.documents.run_folders import MAX_RUN_FILES, run_files
 from perfscope.model.errors import DataError
 from perfscope.profiler.store.database import Database, Session
 
-# Reading tar files of strangers: plain files with names that lead nowhere else, and headers of bounded size.
+# Reading untrusted tar files: plain files with names that lead nowhere else, and headers of bounded size.
 
 
 MOST_READ = 1 << 20

@@ -68,7 +68,7 @@ class ProgramGate:
 def program_gate(text: str) -> tuple[ProgramGate, ...]:
     """The gates that ``programs``, ``peak`` or ``hbm-bytes:2%`` stand for; none where it is no gate on programs.
 
-    ``AskedWronglyError``: a percentage that this gate does not take.
+    ``UsageError``: a percentage that this gate does not take.
     """
     match = _GATE.fullmatch(text)
     if match is None or match[1] not in GATES:

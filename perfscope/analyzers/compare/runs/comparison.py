@@ -269,7 +269,7 @@ class Comparison:
 
 
 def severity_named(gate: str) -> Severity:
-    """The severity of ``finding:high``; ``AskedWronglyError`` where it names none."""
+    """The severity of ``finding:high``; ``UsageError`` where it names none."""
     for severity in SEVERITIES:
         if gate == f"finding:{severity}":
             return severity
@@ -279,7 +279,7 @@ def severity_named(gate: str) -> Severity:
 def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     """Compare the traces of two runs, each of one job's ranks.
 
-    ``AskedWronglyError``: they are of different kinds (a recording and a compiled program), or nothing is there.
+    ``UsageError``: they are of different kinds (a recording and a compiled program), or nothing is there.
     """
     sides = side_summary(base), side_summary(head)
     check_alike(*sides)
@@ -379,7 +379,7 @@ _RECORDINGS = frozenset({"PyTorch recording", "JAX recording", "device recording
 
 
 def side_summary(traces: Sequence[Trace]) -> SideSummary:
-    """What the traces of a side are. ``AskedWronglyError`` where there are none."""
+    """What the traces of a side are. ``UsageError`` where there are none."""
     if not traces:
         raise UsageError("nothing to compare: a side holds no trace")
     kinds = dict.fromkeys(map(kind_of, traces))
@@ -399,7 +399,7 @@ def side_summary(traces: Sequence[Trace]) -> SideSummary:
 
 
 def check_alike(base: SideSummary, head: SideSummary) -> None:
-    """``AskedWronglyError``, in one line, where two sides cannot be compared."""
+    """``UsageError``, in one line, where two sides cannot be compared."""
     if base.kind == head.kind:
         return
     plain = {base.kind, head.kind}

@@ -184,7 +184,7 @@ def _compile(trace: Trace, _: Window) -> _Yielded:
         return
     log = trace.compile_log
     again = Counter(_line(recompile.guard_place or recompile.place) for recompile in log.recompiles)
-    # A break at the head of a frame that was compiled anew is its limit: what made it compile anew is the cause.
+    # A break at the head of a frame that was compiled again is its limit: what made it compile again is the cause.
     guards = {
         _line(recompile.place): _line(recompile.guard_place)
         for recompile in log.recompiles

@@ -101,7 +101,7 @@ def read_set(path: str, runs: Sequence[Path]) -> RunSet:
     """Read the runs of a set one after the other; of their traces only numbers stay.
 
     A run that captured nothing, or still runs, is left out and named. ``DataError``: none is left;
-    ``AskedWronglyError``: they are not of one program, or not of one kind.
+    ``UsageError``: they are not of one program, or not of one kind.
     """
     manifests: dict[Path, Run] = {}
     launches: list[Launch] = []
@@ -128,7 +128,7 @@ def read_set(path: str, runs: Sequence[Path]) -> RunSet:
 
 
 def read_one(path: str) -> RunSet:
-    """A single run as a set of one. ``AskedWronglyError`` where it is no run: without a manifest nobody knows when."""
+    """A single run as a set of one. ``UsageError`` where it is no run: without a manifest its time is not known."""
     folder = Path(path).resolve() if Path(path).exists() else run_folders.find(path)
     if folder.is_dir() and not run_folders.is_run(folder):
         folder = next(iter(run_folders.directories(folder)), folder)

@@ -255,7 +255,7 @@ class SetsComparison:
 
 
 def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[Trace]] = load) -> SetsComparison:
-    """Compare the launches of two sides; ``read`` gives the traces of a run. ``AskedWronglyError``: of two kinds."""
+    """Compare the launches of two sides; ``read`` gives the traces of a run. ``UsageError``: of two kinds."""
     sides = base.launches, head.launches
     middle = middle_of(sides[0]), middle_of(sides[1])
     chosen = sides[0][middle[0]], sides[1][middle[1]]

@@ -94,7 +94,7 @@ def compare(base: Side, head: Side) -> DrawnComparison:
     Counts, bytes and findings are compared exactly; ``found.time`` splits the step into parts that sum to it (ns) and
     is judged by nothing, as one launch on each side cannot tell a change of time from chance. ``found.markdown()`` and
     ``found.html()`` are what `perfscope compare` writes. ``DataError``: a path cannot be read;
-    ``AskedWronglyError``: the sides are of different kinds, or empty.
+    ``UsageError``: the sides are of different kinds, or empty.
     """
     comparison = compared(_traces(base), _traces(head))
     return DrawnComparison(**{field.name: getattr(comparison, field.name) for field in fields(comparison)})

@@ -1,8 +1,8 @@
-"""The document of a comparison, ``perfscope.compare/1``, as typed values: every face is drawn from it and nothing else.
+"""The document of a comparison, ``perfscope.compare/1``, as typed values: every report format is made from it.
 
-In CI one job writes it and another one, which does not trust the first, draws it. So it is read like a stranger's
-file: its size, its depth and its lists are bounded, its parts must sum to their whole, keys that are not known are
-left aside, and what is wrong with it is one line.
+In CI one job writes it and another one, which does not trust the first, renders it. So it is read as an untrusted
+file: its size, depth and lists are bounded, its parts must sum to their whole, unknown keys are ignored, and an error
+is one line.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ProgramDifference(Value, frozen=True, kw_only=True):
         return None
 
 
-# What every face of a comparison says of compiled programs: rows and words, fit to be shown. Escaped for none.
+# What every report format says of compiled programs: rows and words, sanitized but not escaped.
 
 
 _SHORT = {
@@ -219,7 +219,7 @@ def signed(part: ProgramAmount) -> str:
 
 
 def written_line(program: ProgramDifference) -> str:
-    """What differs in the program as written; ``''`` where nothing does, or nobody knows."""
+    """What differs in the program as written; ``''`` where nothing does, or it is not known."""
     if not program.written:
         return ""
     places: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """A comparison in a GitHub job: annotations on the lines of a pull request, and its part of the job's summary.
 
-An annotation is a line on stdout (a workflow command), so a line of a stranger's text could be one too: what is printed
+An annotation is a line on stdout (a workflow command), so a line of untrusted text could be one too: what is printed
 beside them is put between ``::stop-commands::`` and its end.
 """
 

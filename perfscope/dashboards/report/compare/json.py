@@ -1,4 +1,4 @@
-"""A comparison as JSON, ``perfscope.compare/1`` (docs/compare.md): what every other face of it is made from.
+"""A comparison as JSON, ``perfscope.compare/1`` (docs/compare.md): what every other report format is made from.
 
 Times are integer nanoseconds per step. Keys are only added within a schema version; a reader ignores others.
 """

@@ -16,7 +16,7 @@ from perfscope.dashboards.report.compare.program_formats import (
     NO_MARK,
     few,
     folded,
-    programs_compare_program_markdown,
+    program_paragraphs,
 )
 from perfscope.dashboards.report.compare.rows import (
     BY_TIME,
@@ -83,7 +83,7 @@ _FINDING_MARKS = {
 
 
 def marker(key: str) -> str:
-    """The first line of a comment. ``AskedWronglyError`` unless the key is of letters, digits, ``.``, ``_``, ``-``."""
+    """The first line of a comment. ``UsageError`` unless the key is of letters, digits, ``.``, ``_``, ``-``."""
     if not _KEY.fullmatch(key):
         raise UsageError(f"{sanitize(key)}: a key has letters, digits, '.', '_' and '-', at most 100 of them")
     return f"<!-- perfscope-report:{key} -->"
@@ -132,7 +132,7 @@ def _blocks(document: Document, shrink: int) -> Iterator[str]:
         lines = [inline(sanitize(line)) for line in document.failed[: few(MOST_METRICS, shrink)]]
         yield f"**Gate not met:** {'; '.join(lines)}{_more(document.failed, lines)}"
     per = "step" if document.step is None else document.step.per
-    yield from programs_compare_program_markdown(document, shrink)
+    yield from program_paragraphs(document, shrink)
     yield from _causes(document.causes, per, shrink)
     yield from _metrics(document, shrink)
     yield from _findings(document.findings, shrink)

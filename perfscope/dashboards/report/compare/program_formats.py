@@ -115,7 +115,7 @@ def _row(row: ProgramRow) -> dict[str, Any]:
 
 MOST_PROGRAMS = 8
 FIRST_ROWS = 8
-COMPARE_PROGRAM_HTML_MOST_ROWS = 60
+MOST_CARD_ROWS = 60
 
 
 def program_cards(document: Document) -> Iterator[str]:
@@ -138,8 +138,8 @@ def _programs(document: Document) -> Iterator[str]:
 
 
 def _rows(program: ProgramDifference) -> Iterator[str]:
-    lines, left = program_lines(program, COMPARE_PROGRAM_HTML_MOST_ROWS)
-    drawn = [_row_compare_program_html(row) for row in lines]
+    lines, left = program_lines(program, MOST_CARD_ROWS)
+    drawn = [_card_row(row) for row in lines]
     yield "".join(drawn[:FIRST_ROWS])
     more = f'<p class="note">and {left:,} more</p>' if left else ""
     if drawn[FIRST_ROWS:]:
@@ -149,7 +149,7 @@ def _rows(program: ProgramDifference) -> Iterator[str]:
         yield more
 
 
-def _row_compare_program_html(row: ProgramLine) -> str:
+def _card_row(row: ProgramLine) -> str:
     lines = [row.title, *([row.amounts] if row.amounts else []), *row.said]
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return (
@@ -161,14 +161,14 @@ def _row_compare_program_html(row: ProgramLine) -> str:
 # Compiled programs in a comparison's comment: what changed, instruction by instruction.
 
 
-COMPARE_PROGRAM_MARKDOWN_MOST_PROGRAMS = 4
+MOST_COMMENT_PROGRAMS = 4
 MOST_PROGRAM_ROWS = 8
 
 
-def programs_compare_program_markdown(document: Document, shrink: int) -> Iterator[str]:
+def program_paragraphs(document: Document, shrink: int) -> Iterator[str]:
     """Paragraphs; ``shrink``: rows are divided by it."""
     several = len(document.programs) > 1
-    for program in document.programs[: few(COMPARE_PROGRAM_MARKDOWN_MOST_PROGRAMS, shrink)]:
+    for program in document.programs[: few(MOST_COMMENT_PROGRAMS, shrink)]:
         yield f"**By instruction**: {inline(program_title(program, several=several))}"
         parts = [("In the program as written", written_line(program)), ("Modelled", modelled_line(program))]
         parts += [("Note", sanitize(note, TEXT_LIMIT)) for note in program.notes[: few(MOST_NOTES, shrink)]]
@@ -178,8 +178,8 @@ def programs_compare_program_markdown(document: Document, shrink: int) -> Iterat
             yield "\n".join(f"{number}. {_program_row(row)}" for number, row in enumerate(lines, 1))
         if left:
             yield f"and {left:,} more changes"
-    if len(document.programs) > COMPARE_PROGRAM_MARKDOWN_MOST_PROGRAMS:
-        yield f"and {len(document.programs) - COMPARE_PROGRAM_MARKDOWN_MOST_PROGRAMS} more programs"
+    if len(document.programs) > MOST_COMMENT_PROGRAMS:
+        yield f"and {len(document.programs) - MOST_COMMENT_PROGRAMS} more programs"
 
 
 def _program_row(row: ProgramLine) -> str:

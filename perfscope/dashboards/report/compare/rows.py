@@ -1,4 +1,4 @@
-"""What every face of a comparison says, decided once from its document: rows and words, fit to be shown."""
+"""What every report format of a comparison says, decided once from its document: rows and words, sanitized."""
 
 from __future__ import annotations
 

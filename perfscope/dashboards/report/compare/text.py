@@ -48,7 +48,7 @@ MOST_FINDINGS = 12
 MOST_RANKS = 16
 MOST_KERNELS = 8
 MOST_ROWS = 200
-"""Of everything else, also with ``-v``: nobody scrolls through more, and a document may come from a stranger."""
+"""Of everything else, also with ``-v``: nobody scrolls through more, and a document may be untrusted."""
 EXACT = "exact"
 
 PLACE_SHARE = 36

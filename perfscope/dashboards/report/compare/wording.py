@@ -1,4 +1,4 @@
-"""Numbers and verdicts of a comparison in words, the same in every face. Escaped for none."""
+"""Numbers and verdicts of a comparison in words, the same in every report format. Not escaped."""
 
 from __future__ import annotations
 
