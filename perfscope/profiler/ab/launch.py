@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from perfscope.model.capture import VARIABLE, CaptureOptions, Message
@@ -54,13 +54,7 @@ def merge_ranks(processes: Sequence[Process]) -> RankTimes:
         return RankTimes()
     if len(ranked) < 2:
         remark = f"{len(stepped)} processes had steps: the times are of the first" if len(stepped) > 1 else None
-        first = (ranked or stepped)[0]
-        return RankTimes(
-            step_ns=first.untraced_step_ns,
-            windows_ns=first.windows_ns,
-            window_steps=first.window_steps,
-            remark=remark,
-        )
+        return _times_of((ranked or stepped)[0], remark=remark)
     counts = {
         (len(process.untraced_step_ns), len(process.windows_ns), process.window_steps, process.steps_seen)
         for process in ranked
@@ -68,19 +62,26 @@ def merge_ranks(processes: Sequence[Process]) -> RankTimes:
     if len(counts) > 1:
         slowest = max(ranked, key=_typical)
         taken = sorted({process.steps_seen for process in ranked})
-        return RankTimes(
-            step_ns=slowest.untraced_step_ns,
-            windows_ns=slowest.windows_ns,
-            window_steps=slowest.window_steps,
-            ranks=len(ranked),
-            remark=f"its {len(ranked)} ranks took {taken[0]} to {taken[-1]} steps, or were timed apart: rank "
-            f"{slowest.rank}, the slowest, stands for all",
+        remark = (
+            f"its {len(ranked)} ranks took {taken[0]} to {taken[-1]} steps, or were timed apart: rank "
+            f"{slowest.rank}, the slowest, stands for all"
         )
+        return _times_of(slowest, ranks=len(ranked), remark=remark)
     return RankTimes(
         step_ns=tuple(map(max, zip(*(process.untraced_step_ns for process in ranked), strict=True))),
         windows_ns=tuple(map(max, zip(*(process.windows_ns for process in ranked), strict=True))),
         window_steps=ranked[0].window_steps,
         ranks=len(ranked),
+    )
+
+
+def _times_of(process: Process, *, ranks: int = 1, remark: str | None = None) -> RankTimes:
+    return RankTimes(
+        step_ns=process.untraced_step_ns,
+        windows_ns=process.windows_ns,
+        window_steps=process.window_steps,
+        ranks=ranks,
+        remark=remark,
     )
 
 
@@ -165,20 +166,15 @@ def _with_reports(launch: Launch, run: Path, changed: frozenset[str] | None) -> 
     processes, corrupt = run_folders.read_processes(run)
     stepping = [process for process in processes if process.steps_seen]
     process = stepping[0] if stepping else Process(rank=0, directory="")
-    times = merge_ranks(processes)
     reported = replace(
         launch,
         step_source=process.step_source,
         steps_seen=process.steps_seen,
-        step_ns=times.step_ns,
-        windows_ns=times.windows_ns,
-        window_steps=times.window_steps,
-        ranks=times.ranks,
-        remark=times.remark,
         exact=_exact(stepping),
         environment=_environment(process),
         strays=process_state.read_strays(run),
         changed_loaded=None if changed is None else len(changed & process_state.read_loaded(run)),
+        **asdict(merge_ranks(processes)),
     )
     return reported, corrupt
 

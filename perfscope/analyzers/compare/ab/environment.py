@@ -214,10 +214,7 @@ def _moved(pairs: Sequence[Pair]) -> Iterator[str]:
         series = [sum(pair) / 2 for pair in _values(pairs, name)]
         if len(series) < LEAST_PAIRS:
             continue
-        third = len(series) // 3
-        first, last = float(np.median(series[:third])), float(np.median(series[-third:]))
-        spread = float(np.sqrt(np.mean(np.diff(series) ** 2) / 2))
-        error = 1.2533 * spread * math.sqrt(2 / third)
+        first, last, error = _thirds(np.asarray(series))
         least = counter.moved * abs(first) if counter.slowdown is _of_clock else counter.moved
         if abs(last - first) >= max(least, FROM_NEIGHBOURS * error) and last != first:
             yield (
@@ -245,43 +242,31 @@ DRIFT_LEVEL = 0.001
 LEAST_LAUNCHES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """How the launches of the base differ among themselves, first to last."""
+def drift_remark(base: Sequence[float], *, least: float = STEP_LEAST) -> str | None:
+    """Whether the base itself became slower or faster, from one number for each of its launches in the order they ran.
 
-    change: float
-    """Level of the last third against the first, relative."""
-    spread: float
-    """Standard deviation between neighbours, as a log ratio."""
-    moved: bool
-    """Whether the change is more than neighbours differ by, and matters."""
-
-    def remark(self) -> str | None:
-        """For the reader of a result; ``None`` if nothing moved."""
-        if not self.moved:
-            return None
-        return (
-            f"environment changed: the base itself moved by {self.change:+.1%} from the first third of the comparison "
-            "to the last; pairs take that out, but times are not those of a quiet machine"
-        )
-
-
-def drift_of(base: Sequence[float], *, least: float = STEP_LEAST) -> Drift | None:
-    """From one number for each launch of the base, in the order they ran; ``None`` with too few of them.
-
-    The thirds' medians differ by more than ``least`` and by four times what the spread between neighbours, which a
-    slow drift leaves alone, lets thirds differ.
+    ``None``: it did not, or there are too few launches. The thirds' medians must differ by more than ``least`` and by
+    four times what the spread between neighbours, which a slow drift leaves alone, lets thirds differ.
     """
     if len(base) < LEAST_LAUNCHES:
         return None
-    logs = np.log(np.asarray(base, float))
-    third = len(base) // 3
-    change = float(np.median(logs[-third:]) - np.median(logs[:third]))
-    spread = float(np.sqrt(np.mean(np.diff(logs) ** 2) / 2))
+    first, last, error = _thirds(np.log(np.asarray(base, float)))
+    change = last - first
+    if abs(change) <= max(math.log1p(least), FROM_NEIGHBOURS * error):
+        return None
+    return (
+        f"environment changed: the base itself moved by {math.expm1(change):+.1%} from the first third of the "
+        "comparison to the last; pairs take that out, but times are not those of a quiet machine"
+    )
+
+
+def _thirds(series: np.ndarray) -> tuple[float, float, float]:
+    """(median of the first third, of the last, standard error of their difference by the spread between neighbours)."""
+    third = len(series) // 3
+    spread = float(np.sqrt(np.mean(np.diff(series) ** 2) / 2))
     # The median of n normal values has 1.25 times the standard error of their mean.
     error = 1.2533 * spread * math.sqrt(2 / third)
-    moved = abs(change) > math.log1p(least) and abs(change) > 4 * error
-    return Drift(change=math.expm1(change), spread=spread, moved=moved)
+    return float(np.median(series[:third])), float(np.median(series[-third:])), error
 
 
 def order_remark(first: Sequence[float], second: Sequence[float]) -> str | None:

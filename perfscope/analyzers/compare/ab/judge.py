@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfscope.analyzers.compare.ab.environment import drift_of, environment_of, order_remark
+from perfscope.analyzers.compare.ab.environment import drift_remark, environment_of, order_remark
 from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
 from perfscope.analyzers.compare.statistics.paired import level_for, looks_for
 from perfscope.analyzers.compare.statistics.series import steady_part
@@ -208,8 +208,7 @@ def _remarks(pairs: Pairs, chosen: Chosen) -> list[str]:
         remarks.append(f"steps were found in different ways: {', '.join(sorted(map(str, sources)))}")
     bases = [launch for pair in pairs.calibration for launch in pair] + [base for base, _ in both]
     levels = [_located(launch, chosen.name) for launch in bases]
-    drift = drift_of([value for value in levels if value is not None])
-    remarks.append(None if drift is None else drift.remark())
+    remarks.append(drift_remark([value for value in levels if value is not None]))
     ordered = [sorted(pair, key=lambda launch: launch.slot) for pair in both]
     placed = [[_located(launch, chosen.name) for launch in pair] for pair in ordered]
     whole = [(first, second) for first, second in placed if first is not None and second is not None]
