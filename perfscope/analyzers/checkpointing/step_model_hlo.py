@@ -28,12 +28,12 @@ from perfscope.analyzers.checkpointing.step_model import Change, Policy, Region,
 from perfscope.analyzers.hlo.buffers import arena_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.executions import executions
-from perfscope.analyzers.hlo.flow import VIEWS, Flow
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.analyzers.hlo.products import fusions_of
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import device_memory_bytes, program_device
 from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo.views import REPEATED, SAME_ORDER, fusions_of
 from perfscope.analyzers.programs.saving import bytes_ns, once_ns
 from perfscope.model.finding import AbstainError
 from perfscope.model.memory import MemoryTimeline
@@ -209,14 +209,14 @@ class _Program:
             value = self._flow.values[number]
             if products(number):
                 return True
-            if not value.carried and (value.names or value.instruction.opcode in VIEWS | {"reduce-precision", "slice"}):
+            if not value.carried and (value.names or value.instruction.opcode in REPEATED | {"slice"}):
                 waiting.extend(value.names or value.operands)
         return False
 
     def _is_slice(self, kept: Kept) -> bool:
         """Whether what is kept is a part of a larger array."""
         (number, *_) = self._flow.back([kept.number])
-        while self._flow.opcode(number) in ("bitcast", "reshape", "copy"):
+        while self._flow.opcode(number) in SAME_ORDER:
             (number, *_) = self._flow.back(self._flow.values[number].operands[:1])
         return self._flow.opcode(number) in ("slice", "dynamic-slice")
 
@@ -241,8 +241,8 @@ class _Program:
             value = self._flow.values[number]
             computation, name = value.computation.name, value.instruction.name
             while computation in self._fusions:
-                computation, holder = self._fusions[computation]
-                name = holder.name
+                holder, fusion = self._fusions[computation]
+                computation, name = holder.name, fusion.name
             row = self._cost.by_name.get((computation, name))
             if row is not None and row.place == "launched" and name not in layers.takers:
                 kernels[computation, name] = row

@@ -8,9 +8,10 @@ this was within 15% (it cannot know where XLA reuses a buffer for a value of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+
+import numpy as np
 
 from perfscope.analyzers.hlo.module import (
     BufferAllocation,
@@ -22,15 +23,12 @@ from perfscope.analyzers.hlo.module import (
     LogicalBuffer,
 )
 from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.hlo.views import SAME_BUFFER, Parts, Source, sources, updated_operand
+from perfscope.model.live_bytes import peak
 from perfscope.model.trace import Trace
 
-_Buffer = tuple[str, int]
-"""Instruction and part of its tuple."""
-_Held = tuple[frozenset[_Buffer], ...]
-"""Buffers a value lies in, by part of a tuple."""
-
-_ALIASES = frozenset({"bitcast", "while", "optimization-barrier", "opt-barrier", "add-dependency"})
-_IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
+_MOST_BYTES = 1 << 50
+"""Of one value, more than any memory has; sums stay within 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +54,8 @@ def peak_bytes(module: HloModule) -> int:
 
 def live_peak_bytes(values: Iterable[LiveValue]) -> int:
     """Most bytes of the values that are alive at one position."""
-    change: dict[int, int] = {}
-    for one in values:
-        change[one.start] = change.get(one.start, 0) + one.bytes
-        change[one.end] = change.get(one.end, 0) - one.bytes
-    return max(accumulate(change[position] for position in sorted(change)), default=0)
+    rows = np.array([(one.start, one.end, min(one.bytes, _MOST_BYTES)) for one in values], np.int64).reshape(-1, 3)
+    return peak(*rows.T)[1]
 
 
 def live_values(module: HloModule, schedule: Schedule) -> tuple[LiveValue, ...]:
@@ -77,90 +72,50 @@ def live_values(module: HloModule, schedule: Schedule) -> tuple[LiveValue, ...]:
 
 def _values(module: HloModule, computation: Computation, schedule: Schedule, *, whole: bool) -> Iterator[LiveValue]:
     """``whole``: the entry, whose parameters count."""
-    held: dict[str, _Held] = {}
-    born: dict[_Buffer, tuple[int, int]] = {}
-    """Start and bytes."""
-    last: dict[_Buffer, int] = {}
+    buffers = sources(computation, lambda one: _handed_on(module, one))
+    last: dict[Source, int] = {}
     for one in computation.instructions:
-        own: list[_Buffer] = []
-        held[one.name] = _buffers(module, computation, one, held) or _new(one, own)
-        position = schedule.positions[one.name]
-        if one.opcode == "parameter" and whole:
-            yield LiveValue(instruction=one.name, part=0, start=0, end=len(schedule), bytes=one.shape.bytes)
-        if one.opcode not in ("parameter", "constant"):
-            born.update({buffer: (schedule.begins[one.name], _part_bytes(one, buffer)) for buffer in own})
-        last.update(dict.fromkeys(own, position))
-        if one.opcode not in ("tuple", "get-tuple-element", "bitcast"):
-            last.update({buffer: position for operand in one.operands for part in held[operand] for buffer in part})
-    returned: dict[_Buffer, tuple[int, ...]] = {}
-    for place, part in enumerate(held[computation.root.name]):
+        for name in (one.name, *one.operands) if one.opcode not in SAME_BUFFER else ():
+            last.update({buffer: schedule.positions[one.name] for part in buffers[name] for buffer in part})
+    results = buffers[computation.root.name]
+    returned: dict[Source, tuple[int, ...]] = {}
+    for output, part in enumerate(results):
         for buffer in part:
-            returned[buffer] = (*returned.get(buffer, ()), place)
-    end = schedule.positions[computation.instructions[-1].name]
-    last.update(dict.fromkeys(returned, len(schedule) - 1 if whole else end))
-    donated = _donated(module, held[computation.root.name]) if whole else frozenset()
-    for buffer, (start, size) in born.items():
-        if buffer in donated:
+            returned[buffer] = (*returned.get(buffer, ()), output)
+    end = len(schedule) - 1 if whole else schedule.positions[computation.instructions[-1].name]
+    last.update(dict.fromkeys(returned, end))
+    donated = _donated(module, results) if whole else frozenset()
+    for one in computation.instructions if whole else ():
+        if one.opcode == "parameter":
+            yield LiveValue(instruction=one.name, part=0, start=0, end=len(schedule), bytes=one.shape.bytes)
+    for one in computation.instructions:
+        if one.opcode in ("parameter", "constant"):
             continue
-        yield LiveValue(
-            instruction=buffer[0],
-            part=buffer[1],
-            start=start,
-            end=last[buffer] + 1,
-            bytes=size,
-            outputs=returned.get(buffer, ()) if whole else (),
-        )
+        for name, index in (buffer for part in buffers[one.name] for buffer in part):
+            if name != one.name or (name, index) in donated:
+                continue
+            yield LiveValue(
+                instruction=name,
+                part=index[0] if index else 0,
+                start=schedule.begins[name],
+                end=last[name, index] + 1,
+                bytes=one.shape.parts[index[0]].bytes if index else one.shape.bytes,
+                outputs=returned.get((name, index), ()) if whole else (),
+            )
 
 
-def _donated(module: HloModule, results: _Held) -> frozenset[_Buffer]:
+def _donated(module: HloModule, results: Parts) -> frozenset[Source]:
     """Buffers of results that lie in the memory of arguments."""
-    places = (one.output[0] if one.output else 0 for one in module.aliases if len(one.output) < 2)
-    return frozenset(buffer for place in places if place < len(results) for buffer in results[place])
+    outputs = (one.output[0] if one.output else 0 for one in module.aliases if len(one.output) < 2)
+    return frozenset(buffer for output in outputs if output < len(results) for buffer in results[output])
 
 
-def _new(one: Instruction, own: list[_Buffer]) -> _Held:
-    """Buffers of its own: one for an array, one for each part of a tuple."""
-    own.extend((one.name, part) for part in range(max(1, len(one.shape.parts))))
-    return tuple(frozenset({buffer}) for buffer in own)
-
-
-def _part_bytes(one: Instruction, buffer: _Buffer) -> int:
-    return one.shape.parts[buffer[1]].bytes if one.shape.parts else one.shape.bytes
-
-
-def _buffers(module: HloModule, computation: Computation, one: Instruction, held: Mapping[str, _Held]) -> _Held | None:
-    """The buffers of what an instruction is a view of; None: it has its own."""
-    if one.opcode == "tuple":
-        return tuple(frozenset().union(*held[operand]) for operand in one.operands)
-    if one.opcode == "get-tuple-element":
-        parts, text = held[one.operands[0]], one.attributes.get("index", "")
-        index = int(text) if text.isdecimal() else 0
-        return (parts[index],) if index < len(parts) else (frozenset().union(*parts),)
-    if one.opcode in _ALIASES or one.opcode.endswith("-done"):
-        found = tuple(part for operand in one.operands for part in held[operand])
-        return found if len(found) == max(1, len(one.shape.parts)) else (frozenset().union(*found),)
-    slot = _updated_slot(module, one)
-    return None if slot is None else held[one.operands[slot]]
-
-
-def _updated_slot(module: HloModule, one: Instruction) -> int | None:
-    """The operand an instruction updates in place, if it does."""
-    if one.opcode in _IN_PLACE:
-        return 0
-    if one.opcode != "fusion" or not one.called:
-        return None
-    body = module.computations[one.called[0]]
-    root = _behind(body, body.root)
-    if root.opcode not in _IN_PLACE:
-        return None
-    target = _behind(body, body.by_name[root.operands[0]])
-    return target.parameter_number
-
-
-def _behind(body: Computation, one: Instruction) -> Instruction:
-    while one.opcode in ("bitcast", "copy", "convert") and one.operands:
-        one = body.by_name[one.operands[0]]
-    return one
+def _handed_on(module: HloModule, one: Instruction) -> str | None:
+    """The operand whose buffers an instruction's result lies in; ``None``: it has its own."""
+    if one.opcode in SAME_BUFFER or one.opcode == "while" or one.opcode.endswith("-done"):
+        return one.operands[0] if one.operands else None
+    slot = updated_operand(module, one)
+    return None if slot is None else one.operands[slot]
 
 
 # Device memory a compiled program needs, instruction by instruction: XLA's heap simulation, replayed.

@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 
 from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_RANK, Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.program import NO_WORK, Runs, control_runs
+from perfscope.analyzers.hlo.program import Runs, control_runs
+from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.model.trace import Trace
 
 # Replica groups, written out, whatever the spelling: lists, iota with a transpose, axes of a mesh.
@@ -295,7 +296,7 @@ def _dones(computation: Computation) -> dict[str, Instruction]:
 
 def _computes(one: Instruction) -> bool:
     name = one.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update")
-    return one.opcode not in NO_WORK and name not in KINDS and name not in ("async", "copy", "send", "recv")
+    return one.opcode not in MOVES_NOTHING and name not in KINDS and name not in ("async", "copy", "send", "recv")
 
 
 def _is_worth_it(one: Instruction) -> bool:

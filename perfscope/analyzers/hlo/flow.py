@@ -14,14 +14,12 @@ from perfscope.analyzers.hlo.cost.ops import result_of
 from perfscope.analyzers.hlo.cost.products import dims_of
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.structure import callees_first
+from perfscope.analyzers.hlo.views import REPEATED, path, tuple_index
 
-VIEWS = frozenset({"bitcast", "reshape", "transpose", "copy", "convert", "bitcast-convert", "reverse", "broadcast"})
-"""Every element of the result is an element of the operand, in another order or type."""
-
-POINTWISE = VIEWS | {
+POINTWISE = REPEATED | {
     "abs", "add", "and", "clamp", "compare", "divide", "erf", "exponential", "exponential-minus-one", "log",
-    "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "reduce-precision",
-    "select", "sign", "sqrt", "rsqrt", "subtract", "tanh", "xor",
+    "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "select", "sign",
+    "sqrt", "rsqrt", "subtract", "tanh", "xor",
 }  # fmt: skip
 
 _RUNS = frozenset({"fusion", "call", "while", "conditional", "async-start"})
@@ -113,9 +111,7 @@ class Flow:
 
     def _names(self, computation: Computation, one: Instruction) -> tuple[tuple[int, ...], bool]:
         if one.opcode == "get-tuple-element":
-            index = one.attributes.get("index", "")
-            source = computation.by_name[one.operands[0]]
-            return self._element(computation, source, int(index) if index.isdecimal() else 0)
+            return self._element(computation, computation.by_name[one.operands[0]], tuple_index(one))
         if one.shape.dtype == "tuple" and one.opcode not in _HANDED_ON:
             return (), False
         if one.opcode in _HANDED_ON and one.operands:
@@ -180,12 +176,11 @@ class Flow:
         root = body.root
         if root.opcode != "tuple" or index >= len(root.operands):
             return first, True
-        last = body.by_name[root.operands[index]]
-        if last.opcode == "get-tuple-element" and last.attributes.get("index") == str(index):
-            source = body.by_name[last.operands[0]]
-            if source.opcode == "parameter":
-                return first, carried
-        return (*first, self.numbers[body.name, last.name]), inside
+        name = root.operands[index]
+        source, part = list(path(body, name))[-1]
+        if source.opcode == "parameter" and part == (index,):
+            return first, carried
+        return (*first, self.numbers[body.name, name]), inside
 
 
 # Whether an instruction's operands, axes and result belong together: a file may say anything.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.views import REPEATED, SAME_BUFFER, made_by, path, tuple_index, updated_operand
 
 
 class Degree(IntEnum):
@@ -23,12 +24,7 @@ class Degree(IntEnum):
     OTHER = 2
 
 
-_LINEAR = frozenset(
-    {
-        "add", "subtract", "negate", "convert", "copy", "bitcast", "reshape", "broadcast", "transpose", "slice",
-        "concatenate", "pad", "reverse", "get-tuple-element", "tuple", "optimization-barrier", "opt-barrier",
-    }
-)  # fmt: skip
+_LINEAR = (SAME_BUFFER | REPEATED | {"add", "subtract", "negate", "concatenate", "pad", "slice"}) - {"bitcast-convert"}
 """Linear in all operands together."""
 
 _INDEXED = frozenset({"dynamic-slice", "dynamic-update-slice", "gather"})
@@ -63,32 +59,16 @@ def is_linear(module: HloModule, body: Computation) -> bool:
 
 
 def _is_handed_on(body: Computation, name: str, index: int) -> bool:
-    one = body.by_name[name]
-    if one.opcode != "get-tuple-element" or one.attributes.get("index") != str(index):
-        return False
-    return body.by_name[one.operands[0]].opcode == "parameter"
+    """Whether a value is an element of the state as the iteration found it."""
+    one, part = list(path(body, name))[-1]
+    return one.opcode == "parameter" and part == (index,)
 
 
 def _is_collected(module: HloModule, body: Computation, name: str, index: int) -> bool:
     """Whether an element becomes itself with a slice overwritten."""
-    one = body.by_name[name]
-    computation, target = body, one
-    while target.opcode == "bitcast":
-        target = computation.by_name[target.operands[0]]
-    if target.opcode == "fusion" and target.called:
-        inner = module.computations[target.called[0]]
-        made = inner.root
-        while made.opcode in ("bitcast", "copy"):
-            made = inner.by_name[made.operands[0]]
-        if made.opcode != "dynamic-update-slice":
-            return False
-        base = inner.by_name[made.operands[0]]
-        while base.opcode in ("bitcast", "copy"):
-            base = inner.by_name[base.operands[0]]
-        if base.parameter_number is None:
-            return False
-        return _is_handed_on(body, target.operands[base.parameter_number], index)
-    return target.opcode == "dynamic-update-slice" and _is_handed_on(body, target.operands[0], index)
+    one = made_by(body, name)
+    slot = updated_operand(module, one, ("dynamic-update-slice",))
+    return slot is not None and _is_handed_on(body, one.operands[slot], index)
 
 
 def _degrees(module: HloModule, computation: Computation, parameters: Sequence[_Degrees]) -> dict[str, _Degrees]:
@@ -106,9 +86,8 @@ def _degrees(module: HloModule, computation: Computation, parameters: Sequence[_
 
 def _degree(module: HloModule, one: Instruction, operands: Sequence[_Degrees]) -> _Degrees:
     if one.opcode == "get-tuple-element":
-        index = one.attributes.get("index", "")
-        parts = operands[0]
-        return (parts[int(index)],) if index.isdecimal() and int(index) < len(parts) else (max(parts),)
+        index, parts = tuple_index(one), operands[0]
+        return (parts[index],) if index < len(parts) else (max(parts),)
     if one.opcode == "tuple":
         return tuple(max(parts) for parts in operands)
     if one.opcode == "fusion" and one.called:

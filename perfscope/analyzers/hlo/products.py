@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.products import WindowDim, dims_of, window_dims
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
-
-VIEWS = frozenset({"bitcast", "copy", "transpose", "reshape"})
-"""Opcodes that give the same numbers in another order."""
-
-_MOST_STEPS = 100
-"""From a factor to what makes it; two fusions that share a body could lead in a circle."""
+from perfscope.analyzers.hlo.views import Fusions, path_across
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,43 +46,12 @@ def kernels_of(cost: ModuleCost) -> Kernels:
     return Kernels(callers={name: tuple(rows) for name, rows in found.items()})
 
 
-def fusions_of(module: HloModule) -> Mapping[str, tuple[str, Instruction]]:
-    """A fusion of every fused computation, with the computation it stands in; of several the last."""
-    return {
-        called: (holder.name, one)
-        for holder, one in module.instructions()
-        if one.opcode == "fusion"
-        for called in one.called
-    }
-
-
 def casts(
-    module: HloModule, callers: Mapping[str, tuple[str, Instruction]], computation: str, name: str
+    module: HloModule, fusions: Fusions, computation: str, name: str
 ) -> Iterator[tuple[Instruction, Instruction]]:
-    """Conversions behind a value, each with what it converts: through views and the borders of fusions.
-
-    ``callers`` as of ``fusions_of``.
-    """
-    inside = module.computations[computation]
-    one = inside.by_name[name]
-    for _ in range(_MOST_STEPS):
-        if one.opcode == "convert" and one.operands:
-            source = inside.by_name[one.operands[0]]
-            yield one, source
-            one = source
-        elif one.opcode in VIEWS and one.operands:
-            one = inside.by_name[one.operands[0]]
-        elif one.parameter_number is not None and inside.name in callers:
-            holder_name, caller = callers[inside.name]
-            if one.parameter_number >= len(caller.operands):
-                return
-            inside = module.computations[holder_name]
-            one = inside.by_name[caller.operands[one.parameter_number]]
-        elif one.opcode == "fusion" and one.called and not one.shape.parts:
-            inside = module.computations[one.called[0]]
-            one = inside.root
-        else:
-            return
+    """Conversions a value came through, each with what it converts; ``fusions`` as of `fusions_of`."""
+    steps = path_across(module, fusions, module.computations[computation], name)
+    return ((one, source) for (_, one), (_, source) in pairwise(steps) if one.opcode == "convert")
 
 
 # Which axes of two factors and their product belong together: of dots, and of convolutions that were dots.

@@ -16,17 +16,12 @@ from pathlib import PurePath
 from perfscope.analyzers.hlo.cost.module import ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.structure import callees_first
+from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.model.finding import Where
 from perfscope.model.trace import Trace
 
 CONTROL = frozenset({"while", "conditional", "call", "async-start"})
 """Opcodes that run the computations they call, one instruction after another."""
-
-VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "opt-barrier", "add-dependency"})
-"""Opcodes that launch nothing: they name values that are there."""
-
-NO_WORK = VIEWS | {"parameter", "constant", "after-all", "partition-id", "replica-id"}
-"""Opcodes that neither compute nor move anything."""
 
 _PLUMBING = frozenset(
     {"", "main", "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "remat"}
@@ -77,7 +72,7 @@ def launched(module: HloModule) -> Iterator[tuple[Computation, Instruction, Runs
     for name, runs in control_runs(module).items():
         computation = module.computations[name]
         for instruction in computation.instructions:
-            if instruction.opcode not in NO_WORK and instruction.opcode not in CONTROL - {"async-start"}:
+            if instruction.opcode not in MOVES_NOTHING and instruction.opcode not in CONTROL - {"async-start"}:
                 yield computation, instruction, runs
 
 

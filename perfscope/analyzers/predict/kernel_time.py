@@ -16,8 +16,9 @@ from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.cost.products import dims_of
 from perfscope.analyzers.hlo.cost.types import Cost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.program import VIEWS, fused
+from perfscope.analyzers.hlo.program import fused
 from perfscope.analyzers.hlo.roofline import products_ns
+from perfscope.analyzers.hlo.views import sources
 from perfscope.analyzers.predict.assumptions import Factors, is_strided
 from perfscope.analyzers.predict.spans import Range, ns_range
 
@@ -245,11 +246,12 @@ def cached_bytes(computation: Computation, cost: ModuleCost, cache: int | None) 
         return moved
     found: dict[str, int] = {}
     written: dict[str, int] = {}
+    behind = sources(computation)
     so_far = 0
     for one in computation.instructions:
         so_far += moved[one.name]
         kept = one.shape.bytes if one.shape.bytes <= cache else 0
-        for name in _sources(computation, one):
+        for name in {name for operand in one.operands for part in behind[operand] for name, _ in part}:
             size = computation.by_name[name].shape.bytes
             if name in written and so_far - written[name] <= cache:
                 kept += size
@@ -262,19 +264,3 @@ def cached_bytes(computation: Computation, cost: ModuleCost, cache: int | None) 
 def _moved(computation: Computation, cost: ModuleCost, one: Instruction) -> int:
     row = cost.by_name.get((computation.name, one.name))
     return 0 if row is None or row.place != "launched" else row.once.bytes
-
-
-def _sources(computation: Computation, one: Instruction) -> Iterator[str]:
-    """What wrote each operand, behind views; of a tuple its parts."""
-    waiting = list(one.operands)
-    seen: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen or len(seen) > 256:
-            continue
-        seen.add(name)
-        source = computation.by_name[name]
-        if source.opcode in VIEWS:
-            waiting.extend(source.operands)
-        else:
-            yield name

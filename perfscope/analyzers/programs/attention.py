@@ -26,8 +26,9 @@ from functools import cached_property
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
 from perfscope.analyzers.hlo.cost.products import WindowDim, window_dims
-from perfscope.analyzers.hlo.flow import POINTWISE, VIEWS, Flow
+from perfscope.analyzers.hlo.flow import POINTWISE, Flow
 from perfscope.analyzers.hlo.module import Instruction, Shape
+from perfscope.analyzers.hlo.views import REPEATED
 
 # Maxima of rows in a compiled XLA program, and whether they are running ones.
 #
@@ -108,7 +109,7 @@ class RowMaxima:
                 first = flow.values[back].operands[0]
                 if flow.opcode(back) == "broadcast" and 1 <= flow.values[first].size < flow.values[back].size:
                     return first
-                if flow.opcode(back) in VIEWS:
+                if flow.opcode(back) in REPEATED:
                     waiting.append(first)
         return None
 
@@ -209,7 +210,7 @@ def products_of(cost: ModuleCost, flow: Flow) -> dict[int, Product]:
     return found
 
 
-_LINEAR = VIEWS | {"multiply", "divide", "select", "negate", "reduce-precision"}
+_LINEAR = REPEATED | {"multiply", "divide", "select", "negate"}
 """From the exponential to the product: normalisation, dropout, masks."""
 
 _SLICES = frozenset({"dynamic-slice", "slice"})
@@ -339,7 +340,7 @@ class _Search:
             return one.size == self.size
         same = one.size == value.size
         return same and bool(
-            one.names or opcode in VIEWS or (opcode == "dynamic-update-slice" and number == one.operands[0])
+            one.names or opcode in REPEATED or (opcode == "dynamic-update-slice" and number == one.operands[0])
         )
 
     def _attention(self, values: frozenset[int]) -> tuple[tuple[Product, ...], int] | None:

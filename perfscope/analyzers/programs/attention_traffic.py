@@ -19,6 +19,7 @@ from perfscope.analyzers.hlo.cost.types import Phase, phase_of
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, Instruction, Shape
 from perfscope.analyzers.hlo.program import costs, launched
+from perfscope.analyzers.hlo.views import made_by
 from perfscope.analyzers.programs.attention import ScoreGroup, products_of, score_groups
 from perfscope.model.trace import Trace
 
@@ -111,7 +112,8 @@ def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruct
     """Bytes of the group's values that a launch reads from a memory, each once."""
     if one.opcode == "copy-done":  # copy-start has read it
         return 0
-    numbers = [flow.numbers[computation.name, name] for name in {_origin(computation, name) for name in one.operands}]
+    read = {made_by(computation, name).name for name in one.operands}
+    numbers = [flow.numbers[computation.name, name] for name in read]
     whole = sum(
         result_of(flow.values[number].instruction).bytes
         for number in numbers
@@ -143,13 +145,6 @@ def _written(flow: Flow, group: ScoreGroup, computation: Computation, one: Instr
 def _bytes(group: ScoreGroup, stack: Shape, space: int) -> int:
     """Bytes of one slice of a larger value that lies in this memory."""
     return 0 if stack.memory_space != space else -(-group.size * ITEM_BITS[stack.dtype] // 8)
-
-
-def _origin(computation: Computation, name: str) -> str:
-    """The launch, parameter or element behind a view of it."""
-    while (one := computation.by_name[name]).opcode == "bitcast":
-        name = one.operands[0]
-    return name
 
 
 def _inside(flow: Flow, computation: Computation, one: Instruction) -> Iterator[int]:

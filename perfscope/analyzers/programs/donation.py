@@ -19,26 +19,19 @@ from perfscope.analyzers.hlo.buffers import LiveValue, arena_of, live_peak_bytes
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.hlo.views import SAME_BUFFER, SAME_ORDER, UPDATES, made_by, sources
 from perfscope.model.trace import Trace
 
-_IN_ORDER = frozenset(
-    {
-        "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "cbrt", "ceil", "clamp", "compare", "convert",
-        "copy", "copy-done", "copy-start", "cosine", "divide", "erf", "exponential", "exponential-minus-one", "floor",
-        "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power",
-        "reduce-precision", "remainder", "reshape", "rsqrt", "select", "sign", "sine", "sqrt", "subtract",
-        "tanh", "xor",
-    }
-)  # fmt: skip
+_IN_ORDER = SAME_ORDER | {
+    "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "copy-done", "copy-start", "cosine", "divide",
+    "erf", "exponential", "exponential-minus-one", "floor", "log", "log-plus-one", "logistic", "maximum", "minimum",
+    "multiply", "negate", "not", "or", "power", "remainder", "rsqrt", "select", "sign", "sine", "sqrt", "subtract",
+    "tanh", "xor",
+}  # fmt: skip
 """Every element of the result is computed from those at the same place."""
 
-_COPIES = frozenset(
-    {"bitcast", "bitcast-convert", "convert", "copy", "copy-done", "copy-start", "reshape", "reduce-precision"}
-)
+_COPIES = SAME_ORDER | {"copy-done", "copy-start"}
 """Those of them that compute nothing: a result that is a copy of its argument is no new state."""
-
-_UPDATES = frozenset({"dynamic-update-slice", "scatter"})
-"""Opcodes that change some elements of their first operand."""
 
 _DIFFERENTIATED = ("jvp(", "transpose(")
 """Parts of a path by which JAX marks a forward and a backward pass: an update passes through neither, and the gradient
@@ -179,7 +172,7 @@ def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[i
                 following += value.names
             elif any(mark in one.op_name for mark in _DIFFERENTIATED):
                 continue
-            elif one.opcode in _UPDATES:
+            elif one.opcode in UPDATES:
                 following += value.operands[:1]
                 in_place = True
             elif one.opcode in _IN_ORDER:
@@ -193,26 +186,21 @@ def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[i
 
 def _maker(module: HloModule, name: str) -> str:
     """The instruction of the entry that writes a value, behind the views of it."""
-    entry = module.entry_computation()
-    one = entry.by_name[name]
-    while one.opcode in ("bitcast", "get-tuple-element") and one.operands:
-        one = entry.by_name[one.operands[0]]
-    return one.name
+    return made_by(module.entry_computation(), name).name
 
 
 def _last_reads(module: HloModule, schedule: Schedule) -> dict[str, int]:
     """Position of the last instruction of the entry that reads a value or a view of it."""
     entry = module.entry_computation()
-    behind: dict[str, str] = {}
-    last: dict[str, int] = {}
-    for one in entry.instructions:
-        for operand in one.operands:
-            source = behind.get(operand, operand)
-            if one.opcode == "bitcast":
-                behind[one.name] = source
-            elif not (one.is_root and one.opcode == "tuple"):
-                last[source] = max(last.get(source, 0), schedule.positions[one.name])
-    return last
+    behind = sources(entry)
+    return {
+        name: schedule.positions[one.name]
+        for one in entry.instructions
+        if one.opcode not in SAME_BUFFER
+        for operand in one.operands
+        for part in behind[operand]
+        for name, _ in part
+    }
 
 
 def _peaks(module: HloModule, schedule: Schedule, outputs: frozenset[int]) -> tuple[int, int, bool]:

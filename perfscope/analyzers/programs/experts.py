@@ -16,15 +16,11 @@ from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import Computation, Instruction
 from perfscope.analyzers.hlo.program import costs, primitive
 from perfscope.analyzers.hlo.roofline import roof_of
+from perfscope.analyzers.hlo.views import Fusions, fusions_of, path_across
 from perfscope.model.trace import Trace
 
 RAGGED = ("ragged_dot", "ragged_dot_general")
 """Primitives of JAX."""
-
-_VIEWS = frozenset({"bitcast", "copy", "transpose", "convert", "reshape"})
-
-_MOST_STEPS = 100
-"""From a factor to what makes it; two fusions that share a body could lead in a circle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +74,7 @@ def dense_ragged(trace: Trace) -> tuple[DenseRagged, ...]:
     found = []
     for cost in trace.fact(costs):
         products = [row for row in cost.rows if _is_product(row)]
-        callers = {
-            one.called[0]: (computation, one)
-            for computation, one in cost.module.instructions()
-            if one.opcode == "fusion" and one.called
-        }
+        callers = fusions_of(cost.module)
         masked = {id(row): _masked(cost, row, callers) for row in products}
         rows = [row for row in products if masked[id(row)] or primitive(row.instruction.op_name) in RAGGED]
         told: dict[tuple[str | None, int | None], int] = {}
@@ -106,7 +98,7 @@ def _is_product(row: InstructionCost) -> bool:
     )
 
 
-def _rows_bytes(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Computation, Instruction]]) -> int:
+def _rows_bytes(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> int:
     computation, names = cost.module.computations[row.computation], row.instruction.operands[:2]
     masked = [name for name in names if _groups_masking(cost, row, name, callers) is not None]
     return max(computation.by_name[name].shape.bytes for name in masked or names)
@@ -117,10 +109,10 @@ def _line(row: InstructionCost) -> tuple[str | None, int | None]:
     return row.instruction.file, row.instruction.line
 
 
-def _groups(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Computation, Instruction]]) -> int | None:
+def _groups(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> int | None:
     """The leading dimension of one factor that is a dimension of the other too, both of rank three."""
     computation = cost.module.computations[row.computation]
-    shapes = [_origin(computation, name, callers) for name in row.instruction.operands[:2]]
+    shapes = [_behind(cost, computation, name, callers)[1].shape.dims for name in row.instruction.operands[:2]]
     if len(shapes) < 2:
         return None
     for matrices, rows in ((shapes[1], shapes[0]), (shapes[0], shapes[1])):
@@ -129,15 +121,13 @@ def _groups(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Com
     return None
 
 
-def _masked(cost: ModuleCost, row: InstructionCost, callers: dict[str, tuple[Computation, Instruction]]) -> int | None:
+def _masked(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> int | None:
     """Groups of the mask on one of the two factors."""
     found = (_groups_masking(cost, row, name, callers) for name in row.instruction.operands[:2])
     return next((groups for groups in found if groups is not None), None)
 
 
-def _groups_masking(
-    cost: ModuleCost, row: InstructionCost, name: str, callers: dict[str, tuple[Computation, Instruction]]
-) -> int | None:
+def _groups_masking(cost: ModuleCost, row: InstructionCost, name: str, callers: Fusions) -> int | None:
     computation, one = _behind(cost, cost.module.computations[row.computation], name, callers)
     if one.opcode != "select" or len(one.operands) != 3:
         return None
@@ -174,45 +164,7 @@ def _groups_of_mask(computation: Computation, mask: Instruction, dims: tuple[int
     return length if length > 1 and length in dims else None
 
 
-def _behind(
-    cost: ModuleCost, computation: Computation, name: str, callers: dict[str, tuple[Computation, Instruction]]
-) -> tuple[Computation, Instruction]:
-    """What makes a factor: through views, out of the fusion it is a parameter of, into the fusion that made it."""
-    one = computation.by_name[name]
-    for _ in range(_MOST_STEPS):
-        if one.opcode in _VIEWS and one.operands:
-            one = computation.by_name[one.operands[0]]
-        elif (outside := _argument(computation, one, callers)) is not None:
-            computation, one = outside
-        elif one.opcode == "fusion" and one.called and not one.shape.parts:
-            computation = cost.module.computations[one.called[0]]
-            one = computation.root
-        else:
-            break
-    return computation, one
-
-
-def _origin(
-    computation: Computation, name: str, callers: dict[str, tuple[Computation, Instruction]]
-) -> tuple[int, ...]:
-    """Dimensions of what a factor is a view of, followed out of the fusion into what feeds it."""
-    one = computation.by_name[name]
-    while True:
-        if one.opcode in _VIEWS and one.operands:
-            one = computation.by_name[one.operands[0]]
-        elif (outside := _argument(computation, one, callers)) is not None:
-            computation, one = outside
-        else:
-            return one.shape.dims
-
-
-def _argument(
-    computation: Computation, one: Instruction, callers: dict[str, tuple[Computation, Instruction]]
-) -> tuple[Computation, Instruction] | None:
-    """What a parameter of a fusion's body is outside."""
-    if one.parameter_number is None or computation.name not in callers:
-        return None
-    holder, caller = callers[computation.name]
-    if one.parameter_number >= len(caller.operands):
-        return None
-    return holder, holder.by_name[caller.operands[one.parameter_number]]
+def _behind(cost: ModuleCost, computation: Computation, name: str, callers: Fusions) -> tuple[Computation, Instruction]:
+    """What makes a factor."""
+    *_, made = path_across(cost.module, callers, computation, name)
+    return made

@@ -8,15 +8,25 @@ Matrix products are not computed twice, so one whose result something else needs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.program import CONTROL, NO_WORK, Runs, control_runs, fused
+from perfscope.analyzers.hlo.program import CONTROL, Runs, control_runs, fused
 from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import compute_ns
+from perfscope.analyzers.hlo.views import (
+    MOVES_NOTHING,
+    SAME_BUFFER,
+    SAME_ORDER,
+    UPDATES,
+    Parts,
+    Source,
+    made_by,
+    sources,
+)
 from perfscope.analyzers.programs.saving import Part, bytes_ns
 from perfscope.model.trace import Trace
 
@@ -85,13 +95,15 @@ def round_trips_of(module: HloModule) -> Iterator[RoundTrip]:
 
 
 def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> Iterator[RoundTrip]:
-    order = [one for one in computation.instructions if one.opcode not in NO_WORK]
+    order = [one for one in computation.instructions if one.opcode not in MOVES_NOTHING]
     position = {one.name: index for index, one in enumerate(order)}
-    for (name, index), value in _values(computation).items():
+    # nothing is fused across a barrier
+    behind = sources(computation, lambda one: one.operands[0] if one.opcode == "bitcast" else None)
+    for (name, part), value in _values(computation, behind).items():
         producer = computation.by_name[name]
         if not value.users or not _can_produce(module, producer) or value.shape.memory_space:
             continue
-        able = tuple(one for one in value.users if _can_consume(module, computation, one, (name, index)))
+        able = tuple(one for one in value.users if _can_consume(module, one, _slots(behind, one, (name, part))))
         product = any(one.opcode in PRODUCTS for one in fused(module, producer))
         if product:
             able = tuple(one for one in able if not _reduces(module, one) or is_softmax(module, one))
@@ -111,42 +123,25 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
         )
 
 
-def _values(computation: Computation) -> dict[tuple[str, int | None], _Value]:
-    """Every value a launched instruction writes, (instruction, part of its tuple), with who uses it."""
-    origin: dict[str, tuple[str, int | None]] = {}
-    values: dict[tuple[str, int | None], _Value] = {}
+def _values(computation: Computation, behind: Mapping[str, Parts]) -> dict[Source, _Value]:
+    """Every value a launched instruction writes, with who uses it; ``behind``: the computation's `sources`."""
+    values: dict[Source, _Value] = {}
     for one in computation.instructions:
-        if one.opcode == "get-tuple-element":
-            whole, _ = origin[one.operands[0]]
-            origin[one.name] = (whole, _index(one))
-        elif one.opcode == "bitcast":
-            origin[one.name] = origin[one.operands[0]]
-        else:
-            origin[one.name] = (one.name, None)
-        made = origin[one.name]
-        parts = [(made, one.shape)]
-        if made == (one.name, None) and one.shape.dtype == "tuple":
-            parts = [((one.name, part), shape) for part, shape in enumerate(one.shape.parts)]
-        for key, shape in parts:
-            values.setdefault(key, _Value(shape))
-        for operand in one.operands:
-            value = values.get(origin[operand])
-            if value is None or one.opcode in ("bitcast", "get-tuple-element"):
-                continue
-            if one.opcode in NO_WORK or one.opcode in CONTROL:
+        for part in behind[one.name]:
+            for source in part:
+                if source[0] == one.name:
+                    values[source] = _Value(one.shape.parts[source[1][0]] if source[1] else one.shape)
+        if one.opcode in ("bitcast", "get-tuple-element"):
+            continue
+        for source in (source for operand in one.operands for part in behind[operand] for source in part):
+            value = values[source]
+            if one.opcode in MOVES_NOTHING or one.opcode in CONTROL:
                 value.kept = True
             elif not value.users or value.users[-1] is not one:
                 value.users.append(one)
-        if one.is_root:
-            for key in [made, *((one.name, part) for part in range(len(one.shape.parts)))]:
-                if key in values:
-                    values[key].kept = True
+    for source in (source for part in behind[computation.root.name] for source in part):
+        values[source].kept = True
     return values
-
-
-def _index(one: Instruction) -> int:
-    text = one.attributes.get("index", "")
-    return int(text) if text.isdecimal() else 0
 
 
 def _can_produce(module: HloModule, one: Instruction) -> bool:
@@ -154,19 +149,24 @@ def _can_produce(module: HloModule, one: Instruction) -> bool:
     if not _is_own_kernel(one, products=True):
         return False
     roots = {inner.opcode for inner in _roots(module, one)}
-    return not roots & {"dynamic-update-slice", "scatter", "dynamic-slice", "slice", "parameter"}
+    return not roots & (UPDATES | {"dynamic-slice", "slice", "parameter"})
 
 
-def _can_consume(module: HloModule, computation: Computation, one: Instruction, value: tuple[str, int | None]) -> bool:
-    """An elementwise or reducing kernel that reads all of the value."""
+def _can_consume(module: HloModule, one: Instruction, slots: Sequence[int]) -> bool:
+    """An elementwise or reducing kernel that reads all of the value, which these operands are."""
     if not _is_own_kernel(one, products=False):
         return False
     inner = tuple(fused(module, one))
     if any(step.opcode in PRODUCTS for step in inner):
         return False
     if one.opcode != "fusion":
-        return one.opcode not in _SLICES | {"dynamic-update-slice", "scatter"}
-    return all(not _only_sliced(module, one, slot) for slot in _slots(computation, one, value))
+        return one.opcode not in _SLICES | UPDATES
+    return all(not _only_sliced(module, one, slot) for slot in slots)
+
+
+def _slots(behind: Mapping[str, Parts], one: Instruction, value: Source) -> list[int]:
+    """Operand numbers of ``one`` that are the value or a view of it."""
+    return [slot for slot, operand in enumerate(one.operands) if behind[operand] == ((value,),)]
 
 
 def _reduces(module: HloModule, one: Instruction) -> bool:
@@ -191,7 +191,7 @@ def _is_own_kernel(one: Instruction, *, products: bool) -> bool:
         return one.fusion_kind in _FUSING_KINDS or kind == _TRITON or (products and kind.startswith(_TRITON))
     name = one.opcode.removesuffix("-start").removesuffix("-done")
     collective = name.startswith(("all-", "collective-", "reduce-scatter", "ragged-all", "async"))
-    return one.opcode not in NO_WORK | CONTROL | _UNFUSABLE and not collective
+    return one.opcode not in MOVES_NOTHING | CONTROL | _UNFUSABLE and not collective
 
 
 def _fusion_backend(one: Instruction) -> str:
@@ -208,45 +208,26 @@ def _roots(module: HloModule, one: Instruction) -> list[Instruction]:
     roots = [body.root]
     if body.root.opcode == "tuple":
         roots = [body.by_name[name] for name in body.root.operands]
-    return [_behind_views(body, root) for root in roots]
-
-
-def _behind_views(body: Computation, one: Instruction) -> Instruction:
-    while one.opcode in ("bitcast", "copy", "convert") and one.operands:
-        one = body.by_name[one.operands[0]]
-    return one
-
-
-def _slots(computation: Computation, one: Instruction, value: tuple[str, int | None]) -> list[int]:
-    """Operand numbers of ``one`` that are the value, seen through bitcasts."""
-    return [slot for slot, operand in enumerate(one.operands) if _origin(computation, operand) == value]
-
-
-def _origin(computation: Computation, name: str) -> tuple[str, int | None]:
-    one = computation.by_name[name]
-    index: int | None = None
-    while one.opcode in ("bitcast", "get-tuple-element"):
-        if one.opcode == "get-tuple-element":
-            index = _index(one)
-        one = computation.by_name[one.operands[0]]
-    return one.name, index
+    return [made_by(body, root.name, SAME_ORDER) for root in roots]
 
 
 def _only_sliced(module: HloModule, one: Instruction, slot: int) -> bool:
     """Whether a fusion reads parts of an operand only, or updates it in place."""
     body = module.computations[one.called[0]]
-    wanted = {inner.name for inner in body.instructions if inner.parameter_number == slot}
-    parts, users = True, 0
-    for inner in body.instructions:
-        if wanted.isdisjoint(inner.operands):
-            continue
-        if inner.opcode == "bitcast":
-            wanted.add(inner.name)
-            continue
-        users += 1
-        in_place = inner.opcode in ("dynamic-update-slice", "scatter") and inner.operands[0] in wanted
-        parts = parts and (inner.opcode in _SLICES or in_place)
-    return parts and users > 0
+    behind = sources(body)
+    wanted = next((inner.name for inner in body.instructions if inner.parameter_number == slot), "")
+
+    def reads(name: str) -> bool:
+        return any(source[0] == wanted for part in behind[name] for source in part)
+
+    readers = [
+        inner
+        for inner in body.instructions
+        if (inner.opcode not in SAME_BUFFER or inner is body.root) and any(map(reads, inner.operands))
+    ]
+    return bool(readers) and all(
+        inner.opcode in _SLICES or (inner.opcode in UPDATES and reads(inner.operands[0])) for inner in readers
+    )
 
 
 def touched_bytes(module: HloModule) -> int:
@@ -255,9 +236,9 @@ def touched_bytes(module: HloModule) -> int:
     for name, runs in control_runs(module).items():
         computation = module.computations[name]
         for one in computation.instructions:
-            if one.opcode in NO_WORK or one.opcode in CONTROL or one.opcode.endswith("-done"):
+            if one.opcode in MOVES_NOTHING or one.opcode in CONTROL or one.opcode.endswith("-done"):
                 continue
-            in_place = any(root.opcode in ("dynamic-update-slice", "scatter") for root in _roots(module, one))
+            in_place = any(root.opcode in UPDATES for root in _roots(module, one))
             written = 0 if in_place else one.shape.bytes
             total += runs.times * (written + sum(_read(module, computation, one, s) for s in range(len(one.operands))))
     return total

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES
-from perfscope.analyzers.hlo.flow import VIEWS, Flow
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.hlo.views import REPEATED, SAME_BUFFER, SAME_ORDER, Source, path, sources
 from perfscope.analyzers.programs.donation import updates
 from perfscope.model.memory import KnownBy, MemoryPhase
 from perfscope.model.trace.tables import MemoryCategory
@@ -126,40 +127,33 @@ class Owners:
         return found
 
     def _path_behind(self, one: Instruction) -> str:
-        while not one.op_name and one.opcode in ("bitcast", "get-tuple-element", "copy") and one.operands:
-            one = self._entry.by_name[one.operands[0]]
-        return one.op_name
+        behind = path(self._entry, one.name, SAME_BUFFER | SAME_ORDER)
+        return next((each.op_name for each, _ in behind if each.op_name), "")
 
 
-Key = tuple[str, tuple[int, ...]]
-"""An instruction and a part of its tuple."""
-
-
-def reads(schedule: Schedule) -> dict[Key, list[Instruction]]:
+def reads(schedule: Schedule) -> dict[Source, list[Instruction]]:
     """Who reads each value, views of it included. What a loop carries is read by whoever reads the loop's result."""
-    found: dict[Key, list[Instruction]] = {}
+    found: dict[Source, list[Instruction]] = {}
     for computation in schedule.computations.values():
-        parts: dict[str, list[frozenset[Key]]] = {}
-        """Of tuples and of views of arrays (then one part): the values behind them."""
+        behind = sources(computation)
+        carried: dict[Source, tuple[Source, ...]] = {
+            (one.name, (index,)): part
+            for one in computation.instructions
+            if one.opcode == "while" and one.operands
+            for index, part in enumerate(behind[one.operands[0]])
+        }
         for one in computation.instructions:
-            operands = [parts.get(name, [frozenset({(name, ())})]) for name in one.operands]
-            if one.opcode == "tuple":
-                parts[one.name] = [frozenset().union(*operand) for operand in operands]
+            if one.opcode in SAME_BUFFER:
                 continue
-            if one.opcode in ("bitcast", "opt-barrier", "optimization-barrier") and operands:
-                parts[one.name] = operands[0]
-                continue
-            if one.opcode == "get-tuple-element":
-                text = one.attributes.get("index", "")
-                index = int(text) if text.isdecimal() else 0
-                held = parts.get(one.operands[0], [])
-                own: frozenset[Key] = frozenset({(one.operands[0], (index,))})
-                parts[one.name] = [held[index] if index < len(held) else own]
-                continue
-            if one.opcode == "while" and operands:
-                parts[one.name] = [behind | {(one.name, (index,))} for index, behind in enumerate(operands[0])]
-            for key in {key for operand in operands for behind in operand for key in behind}:
-                found.setdefault(key, []).append(one)
+            waiting = [source for operand in one.operands for part in behind[operand] for source in part]
+            read: set[Source] = set()
+            while waiting:
+                source = waiting.pop()
+                if source not in read:
+                    read.add(source)
+                    waiting += carried.get(source, ())
+            for source in read:
+                found.setdefault(source, []).append(one)
     return found
 
 
@@ -183,7 +177,7 @@ def _reaches(flow: Flow, start: int) -> bool:
             seen.add(user)
             if _FORWARD in value.instruction.op_name:
                 return True
-            if number in value.names or value.instruction.opcode in VIEWS:
+            if number in value.names or value.instruction.opcode in REPEATED:
                 waiting.append(user)
     return False
 

@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from perfscope.analyzers.hlo.flow import VIEWS, Flow
+from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo.views import REPEATED, SAME_BUFFER, SAME_ELEMENTS, made_by, path
 
 _MOST_STEPS = 64
 """From an operand of a loop to the loop that made it: casts, views and copies in between."""
@@ -25,7 +26,7 @@ STACK_TRAFFIC = 4
 """Times that a value goes through memory for being kept by a loop over layers, whose stacks are filled, written to and
 read back by kernels of their own: 2.8 to 5.7 in programs of the workloads compiled for an H100."""
 
-_COPIES = VIEWS | {"slice"}
+_COPIES = REPEATED | {"slice"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +99,9 @@ def _hands_on(body: Computation, stacks: Collection[int]) -> bool:
     if body.root.opcode != "tuple":
         return False
     for element, name in enumerate(body.root.operands):
-        instruction = body.by_name[name]
-        source = body.by_name[instruction.operands[0]] if instruction.opcode == "get-tuple-element" else instruction
-        same = source.opcode == "parameter" and instruction.attributes.get("index") == str(element)
-        if element not in stacks and instruction.shape.dims and not same:
+        source, part = list(path(body, name))[-1]
+        same = source.opcode == "parameter" and part == (element,)
+        if element not in stacks and body.by_name[name].shape.dims and not same:
             return True
     return False
 
@@ -167,9 +167,7 @@ def _stacks(flow: Flow, loop: Instruction) -> Iterator[tuple[int, tuple[int, fro
     if body.root.opcode != "tuple":
         return
     for element, name in enumerate(body.root.operands):
-        writer = body.by_name[name]
-        while writer.opcode == "bitcast":
-            writer = body.by_name[writer.operands[0]]
+        writer = made_by(body, name, ("bitcast",))
         update = next(
             (
                 number
@@ -180,19 +178,15 @@ def _stacks(flow: Flow, loop: Instruction) -> Iterator[tuple[int, tuple[int, fro
         )
         if update is None or not writer.shape.elements or element >= len(start.operands):
             continue
-        first = entry.by_name[start.operands[element]]
-        makers = {writer.name, first.name}
-        while first.opcode in ("bitcast", "get-tuple-element", "copy") and first.operands:
-            first = entry.by_name[first.operands[0]]
-            makers.add(first.name)
-        yield element, (flow.values[update].operands[1], frozenset(makers))
+        begins = path(entry, start.operands[element], SAME_BUFFER | {"copy"})
+        yield element, (flow.values[update].operands[1], frozenset({writer.name, *(one.name for one, _ in begins)}))
 
 
 def _written(flow: Flow, number: int) -> Iterator[int]:
     """What computes a value, behind other layouts of it."""
     for one in flow.back([number]):
         for _ in range(_MOST_STEPS):
-            if flow.opcode(one) not in ("bitcast", "transpose", "reshape", "copy"):
+            if flow.opcode(one) not in SAME_ELEMENTS:
                 break
             one = next(flow.back(flow.values[one].operands[:1]), one)
         yield one

@@ -15,10 +15,11 @@ from perfscope.analyzers.checkpointing.jax_layers.layers import Layers, reached
 from perfscope.analyzers.checkpointing.jax_layers.unrolled import layers_of
 from perfscope.analyzers.checkpointing.step_model import Policy
 from perfscope.analyzers.hlo.cost.module import ModuleCost, hlo_costs
-from perfscope.analyzers.hlo.flow import POINTWISE, VIEWS, Flow, Value
+from perfscope.analyzers.hlo.flow import POINTWISE, Flow, Value
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo.views import REPEATED, SAME_ELEMENTS
 from perfscope.model.trace import Trace
 
 PRODUCTS = frozenset({"dot", "convolution", "custom-call"})
@@ -30,7 +31,7 @@ within its readers."""
 
 _FREE = frozenset({"constant", "iota", "partition-id", "replica-id", "parameter", "tuple"})
 _ARGUMENT = POINTWISE | _FREE | {"slice", "dynamic-slice", "concatenate", "sine", "cosine"}
-_MOVES = (VIEWS | {"slice", "pad", "concatenate"}) - {"convert", "broadcast"}
+_MOVES = (SAME_ELEMENTS | {"slice", "pad", "concatenate"}) - {"convert", "reduce-precision"}
 _CONTAINERS = ("fusion", "while", "call", "get-tuple-element")
 
 Keeps = Callable[[int], bool]
@@ -106,7 +107,7 @@ def again_of(flow: Flow, layers: Layers, keeps: Keeps) -> Again:
         elif _is_of_loop(value):  # a loop works in place on what it begins with
             computed.add(number)
             waiting.extend(value.names)
-        elif value.names or opcode in VIEWS:
+        elif value.names or opcode in REPEATED:
             waiting.extend(value.names or value.operands)
         elif opcode not in _FREE and not (layers.scope and _is_argument(flow, number, arguments)):
             computed.add(number)
@@ -120,7 +121,7 @@ def _is_input(flow: Flow, layers: Layers, number: int) -> bool:
     value = flow.values[number]
     if not layers.scope:
         return value.carried and value.computation.name == layers.body.name and bool(value.instruction.shape.dims)
-    if value.names or value.instruction.opcode in VIEWS | _FREE or not value.instruction.op_name:
+    if value.names or value.instruction.opcode in REPEATED | _FREE or not value.instruction.op_name:
         return False
     return scope_of(value.instruction.op_name).path[: len(layers.scope)] != layers.scope
 

@@ -10,8 +10,8 @@ from perfscope.analyzers.hlo.collectives import Collective, collectives_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.types import phase_of
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.program import NO_WORK
 from perfscope.analyzers.hlo.structure import callees_first
+from perfscope.analyzers.hlo.views import MOVES_NOTHING, SAME_BUFFER, sources
 
 BYTES = "bytes moved a run"
 FLOPS = "FLOPs a run"
@@ -39,8 +39,6 @@ UNITS: Mapping[str, str] = {
     PLAN_COLLECTIVES: "count", PLAN_WIRE: "bytes", PLAN_BLOCKED: "count", PLAN_BLOCKED_WIRE: "bytes",
 }  # fmt: skip
 """Exact metrics of a program that are taken apart by instruction, with their units."""
-
-_LOOKED_THROUGH = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "optimization-barrier"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +147,7 @@ def _ops_of(module: HloModule, cost: ModuleCost, name: str, inner: dict[str, tup
     for instruction in module.computations[name].instructions:
         if instruction.opcode == "fusion" and instruction.called:
             ops += _ops_of(module, cost, instruction.called[0], inner)
-        elif instruction.opcode not in NO_WORK:
+        elif instruction.opcode not in MOVES_NOTHING:
             row = cost.by_name.get((name, instruction.name))
             ops.append(Op(instruction, name, 0 if row is None else row.once.flops))
     inner[name] = tuple(ops)
@@ -172,15 +170,17 @@ def _link(module: HloModule, units: list[Unit]) -> dict[str, dict[str, tuple[str
 
 
 def origins(computation: Computation) -> dict[str, tuple[str, ...]]:
-    """Name -> the instructions whose values it is, seen through tuples, their elements and bitcasts."""
-    result: dict[str, tuple[str, ...]] = {}
-    for instruction in computation.instructions:
-        if instruction.opcode in _LOOKED_THROUGH or instruction.opcode.endswith(("-done", "-update")):
-            sources = dict.fromkeys(source for operand in instruction.operands for source in result[operand])
-            result[instruction.name] = tuple(sources)[:MOST_SOURCES]
-        else:
-            result[instruction.name] = (instruction.name,)
-    return result
+    """Name -> the instructions whose values it is, seen through views and the ends of asynchronous operations."""
+    made = sources(computation, _handed_on)
+    return {
+        name: tuple(dict.fromkeys(source for part in parts for source, _ in part))[:MOST_SOURCES]
+        for name, parts in made.items()
+    }
+
+
+def _handed_on(one: Instruction) -> str | None:
+    ends = one.opcode in SAME_BUFFER or one.opcode.endswith(("-done", "-update"))
+    return one.operands[0] if ends and one.operands else None
 
 
 MOST_SOURCES = 64

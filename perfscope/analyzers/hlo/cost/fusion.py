@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from perfscope.analyzers.hlo.module import Computation, Instruction, Shape
-
-POINTWISE = frozenset({"bitcast", "bitcast-convert", "convert", "copy", "reshape", "reverse", "transpose"})
-"""Each element of the result needs one of the operand, as in elementwise ops."""
+from perfscope.analyzers.hlo.views import SAME_BUFFER, UPDATES, path
 
 _WHOLE = frozenset(
     {
@@ -217,12 +215,13 @@ def _updates_in_place(
     """
     chain: list[Instruction] = []
     at = body.by_name[name]
-    while at.name not in in_place and at.name not in computed and at.operands:
-        if _updates(at, arrays):
-            chain.append(at)
-        elif at.opcode not in ("bitcast", "get-tuple-element"):
+    for at, _ in path(body, name, {*SAME_BUFFER, *UPDATES}):
+        if at.name in in_place or at.name in computed:
             break
-        at = body.by_name[at.operands[0]]
+        if at.opcode in UPDATES:
+            if not _updates(at, arrays):
+                break
+            chain.append(at)
     if at.name in in_place or (at.opcode == "parameter" and chain):
         in_place.update(one.name for one in chain)
         return sum(_update_elements(body, one) for one in chain)

@@ -19,6 +19,7 @@ from perfscope.analyzers.hlo.cost.ops import MOVES, NO_WORK, custom_call_work, o
 from perfscope.analyzers.hlo.cost.traffic import copy_traffic, fusion_traffic, op_traffic
 from perfscope.analyzers.hlo.cost.types import NO_PRODUCTS, NOTHING, Cost, Phase, Traffic, Work, cost_of, phase_of
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 
@@ -32,9 +33,6 @@ CONTAINERS = CONTROL | ASYNC | {"fusion"}
 """Opcodes whose arithmetic is that of the instructions in the computations they call."""
 
 FREE = Cost()
-
-_VIEWS = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
-"""Most instructions of a module: answered before anything is looked up."""
 
 
 class OnceCosts:
@@ -69,7 +67,7 @@ class OnceCosts:
         opcode = instruction.opcode
         if opcode in CONTROL:
             return self._control(computation, instruction)
-        if opcode.endswith(("-done", "-update")) or opcode in _VIEWS:
+        if opcode.endswith(("-done", "-update")) or opcode in MOVES_NOTHING:
             return FREE  # a start has the cost of what it starts
         operands = [computation.by_name[name].shape for name in instruction.operands]
         if opcode in ASYNC and instruction.called and opcode != "fusion-start":

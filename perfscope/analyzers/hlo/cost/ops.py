@@ -21,6 +21,7 @@ from perfscope.analyzers.hlo.cost.products import (
 )
 from perfscope.analyzers.hlo.cost.types import Work, product_work
 from perfscope.analyzers.hlo.module import Instruction, Shape
+from perfscope.analyzers.hlo.views import MOVES_NOTHING
 
 ARITHMETIC = frozenset(
     {
@@ -41,16 +42,12 @@ TRANSCENDENTAL = frozenset(
 )  # fmt: skip
 """One transcendental an element of the result."""
 
-NO_ARITHMETIC = frozenset(
-    {
-        "add-dependency", "after-all", "bitcast", "bitcast-convert", "broadcast", "concatenate", "constant", "copy",
-        "copy-done", "copy-start", "domain", "dynamic-reshape", "dynamic-slice", "dynamic-update-slice", "gather",
-        "get-dimension-size", "get-tuple-element", "infeed", "iota", "opt-barrier", "optimization-barrier", "outfeed",
-        "pad", "parameter", "partition-id", "replica-id", "reshape", "reverse", "set-dimension-size", "slice",
-        "transpose", "tuple", "recv", "recv-done", "send", "send-done", "collective-permute", "all-gather",
-        "all-to-all", "ragged-all-to-all", "collective-broadcast",
-    }
-)  # fmt: skip
+NO_ARITHMETIC = MOVES_NOTHING | {
+    "bitcast-convert", "broadcast", "concatenate", "copy", "copy-done", "copy-start", "dynamic-reshape",
+    "dynamic-slice", "dynamic-update-slice", "gather", "infeed", "iota", "outfeed", "pad", "reshape", "reverse",
+    "slice", "transpose", "recv", "recv-done", "send", "send-done", "collective-permute", "all-gather", "all-to-all",
+    "ragged-all-to-all", "collective-broadcast",
+}  # fmt: skip
 """They name, place or move values."""
 
 Applied = Callable[[int], "Work | None"]

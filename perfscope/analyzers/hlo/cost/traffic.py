@@ -7,15 +7,7 @@ from collections.abc import Iterable, Sequence
 from perfscope.analyzers.hlo.cost.fusion import BodyTraffic, arrays_of
 from perfscope.analyzers.hlo.cost.types import NOTHING, Traffic
 from perfscope.analyzers.hlo.module import ITEM_BITS, Instruction, Platform, Shape
-
-VIEWS = frozenset(
-    {
-        "add-dependency", "after-all", "bitcast", "constant", "domain", "get-dimension-size", "get-tuple-element",
-        "opt-barrier", "optimization-barrier", "parameter", "partition-id", "replica-id", "set-dimension-size",
-        "tuple",
-    }
-)  # fmt: skip
-"""Opcodes that name what is there already and move nothing."""
+from perfscope.analyzers.hlo.views import MOVES_NOTHING
 
 _HBM = 0
 _HOST = 5
@@ -65,7 +57,7 @@ def fusion_traffic(
 def op_traffic(instruction: Instruction, operands: Sequence[Shape], platform: Platform | None) -> Traffic:
     """An instruction that calls nothing, or only an operator. An operand used twice is read once."""
     opcode = instruction.opcode
-    if opcode in VIEWS:
+    if opcode in MOVES_NOTHING:
         return NOTHING
     if opcode in ("slice", "dynamic-slice", "gather") and operands:
         touched = elements_bytes(instruction.shape.elements, operands[0], platform)

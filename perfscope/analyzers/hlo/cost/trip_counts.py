@@ -10,11 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from perfscope.analyzers.hlo.module import Computation, Instruction
-
-_SAME = frozenset({"bitcast", "copy"})
-"""Opcodes whose value is that of their operand."""
-_MOST_COPIES = 16
-"""Copies of a counter in a row that are looked behind; compilers make one or two."""
+from perfscope.analyzers.hlo.views import SAME_ORDER, made_by
 
 
 def with_trip_counts(computations: Mapping[str, Computation]) -> dict[str, Computation]:
@@ -58,12 +54,7 @@ def _trip_count(computations: Mapping[str, Computation], around: Computation, lo
 
 def _plain(computation: Computation, name: str) -> Instruction:
     """The instruction a value comes from, behind copies of it."""
-    found = computation.by_name[name]
-    for _ in range(_MOST_COPIES):
-        if found.opcode not in _SAME or not found.operands:
-            break
-        found = computation.by_name[found.operands[0]]
-    return found
+    return made_by(computation, name, SAME_ORDER)
 
 
 def _constant(computation: Computation, name: str) -> int | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.program import NO_WORK, program_label
+from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.analyzers.programs import hot_instructions
 from perfscope.analyzers.programs.fusion import RoundTrip, round_trips
 from perfscope.dashboards.web.views._graphs import MOST_NODES, Box, Edge, Node, Subject
@@ -105,7 +106,9 @@ def program_subjects(trace: Trace) -> Iterator[Subject]:
 def _largest(module: HloModule) -> list[str]:
     """Of a program without any times: instructions of the entry with the largest results."""
     instructions = [
-        instruction for instruction in module.entry_computation().instructions if instruction.opcode not in NO_WORK
+        instruction
+        for instruction in module.entry_computation().instructions
+        if instruction.opcode not in MOVES_NOTHING
     ]
     return [
         instruction.name
@@ -234,7 +237,7 @@ class _Program:
                     left.add(other.name)
                     continue
                 kept[other.name] = other
-                if other.opcode not in NO_WORK:  # through a loop's state everything is near everything
+                if other.opcode not in MOVES_NOTHING:  # through a loop's state everything is near everything
                     layer.append(other)
         return sorted(kept.values(), key=lambda instruction: self.position[instruction.name]), len(left - set(kept))
 
@@ -293,7 +296,8 @@ class _Program:
         return Node(
             name=instruction.name, what=f"{what} {shape_text(instruction.shape)}", line=_place(instruction),
             bytes=instruction.shape.bytes,
-            ns=self._ns(instruction), text="\n".join(lines), chosen=chosen, runs=instruction.opcode not in NO_WORK,
+            ns=self._ns(instruction), text="\n".join(lines), chosen=chosen,
+            runs=instruction.opcode not in MOVES_NOTHING,
         )  # fmt: skip
 
 

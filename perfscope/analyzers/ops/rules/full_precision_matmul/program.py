@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.types import Cost, Product
-from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.hlo.products import casts, fusions_of, kernels_of
+from perfscope.analyzers.hlo.products import casts, kernels_of
 from perfscope.analyzers.hlo.program import costs, primitive, where_of
 from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import roof_of
+from perfscope.analyzers.hlo.views import Fusions, fusions_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.saving import Part, Price, price
 from perfscope.model.finding import AbstainError, Finding, Severity, Where
@@ -98,7 +98,7 @@ def _of_cpu(cost: ModuleCost) -> list[_Full]:
     return [one for one in found if not (own if one.kind.dtype == "f64" else _widened(cost, one.row, callers))]
 
 
-def _widened(cost: ModuleCost, row: InstructionCost, callers: Mapping[str, tuple[str, Instruction]]) -> bool:
+def _widened(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> bool:
     """Whether XLA made the operands wide: a cast that the program does not have."""
     return any(
         made.opcode == "convert" and primitive(made.op_name) != "convert_element_type" and source.shape.dtype in _NARROW

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.hlo.module import Platform
 from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
-from perfscope.analyzers.hlo.program import NO_WORK, fused, where_of
+from perfscope.analyzers.hlo.program import fused, where_of
+from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.attention_traffic import written_attention
 from perfscope.analyzers.programs.fusion import (
@@ -162,7 +163,7 @@ def _row(trip: RoundTrip, time: TripTime) -> dict[str, Cell]:
 
 
 def _main_opcode(trip: RoundTrip) -> str:
-    ops = [one.opcode for one in fused(trip.module, trip.producer) if one.opcode not in NO_WORK]
+    ops = [one.opcode for one in fused(trip.module, trip.producer) if one.opcode not in MOVES_NOTHING]
     return next(
         (op for op in ops if op in (*PRODUCTS, "reduce", "sort", "scatter", "transpose")), ops[-1] if ops else "copy"
     )
