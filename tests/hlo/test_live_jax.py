@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.parse.proto import module_of_proto
 from perfscope.analyzers.hlo.parse.text import module_of
@@ -93,7 +93,7 @@ def test_buffers_of_the_snapshot_cover_what_the_executable_reports(folder: Path)
         if stat.bytes_value
     ]
     (mine,) = (one for one in modules if one.name == "jit_loss")
-    timeline = memory_timeline(mine)
+    timeline = assigned_memory(mine)
     assert timeline is not None
     bound = sum(json.loads((folder / "sizes.json").read_text()))
     # the arena's fragmentation is all that the executable counts more

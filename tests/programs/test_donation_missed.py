@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.module import Alias, HloModule
 from perfscope.analyzers.hlo.parse.proto import module_of_proto
 from perfscope.analyzers.hlo.parse.thunks import Schedule
@@ -207,7 +207,7 @@ def test_the_predicted_peak_is_that_of_the_donating_twin() -> None:
     assert len(found.updates) == 43  # weights, two moments of each, and the counter
     giving = compiled("giving", donate_argnums=0)
     assert donation_of(giving) is None
-    twin = memory_timeline(giving)
+    twin = assigned_memory(giving)
     assert twin is not None
     assert 0 < found.saved_bytes < found.bytes
     # XLA put temporaries into what the results take: so much less is saved than their bytes

@@ -10,7 +10,7 @@ from perfscope.analyzers.checkpointing.jax_layers.recompute import predicted_rec
 from perfscope.analyzers.checkpointing.plans import Plan
 from perfscope.analyzers.checkpointing.simulate import Simulator, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.model.documents.compile_request import PolicyName
 from perfscope.model.trace import Trace
@@ -97,7 +97,7 @@ def compiled_step(trace: Trace, name: str) -> tuple[int, int] | None:
     steps = [
         (timeline.peak_bytes, recomputed_flops(trace, index))
         for index, module in enumerate(trace.hlo)
-        if module.name.partition("(")[0] == name and (timeline := memory_timeline(module)) is not None
+        if module.name.partition("(")[0] == name and (timeline := assigned_memory(module)) is not None
     ]
     return max(steps, default=None)
 

@@ -8,8 +8,9 @@ this was within 15% (it cannot know where XLA reuses a buffer for a value of the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,8 +25,7 @@ from perfscope.analyzers.hlo.module import (
 )
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.views import SAME_BUFFER, Parts, Source, sources, updated_operand
-from perfscope.model.live_bytes import peak
-from perfscope.model.trace import Trace
+from perfscope.model.live_bytes import NEVER, peak
 
 _MOST_BYTES = 1 << 50
 """Of one value, more than any memory has; sums stay within 64 bits."""
@@ -133,88 +133,99 @@ def _handed_on(module: HloModule, one: Instruction) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTimeline:
+class AssignedMemory:
     """Memory of one module in HBM (the host's memory on CPU). Sizes are bytes, as XLA assigned them."""
 
-    module: str
     whole_run_bytes: int
     """Allocations that live from start to end: parameters, constants, outputs outside the arena."""
-    arena_bytes: int
-    """Size of the arena that holds temporaries: ``peak_arena_bytes`` and what fragmentation adds."""
     peak_arena_bytes: int
     """Most bytes of the arena live at once."""
-    peak_instruction: str
-    """The instruction whose buffer made it so; ``''`` where nothing lies in the arena."""
     live_at_peak: tuple[LogicalBuffer, ...]
     """Buffers of the arena that are live then, largest first."""
-    instructions: tuple[str, ...]
-    """Instruction of every event of the replay, in schedule order."""
-    live_bytes: tuple[int, ...]
-    """Bytes in use after each of them, with ``whole_run_bytes``."""
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes in use at once: what xprof's memory viewer shows."""
         return self.whole_run_bytes + self.peak_arena_bytes
 
-    @property
-    def fragmentation_bytes(self) -> int:
-        """Bytes of the arena that no buffer uses even at the peak."""
-        return self.arena_bytes - self.peak_arena_bytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arena:
     """The heap trace that counts, and the allocations that its buffers lie in."""
 
+    assignment: BufferAssignment
     events: tuple[HeapEvent, ...]
     allocations: frozenset[int]
     """Their indices; empty where a program has no temporaries."""
 
+    def lasting(self) -> Iterator[BufferAllocation]:
+        """Allocations of device memory that live from start to end."""
+        return (
+            one for one in self.assignment.allocations if in_device_memory(one) and one.index not in self.allocations
+        )
+
 
 @dataclass(slots=True, kw_only=True)
-class _Replay:
-    """A heap trace played from its first event to its last."""
+class ArenaBlock:
+    """A buffer of the arena while it lives, and what shares its memory. Half open; `NEVER`: it is not freed."""
 
-    live: int = 0
-    peak: int = 0
-    peak_event: int = -1
-    after: list[int] = field(default_factory=list)
-    owners: dict[int, int] = field(default_factory=dict)
-    """Block of memory -> the live buffers in it; a block is the buffer that came first."""
-
-
-def hlo_memory(trace: Trace) -> tuple[MemoryTimeline, ...]:
-    """The timeline of every module whose buffer assignment is known, in the order of ``trace.hlo``."""
-    found = (memory_timeline(module) for module in trace.hlo)
-    return tuple(one for one in found if one is not None)
+    buffer: LogicalBuffer
+    """The one that came first."""
+    start: int
+    end: int = NEVER
+    written: list[LogicalBuffer]
+    """Buffers that are written into it, the first first."""
 
 
-def memory_timeline(module: HloModule) -> MemoryTimeline | None:
-    """The timeline of a module; ``None`` where its temporaries cannot be replayed.
+def assigned_memory(module: HloModule) -> AssignedMemory | None:
+    """The memory of a module as XLA assigned it; ``None`` where its temporaries cannot be replayed.
 
     HLO text carries no buffer assignment, and some protos carry one without a heap trace.
     """
     arena = arena_of(module)
     if arena is None:
         return None
-    assignment = module.buffer_assignment
-    assert assignment is not None
-    events, arenas = arena.events, arena.allocations
-    replay = _replayed(assignment, events)
-    whole_run = sum(one.size for one in assignment.allocations if in_device_memory(one) and one.index not in arenas)
-    at_peak = _replayed(assignment, events[: replay.peak_event + 1]).owners
-    live = [assignment.buffers[block] for block, count in at_peak.items() if count]
-    return MemoryTimeline(
-        module=module.name,
-        whole_run_bytes=whole_run,
-        arena_bytes=sum(one.size for one in assignment.allocations if one.index in arenas),
-        peak_arena_bytes=replay.peak,
-        peak_instruction=events[replay.peak_event].instruction if replay.peak_event >= 0 else "",
+    blocks = _replayed(arena.assignment, arena.events)
+    position, most = _peak(blocks)
+    live = [one.buffer for one in blocks if one.start <= position < one.end]
+    return AssignedMemory(
+        whole_run_bytes=sum(one.size for one in arena.lasting()),
+        peak_arena_bytes=most,
         live_at_peak=tuple(sorted(live, key=lambda buffer: -buffer.size)),
-        instructions=tuple(event.instruction for event in events),
-        live_bytes=tuple(whole_run + live for live in replay.after),
     )
+
+
+def arena_blocks(arena: Arena, schedule: Schedule) -> list[ArenaBlock]:
+    """Blocks of the arena, in positions of the schedule.
+
+    A block that is freed and shared at once was never anyone else's, and is one.
+    """
+    positions: list[int] = []
+    groups: list[int] = []
+    place, group, frees = -1, 0, True
+    for event in arena.events:
+        if event.kind != "free":
+            # what is handed out after a free must come later than what was before it, also where its instruction
+            # is not known
+            place = max(schedule.positions.get(event.instruction, place), place + frees)
+            group += frees
+        frees = event.kind == "free"
+        positions.append(place)
+        groups.append(group)
+    found: list[ArenaBlock] = []
+    latest: dict[int, ArenaBlock] = {}
+    for block in _replayed(arena.assignment, arena.events):
+        before = latest.get(block.buffer.id)
+        if before is not None and groups[block.start] == groups[before.end] + 1:
+            before.end = block.end
+            before.written += block.written
+        else:
+            latest[block.buffer.id] = block
+            found.append(block)
+    for block in found:
+        block.start = positions[block.start]
+        block.end = NEVER if block.end == NEVER else positions[block.end] + 1
+    return found
 
 
 def arena_of(module: HloModule) -> Arena | None:
@@ -228,10 +239,10 @@ def arena_of(module: HloModule) -> Arena | None:
         if any(_is_temporary(one) for one in assignment.allocations) and not any(assignment.heap_traces):
             return None
         # a TPU program whose temporaries lie on the chip: what it has in memory (tuples) is traced nowhere, and lasts
-        return Arena(events=(), allocations=frozenset())
+        return Arena(assignment=assignment, events=(), allocations=frozenset())
     # one trace a memory space, or (older XLA) one a computation: the largest is the one that counts
-    events, arenas = max(traces, key=lambda one: _replayed(assignment, one[0]).peak)
-    return Arena(events=events, allocations=arenas)
+    events, arenas = max(traces, key=lambda one: _peak(_replayed(assignment, one[0]))[1])
+    return Arena(assignment=assignment, events=events, allocations=arenas)
 
 
 def in_device_memory(allocation: BufferAllocation) -> bool:
@@ -255,21 +266,36 @@ def _arenas(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> frozen
     )
 
 
-def _replayed(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> _Replay:
-    replay = _Replay()
+def _replayed(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> list[ArenaBlock]:
+    """Blocks by start; positions are those of the events."""
+    found: list[ArenaBlock] = []
     block_of: dict[int, int] = {}
+    latest: dict[int, ArenaBlock] = {}
+    owners: Counter[int] = Counter()
+    """Live buffers in each block."""
     for index, event in enumerate(events):
         if event.kind == "share_with" and event.share_with is not None:
             # what shares with a sharer shares its block
             block_of[event.buffer] = block_of.get(event.share_with, event.share_with)
-        block = block_of.get(event.buffer, event.buffer)
-        buffer = assignment.buffers.get(block)
-        if buffer is not None:
-            before = replay.owners.get(block, 0)
-            now = max(before - 1, 0) if event.kind == "free" else before + 1
-            replay.owners[block] = now
-            replay.live += buffer.size * ((now > 0) - (before > 0))
-        replay.after.append(replay.live)
-        if replay.live > replay.peak:
-            replay.peak, replay.peak_event = replay.live, index
-    return replay
+        number = block_of.get(event.buffer, event.buffer)
+        buffer = assignment.buffers.get(number)
+        if buffer is None:
+            continue
+        if event.kind == "free":
+            if owners[number] == 1:
+                latest[number].end = index
+            owners[number] = max(owners[number] - 1, 0)
+            continue
+        if not owners[number]:
+            latest[number] = ArenaBlock(buffer=buffer, start=index, written=[])
+            found.append(latest[number])
+        owners[number] += 1
+        if (written := assignment.buffers.get(event.buffer)) is not None:
+            latest[number].written.append(written)
+    return found
+
+
+def _peak(blocks: Sequence[ArenaBlock]) -> tuple[int, int]:
+    """``(position, bytes)`` of the first moment at which most is live."""
+    rows = np.array([(one.start, one.end, one.buffer.size) for one in blocks], np.int64).reshape(-1, 3)
+    return peak(*rows.T)

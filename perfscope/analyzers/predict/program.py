@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfscope.analyzers.devices.target import Target
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Thunks
@@ -118,7 +118,7 @@ def estimate(
     if times is None and buffers is not True and host.high > high.total:
         high = replace(high, gaps=high.gaps + host.high - high.total)
     step = Range(low=low.total, high=max(low.total, high.total))
-    memory = memory_timeline(module)
+    memory = assigned_memory(module)
     worst, best = (utilization(counted, target.device, time) for time in (step.high, step.low))
     return Estimate(
         program=module.name,

@@ -2,8 +2,8 @@
 
 Where the file carries XLA's buffer assignment, blocks are its own: those of the heap trace while they live, and the
 allocations that last for the whole run (arguments, constants, results outside the arena). The peak is that of
-``hlo_memory``, and so of xprof's memory viewer, to the byte. Elsewhere it is modelled from the schedule and the shapes
-(``hlo_liveness``), and the timeline says so.
+`assigned_memory`, and so of xprof's memory viewer, to the byte. Elsewhere it is modelled from the schedule and the
+shapes (`live_values`), and the timeline says so.
 
 Positions count the instructions that run, loops and branches laid out flat (``hlo.schedule``). XLA's trace has an order
 and no positions for what it frees: a buffer ends behind the last instruction that was handed memory before.
@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.hlo.buffers import Arena, arena_of, in_device_memory, live_values
+from perfscope.analyzers.hlo.buffers import Arena, arena_blocks, arena_of, in_device_memory, live_values
 from perfscope.analyzers.hlo.module import BufferAllocation, BufferAssignment, HloModule, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import device_memory_bytes
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.programs.owners import Owner, Owners
-from perfscope.model.live_bytes import Curve
+from perfscope.model.live_bytes import NEVER, Curve
 from perfscope.model.memory import BLOCKS, KnownBy, MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import MemoryCategory
@@ -65,7 +65,7 @@ def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
         if arena is None and not module.is_scheduled:
             continue
         schedule = Schedule(module)
-        blocks = _modelled(module, schedule) if arena is None else _assigned(module, arena, schedule)
+        blocks = _modelled(module, schedule) if arena is None else _assigned(arena, schedule)
         timeline = _timeline(program_label(module, trace), module, arena, schedule, blocks)
         found.append(
             timeline if module.platform == "cpu" else replace(timeline, capacity_bytes=device_memory_bytes(trace))
@@ -73,48 +73,23 @@ def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramBlock:
-    """A block of a program's memory, with everything that is written into it. Positions as in ``Schedule``."""
-
-    start: int
-    end: int
-    """Half open; behind the last position where it is held to the end."""
-    bytes: int
-    made: tuple[Made, ...]
-    """Who writes it, the first first: what shares the memory of another follows it."""
-    known: MemoryCategory | None
-    """What it is for where the assignment itself says so; else who makes it tells."""
-
-
-def program_blocks(module: HloModule, schedule: Schedule) -> tuple[ProgramBlock, ...]:
-    """All blocks of a program whose buffers XLA assigned, by start; none where the file does not say."""
-    arena = arena_of(module)
-    if arena is None:
-        return ()
-    blocks = _assigned(module, arena, schedule)
-    last = max([len(schedule) - 1, *(max(one.start, (one.end or 0) - 1) for one in blocks)])
-    return tuple(
-        ProgramBlock(
-            start=one.start,
-            end=last + 1 if one.end is None else one.end,
-            bytes=one.bytes,
-            made=tuple(one.made),
-            known=None if one.owner is None else one.owner[0],
+def _assigned(arena: Arena, schedule: Schedule) -> list[_Block]:
+    found = [_whole_run(allocation, arena.assignment, schedule) for allocation in arena.lasting()]
+    for block in arena_blocks(arena, schedule):
+        made = [(schedule.instructions[one.instruction], one.index) for one in block.written
+                if one.instruction in schedule.instructions]  # fmt: skip
+        end = None if block.end == NEVER else block.end
+        found.append(
+            _Block(
+                start=block.start,
+                end=end,
+                bytes=block.buffer.size,
+                number=block.buffer.id,
+                made=made,
+                lasts=end is None,
+            )
         )
-        for one in sorted(blocks, key=lambda one: (one.start, one.number))
-    )
-
-
-def _assigned(module: HloModule, arena: Arena, schedule: Schedule) -> list[_Block]:
-    assignment = module.buffer_assignment
-    assert assignment is not None
-    found = [
-        _whole_run(allocation, assignment, schedule)
-        for allocation in assignment.allocations
-        if in_device_memory(allocation) and allocation.index not in arena.allocations
-    ]
-    return found + _of_arena(arena, assignment, schedule)
+    return found
 
 
 def _whole_run(allocation: BufferAllocation, assignment: BufferAssignment, schedule: Schedule) -> _Block:
@@ -145,49 +120,6 @@ def _whole_run(allocation: BufferAllocation, assignment: BufferAssignment, sched
         before=allocation.is_parameter or allocation.is_constant,
         lasts=True,
     )
-
-
-def _of_arena(arena: Arena, assignment: BufferAssignment, schedule: Schedule) -> list[_Block]:
-    """The heap trace as blocks. A block is the buffer that came first; what shares its memory keeps it alive."""
-    found: list[_Block] = []
-    block_of: dict[int, int] = {}
-    owners: dict[int, int] = {}
-    rows: dict[int, _Block] = {}
-    place, group, frees = -1, 0, True
-    closed: dict[int, int] = {}
-    for event in arena.events:
-        if event.kind == "share_with" and event.share_with is not None:
-            block_of[event.buffer] = block_of.get(event.share_with, event.share_with)
-        number = block_of.get(event.buffer, event.buffer)
-        buffer = assignment.buffers.get(number)
-        if event.kind == "free":
-            frees = True
-        else:
-            # what is handed out after a free must come later than what was before it, also where its instruction
-            # is not known
-            place = max(schedule.positions.get(event.instruction, place), place + frees)
-            group += frees
-            frees = False
-        if buffer is None:
-            continue
-        before = owners.get(number, 0)
-        owners[number] = now = max(before - 1, 0) if event.kind == "free" else before + 1
-        if event.kind != "free":
-            if not before:
-                if number in rows and closed[number] == group - 1:
-                    rows[number].end = None  # freed for a moment, and shared: it was never anyone else's
-                else:
-                    rows[number] = _Block(start=place, end=None, bytes=buffer.size, number=number, made=[])
-                    found.append(rows[number])
-            maker = assignment.buffers.get(event.buffer)
-            if maker is not None and maker.instruction in schedule.instructions:
-                rows[number].made.append((schedule.instructions[maker.instruction], maker.index))
-        elif before and not now:
-            rows[number].end = place + 1
-            closed[number] = group
-    for one in found:
-        one.lasts = one.end is None
-    return found
 
 
 def _modelled(module: HloModule, schedule: Schedule) -> list[_Block]:
@@ -248,8 +180,7 @@ def _timeline(
         columns["phase"].append(owners.phase(_maker(one.made)[0]) if one.made else MemoryPhase.UNKNOWN)
     reserved = None
     if arena is not None:
-        assert module.buffer_assignment is not None
-        held = sum(one.size for one in module.buffer_assignment.allocations if in_device_memory(one))
+        held = sum(one.size for one in arena.assignment.allocations if in_device_memory(one))
         reserved = Curve(positions=np.zeros(1, np.int64), bytes=np.full(1, held, np.int64))
     return MemoryTimeline(
         space="program",

@@ -11,15 +11,24 @@ Whether the caller uses the argument again is not in the program.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perfscope.analyzers.hlo.buffers import LiveValue, arena_of, live_peak_bytes, live_values, memory_timeline
+import numpy as np
+
+from perfscope.analyzers.hlo.buffers import (
+    Arena,
+    LiveValue,
+    arena_blocks,
+    arena_of,
+    assigned_memory,
+    live_peak_bytes,
+    live_values,
+)
 from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.views import SAME_BUFFER, SAME_ORDER, UPDATES, made_by, sources
+from perfscope.model.live_bytes import peak
 from perfscope.model.trace import Trace
 
 _IN_ORDER = SAME_ORDER | {
@@ -210,65 +219,30 @@ def _peaks(module: HloModule, schedule: Schedule, outputs: frozenset[int]) -> tu
     makers = {_maker(module, name) for place, name in enumerate(_outputs(entry.root)) if place in outputs}
     taken = [one for one in values if outputs.intersection(one.outputs)]
     makers.update(one.instruction for one in taken)  # a loop's result lies where its first value was made
-    assigned = memory_timeline(module)
-    if assigned is None:
+    arena, assigned = arena_of(module), assigned_memory(module)
+    if arena is None or assigned is None:
         gone = set(map(id, taken))
         return live_peak_bytes(values), live_peak_bytes(one for one in values if id(one) not in gone), False
-    return assigned.peak_bytes, _assigned_peak(module, schedule, values, makers), True
+    return assigned.peak_bytes, _assigned_peak(arena, schedule, values, makers), True
 
 
-def _assigned_peak(module: HloModule, schedule: Schedule, values: tuple[LiveValue, ...], makers: set[str]) -> int:
-    """XLA's heap trace, with the allocations of these results given up and what else lay in them put into the arena."""
-    assignment, arena, timeline = module.buffer_assignment, arena_of(module), memory_timeline(module)
-    assert assignment is not None
-    assert arena is not None
-    assert timeline is not None
-    given_up = [
-        one
-        for one in assignment.allocations
-        if one.maybe_live_out
-        and not one.is_parameter
-        and one.index not in arena.allocations
-        and any(assignment.buffers[key].instruction in makers for key in one.buffers if key in assignment.buffers)
-    ]
+def _assigned_peak(arena: Arena, schedule: Schedule, values: tuple[LiveValue, ...], makers: set[str]) -> int:
+    """XLA's arena, with the allocations of these results given up and what else lay in them put into it."""
+    buffers = arena.assignment.buffers
+    made = {
+        one.index: [buffers[key] for key in one.buffers if key in buffers]
+        for one in arena.lasting()
+        if one.maybe_live_out and not one.is_parameter
+    }
+    given_up = {index for index, inside in made.items() if any(one.instruction in makers for one in inside)}
     ranges = {(one.instruction, one.part): one for one in values}
-    change: Counter[int] = Counter()
-    for allocation in given_up:
-        for key in allocation.buffers:
-            buffer = assignment.buffers.get(key)
-            if buffer is None or buffer.instruction in makers:
-                continue
-            held = ranges.get((buffer.instruction, buffer.index[0] if buffer.index else 0))
-            if held is not None:
-                change[held.start] += buffer.size
-                change[held.end] -= buffer.size
-    whole_run = timeline.whole_run_bytes - sum(one.size for one in given_up)
-    return (
-        whole_run
-        + max(_together(change, timeline.instructions, timeline.live_bytes, schedule), default=0)
-        - (timeline.whole_run_bytes if timeline.live_bytes else 0)
-    )
-
-
-def _together(
-    change: Counter[int], instructions: tuple[str, ...], live: tuple[int, ...], schedule: Schedule
-) -> Iterator[int]:
-    """Bytes of a heap trace and of other buffers together, after each event of either."""
-    others = sorted(change)
-    at, extra, before, place = 0, 0, live[0] if live else 0, 0
-    if not live:
-        for position in others:
-            extra += change[position]
-            yield extra
-        return
-    for instruction, bytes_after in zip(instructions, live, strict=True):
-        place = max(place, schedule.positions.get(instruction, place))
-        while at < len(others) and others[at] <= place:
-            extra += change[others[at]]
-            at += 1
-            yield before + extra
-        before = bytes_after
-        yield before + extra
+    rows = [(one.start, one.end, one.buffer.size) for one in arena_blocks(arena, schedule)]
+    for one in (one for index in given_up for one in made[index] if one.instruction not in makers):
+        value = ranges.get((one.instruction, one.index[0] if one.index else 0))
+        if value is not None:
+            rows.append((value.start, value.end, one.size))
+    whole_run = sum(one.size for one in arena.lasting() if one.index not in given_up)
+    return whole_run + peak(*np.array(rows, np.int64).reshape(-1, 3).T)[1]
 
 
 # Donated buffers that jax could not use, as it warned of them when a run of ours lowered the program.

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from perfscope.analyzers.devices.roofline import Bound
-from perfscope.analyzers.hlo.buffers import memory_timeline, peak_bytes
+from perfscope.analyzers.hlo.buffers import assigned_memory, peak_bytes
 from perfscope.analyzers.hlo.cost.module import ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import program_label
@@ -276,7 +276,7 @@ def _least(roofs: Sequence[InstructionRoof], device: ProgramDevice) -> LeastTime
 
 def _peak(module: HloModule) -> tuple[int, Peak] | None:
     """Peak memory of one run; ``None`` for a program that is not compiled yet, whose order is not known."""
-    timeline = memory_timeline(module)
+    timeline = assigned_memory(module)
     if timeline is not None:
         return timeline.peak_bytes, "assigned"
     if module.buffer_assignment is not None and module.buffer_assignment.allocations:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap, OpKey, op_key
 from perfscope.analyzers.compare.programs.row import LESS_LIVE, MORE_LIVE, ProgramRow
 from perfscope.analyzers.compare.programs.units import PEAK, PLAN_PEAK
-from perfscope.analyzers.hlo.buffers import MemoryTimeline, memory_timeline
+from perfscope.analyzers.hlo.buffers import AssignedMemory, assigned_memory
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.model.torch_plan import StepMemory, TorchPlan, category_label, memory_as_run
 
@@ -21,7 +21,7 @@ def peak_rows(
     base: HloModule, head: HloModule, lines: LineMap
 ) -> tuple[tuple[int, int] | None, tuple[ProgramRow, ...]]:
     """((base, head) bytes at the peak, rows that sum to the difference); ``None`` where a side does not say."""
-    sides = memory_timeline(base), memory_timeline(head)
+    sides = assigned_memory(base), assigned_memory(head)
     if sides[0] is None or sides[1] is None:
         return None, ()
     by_place = _by_place(base, sides[0], lines), _by_place(head, sides[1], NO_LINES)
@@ -67,14 +67,14 @@ def _by_line(step: StepMemory, lines: LineMap) -> dict[tuple[str, str], int]:
     return result
 
 
-def _by_place(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> dict[_Place, int]:
+def _by_place(module: HloModule, memory: AssignedMemory, lines: LineMap) -> dict[_Place, int]:
     result: dict[_Place, int] = {("", LASTING, ""): memory.whole_run_bytes}
     for key, size in _live(module, memory, lines):
         result[key] = result.get(key, 0) + size
     return result
 
 
-def _live(module: HloModule, memory: MemoryTimeline, lines: LineMap) -> Iterator[tuple[_Place, int]]:
+def _live(module: HloModule, memory: AssignedMemory, lines: LineMap) -> Iterator[tuple[_Place, int]]:
     wanted = {buffer.instruction for buffer in memory.live_at_peak}
     keys = {
         instruction.name: _key(module, instruction, lines)

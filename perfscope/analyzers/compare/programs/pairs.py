@@ -23,7 +23,7 @@ from perfscope.analyzers.compare.programs.units import (
     computation_digests,
 )
 from perfscope.analyzers.compare.runs.measures import LEAST_OF_PROGRAM, Measure
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.hlo.cost.module import CONTAINERS, ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.cost.types import phase_of
@@ -172,7 +172,7 @@ def _measures(cost: ModuleCost) -> Iterator[Measure]:
         if phase_of(row.instruction.op_name) == "recompute" and row.total.flops
     ]
     yield Measure(name=RECOMPUTED, unit="FLOP", value=sum(n for _, n in again), places=_by_line(again))
-    memory = memory_timeline(module)
+    memory = assigned_memory(module)
     if memory is not None:
         yield Measure(name=PEAK, unit="bytes", value=memory.peak_bytes)
 
