@@ -112,7 +112,7 @@ def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruct
     """Bytes of the group's values that a launch reads from a memory, each once."""
     if one.opcode == "copy-done":  # copy-start has read it
         return 0
-    read = {made_by(computation, name).name for name in one.operands}
+    read = {made_by(computation, name, ("bitcast",)).name for name in one.operands}
     numbers = [flow.numbers[computation.name, name] for name in read]
     whole = sum(
         result_of(flow.values[number].instruction).bytes
