@@ -48,13 +48,17 @@ class LiveValue:
 def peak_bytes(module: HloModule) -> int:
     """Bytes alive at the worst moment of one run, arguments and results included."""
     if module.buffer_assignment is not None:
-        return sum(one.size for one in module.buffer_assignment.allocations if not one.is_thread_local)
+        return sum(
+            allocation.size for allocation in module.buffer_assignment.allocations if not allocation.is_thread_local
+        )
     return live_peak_bytes(live_values(module, Schedule(module)))
 
 
 def live_peak_bytes(values: Iterable[LiveValue]) -> int:
     """Most bytes of the values that are alive at one position."""
-    rows = np.array([(one.start, one.end, min(one.bytes, _MOST_BYTES)) for one in values], np.int64).reshape(-1, 3)
+    rows = np.array([(value.start, value.end, min(value.bytes, _MOST_BYTES)) for value in values], np.int64).reshape(
+        -1, 3
+    )
     return peak(*rows.T)[1]
 
 
@@ -64,19 +68,19 @@ def live_values(module: HloModule, schedule: Schedule) -> tuple[LiveValue, ...]:
     A result that took a donated argument's memory is not listed beside it. Inside a loop arguments and results are
     the caller's. Linear in the module's instructions and tuple parts.
     """
-    found: list[LiveValue] = []
+    live_values: list[LiveValue] = []
     for name, computation in schedule.computations.items():
-        found += _values(module, computation, schedule, whole=name == module.entry)
-    return tuple(found)
+        live_values += _values(module, computation, schedule, whole=name == module.entry)
+    return tuple(live_values)
 
 
 def _values(module: HloModule, computation: Computation, schedule: Schedule, *, whole: bool) -> Iterator[LiveValue]:
     """``whole``: the entry, whose parameters count."""
-    buffers = sources(computation, lambda one: _handed_on(module, one))
+    buffers = sources(computation, lambda instruction: _handed_on(module, instruction))
     last: dict[Source, int] = {}
-    for one in computation.instructions:
-        for name in (one.name, *one.operands) if one.opcode not in SAME_BUFFER else ():
-            last.update({buffer: schedule.positions[one.name] for part in buffers[name] for buffer in part})
+    for instruction in computation.instructions:
+        for name in (instruction.name, *instruction.operands) if instruction.opcode not in SAME_BUFFER else ():
+            last.update({buffer: schedule.positions[instruction.name] for part in buffers[name] for buffer in part})
     results = buffers[computation.root.name]
     returned: dict[Source, tuple[int, ...]] = {}
     for output, part in enumerate(results):
@@ -85,37 +89,39 @@ def _values(module: HloModule, computation: Computation, schedule: Schedule, *, 
     end = len(schedule) - 1 if whole else schedule.positions[computation.instructions[-1].name]
     last.update(dict.fromkeys(returned, end))
     donated = _donated(module, results) if whole else frozenset()
-    for one in computation.instructions if whole else ():
-        if one.opcode == "parameter":
-            yield LiveValue(instruction=one.name, part=0, start=0, end=len(schedule), bytes=one.shape.bytes)
-    for one in computation.instructions:
-        if one.opcode in ("parameter", "constant"):
+    for instruction in computation.instructions if whole else ():
+        if instruction.opcode == "parameter":
+            yield LiveValue(
+                instruction=instruction.name, part=0, start=0, end=len(schedule), bytes=instruction.shape.bytes
+            )
+    for instruction in computation.instructions:
+        if instruction.opcode in ("parameter", "constant"):
             continue
-        for name, index in (buffer for part in buffers[one.name] for buffer in part):
-            if name != one.name or (name, index) in donated:
+        for name, index in (buffer for part in buffers[instruction.name] for buffer in part):
+            if name != instruction.name or (name, index) in donated:
                 continue
             yield LiveValue(
                 instruction=name,
                 part=index[0] if index else 0,
                 start=schedule.begins[name],
                 end=last[name, index] + 1,
-                bytes=one.shape.parts[index[0]].bytes if index else one.shape.bytes,
+                bytes=instruction.shape.parts[index[0]].bytes if index else instruction.shape.bytes,
                 outputs=returned.get((name, index), ()) if whole else (),
             )
 
 
 def _donated(module: HloModule, results: Parts) -> frozenset[Source]:
     """Buffers of results that lie in the memory of arguments."""
-    outputs = (one.output[0] if one.output else 0 for one in module.aliases if len(one.output) < 2)
+    outputs = (alias.output[0] if alias.output else 0 for alias in module.aliases if len(alias.output) < 2)
     return frozenset(buffer for output in outputs if output < len(results) for buffer in results[output])
 
 
-def _handed_on(module: HloModule, one: Instruction) -> str | None:
+def _handed_on(module: HloModule, instruction: Instruction) -> str | None:
     """The operand whose buffers an instruction's result lies in; ``None``: it has its own."""
-    if one.opcode in SAME_BUFFER or one.opcode == "while" or one.opcode.endswith("-done"):
-        return one.operands[0] if one.operands else None
-    slot = updated_operand(module, one)
-    return None if slot is None else one.operands[slot]
+    if instruction.opcode in SAME_BUFFER or instruction.opcode == "while" or instruction.opcode.endswith("-done"):
+        return instruction.operands[0] if instruction.operands else None
+    slot = updated_operand(module, instruction)
+    return None if slot is None else instruction.operands[slot]
 
 
 # Device memory a compiled program needs, instruction by instruction: XLA's heap simulation, replayed.
@@ -161,7 +167,9 @@ class Arena:
     def lasting(self) -> Iterator[BufferAllocation]:
         """Allocations of device memory that live from start to end."""
         return (
-            one for one in self.assignment.allocations if in_device_memory(one) and one.index not in self.allocations
+            allocation
+            for allocation in self.assignment.allocations
+            if in_device_memory(allocation) and allocation.index not in self.allocations
         )
 
 
@@ -187,9 +195,9 @@ def assigned_memory(module: HloModule) -> AssignedMemory | None:
         return None
     blocks = _replayed(arena.assignment, arena.events)
     position, most = _peak(blocks)
-    live = [one.buffer for one in blocks if one.start <= position < one.end]
+    live = [block.buffer for block in blocks if block.start <= position < block.end]
     return AssignedMemory(
-        whole_run_bytes=sum(one.size for one in arena.lasting()),
+        whole_run_bytes=sum(allocation.size for allocation in arena.lasting()),
         peak_arena_bytes=most,
         live_at_peak=tuple(sorted(live, key=lambda buffer: -buffer.size)),
     )
@@ -202,17 +210,17 @@ def arena_blocks(arena: Arena, schedule: Schedule) -> list[ArenaBlock]:
     """
     positions: list[int] = []
     groups: list[int] = []
-    place, group, frees = -1, 0, True
+    index, group, frees = -1, 0, True
     for event in arena.events:
         if event.kind != "free":
             # what is handed out after a free must come later than what was before it, also where its instruction
             # is not known
-            place = max(schedule.positions.get(event.instruction, place), place + frees)
+            index = max(schedule.positions.get(event.instruction, index), index + frees)
             group += frees
         frees = event.kind == "free"
-        positions.append(place)
+        positions.append(index)
         groups.append(group)
-    found: list[ArenaBlock] = []
+    arena_blocks: list[ArenaBlock] = []
     latest: dict[int, ArenaBlock] = {}
     for block in _replayed(arena.assignment, arena.events):
         before = latest.get(block.buffer.id)
@@ -221,11 +229,11 @@ def arena_blocks(arena: Arena, schedule: Schedule) -> list[ArenaBlock]:
             before.written += block.written
         else:
             latest[block.buffer.id] = block
-            found.append(block)
-    for block in found:
+            arena_blocks.append(block)
+    for block in arena_blocks:
         block.start = positions[block.start]
         block.end = NEVER if block.end == NEVER else positions[block.end] + 1
-    return found
+    return arena_blocks
 
 
 def arena_of(module: HloModule) -> Arena | None:
@@ -236,12 +244,12 @@ def arena_of(module: HloModule) -> Arena | None:
     traces = [(events, _arenas(assignment, events)) for events in assignment.heap_traces]
     traces = [(events, arenas) for events, arenas in traces if arenas]
     if not traces:
-        if any(_is_temporary(one) for one in assignment.allocations) and not any(assignment.heap_traces):
+        if any(_is_temporary(allocation) for allocation in assignment.allocations) and not any(assignment.heap_traces):
             return None
         # a TPU program whose temporaries lie on the chip: what it has in memory (tuples) is traced nowhere, and lasts
         return Arena(assignment=assignment, events=(), allocations=frozenset())
     # one trace a memory space, or (older XLA) one a computation: the largest is the one that counts
-    events, arenas = max(traces, key=lambda one: _peak(_replayed(assignment, one[0]))[1])
+    events, arenas = max(traces, key=lambda trace: _peak(_replayed(assignment, trace[0]))[1])
     return Arena(assignment=assignment, events=events, allocations=arenas)
 
 
@@ -257,18 +265,18 @@ def _is_temporary(allocation: BufferAllocation) -> bool:
 
 def _arenas(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> frozenset[int]:
     """Allocations in device memory that a trace's buffers are assigned to."""
-    in_memory = {one.index for one in assignment.allocations if in_device_memory(one)}
+    in_memory = {allocation.index for allocation in assignment.allocations if in_device_memory(allocation)}
     buffers = (assignment.buffers.get(event.buffer) for event in events)
     return frozenset(
-        one.allocation
-        for one in buffers
-        if one is not None and one.allocation is not None and one.allocation in in_memory
+        buffer.allocation
+        for buffer in buffers
+        if buffer is not None and buffer.allocation is not None and buffer.allocation in in_memory
     )
 
 
 def _replayed(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> list[ArenaBlock]:
     """Blocks by start; positions are those of the events."""
-    found: list[ArenaBlock] = []
+    arena_blocks: list[ArenaBlock] = []
     block_of: dict[int, int] = {}
     latest: dict[int, ArenaBlock] = {}
     owners: Counter[int] = Counter()
@@ -288,14 +296,14 @@ def _replayed(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> list
             continue
         if not owners[number]:
             latest[number] = ArenaBlock(buffer=buffer, start=index, written=[])
-            found.append(latest[number])
+            arena_blocks.append(latest[number])
         owners[number] += 1
         if (written := assignment.buffers.get(event.buffer)) is not None:
             latest[number].written.append(written)
-    return found
+    return arena_blocks
 
 
 def _peak(blocks: Sequence[ArenaBlock]) -> tuple[int, int]:
     """``(position, bytes)`` of the first moment at which most is live."""
-    rows = np.array([(one.start, one.end, one.buffer.size) for one in blocks], np.int64).reshape(-1, 3)
+    rows = np.array([(block.start, block.end, block.buffer.size) for block in blocks], np.int64).reshape(-1, 3)
     return peak(*rows.T)

@@ -167,7 +167,7 @@ def _split_axes(sizes: Sequence[int], used: Sequence[SubAxis]) -> tuple[list[int
     inner: list[int] = []
     for axis, before, size in used:
         end = before * size if size else sizes[axis]
-        inner.extend(at for (of, low), at in sorted(place.items()) if of == axis and before <= low < max(end, 2))
+        inner.extend(index for (of, low), index in sorted(place.items()) if of == axis and before <= low < max(end, 2))
     if len(set(inner)) != len(inner):
         raise ValueError("replica groups along the same axis twice")
     return split, inner
@@ -229,23 +229,28 @@ class Collective:
 
 def collectives(trace: Trace) -> tuple[Collective, ...]:
     """Collectives of all modules, in schedule order."""
-    return tuple(found for module in trace.hlo for found in collectives_of(module))
+    return tuple(collective for module in trace.hlo for collective in collectives_of(module))
 
 
 def collectives_of(module: HloModule) -> tuple[Collective, ...]:
     """Collectives of the computations that run. What a fusion does of its own accord is not seen here."""
-    found = []
-    wrapped = {name for _, one in module.instructions() if one.opcode == "async-start" for name in one.called}
+    result = []
+    wrapped = {
+        name
+        for _, instruction in module.instructions()
+        if instruction.opcode == "async-start"
+        for name in instruction.called
+    }
     for name, runs in control_runs(module).items():
         if name not in wrapped:
-            found += _of_computation(module, module.computations[name], runs)
-    return tuple(found)
+            result += _of_computation(module, module.computations[name], runs)
+    return tuple(result)
 
 
 def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> list[Collective]:
-    position = {one.name: index for index, one in enumerate(computation.instructions)}
+    position = {instruction.name: index for index, instruction in enumerate(computation.instructions)}
     done_of = _dones(computation)
-    found = []
+    result = []
     for start in computation.instructions:
         op = _collective_in(module, start)
         if op is None:
@@ -253,8 +258,8 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
         split = start.opcode.endswith("-start")
         done = done_of.get(start.name, start)
         between = computation.instructions[position[start.name] + 1 : position[done.name]]
-        beside = tuple(one.name for one in between if _computes(one))
-        found.append(
+        beside = tuple(instruction.name for instruction in between if _computes(instruction))
+        result.append(
             Collective(
                 module=module,
                 computation=computation,
@@ -268,7 +273,7 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
                 blocks=_blocks(start, op, split, bool(beside)) if module.is_scheduled else None,
             )
         )
-    return found
+    return result
 
 
 def _collective_in(module: HloModule, start: Instruction) -> Instruction | None:
@@ -277,32 +282,38 @@ def _collective_in(module: HloModule, start: Instruction) -> Instruction | None:
         return start
     if start.opcode == "async-start" and start.called:
         body = module.computations[start.called[0]]
-        return next((one for one in body.instructions if one.opcode in KINDS), None)
+        return next((instruction for instruction in body.instructions if instruction.opcode in KINDS), None)
     return None
 
 
 def _dones(computation: Computation) -> dict[str, Instruction]:
     """Name of a start -> its done; updates between the two are followed."""
-    started = {one.name: one.name for one in computation.instructions if one.opcode.endswith("-start")}
-    found = {}
-    for one in computation.instructions:
-        origin = started.get(one.operands[0]) if one.operands else None
-        if origin is not None and one.opcode == "async-update":
-            started[one.name] = origin
-        elif origin is not None and one.opcode.endswith("-done"):
-            found[origin] = one
-    return found
+    started = {
+        instruction.name: instruction.name
+        for instruction in computation.instructions
+        if instruction.opcode.endswith("-start")
+    }
+    result = {}
+    for instruction in computation.instructions:
+        origin = started.get(instruction.operands[0]) if instruction.operands else None
+        if origin is not None and instruction.opcode == "async-update":
+            started[instruction.name] = origin
+        elif origin is not None and instruction.opcode.endswith("-done"):
+            result[origin] = instruction
+    return result
 
 
-def _computes(one: Instruction) -> bool:
-    name = one.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update")
-    return one.opcode not in MOVES_NOTHING and name not in KINDS and name not in ("async", "copy", "send", "recv")
+def _computes(instruction: Instruction) -> bool:
+    name = instruction.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update")
+    return (
+        instruction.opcode not in MOVES_NOTHING and name not in KINDS and name not in ("async", "copy", "send", "recv")
+    )
 
 
-def _is_worth_it(one: Instruction) -> bool:
+def _is_worth_it(instruction: Instruction) -> bool:
     """It computes, and more than a loop's counter; a TPU's own markers of asynchrony are no work."""
-    marker = (one.custom_call_target or "").startswith("AsyncCollective")
-    return _computes(one) and one.shape.elements > 1 and not marker
+    marker = (instruction.custom_call_target or "").startswith("AsyncCollective")
+    return _computes(instruction) and instruction.shape.elements > 1 and not marker
 
 
 def _operand_bytes(computation: Computation, start: Instruction) -> int:
@@ -317,33 +328,37 @@ def _blocks(start: Instruction, op: Instruction, split: bool, beside: bool) -> B
     return None if beside else "nothing scheduled beside it"
 
 
-def is_marked(found: Collective) -> bool:
+def is_marked(collective: Collective) -> bool:
     """Whether XLA:GPU marked it to run in line with everything else, whether or not it is split."""
-    return _is_sync(found.start) or _is_sync(found.op)
+    return _is_sync(collective.start) or _is_sync(collective.op)
 
 
-def _is_sync(one: Instruction) -> bool:
-    config = one.backend_config.get("collective_backend_config")
+def _is_sync(instruction: Instruction) -> bool:
+    config = instruction.backend_config.get("collective_backend_config")
     return isinstance(config, dict) and config.get("is_sync") is True
 
 
-def independent_work(found: Collective) -> tuple[Instruction, ...]:
+def independent_work(collective: Collective) -> tuple[Instruction, ...]:
     """Work of the same computation that neither feeds the collective nor needs it, the largest result first.
 
     All of it may run while the collective does; the order of the schedule alone keeps it away.
     """
-    computation = found.computation
-    before, after = {found.start.name}, {found.start.name, found.done.name}
-    for one in reversed(computation.instructions):
-        if one.name in before:
-            before.update(one.operands)
-    for one in computation.instructions:
-        if not after.isdisjoint(one.operands):
-            after.add(one.name)
-    free = (one for one in computation.instructions if one.name not in before and one.name not in after)
-    return tuple(sorted(filter(_is_worth_it, free), key=lambda one: -one.shape.bytes))
+    computation = collective.computation
+    before, after = {collective.start.name}, {collective.start.name, collective.done.name}
+    for instruction in reversed(computation.instructions):
+        if instruction.name in before:
+            before.update(instruction.operands)
+    for instruction in computation.instructions:
+        if not after.isdisjoint(instruction.operands):
+            after.add(instruction.name)
+    free = (
+        instruction
+        for instruction in computation.instructions
+        if instruction.name not in before and instruction.name not in after
+    )
+    return tuple(sorted(filter(_is_worth_it, free), key=lambda instruction: -instruction.shape.bytes))
 
 
-def by_size(found: Iterable[Collective]) -> list[Collective]:
+def by_size(collectives: Iterable[Collective]) -> list[Collective]:
     """Those that move most in a run first."""
-    return sorted(found, key=lambda one: (-one.bytes_a_run, one.start.name))
+    return sorted(collectives, key=lambda collective: (-collective.bytes_a_run, collective.start.name))

@@ -38,7 +38,7 @@ def executions(trace: Trace) -> Mapping[int, Executions]:
 
     By the executions' own numbers where every row has one, else by what most instructions agree on.
     """
-    found = {}
+    result = {}
     times, ops, costs = trace.fact(hlo_time), trace.rows["hlo_ops"], trace.fact(hlo_costs)
     for index, rows in trace.fact(_rows_of).modules.items():
         devices = len(np.unique(ops["ordinal"][rows]))
@@ -50,8 +50,8 @@ def executions(trace: Trace) -> Mapping[int, Executions]:
             agreed = agreed_executions(times, index, costs[index])
             count = None if agreed is None else float(agreed)
         if count:
-            found[index] = Executions(count=count, devices=devices)
-    return found
+            result[index] = Executions(count=count, devices=devices)
+    return result
 
 
 def executions_of(trace: Trace, module: HloModule) -> Executions | None:
@@ -67,15 +67,15 @@ def module_index(trace: Trace, module: HloModule) -> int:
 def measured_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
     """Summed durations of instructions over the trace and all its devices; None if none of them was measured."""
     times, index = trace.fact(hlo_time).by_key, module_index(trace, module)
-    found = [times[index, name].total_ns for name in dict.fromkeys(instructions) if (index, name) in times]
-    return sum(found) if found else None
+    durations = [times[index, name].total_ns for name in dict.fromkeys(instructions) if (index, name) in times]
+    return sum(durations) if durations else None
 
 
 def rows_of(trace: Trace, module: HloModule, instructions: Iterable[str]) -> Int64:
     """Rows of ``hlo_ops`` of instructions, on all devices, in no order; those that enclose others as well."""
     table, index = trace.fact(_rows_of).instructions, module_index(trace, module)
-    found = [table[index, name] for name in dict.fromkeys(instructions) if (index, name) in table]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    rows = [table[index, name] for name in dict.fromkeys(instructions) if (index, name) in table]
+    return np.concatenate(rows) if rows else np.empty(0, np.int64)
 
 
 def exposed_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:

@@ -55,18 +55,21 @@ class Flow:
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
-        order = [module.computations[name] for name in reversed(callees_first(module, lambda one: one.opcode in _RUNS))]
+        order = [
+            module.computations[name]
+            for name in reversed(callees_first(module, lambda instruction: instruction.opcode in _RUNS))
+        ]
         self.numbers: dict[tuple[str, str], int] = {}
         """By computation and instruction."""
         self._found: list[tuple[Computation, Instruction]] = []
         self._callers: dict[str, list[tuple[Computation, Instruction]]] = {}
         for computation in order:
-            for one in computation.instructions:
-                self.numbers[computation.name, one.name] = len(self._found)
-                self._found.append((computation, one))
-                for called in one.called if one.opcode in _RUNS else ():
-                    self._callers.setdefault(called, []).append((computation, one))
-        self.values = tuple(self._value(computation, one) for computation, one in self._found)
+            for instruction in computation.instructions:
+                self.numbers[computation.name, instruction.name] = len(self._found)
+                self._found.append((computation, instruction))
+                for called in instruction.called if instruction.opcode in _RUNS else ():
+                    self._callers.setdefault(called, []).append((computation, instruction))
+        self.values = tuple(self._value(computation, instruction) for computation, instruction in self._found)
         self.users: tuple[list[int], ...] = tuple([] for _ in self.values)
         """By value: those that are another name of it, or are computed from it."""
         for number, value in enumerate(self.values):
@@ -93,77 +96,79 @@ class Flow:
 
     def reduces_with(self, number: int, opcode: str) -> bool:
         """Whether the value is a reduction by ``maximum``, ``add`` ... (XLA for CPU takes a first round by windows)."""
-        one = self.values[number].instruction
-        if one.opcode not in ("reduce", "reduce-window") or not one.called:
+        instruction = self.values[number].instruction
+        if instruction.opcode not in ("reduce", "reduce-window") or not instruction.called:
             return False
-        return self.module.computations[one.called[0]].root.opcode == opcode
+        return self.module.computations[instruction.called[0]].root.opcode == opcode
 
-    def _value(self, computation: Computation, one: Instruction) -> Value:
-        names, carried = self._names(computation, one)
+    def _value(self, computation: Computation, instruction: Instruction) -> Value:
+        names, carried = self._names(computation, instruction)
         return Value(
             computation=computation,
-            instruction=one,
-            size=result_of(one).elements if one.opcode in _FIRST else one.shape.elements,
-            names=() if self.numbers[computation.name, one.name] in names else names,
+            instruction=instruction,
+            size=result_of(instruction).elements if instruction.opcode in _FIRST else instruction.shape.elements,
+            names=() if self.numbers[computation.name, instruction.name] in names else names,
             carried=carried,
-            operands=tuple(self.numbers[computation.name, name] for name in one.operands),
+            operands=tuple(self.numbers[computation.name, name] for name in instruction.operands),
         )
 
-    def _names(self, computation: Computation, one: Instruction) -> tuple[tuple[int, ...], bool]:
-        if one.opcode == "get-tuple-element":
-            return self._element(computation, computation.by_name[one.operands[0]], tuple_index(one))
-        if one.shape.dtype == "tuple" and one.opcode not in _HANDED_ON:
+    def _names(self, computation: Computation, instruction: Instruction) -> tuple[tuple[int, ...], bool]:
+        if instruction.opcode == "get-tuple-element":
+            return self._element(computation, computation.by_name[instruction.operands[0]], tuple_index(instruction))
+        if instruction.shape.dtype == "tuple" and instruction.opcode not in _HANDED_ON:
             return (), False
-        if one.opcode in _HANDED_ON and one.operands:
-            return (self.numbers[computation.name, one.operands[0]],), False
-        if one.opcode in ("fusion", "call", "conditional"):
-            bodies = [self.module.computations[name] for name in one.called]
+        if instruction.opcode in _HANDED_ON and instruction.operands:
+            return (self.numbers[computation.name, instruction.operands[0]],), False
+        if instruction.opcode in ("fusion", "call", "conditional"):
+            bodies = [self.module.computations[name] for name in instruction.called]
             return tuple(self.numbers[body.name, body.root.name] for body in bodies), False
-        if one.opcode == "parameter":
+        if instruction.opcode == "parameter":
             return tuple(
-                self.numbers[where.name, operand] for where, operand, _ in self._arguments(computation, one)
-            ), any(loop for _, _, loop in self._arguments(computation, one))
+                self.numbers[where.name, operand] for where, operand, _ in self._arguments(computation, instruction)
+            ), any(loop for _, _, loop in self._arguments(computation, instruction))
         return (), False
 
-    def _arguments(self, computation: Computation, one: Instruction) -> Iterator[tuple[Computation, str, bool]]:
+    def _arguments(self, computation: Computation, instruction: Instruction) -> Iterator[tuple[Computation, str, bool]]:
         """What a parameter is: its computation's callers' operands; True if it is the state of a loop."""
         for where, caller in self._callers.get(computation.name, ()):
-            slot = one.parameter_number or 0
+            slot = instruction.parameter_number or 0
             if caller.opcode == "conditional":  # the first operand chooses the branch
                 slot = 1 + caller.called.index(computation.name)
             if slot < len(caller.operands):
                 yield where, caller.operands[slot], caller.opcode == "while"
 
     def _element(
-        self, computation: Computation, one: Instruction, index: int, depth: int = 0
+        self, computation: Computation, instruction: Instruction, index: int, depth: int = 0
     ) -> tuple[tuple[int, ...], bool]:
         """The names of one element of a tuple, and whether it is a state that changes."""
-        found: list[int] = []
+        result: list[int] = []
         carried = False
         holders: list[tuple[Computation, Instruction]] = []
         if depth > _MOST_NAMES:
             return (), True  # unknown, so nothing is concluded from it
-        if one.opcode == "tuple" and index < len(one.operands):
-            return (self.numbers[computation.name, one.operands[index]],), False
-        if one.opcode in ("fusion", "call", "conditional"):
-            bodies = [self.module.computations[name] for name in one.called]
+        if instruction.opcode == "tuple" and index < len(instruction.operands):
+            return (self.numbers[computation.name, instruction.operands[index]],), False
+        if instruction.opcode in ("fusion", "call", "conditional"):
+            bodies = [self.module.computations[name] for name in instruction.called]
             holders = [(body, body.root) for body in bodies]
-        elif one.opcode == "while":
-            return self._state(computation, one, index, depth, inside=False)
-        elif one.opcode in _HANDED_ON:
-            holders = [(computation, computation.by_name[one.operands[0]])]
-        elif one.opcode == "parameter":
+        elif instruction.opcode == "while":
+            return self._state(computation, instruction, index, depth, inside=False)
+        elif instruction.opcode in _HANDED_ON:
+            holders = [(computation, computation.by_name[instruction.operands[0]])]
+        elif instruction.opcode == "parameter":
             for where, caller in self._callers.get(computation.name, ()):
                 if caller.opcode == "while":
                     return self._state(where, caller, index, depth, inside=True)
-            holders = [(where, where.by_name[operand]) for where, operand, _ in self._arguments(computation, one)]
+            holders = [
+                (where, where.by_name[operand]) for where, operand, _ in self._arguments(computation, instruction)
+            ]
         if not holders:
-            return (self.numbers[computation.name, one.name],), False
+            return (self.numbers[computation.name, instruction.name],), False
         for where, holder in holders:
             names, changes = self._element(where, holder, index, depth + 1)
-            found += names
+            result += names
             carried = carried or changes
-        return tuple(found), carried
+        return tuple(result), carried
 
     def _state(
         self, computation: Computation, loop: Instruction, index: int, depth: int, *, inside: bool
@@ -197,21 +202,21 @@ _SAME_RANK = {"slice": 1, "dynamic-slice": 1, "pad": 1, "dynamic-update-slice": 
 """Operands that have as many axes as the result."""
 
 
-def fits(one: Instruction, shapes: Sequence[Shape]) -> bool:
+def fits(instruction: Instruction, shapes: Sequence[Shape]) -> bool:
     """Whether the operands of an instruction are as many, and as large, as its kind and its result ask for.
 
     ``shapes``: those of the operands. True for kinds that nothing is concluded from.
     """
-    opcode, dims = one.opcode, one.shape.dims
+    opcode, dims = instruction.opcode, instruction.shape.dims
     ranks = [len(shape.dims) for shape in shapes]
-    axes = dims_of(one.attributes.get("dimensions", ""))
+    axes = dims_of(instruction.attributes.get("dimensions", ""))
     if opcode in _POINTWISE:
         return len(shapes) == _POINTWISE[opcode] and all(shape.dims == dims for shape in shapes)
     if opcode in _SAME_RANK:
         count = max(2, _SAME_RANK[opcode]) if opcode == "pad" else _SAME_RANK[opcode]
         return len(shapes) >= count and all(rank == len(dims) for rank in ranks[: _SAME_RANK[opcode]])
     if opcode == "iota":
-        return all(axis < len(dims) for axis in dims_of(one.attributes.get("iota_dimension", "0")))
+        return all(axis < len(dims) for axis in dims_of(instruction.attributes.get("iota_dimension", "0")))
     if opcode == "select":
         return len(shapes) == 3 and shapes[0].dims in ((), dims) and shapes[1].dims == shapes[2].dims == dims
     if opcode in ("bitcast", "reshape"):
@@ -228,10 +233,10 @@ def fits(one: Instruction, shapes: Sequence[Shape]) -> bool:
         return dims == tuple(shapes[0].dims[axis] for axis in axes)
     if opcode == "reduce":
         kept = len(shapes) == 2 and [size for axis, size in enumerate(shapes[0].dims) if axis not in axes]
-        return bool(one.called) and _are_axes(axes, shapes[0].dims if shapes else ()) and kept == list(dims)
+        return bool(instruction.called) and _are_axes(axes, shapes[0].dims if shapes else ()) and kept == list(dims)
     if opcode == "concatenate":
         return len(axes) == 1 and axes[0] < len(dims) and bool(ranks) and all(rank == len(dims) for rank in ranks)
-    return opcode != "dot" or _is_product(one, shapes)
+    return opcode != "dot" or _is_product(instruction, shapes)
 
 
 def in_memory(shape: Shape) -> tuple[int, ...] | None:
@@ -247,12 +252,12 @@ def _are_axes(axes: Sequence[int], dims: Sequence[int]) -> bool:
     return len(set(axes)) == len(axes) and all(0 <= axis < len(dims) for axis in axes)
 
 
-def _is_product(one: Instruction, shapes: Sequence[Shape]) -> bool:
+def _is_product(instruction: Instruction, shapes: Sequence[Shape]) -> bool:
     if len(shapes) != 2:
         return False
     left, right = shapes[0].dims, shapes[1].dims
     batch, other_batch, summed, other_summed = (
-        dims_of(one.attributes.get(key, ""))
+        dims_of(instruction.attributes.get(key, ""))
         for key in ("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims")
     )
     mine, theirs = (*batch, *summed), (*other_batch, *other_summed)
@@ -262,4 +267,4 @@ def _is_product(one: Instruction, shapes: Sequence[Shape]) -> bool:
         return False
     free = [size for axis, size in enumerate(left) if axis not in mine]
     free += [size for axis, size in enumerate(right) if axis not in theirs]
-    return [left[axis] for axis in batch] + free == list(one.shape.dims)
+    return [left[axis] for axis in batch] + free == list(instruction.shape.dims)

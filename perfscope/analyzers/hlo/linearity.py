@@ -50,7 +50,7 @@ def is_linear(module: HloModule, body: Computation) -> bool:
         and not _is_handed_on(body, name, index)
         and not _is_collected(module, body, name, index)
     ]
-    parameter = next((one for one in body.instructions if one.opcode == "parameter"), None)
+    parameter = next((instruction for instruction in body.instructions if instruction.opcode == "parameter"), None)
     if not feeding or parameter is None:
         return False
     carries = tuple(Degree.LINEAR if index in feeding else Degree.NONE for index in range(len(parameter.shape.parts)))
@@ -60,57 +60,59 @@ def is_linear(module: HloModule, body: Computation) -> bool:
 
 def _is_handed_on(body: Computation, name: str, index: int) -> bool:
     """Whether a value is an element of the state as the iteration found it."""
-    one, part = list(path(body, name))[-1]
-    return one.opcode == "parameter" and part == (index,)
+    instruction, part = list(path(body, name))[-1]
+    return instruction.opcode == "parameter" and part == (index,)
 
 
 def _is_collected(module: HloModule, body: Computation, name: str, index: int) -> bool:
     """Whether an element becomes itself with a slice overwritten."""
-    one = made_by(body, name)
-    slot = updated_operand(module, one, ("dynamic-update-slice",))
-    return slot is not None and _is_handed_on(body, one.operands[slot], index)
+    instruction = made_by(body, name)
+    slot = updated_operand(module, instruction, ("dynamic-update-slice",))
+    return slot is not None and _is_handed_on(body, instruction.operands[slot], index)
 
 
 def _degrees(module: HloModule, computation: Computation, parameters: Sequence[_Degrees]) -> dict[str, _Degrees]:
     """Degree of every value; ``parameters``: of the computation's parameters, by number."""
-    found: dict[str, _Degrees] = {}
-    for one in computation.instructions:
-        if one.parameter_number is not None:
-            found[one.name] = (
-                parameters[one.parameter_number] if one.parameter_number < len(parameters) else (Degree.NONE,)
+    result: dict[str, _Degrees] = {}
+    for instruction in computation.instructions:
+        if instruction.parameter_number is not None:
+            result[instruction.name] = (
+                parameters[instruction.parameter_number]
+                if instruction.parameter_number < len(parameters)
+                else (Degree.NONE,)
             )
         else:
-            found[one.name] = _degree(module, one, [found[name] for name in one.operands])
-    return found
+            result[instruction.name] = _degree(module, instruction, [result[name] for name in instruction.operands])
+    return result
 
 
-def _degree(module: HloModule, one: Instruction, operands: Sequence[_Degrees]) -> _Degrees:
-    if one.opcode == "get-tuple-element":
-        index, parts = tuple_index(one), operands[0]
+def _degree(module: HloModule, instruction: Instruction, operands: Sequence[_Degrees]) -> _Degrees:
+    if instruction.opcode == "get-tuple-element":
+        index, parts = tuple_index(instruction), operands[0]
         return (parts[index],) if index < len(parts) else (max(parts),)
-    if one.opcode == "tuple":
+    if instruction.opcode == "tuple":
         return tuple(max(parts) for parts in operands)
-    if one.opcode == "fusion" and one.called:
-        body = module.computations[one.called[0]]
+    if instruction.opcode == "fusion" and instruction.called:
+        body = module.computations[instruction.called[0]]
         return _degrees(module, body, operands)[body.root.name]
     worst = [max(parts, default=Degree.NONE) for parts in operands]
-    return (_array_degree(module, one, worst),) * max(1, len(one.shape.parts))
+    return (_array_degree(module, instruction, worst),) * max(1, len(instruction.shape.parts))
 
 
-def _array_degree(module: HloModule, one: Instruction, operands: Sequence[Degree]) -> Degree:
+def _array_degree(module: HloModule, instruction: Instruction, operands: Sequence[Degree]) -> Degree:
     highest = max(operands, default=Degree.NONE)
-    if highest == Degree.NONE or one.opcode in _LINEAR:
+    if highest == Degree.NONE or instruction.opcode in _LINEAR:
         return highest
-    if one.opcode == "multiply":
+    if instruction.opcode == "multiply":
         return _product(operands)
-    if one.opcode == "divide":
+    if instruction.opcode == "divide":
         return operands[0] if operands[1] == Degree.NONE else Degree.OTHER
-    if one.opcode == "select":
+    if instruction.opcode == "select":
         return max(operands[1:]) if operands[0] == Degree.NONE else Degree.OTHER
-    if one.opcode in _INDEXED:
-        moved = 2 if one.opcode == "dynamic-update-slice" else 1
+    if instruction.opcode in _INDEXED:
+        moved = 2 if instruction.opcode == "dynamic-update-slice" else 1
         return max(operands[:moved]) if max(operands[moved:], default=Degree.NONE) == Degree.NONE else Degree.OTHER
-    if one.opcode == "reduce" and _sums(module, one):
+    if instruction.opcode == "reduce" and _sums(module, instruction):
         return highest
     return Degree.OTHER
 
@@ -120,5 +122,5 @@ def _product(operands: Sequence[Degree]) -> Degree:
     return depending[0] if len(depending) == 1 else Degree.OTHER
 
 
-def _sums(module: HloModule, one: Instruction) -> bool:
-    return bool(one.called) and module.computations[one.called[0]].root.opcode == "add"
+def _sums(module: HloModule, instruction: Instruction) -> bool:
+    return bool(instruction.called) and module.computations[instruction.called[0]].root.opcode == "add"

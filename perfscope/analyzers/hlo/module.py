@@ -22,10 +22,10 @@ def json_object(text: str | bytes) -> Mapping[str, Any]:
     if not text:
         return {}
     try:
-        found = msgspec.json.decode(text)
+        result = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return result if isinstance(result, dict) else {}
 
 
 def trip_count(config: Mapping[str, Any]) -> int | None:
@@ -133,7 +133,7 @@ class Computation:
     @property
     def root(self) -> Instruction:
         """The instruction whose value the computation returns."""
-        return next((found for found in self.instructions if found.is_root), self.instructions[-1])
+        return next((instruction for instruction in self.instructions if instruction.is_root), self.instructions[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,8 +330,8 @@ class ShapeReader:
             self.tiled |= "T(" in rest
             if _LAYOUT.fullmatch(minor):
                 order = tuple(int(axis) for axis in minor.split(","))
-            found = _SPACE.search(rest)
-            space = int(found[1]) if found else 0
+            match = _SPACE.search(rest)
+            space = int(match[1]) if match else 0
         shape = Shape(dtype=dtype, dims=dims, layout=order, memory_space=space)
         self._known[spelling] = shape
         return shape

@@ -39,9 +39,9 @@ def platform_of(
         return "gpu"
     for computation in computations:
         for instruction in computation.instructions:
-            found = _mark(instruction, scheduled)
-            if found is not None:
-                return found
+            literal = _mark(instruction, scheduled)
+            if literal is not None:
+                return literal
     return None
 
 

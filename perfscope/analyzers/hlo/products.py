@@ -23,27 +23,27 @@ class Kernels:
 
     def around(self, row: InstructionCost) -> list[InstructionCost]:
         """What runs by itself and holds an instruction: the instruction, or the kernels whose body it is in."""
-        found, waiting, seen = [], [row], {row.computation}
+        result, waiting, seen = [], [row], {row.computation}
         while waiting:
-            one = waiting.pop()
-            if one.place == "launched":
-                found.append(one)
+            cost = waiting.pop()
+            if cost.place == "launched":
+                result.append(cost)
                 continue
-            for caller in self.callers.get(one.computation, ()):
+            for caller in self.callers.get(cost.computation, ()):
                 if caller.place == "launched" or caller.computation not in seen:
                     seen.add(caller.computation)
                     waiting.append(caller)
-        return found
+        return result
 
 
 def kernels_of(cost: ModuleCost) -> Kernels:
     """The kernels of a program."""
-    found: dict[str, list[InstructionCost]] = {}
+    result: dict[str, list[InstructionCost]] = {}
     for row in cost.rows:
         if row.place != "control":
             for name in row.instruction.called:
-                found.setdefault(name, []).append(row)
-    return Kernels(callers={name: tuple(rows) for name, rows in found.items()})
+                result.setdefault(name, []).append(row)
+    return Kernels(callers={name: tuple(rows) for name, rows in result.items()})
 
 
 def casts(
@@ -51,7 +51,9 @@ def casts(
 ) -> Iterator[tuple[Instruction, Instruction]]:
     """Conversions a value came through, each with what it converts; ``fusions`` as of `fusions_of`."""
     steps = path_across(module, fusions, module.computations[computation], name)
-    return ((one, source) for (_, one), (_, source) in pairwise(steps) if one.opcode == "convert")
+    return (
+        (instruction, source) for (_, instruction), (_, source) in pairwise(steps) if instruction.opcode == "convert"
+    )
 
 
 # Which axes of two factors and their product belong together: of dots, and of convolutions that were dots.
@@ -76,9 +78,9 @@ class ProductAxes:
     result: tuple[int, ...]
 
 
-def dot_axes(one: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
+def dot_axes(instruction: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
     """Of a ``dot`` whose axes fit (``hlo_selection_shapes.fits``)."""
-    rest = one.attributes
+    rest = instruction.attributes
     batch, sums = dims_of(rest.get("lhs_batch_dims", "")), dims_of(rest.get("lhs_contracting_dims", ""))
     their_batch, their_sums = dims_of(rest.get("rhs_batch_dims", "")), dims_of(rest.get("rhs_contracting_dims", ""))
     left = tuple(range(len(shapes[0].dims)))
@@ -89,31 +91,31 @@ def dot_axes(one: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
     return ProductAxes(left=left, right=right, result=(*batch, *rows, *columns))
 
 
-def convolution_axes(one: Instruction, shapes: Sequence[Shape]) -> ProductAxes | None:
+def convolution_axes(instruction: Instruction, shapes: Sequence[Shape]) -> ProductAxes | None:
     """Of a ``convolution`` that is a matrix product; ``None`` for one that is none, or whose attributes do not fit."""
-    labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", one.attributes.get("dim_labels", ""))
-    windows = window_dims(one.attributes.get("window", ""))
-    if labels is None or windows is None or len(shapes) != 2 or one.shape.parts:
+    labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", ""))
+    windows = window_dims(instruction.attributes.get("window", ""))
+    if labels is None or windows is None or len(shapes) != 2 or instruction.shape.parts:
         return None
-    if any(one.attributes.get(key, "1") != "1" for key in ("feature_group_count", "batch_group_count")):
+    if any(instruction.attributes.get(key, "1") != "1" for key in ("feature_group_count", "batch_group_count")):
         return None
     texts = (labels[1], labels[2], labels[3])
     spatial = "".join(map(str, range(len(windows))))
     if [sorted(text) for text in texts] != [sorted(spatial + more) for more in ("bf", "io", "bf")]:
         return None
-    every = [shape.dims for shape in (*shapes, one.shape)]
+    every = [shape.dims for shape in (*shapes, instruction.shape)]
     if len(windows) > 9 or any(len(text) != len(dims) for text, dims in zip(texts, every, strict=True)):
         return None
     names: list[dict[str, int]] = [{"b": 0, "f": 1}, {"i": 1, "o": 2}, {"b": 0, "f": 2}]
-    flips = _flips(one, len(windows))
-    for at, (window, flipped) in enumerate(zip(windows, flips, strict=True)):
-        label = str(at)
+    flips = _flips(instruction, len(windows))
+    for index, (window, flipped) in enumerate(zip(windows, flips, strict=True)):
+        label = str(index)
         sizes = [dims[text.index(label)] for text, dims in zip(texts, every, strict=True)]
         told = _axis(window, flipped, sizes)
         if told is None:
             return None
         for side, name in zip(names, told, strict=True):
-            side[label] = 3 + 3 * at + name
+            side[label] = 3 + 3 * index + name
     ids = [tuple(side[label] for label in text) for side, text in zip(names, texts, strict=True)]
     lengths: dict[int, int] = {}
     for numbers, dims in zip(ids, every, strict=True):
@@ -123,11 +125,11 @@ def convolution_axes(one: Instruction, shapes: Sequence[Shape]) -> ProductAxes |
     return ProductAxes(left=ids[0], right=ids[1], result=ids[2])
 
 
-def _flips(one: Instruction, count: int) -> list[bool]:
+def _flips(instruction: Instruction, count: int) -> list[bool]:
     """Whether the window runs backwards along each axis."""
-    found = re.search(r"rhs_reversal=([01x]+)", one.attributes.get("window", ""))
-    told = found[1].split("x") if found is not None else []
-    return [text == "1" for text in told] if len(told) == count else [False] * count
+    match = re.search(r"rhs_reversal=([01x]+)", instruction.attributes.get("window", ""))
+    texts = match[1].split("x") if match is not None else []
+    return [text == "1" for text in texts] if len(texts) == count else [False] * count
 
 
 def _axis(window: WindowDim, flipped: bool, sizes: Sequence[int]) -> tuple[int, int, int] | None:
@@ -143,10 +145,10 @@ def _axis(window: WindowDim, flipped: bool, sizes: Sequence[int]) -> tuple[int, 
     if min(sizes) < 1 or right * result > _MOST_MEETINGS:
         return None
     outputs, elements = np.arange(result)[:, None], np.arange(right)[None, :]
-    place = outputs * window.stride + elements * window.rhs_dilate - window.pad_low
-    meets = (place % window.lhs_dilate == 0) & (place >= 0) & (place <= (left - 1) * window.lhs_dilate)
+    positions = outputs * window.stride + elements * window.rhs_dilate - window.pad_low
+    meets = (positions % window.lhs_dilate == 0) & (positions >= 0) & (positions <= (left - 1) * window.lhs_dilate)
     at_output, at_element = np.nonzero(meets)
-    at_left = place[meets] // window.lhs_dilate
+    at_left = positions[meets] // window.lhs_dilate
     if flipped:
         at_element = right - 1 - at_element
     longest = max(sizes)

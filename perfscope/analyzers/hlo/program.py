@@ -49,12 +49,13 @@ def control_runs(module: HloModule) -> Mapping[str, Runs]:
     A loop's condition counts as often as its body; all branches of a conditional count, as if each were
     taken (an upper bound).
     """
-    found = {
-        name: Runs(times=0, exact=True) for name in reversed(callees_first(module, lambda one: one.opcode in CONTROL))
+    result = {
+        name: Runs(times=0, exact=True)
+        for name in reversed(callees_first(module, lambda instruction: instruction.opcode in CONTROL))
     }
-    found[module.entry] = Runs(times=1, exact=True)
-    for name in tuple(found):
-        runs = found[name]
+    result[module.entry] = Runs(times=1, exact=True)
+    for name in tuple(result):
+        runs = result[name]
         for instruction in module.computations[name].instructions:
             if instruction.opcode not in CONTROL:
                 continue
@@ -62,9 +63,9 @@ def control_runs(module: HloModule) -> Mapping[str, Runs]:
             times = runs.times * (instruction.trip_count or 1 if loop else 1)
             exact = runs.exact and not (loop and instruction.trip_count is None)
             for called in instruction.called:
-                before = found[called]
-                found[called] = Runs(times=before.times + times, exact=before.exact and exact)
-    return found
+                before = result[called]
+                result[called] = Runs(times=before.times + times, exact=before.exact and exact)
+    return result
 
 
 def launched(module: HloModule) -> Iterator[tuple[Computation, Instruction, Runs]]:
@@ -195,8 +196,8 @@ def _tail(file: str, files: Iterable[str]) -> str:
     """The last parts of a path, as few as tell it from the other ``files``; those in between only where needed."""
     parts = PurePath(file).parts
     others = [PurePath(other).parts for other in files if other != file]
-    depth = next((n for n in range(1, len(parts)) if all(one[-n:] != parts[-n:] for one in others)), len(parts))
+    depth = next((n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), len(parts))
     tail = parts[-depth:]
-    if depth > 2 and all(one[-depth:][:1] + one[-1:] != (tail[0], tail[-1]) for one in others):
+    if depth > 2 and all(other[-depth:][:1] + other[-1:] != (tail[0], tail[-1]) for other in others):
         return f"{tail[0]}/…/{tail[-1]}"
     return str(PurePath(*tail))

@@ -35,8 +35,8 @@ def device_names(trace: Trace) -> frozenset[str]:
 
 def recorded_device(trace: Trace) -> Device | None:
     """The device of the recording; ``None`` where none is named, its peaks are not known, or there are several."""
-    found = [find_device(name) for name in device_names(trace)]
-    return found[0] if found and all(other is found[0] for other in found) else None
+    devices = [find_device(name) for name in device_names(trace)]
+    return devices[0] if devices and all(other is devices[0] for other in devices) else None
 
 
 def program_device(trace: Trace) -> ProgramDevice | None:
@@ -47,8 +47,8 @@ def program_device(trace: Trace) -> ProgramDevice | None:
     counts for programs compiled for its kind of device only. Programs that compute nothing belong to every platform.
     """
     if device_names(trace):
-        one = recorded_device(trace)
-        return None if one is None else ProgramDevice(device=one, recorded=True)
+        device = recorded_device(trace)
+        return None if device is None else ProgramDevice(device=device, recorded=True)
     if trace.target is not None:
         return ProgramDevice(device=trace.target.device, recorded=False, given=True)
     platform = program_platform(trace)

@@ -140,12 +140,12 @@ def agreed_executions(times: HloTime, index: int, cost: ModuleCost) -> Fraction 
 
 def _timed(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str], tuple[InstructionTime, int | None]]:
     """What was measured of each instruction, with its runs in one run of the program; None: not known."""
-    found = {}
+    result = {}
     for row in cost.launched:
         time = times.by_key.get((index, row.instruction.name))
         if time is not None and time.computation == row.computation and row.runs:
-            found[row.computation, row.instruction.name] = (time, row.runs if row.runs_exact else None)
-    return found
+            result[row.computation, row.instruction.name] = (time, row.runs if row.runs_exact else None)
+    return result
 
 
 def roof_sum_ns(roofs: Iterable[InstructionRoof]) -> float:

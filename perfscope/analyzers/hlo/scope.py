@@ -84,16 +84,16 @@ def _merged(op_name: str) -> Iterator[str]:
 
 def _split(text: str, mark: str) -> list[str]:
     """Pieces of a text between the outermost marks. Brackets that do not match, as in a name, bind nothing."""
-    found, depth, begin = [], 0, 0
-    for place, character in enumerate(text):
+    result, depth, begin = [], 0, 0
+    for index, character in enumerate(text):
         if character == "(":
             depth += 1
         elif character == ")":
             depth = max(depth - 1, 0)
         elif character == mark and not depth:
-            found.append(text[begin:place])
-            begin = place + 1
-    return [*found, text[begin:]]
+            result.append(text[begin:index])
+            begin = index + 1
+    return [*result, text[begin:]]
 
 
 def _scope(name: str) -> Scope:
@@ -102,13 +102,13 @@ def _scope(name: str) -> Scope:
     backward = recompute = False
     before = ""
     primitive = segments[-1]
-    for place, segment in enumerate(segments):
-        is_last = place == len(segments) - 1
+    for index, segment in enumerate(segments):
+        is_last = index == len(segments) - 1
         peeled, wrappers = _peeled(segment)
         backward |= "transpose" in wrappers
         recompute |= segment == "rematted_computation"
         # the outermost jit is the program itself, and older versions name its body "main"
-        program = wrappers and wrappers[-1] in _FUNCTIONS and (place == 0 or peeled == "main")
+        program = wrappers and wrappers[-1] in _FUNCTIONS and (index == 0 or peeled == "main")
         # older versions wrap the control flow itself: jvp(while)/body
         structure = peeled in _STRUCTURE or _BRANCH.fullmatch(peeled) or (before == "while" and segment == "body")
         if is_last and peeled and not program:
@@ -198,11 +198,11 @@ FURTHEST = 64
 
 def users_of(computation: Computation) -> Mapping[str, tuple[Instruction, ...]]:
     """Instructions that read each instruction of a computation, in its order."""
-    found: dict[str, list[Instruction]] = {}
-    for one in computation.instructions:
-        for name in dict.fromkeys(one.operands):
-            found.setdefault(name, []).append(one)
-    return {name: tuple(users) for name, users in found.items()}
+    result: dict[str, list[Instruction]] = {}
+    for instruction in computation.instructions:
+        for name in dict.fromkeys(instruction.operands):
+            result.setdefault(name, []).append(instruction)
+    return {name: tuple(users) for name, users in result.items()}
 
 
 def served(instruction: Instruction, users: Mapping[str, tuple[Instruction, ...]]) -> Instruction | None:

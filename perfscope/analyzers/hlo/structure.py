@@ -37,11 +37,11 @@ def linked(computations: Iterable[Computation]) -> dict[str, Computation]:
             raise ValueError(f"two computations are called {computation.name[:80]!r}")
         by_name[computation.name] = computation
     calls = {
-        name: list(dict.fromkeys(called for one in computation.instructions for called in one.called))
+        name: list(dict.fromkeys(called for instruction in computation.instructions for called in instruction.called))
         for name, computation in by_name.items()
     }
     for name, called in calls.items():
-        missing = next((one for one in called if one not in by_name), None)
+        missing = next((name for name in called if name not in by_name), None)
         if missing is not None:
             raise ValueError(f"computation {name[:80]!r} calls {missing[:80]!r}, which is not in the module")
     _bound_depth(calls)
@@ -61,7 +61,9 @@ def callees_first(module: HloModule, follows: Callable[[Instruction], bool]) -> 
             done[name] = None
         elif name not in done:
             waiting.append((name, True))
-            calls = (one.called for one in module.computations[name].instructions if follows(one))
+            calls = (
+                instruction.called for instruction in module.computations[name].instructions if follows(instruction)
+            )
             waiting.extend((called, False) for names in calls for called in names if called not in done)
     return list(done)
 
@@ -81,7 +83,7 @@ def _bound_depth(calls: Mapping[str, Sequence[str]]) -> None:
                 name = path.pop()
                 waiting.pop()
                 on_path.remove(name)
-                depth[name] = 1 + max((depth[one] for one in calls[name]), default=0)
+                depth[name] = 1 + max((depth[call] for call in calls[name]), default=0)
                 if depth[name] > MAX_CALL_DEPTH:
                     raise ValueError(f"computations call one another more than {MAX_CALL_DEPTH} deep")
             elif called in on_path:

@@ -138,11 +138,11 @@ class _Places:
         """Instruction -> computation of a module; of a name in several, the entry's or the first."""
         if index not in self._holders:
             module = self._trace.hlo[index]
-            found: dict[str, str] = {}
+            result: dict[str, str] = {}
             for computation, instruction in module.instructions():
-                if computation.name == module.entry or instruction.name not in found:
-                    found[instruction.name] = computation.name
-            self._holders[index] = found
+                if computation.name == module.entry or instruction.name not in result:
+                    result[instruction.name] = computation.name
+            self._holders[index] = result
         return self._holders[index]
 
 

@@ -45,9 +45,9 @@ _MOST_STEPS = 100
 """Across fusions: two that share a body could lead in a circle."""
 
 
-def tuple_index(one: Instruction) -> int:
+def tuple_index(instruction: Instruction) -> int:
     """The part that a ``get-tuple-element`` takes; 0 where the text does not say."""
-    text = one.attributes.get("index", "")
+    text = instruction.attributes.get("index", "")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
@@ -60,30 +60,30 @@ def path(
     """
     wanted: list[int] = []
     while True:
-        one = computation.by_name[name]
-        yield one, tuple(wanted[-1:])
-        if one.opcode not in through or not one.operands:
+        instruction = computation.by_name[name]
+        yield instruction, tuple(wanted[-1:])
+        if instruction.opcode not in through or not instruction.operands:
             return
         operand = 0
-        if one.opcode == "get-tuple-element":
-            wanted.append(tuple_index(one))
-        elif one.opcode == "tuple":
-            if not wanted or wanted[-1] >= len(one.operands):
+        if instruction.opcode == "get-tuple-element":
+            wanted.append(tuple_index(instruction))
+        elif instruction.opcode == "tuple":
+            if not wanted or wanted[-1] >= len(instruction.operands):
                 return
             operand = wanted.pop()
-        name = one.operands[operand]
+        name = instruction.operands[operand]
 
 
 def made_by(computation: Computation, name: str, through: Collection[str] = SAME_BUFFER) -> Instruction:
     """The instruction at the end of a value's `path`."""
-    *_, (one, _) = path(computation, name, through)
-    return one
+    *_, (instruction, _) = path(computation, name, through)
+    return instruction
 
 
 def fusions_of(module: HloModule) -> Fusions:
     """A fusion of every fused computation; of several the last."""
-    fusions = ((holder, one) for holder, one in module.instructions() if one.opcode == "fusion")
-    return {called: (holder, one) for holder, one in fusions for called in one.called}
+    fusions = ((holder, instruction) for holder, instruction in module.instructions() if instruction.opcode == "fusion")
+    return {called: (holder, instruction) for holder, instruction in fusions for called in instruction.called}
 
 
 def path_across(
@@ -97,25 +97,25 @@ def path_across(
 
     ``fusions`` as of `fusions_of`.
     """
-    one = computation.by_name[name]
+    instruction = computation.by_name[name]
     for _ in range(_MOST_STEPS):
-        yield computation, one
-        if one.opcode in through and one.operands:
-            one = computation.by_name[one.operands[0]]
-        elif one.parameter_number is not None and computation.name in fusions:
+        yield computation, instruction
+        if instruction.opcode in through and instruction.operands:
+            instruction = computation.by_name[instruction.operands[0]]
+        elif instruction.parameter_number is not None and computation.name in fusions:
             computation, caller = fusions[computation.name]
-            if one.parameter_number >= len(caller.operands):
+            if instruction.parameter_number >= len(caller.operands):
                 return
-            one = computation.by_name[caller.operands[one.parameter_number]]
-        elif one.opcode == "fusion" and one.called and not one.shape.parts:
-            computation = module.computations[one.called[0]]
-            one = computation.root
+            instruction = computation.by_name[caller.operands[instruction.parameter_number]]
+        elif instruction.opcode == "fusion" and instruction.called and not instruction.shape.parts:
+            computation = module.computations[instruction.called[0]]
+            instruction = computation.root
         else:
             return
 
 
-def _handed_on(one: Instruction) -> str | None:
-    return one.operands[0] if one.opcode in SAME_BUFFER and one.operands else None
+def _handed_on(instruction: Instruction) -> str | None:
+    return instruction.operands[0] if instruction.opcode in SAME_BUFFER and instruction.operands else None
 
 
 def sources(
@@ -126,20 +126,22 @@ def sources(
     ``handed_on`` gives the operand that is handed on as a whole (default: by ``SAME_BUFFER``), ``None`` for a value of
     its own. Tuples and their elements are always followed. Linear in the instructions and the parts of their tuples.
     """
-    found: dict[str, Parts] = {}
-    for one in computation.instructions:
-        count = len(one.shape.parts)
-        if one.opcode == "tuple":
-            found[one.name] = tuple(_together(found[operand]) for operand in one.operands)
-        elif one.opcode == "get-tuple-element":
-            parts, index = found[one.operands[0]], tuple_index(one)
-            found[one.name] = (parts[index] if index < len(parts) else _together(parts),)
-        elif (operand := handed_on(one)) is not None:
-            parts = found[operand]
-            found[one.name] = parts if len(parts) == max(1, count) else (_together(parts),)
+    result: dict[str, Parts] = {}
+    for instruction in computation.instructions:
+        count = len(instruction.shape.parts)
+        if instruction.opcode == "tuple":
+            result[instruction.name] = tuple(_together(result[operand]) for operand in instruction.operands)
+        elif instruction.opcode == "get-tuple-element":
+            parts, index = result[instruction.operands[0]], tuple_index(instruction)
+            result[instruction.name] = (parts[index] if index < len(parts) else _together(parts),)
+        elif (operand := handed_on(instruction)) is not None:
+            parts = result[operand]
+            result[instruction.name] = parts if len(parts) == max(1, count) else (_together(parts),)
         else:
-            found[one.name] = tuple(((one.name, (part,)),) for part in range(count)) or (((one.name, ()),),)
-    return found
+            result[instruction.name] = tuple(((instruction.name, (part,)),) for part in range(count)) or (
+                ((instruction.name, ()),),
+            )
+    return result
 
 
 def _together(parts: Parts) -> tuple[Source, ...]:
@@ -150,12 +152,12 @@ UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 """They change some elements of their first operand, in its buffer where nobody reads it later."""
 
 
-def updated_operand(module: HloModule, one: Instruction, opcodes: Collection[str] = UPDATES) -> int | None:
+def updated_operand(module: HloModule, instruction: Instruction, opcodes: Collection[str] = UPDATES) -> int | None:
     """The number of the operand that an instruction, or a fusion as a whole, updates in place; ``None``: none."""
-    if one.opcode in opcodes:
+    if instruction.opcode in opcodes:
         return 0
-    if one.opcode != "fusion" or not one.called:
+    if instruction.opcode != "fusion" or not instruction.called:
         return None
-    body = module.computations[one.called[0]]
+    body = module.computations[instruction.called[0]]
     root = made_by(body, body.root.name, SAME_ORDER)
     return made_by(body, root.operands[0], SAME_ORDER).parameter_number if root.opcode in opcodes else None

@@ -162,12 +162,15 @@ def factors_for(target: Target) -> Factors:
 
 def listed(target: Target, factors: Factors, *, collectives: bool, between_nodes: bool) -> tuple[Assumption, ...]:
     """What a report says of them: those that can have mattered."""
-    found = [*_of_arithmetic(target, factors), *(_of_gpu if target.platform == "gpu" else _of_tpu)(target, factors)]
+    assumptions = [
+        *_of_arithmetic(target, factors),
+        *(_of_gpu if target.platform == "gpu" else _of_tpu)(target, factors),
+    ]
     if collectives:
-        found += _of_links(target, factors)
+        assumptions += _of_links(target, factors)
     if between_nodes:
-        found.append(_of_network(target, factors))
-    return tuple(found)
+        assumptions.append(_of_network(target, factors))
+    return tuple(assumptions)
 
 
 def _of_arithmetic(target: Target, factors: Factors) -> Iterator[Assumption]:
@@ -278,11 +281,12 @@ _STRIDED = frozenset(
 
 def is_strided(module: HloModule, instruction: Instruction) -> bool:
     """It reorders, gathers, cuts, joins or reduces: not every load is of whole lines in a row."""
-    return any(one.opcode in _STRIDED for one in fused(module, instruction))
+    return any(instruction.opcode in _STRIDED for instruction in fused(module, instruction))
 
 
 def is_contended(module: HloModule, instruction: Instruction) -> bool:
     """It adds to places that indices name, and nothing says that no two of them are equal: atomics may wait in line."""
     return any(
-        one.opcode == "scatter" and one.attributes.get("unique_indices") != "true" for one in fused(module, instruction)
+        instruction.opcode == "scatter" and instruction.attributes.get("unique_indices") != "true"
+        for instruction in fused(module, instruction)
     )

@@ -203,10 +203,10 @@ def calibrate(modelled: Estimate, module: HloModule, trace: Trace) -> Calibratio
     The recorded program is the module itself, one of the same content, or else the only one of its name; what differs
     is said. ``None`` where the trace holds no such program that ran.
     """
-    found = _measured_module(module, trace)
-    if found is None:
+    measured = _measured_module(module, trace)
+    if measured is None:
         return None
-    recorded, same = found
+    recorded, same = measured
     run = measured_run(trace, recorded)
     if run is None:
         return None
@@ -217,7 +217,7 @@ def calibrate(modelled: Estimate, module: HloModule, trace: Trace) -> Calibratio
         if time is not None and _comparable(row, modelled):
             errors.append(InstructionError(row=row, group=_group(row), measured_ns=time))
     groups = groups_of(errors)
-    usable = {one.group: one for one in groups if one.instructions >= FEWEST}
+    usable = {group.group: group for group in groups if group.instructions >= FEWEST}
     prices, by_group = _prices(modelled, errors, usable)
     again = estimate(module, modelled.target, times=prices)
     return Calibration(
@@ -227,7 +227,7 @@ def calibrate(modelled: Estimate, module: HloModule, trace: Trace) -> Calibratio
         run=run,
         modelled=modelled.step_ns,
         calibrated=again.step_ns,
-        instructions=tuple(sorted(errors, key=lambda one: (-abs(one.off_ns), -one.measured_ns * one.row.runs))),
+        instructions=tuple(sorted(errors, key=lambda error: (-abs(error.off_ns), -error.measured_ns * error.row.runs))),
         groups=groups,
         not_measured=len(modelled.rows) - len(errors),
         by_group=by_group,
@@ -235,13 +235,13 @@ def calibrate(modelled: Estimate, module: HloModule, trace: Trace) -> Calibratio
 
 
 def _measured_module(module: HloModule, trace: Trace) -> tuple[HloModule, bool] | None:
-    if any(one is module for one in trace.hlo):
+    if any(candidate is module for candidate in trace.hlo):
         return module, True
     wanted = _content(module)
-    for one in trace.hlo:
-        if _plain(one.name) == _plain(module.name) and _content(one) == wanted:
-            return one, True
-    named = [one for one in trace.hlo if _plain(one.name) == _plain(module.name)]
+    for candidate in trace.hlo:
+        if _plain(candidate.name) == _plain(module.name) and _content(candidate) == wanted:
+            return candidate, True
+    named = [candidate for candidate in trace.hlo if _plain(candidate.name) == _plain(module.name)]
     return (named[0], False) if len(named) == 1 else None
 
 
@@ -252,8 +252,15 @@ def _plain(name: str) -> str:
 def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
     """All that a program computes, whatever spelled it."""
     return frozenset(
-        (computation.name, one.name, one.opcode, one.shape.dtype, one.shape.dims, one.operands)
-        for computation, one in module.instructions()
+        (
+            computation.name,
+            instruction.name,
+            instruction.opcode,
+            instruction.shape.dtype,
+            instruction.shape.dims,
+            instruction.operands,
+        )
+        for computation, instruction in module.instructions()
     )
 
 
@@ -271,15 +278,15 @@ def _joined(
     matched = 0
     missing = 0
     for computation in module.computations.values():
-        for one in computation.instructions:
-            key = there.get((one.name, one.opcode))
+        for instruction in computation.instructions:
+            key = there.get((instruction.name, instruction.opcode))
             if key is None:
                 continue
             other = recorded.computations[key[0]].by_name[key[1]]
-            if (other.shape.dtype, other.shape.dims) != (one.shape.dtype, one.shape.dims):
+            if (other.shape.dtype, other.shape.dims) != (instruction.shape.dtype, instruction.shape.dims):
                 missing += 1
                 continue
-            times[computation.name, one.name] = run.instructions[key]
+            times[computation.name, instruction.name] = run.instructions[key]
             matched += 1
     differences = [f"{matched:,} of {len(run.instructions):,} measured instructions are in the modelled program"]
     if missing:
@@ -303,15 +310,15 @@ def _group(row: Row) -> Group:
 
 def groups_of(errors: Sequence[InstructionError]) -> tuple[GroupError, ...]:
     """Instructions by kind, the most measured time first; those that took no time are left out."""
-    found: dict[Group, list[InstructionError]] = {}
-    for one in errors:
-        if one.measured_ns > 0:
-            found.setdefault(one.group, []).append(one)
+    result: dict[Group, list[InstructionError]] = {}
+    for error in errors:
+        if error.measured_ns > 0:
+            result.setdefault(error.group, []).append(error)
     groups = []
-    for group, members in found.items():
-        measured = sum(one.measured_ns * one.row.runs for one in members)
-        modelled = sum((one.row.total for one in members), start=Range(low=0, high=0))
-        shares = [one.row.once.low / one.measured_ns for one in members]
+    for group, members in result.items():
+        measured = sum(member.measured_ns * member.row.runs for member in members)
+        modelled = sum((member.row.total for member in members), start=Range(low=0, high=0))
+        shares = [member.row.once.low / member.measured_ns for member in members]
         low, high = np.quantile(shares, [0.25, 0.75])
         groups.append(
             GroupError(
@@ -319,20 +326,22 @@ def groups_of(errors: Sequence[InstructionError]) -> tuple[GroupError, ...]:
                 instructions=len(members),
                 measured_ns=measured,
                 modelled=modelled,
-                inside=sum(one.inside for one in members),
+                inside=sum(member.inside for member in members),
                 share=modelled.low / measured if measured else 0.0,
                 low_share=float(low),
                 high_share=float(high),
             )
         )
-    return tuple(sorted(groups, key=lambda one: -one.measured_ns))
+    return tuple(sorted(groups, key=lambda group: -group.measured_ns))
 
 
 def _prices(
     modelled: Estimate, errors: Sequence[InstructionError], usable: Mapping[Group, GroupError]
 ) -> tuple[dict[tuple[str, str], Range], int]:
     """Times for the calibrated range by computation and instruction, and how many of them are by group."""
-    prices = {(one.row.computation, one.row.name): ns_range(one.measured_ns, one.measured_ns) for one in errors}
+    prices = {
+        (error.row.computation, error.row.name): ns_range(error.measured_ns, error.measured_ns) for error in errors
+    }
     by_group = 0
     for row in modelled.rows:
         key = (row.computation, row.name)
@@ -344,6 +353,6 @@ def _prices(
     return prices, by_group
 
 
-def bounded(one: Calibration, most: int) -> Calibration:
+def bounded(calibration: Calibration, most: int) -> Calibration:
     """The calibration with its worst instructions alone."""
-    return replace(one, instructions=one.instructions[:most])
+    return replace(calibration, instructions=calibration.instructions[:most])

@@ -66,12 +66,12 @@ def torus_seconds(kind: str, moved: int, group: tuple[int, ...], target: Target)
     axes = [axis for axis, length in enumerate(lengths) if length > 1]
     count = max(1, len(group))
     ports = node.ports if node is not None and node.ports else 2 * max(1, len(target.topology))
-    said = f"{'x'.join(str(length) for length in lengths if length > 1) or '1'} of a {target.layout} torus"
+    shape = f"{'x'.join(str(length) for length in lengths if length > 1) or '1'} of a {target.layout} torus"
     if not bandwidth:
-        return TorusTime(low=0.0, high=0.0, steps=(1, 1), said=said, known=False)
+        return TorusTime(low=0.0, high=0.0, steps=(1, 1), said=shape, known=False)
     link = bandwidth / ports
     if count < 2:
-        return TorusTime(low=0.0, high=0.0, steps=(0, 0), said=said, known=True)
+        return TorusTime(low=0.0, high=0.0, steps=(0, 0), said=shape, known=True)
     closed = [axis for axis in axes if _closes(target, axis, lengths[axis])]
     far = max((length - 1 for length in lengths), default=1)
     # low: all axes at once, both directions where a ring closes (an open line's ends have one neighbour)
@@ -90,7 +90,7 @@ def torus_seconds(kind: str, moved: int, group: tuple[int, ...], target: Target)
     steps = sum(length // 2 if axis in closed else length - 1 for axis, length in enumerate(lengths))
     if kind == "all-reduce":
         steps *= 2
-    return TorusTime(low=min(low, high), high=high, steps=(1, max(1, steps)), said=said, known=True)
+    return TorusTime(low=min(low, high), high=high, steps=(1, max(1, steps)), said=shape, known=True)
 
 
 def _lengths(group: tuple[int, ...], target: Target) -> tuple[int, ...]:
@@ -104,8 +104,8 @@ def _lengths(group: tuple[int, ...], target: Target) -> tuple[int, ...]:
     for device in group:
         rest = device // each
         for axis in range(len(shape) - 1, -1, -1):
-            rest, place = divmod(rest, shape[axis])
-            seen[axis].add(place)
+            rest, position = divmod(rest, shape[axis])
+            seen[axis].add(position)
     return tuple(len(places) for places in seen)
 
 
@@ -145,24 +145,26 @@ class Exchange:
     """Devices that take part, by their number in the target."""
 
 
-def collective_range(one: Collective, target: Target, factors: Factors) -> CollectiveRange:
+def collective_range(collective: Collective, target: Target, factors: Factors) -> CollectiveRange:
     """One run of a collective of a compiled program on the target."""
-    return exchange_range(Exchange(kind=one.kind, bytes=one.bytes, group=_group(one, target)), target, factors)
+    return exchange_range(
+        Exchange(kind=collective.kind, bytes=collective.bytes, group=_group(collective, target)), target, factors
+    )
 
 
-def exchange_range(one: Exchange, target: Target, factors: Factors) -> CollectiveRange:
+def exchange_range(exchange: Exchange, target: Target, factors: Factors) -> CollectiveRange:
     """One exchange on the target."""
-    group = one.group
+    group = exchange.group
     if target.platform == "tpu":
-        return _torus(one, target, factors, group)
+        return _torus(exchange, target, factors, group)
     nodes = Counter(device // max(1, target.node_devices) for device in group)
     inside = max(nodes.values(), default=1)
     low = high = 0.0
     known = True
     bandwidth = target.device.link_bandwidth
-    if inside > 1 or one.kind == "collective-permute":
+    if inside > 1 or exchange.kind == "collective-permute":
         if bandwidth:
-            low, high = _inside(one, target, factors, len(group), inside, float(bandwidth))
+            low, high = _inside(exchange, target, factors, len(group), inside, float(bandwidth))
         else:
             known = False
     far = len(nodes) > 1
@@ -171,53 +173,53 @@ def exchange_range(one: Exchange, target: Target, factors: Factors) -> Collectiv
             known = False
         else:
             reach = target.network.bandwidth(inside, max(1, target.node_devices))
-            low = max(low, _between(one, len(nodes), len(group), optimal=True) / reach)
-            high = max(high, _between(one, len(nodes), len(group), optimal=False) / (reach * factors.network))
-    steps = _steps(one.kind, inside)
-    far_steps = _steps(one.kind, len(nodes)) if far else (0, 0)
+            low = max(low, _between(exchange, len(nodes), len(group), optimal=True) / reach)
+            high = max(high, _between(exchange, len(nodes), len(group), optimal=False) / (reach * factors.network))
+    steps = _steps(exchange.kind, inside)
+    far_steps = _steps(exchange.kind, len(nodes)) if far else (0, 0)
     hop, far_hop, base = factors.hop, factors.far_hop, factors.collective
     quick = base[0] + steps[0] * hop[0] + far_steps[0] * far_hop[0]
     slow = base[1] + steps[1] * hop[1] + far_steps[1] * far_hop[1]
     return CollectiveRange(
         time=ns_range(max(low * NS, quick), high * NS + slow),
-        algorithm=_said(one, target, len(group), len(nodes)),
+        algorithm=_said(exchange, target, len(group), len(nodes)),
         devices=len(group),
         nodes=len(nodes),
         known=known,
     )
 
 
-def _group(one: Collective, target: Target) -> tuple[int, ...]:
+def _group(collective: Collective, target: Target) -> tuple[int, ...]:
     """Devices of one exchange, the group that spans most nodes; of a permute, a pair that does."""
-    if one.kind == "collective-permute":
-        ids = dims_of(one.op.attributes.get("source_target_pairs", ""))
+    if collective.kind == "collective-permute":
+        ids = dims_of(collective.op.attributes.get("source_target_pairs", ""))
         pairs = list(zip(ids[::2], ids[1::2], strict=False))
         apart = [pair for pair in pairs if pair[0] != pair[1]]
         nodes = max(1, target.node_devices)
         crossing = next((pair for pair in apart if pair[0] // nodes != pair[1] // nodes), None)
         return crossing or (apart[0] if apart else (0, 1))
-    groups = one.op.replica_groups
+    groups = collective.op.replica_groups
     if not groups:
-        return tuple(range(max(1, one.group_size)))
+        return tuple(range(max(1, collective.group_size)))
     devices = max(1, target.node_devices)
     return max(groups, key=lambda ids: (len({number // devices for number in ids}), len(ids)))
 
 
 def _inside(
-    one: Exchange, target: Target, factors: Factors, devices: int, inside: int, bandwidth: float
+    exchange: Exchange, target: Target, factors: Factors, devices: int, inside: int, bandwidth: float
 ) -> tuple[float, float]:
     """Seconds over the links of a node, low and high."""
-    moved = _sent(one.kind, devices, inside) * one.bytes
+    moved = _sent(exchange.kind, devices, inside) * exchange.bytes
     node = target.device.node
     low = high = moved / bandwidth
-    if one.kind == "all-reduce" and node is not None and node.reduces and inside > 2:
-        low = min(low, one.bytes * (inside + 1) / inside / bandwidth)
+    if exchange.kind == "all-reduce" and node is not None and node.reduces and inside > 2:
+        low = min(low, exchange.bytes * (inside + 1) / inside / bandwidth)
         high = high / REDUCED_FASTER
     if node is not None and node.joined == "mesh" and node.ports:
         # a link from each to each: a ring of few devices, and a pair, have a part of the links
         used = min(node.ports, max(1, inside - 1))
         low = low * node.ports / used
-        high = high * node.ports / (1 if one.kind == "collective-permute" else used)
+        high = high * node.ports / (1 if exchange.kind == "collective-permute" else used)
     return low, high / factors.link
 
 
@@ -233,16 +235,16 @@ def _sent(kind: str, devices: int, inside: int) -> float:
     return share
 
 
-def _between(one: Exchange, nodes: int, devices: int, *, optimal: bool) -> float:
+def _between(exchange: Exchange, nodes: int, devices: int, *, optimal: bool) -> float:
     """Bytes that leave a node. ``optimal``: the node gathers first; else one ring through all devices."""
     share = (nodes - 1) / nodes if optimal else (devices - 1) / devices
-    if one.kind == "all-reduce":
-        return 2 * share * one.bytes
-    if one.kind in ("all-to-all", "ragged-all-to-all"):
-        return one.bytes * devices / nodes * (nodes - 1) / nodes
-    if one.kind in ("collective-permute", "collective-broadcast"):
-        return float(one.bytes)
-    return share * one.bytes
+    if exchange.kind == "all-reduce":
+        return 2 * share * exchange.bytes
+    if exchange.kind in ("all-to-all", "ragged-all-to-all"):
+        return exchange.bytes * devices / nodes * (nodes - 1) / nodes
+    if exchange.kind in ("collective-permute", "collective-broadcast"):
+        return float(exchange.bytes)
+    return share * exchange.bytes
 
 
 def _steps(kind: str, devices: int) -> tuple[int, int]:
@@ -256,29 +258,29 @@ def _steps(kind: str, devices: int) -> tuple[int, int]:
     return (tree, min(ring, 2 * tree)) if kind != "all-reduce" else (tree, min(2 * ring, 4 * tree))
 
 
-def _torus(one: Exchange, target: Target, factors: Factors, group: tuple[int, ...]) -> CollectiveRange:
-    found = torus_seconds(one.kind, one.bytes, group, target)
-    low = max(found.low * NS, found.steps[0] * factors.hop[0])
-    slow = factors.collective[1] + found.steps[1] * factors.hop[1]
+def _torus(exchange: Exchange, target: Target, factors: Factors, group: tuple[int, ...]) -> CollectiveRange:
+    torus = torus_seconds(exchange.kind, exchange.bytes, group, target)
+    low = max(torus.low * NS, torus.steps[0] * factors.hop[0])
+    slow = factors.collective[1] + torus.steps[1] * factors.hop[1]
     return CollectiveRange(
-        time=ns_range(low, found.high * NS / factors.link + slow),
-        algorithm=found.said,
+        time=ns_range(low, torus.high * NS / factors.link + slow),
+        algorithm=torus.said,
         devices=len(group),
         nodes=1,
-        known=found.known,
+        known=torus.known,
     )
 
 
-def _said(one: Exchange, target: Target, devices: int, nodes: int) -> str:
+def _said(exchange: Exchange, target: Target, devices: int, nodes: int) -> str:
     link = target.device.link or "PCIe"
     if nodes > 1:
         return f"{devices} devices in {nodes} nodes"
-    if one.kind == "collective-permute":
+    if exchange.kind == "collective-permute":
         return f"pairs over {link}"
     reduces = target.device.node is not None and target.device.node.reduces
-    if one.kind == "all-reduce" and reduces:
+    if exchange.kind == "all-reduce" and reduces:
         return f"{devices} over {link}, in the switch or a ring"
-    return f"{'ring of ' if 'all-to-all' not in one.kind else ''}{devices} over {link}"
+    return f"{'ring of ' if 'all-to-all' not in exchange.kind else ''}{devices} over {link}"
 
 
 _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
@@ -286,10 +288,10 @@ _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 def held_collective(module: HloModule, computation: Computation, row: InstructionCost) -> Collective | None:
     """The collective that a fusion sends bytes for: it begins there, or runs there from begin to end."""
-    one = row.instruction
-    if one.opcode != "fusion" or not row.once.wire_bytes or not one.called:
+    instruction = row.instruction
+    if instruction.opcode != "fusion" or not row.once.wire_bytes or not instruction.called:
         return None
-    body = module.computations[one.called[0]]
+    body = module.computations[instruction.called[0]]
     op = next((inner for inner in body.instructions if inner.opcode.removesuffix("-start") in KINDS), None)
     if op is None:
         return None
@@ -298,8 +300,8 @@ def held_collective(module: HloModule, computation: Computation, row: Instructio
     return Collective(
         module=module,
         computation=computation,
-        start=one,
-        done=one,
+        start=instruction,
+        done=instruction,
         kind=op.opcode.removesuffix("-start"),
         op=op,
         bytes=max(sent, op.shape.bytes),
@@ -313,18 +315,18 @@ def ended_by(module: HloModule) -> Mapping[tuple[str, str], str]:
     """(computation, fusion that ends a collective) -> the fusion that begins it, joined by the channel."""
     starts: dict[tuple[str, int], str] = {}
     ends: list[tuple[str, str, int]] = []
-    for computation, one in module.instructions():
-        if one.opcode != "fusion" or not one.called:
+    for computation, instruction in module.instructions():
+        if instruction.opcode != "fusion" or not instruction.called:
             continue
-        body = module.computations[one.called[0]]
+        body = module.computations[instruction.called[0]]
         targets = {inner.custom_call_target for inner in body.instructions}
         channel = next((inner.channel_id for inner in body.instructions if inner.opcode in KINDS), None)
         if channel is None:
             continue
         if _START in targets:
-            starts.setdefault((computation.name, channel), one.name)
+            starts.setdefault((computation.name, channel), instruction.name)
         elif _DONE in targets:
-            ends.append((computation.name, one.name, channel))
+            ends.append((computation.name, instruction.name, channel))
     return {
         (computation, name): starts[computation, channel]
         for computation, name, channel in ends

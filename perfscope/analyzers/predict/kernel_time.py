@@ -42,22 +42,22 @@ class Sizes:
 
 def sizes_of(module: HloModule, computation: Computation, instruction: Instruction) -> Sizes | None:
     """Of the largest product an instruction holds; ``None`` if none can be told (convolutions, unknown calls)."""
-    found = list(_sizes(module, computation, instruction))
-    return max(found, key=lambda one: one.flops, default=None)
+    every = list(_sizes(module, computation, instruction))
+    return max(every, key=lambda sizes: sizes.flops, default=None)
 
 
 def _sizes(module: HloModule, computation: Computation, instruction: Instruction) -> Iterator[Sizes]:
     if instruction.opcode != "fusion":
-        one = _of(computation, instruction)
-        if one is not None:
-            yield one
+        sizes = _of(computation, instruction)
+        if sizes is not None:
+            yield sizes
         return
-    holders = {id(one): holder for holder in _held(module, instruction) for one in holder.instructions}
+    holders = {id(instruction): holder for holder in _held(module, instruction) for instruction in holder.instructions}
     for inner in fused(module, instruction):
         holder = holders.get(id(inner))
-        one = None if holder is None else _of(holder, inner)
-        if one is not None:
-            yield one
+        sizes = None if holder is None else _of(holder, inner)
+        if sizes is not None:
+            yield sizes
 
 
 def _held(module: HloModule, instruction: Instruction) -> Iterator[Computation]:
@@ -70,17 +70,21 @@ def _held(module: HloModule, instruction: Instruction) -> Iterator[Computation]:
                     yield from _held(module, one)
 
 
-def _of(computation: Computation, one: Instruction) -> Sizes | None:
-    if one.opcode == "dot" and len(one.operands) >= 2:
-        lhs, rhs = (computation.by_name[name].shape for name in one.operands[:2])
-        contracting = dims_of(one.attributes.get("lhs_contracting_dims", ""))
-        batch = dims_of(one.attributes.get("lhs_batch_dims", ""))
+def _of(computation: Computation, instruction: Instruction) -> Sizes | None:
+    if instruction.opcode == "dot" and len(instruction.operands) >= 2:
+        lhs, rhs = (computation.by_name[name].shape for name in instruction.operands[:2])
+        contracting = dims_of(instruction.attributes.get("lhs_contracting_dims", ""))
+        batch = dims_of(instruction.attributes.get("lhs_batch_dims", ""))
         return _product(lhs, rhs, contracting, batch)
-    if one.opcode == "custom-call" and (one.custom_call_target or "").startswith("__cublas") and len(one.operands) >= 2:
-        config = one.backend_config.get("gemm_backend_config", one.backend_config)
+    if (
+        instruction.opcode == "custom-call"
+        and (instruction.custom_call_target or "").startswith("__cublas")
+        and len(instruction.operands) >= 2
+    ):
+        config = instruction.backend_config.get("gemm_backend_config", instruction.backend_config)
         numbers = config.get("dot_dimension_numbers") if isinstance(config, dict) else None
         if isinstance(numbers, dict):
-            lhs, rhs = (computation.by_name[name].shape for name in one.operands[:2])
+            lhs, rhs = (computation.by_name[name].shape for name in instruction.operands[:2])
             return _product(
                 lhs, rhs, _ints(numbers, "lhs_contracting_dimensions"), _ints(numbers, "lhs_batch_dimensions")
             )
@@ -88,8 +92,8 @@ def _of(computation: Computation, one: Instruction) -> Sizes | None:
 
 
 def _ints(numbers: dict[str, object], key: str) -> tuple[int, ...]:
-    found = numbers.get(key)
-    texts = [str(one) for one in found] if isinstance(found, list) else []
+    result = numbers.get(key)
+    texts = [str(one) for one in result] if isinstance(result, list) else []
     return tuple(int(one) for one in texts if one.isdecimal())
 
 
@@ -241,26 +245,26 @@ def cached_bytes(computation: Computation, cost: ModuleCost, cache: int | None) 
     """
     if not cache:
         return {}
-    moved = {one.name: _moved(computation, cost, one) for one in computation.instructions}
+    moved = {instruction.name: _moved(computation, cost, instruction) for instruction in computation.instructions}
     if sum(moved.values()) <= cache:
         return moved
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     written: dict[str, int] = {}
     behind = sources(computation)
     so_far = 0
-    for one in computation.instructions:
-        so_far += moved[one.name]
-        kept = one.shape.bytes if one.shape.bytes <= cache else 0
-        for name in {name for operand in one.operands for part in behind[operand] for name, _ in part}:
+    for instruction in computation.instructions:
+        so_far += moved[instruction.name]
+        kept = instruction.shape.bytes if instruction.shape.bytes <= cache else 0
+        for name in {name for operand in instruction.operands for part in behind[operand] for name, _ in part}:
             size = computation.by_name[name].shape.bytes
             if name in written and so_far - written[name] <= cache:
                 kept += size
-        found[one.name] = min(kept, moved[one.name])
-        if moved[one.name]:
-            written[one.name] = so_far - moved[one.name]
-    return found
+        result[instruction.name] = min(kept, moved[instruction.name])
+        if moved[instruction.name]:
+            written[instruction.name] = so_far - moved[instruction.name]
+    return result
 
 
-def _moved(computation: Computation, cost: ModuleCost, one: Instruction) -> int:
-    row = cost.by_name.get((computation.name, one.name))
+def _moved(computation: Computation, cost: ModuleCost, instruction: Instruction) -> int:
+    row = cost.by_name.get((computation.name, instruction.name))
     return 0 if row is None or row.place != "launched" else row.once.bytes

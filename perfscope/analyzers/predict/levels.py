@@ -98,8 +98,8 @@ class Levels:
         self._blocks: Mapping[str, int] = {} if thunks is None else thunks.blocks()
         self._streams: Mapping[str, str] = {} if thunks is None else thunks.streams_of(cost.module)
         self._stream_ids: dict[str, int] = {}
-        found = collectives_of(self._module)
-        self._starts = {(one.computation.name, one.start.name): one for one in found}
+        collectives = collectives_of(self._module)
+        self._starts = {(collective.computation.name, collective.start.name): collective for collective in collectives}
         self._levels: dict[str, Level] = {}
         self._dones = ended_by(self._module)
         self.collectives = False
@@ -112,7 +112,7 @@ class Levels:
 
     def entry(self) -> Level:
         """One run of the module: callees are built before what calls them, so that no depth of calls is too deep."""
-        for name in callees_first(self._module, lambda one: one.opcode in _RUNS):
+        for name in callees_first(self._module, lambda instruction: instruction.opcode in _RUNS):
             self._levels[name] = self._built(self._module.computations[name])
         return self._levels[self._module.entry]
 
@@ -122,20 +122,20 @@ class Levels:
         begun: dict[str, int] = {}
         pending: set[int] = set()
         last = -1
-        for one in computation.instructions:
-            origin = next((begun[name] for name in one.operands[:1] if name in begun), None)
-            if origin is not None and one.opcode == "async-update":
-                begun[one.name] = origin
-            elif origin is not None and one.opcode.endswith("-done"):
+        for instruction in computation.instructions:
+            origin = next((begun[name] for name in instruction.operands[:1] if name in begun), None)
+            if origin is not None and instruction.opcode == "async-update":
+                begun[instruction.name] = origin
+            elif origin is not None and instruction.opcode.endswith("-done"):
                 pending.add(origin)
-            if (ended := self._dones.get((computation.name, one.name))) is not None and ended in begun:
+            if (ended := self._dones.get((computation.name, instruction.name))) is not None and ended in begun:
                 pending.add(begun[ended])
                 continue
             waits = tuple(sorted({*pending, last} - {-1}))
-            piece = self._piece(computation, one, waits, cached.get(one.name, 0))
+            piece = self._piece(computation, instruction, waits, cached.get(instruction.name, 0))
             if piece is None:
                 continue
-            better = self._times.get((computation.name, one.name))
+            better = self._times.get((computation.name, instruction.name))
             if better is not None and piece.what != "call":
                 piece = replace(piece, time=better)
             index = len(pieces)
@@ -146,87 +146,102 @@ class Levels:
             elif piece.blocks:
                 pending.add(index)
             else:
-                begun[one.name] = index
+                begun[instruction.name] = index
         return self._played(computation, tuple(pieces))
 
-    def _piece(self, computation: Computation, one: Instruction, waits: tuple[int, ...], cached: int) -> Piece | None:
-        row = self._cost.by_name.get((computation.name, one.name))
+    def _piece(
+        self, computation: Computation, instruction: Instruction, waits: tuple[int, ...], cached: int
+    ) -> Piece | None:
+        row = self._cost.by_name.get((computation.name, instruction.name))
         if row is None:
             return None
-        if one.opcode in _RUNS:
-            return self._around(one, row, waits)
-        collective = self._starts.get((computation.name, one.name)) or held_collective(self._module, computation, row)
+        if instruction.opcode in _RUNS:
+            return self._around(instruction, row, waits)
+        collective = self._starts.get((computation.name, instruction.name)) or held_collective(
+            self._module, computation, row
+        )
         if collective is not None:
-            return self._exchange(one, row, collective, waits)
+            return self._exchange(instruction, row, collective, waits)
         if row.place != "launched" or row.once == FREE:
             return None
-        start = one.opcode.endswith("-start")
-        copy = start and one.opcode.startswith(("copy", "slice", "dynamic-slice", "dynamic-update-slice"))
-        blocks = self._blocks.get(_kernel(one.name))
-        found = kernel_time(
-            self._module, computation, one, row.once, self._target.device, self._factors, cached=cached, blocks=blocks
+        start = instruction.opcode.endswith("-start")
+        copy = start and instruction.opcode.startswith(("copy", "slice", "dynamic-slice", "dynamic-update-slice"))
+        blocks = self._blocks.get(_kernel(instruction.name))
+        modelled = kernel_time(
+            self._module,
+            computation,
+            instruction,
+            row.once,
+            self._target.device,
+            self._factors,
+            cached=cached,
+            blocks=blocks,
         )
         gap = self._factors.gap
         return Piece(
-            instruction=one,
+            instruction=instruction,
             cost=row,
             kind="copy" if copy else "compute",
-            what="copy" if copy or one.opcode == "copy" else _class(one, row),
-            stream=_copies(row, one) if copy else SIDE if start else COMPUTE,
-            time=found.time,
+            what="copy" if copy or instruction.opcode == "copy" else _class(instruction, row),
+            stream=_copies(row, instruction) if copy else SIDE if start else COMPUTE,
+            time=modelled.time,
             gap=Range(low=gap[0], high=gap[1]),
             waits=waits,
-            bound=found.bound,
-            known=found.known,
-            contended=self._target.platform == "gpu" and is_contended(self._module, one),
+            bound=modelled.bound,
+            known=modelled.known,
+            contended=self._target.platform == "gpu" and is_contended(self._module, instruction),
         )
 
     def _exchange(
-        self, one: Instruction, row: InstructionCost, collective: Collective, waits: tuple[int, ...]
+        self, instruction: Instruction, row: InstructionCost, collective: Collective, waits: tuple[int, ...]
     ) -> Piece:
-        found = collective_range(collective, self._target, self._factors)
+        exchange = collective_range(collective, self._target, self._factors)
         self.collectives = True
-        self.between_nodes = self.between_nodes or found.nodes > 1
-        named = self._streams.get(one.name)
+        self.between_nodes = self.between_nodes or exchange.nodes > 1
+        named = self._streams.get(instruction.name)
         stream = PAIRS if collective.kind == "collective-permute" else COLLECTIVES
         if named is not None:
             stream = self._stream_ids.setdefault(named, FROM_HOST + 1 + len(self._stream_ids))
         blocks = collective.blocks in ("never split into start and done", "marked synchronous")
         return Piece(
-            instruction=one,
+            instruction=instruction,
             cost=row,
             kind="communication",
             what="collective",
             stream=stream,
-            time=found.time,
+            time=exchange.time,
             gap=NO_TIME,
             waits=waits,
-            bound="link" if found.known else "unknown",
-            known=found.known,
-            collective=found,
+            bound="link" if exchange.known else "unknown",
+            known=exchange.known,
+            collective=exchange,
             blocks=blocks,
         )
 
-    def _around(self, one: Instruction, row: InstructionCost, waits: tuple[int, ...]) -> Piece:
+    def _around(self, instruction: Instruction, row: InstructionCost, waits: tuple[int, ...]) -> Piece:
         """A loop, a branch or a call."""
         turns = NO_TIME
-        if one.opcode == "conditional":
-            levels = [self._levels[name] for name in one.called]
+        if instruction.opcode == "conditional":
+            levels = [self._levels[name] for name in instruction.called]
             # the cheapest at the low end, the dearest at the high end: they are levels of their own there
             chosen = max(levels, key=lambda level: level.time.high)
             inside: tuple[tuple[Level, int], ...] = ((chosen, 1),)
             time = Range(low=min(level.time.low for level in levels), high=chosen.time.high)
         else:
-            times = (one.trip_count if one.trip_count is not None else 1) if one.opcode == "while" else 1
-            runs = one.called
-            if one.opcode == "while" and one.trip_count is not None and self._target.platform == "gpu":
-                runs = one.called[1:]
+            times = (
+                (instruction.trip_count if instruction.trip_count is not None else 1)
+                if instruction.opcode == "while"
+                else 1
+            )
+            runs = instruction.called
+            if instruction.opcode == "while" and instruction.trip_count is not None and self._target.platform == "gpu":
+                runs = instruction.called[1:]
             inside = tuple((self._levels[name], times) for name in runs)
-            if one.opcode == "while" and one.trip_count is None:
+            if instruction.opcode == "while" and instruction.trip_count is None:
                 turns = Range(low=self._factors.turn[0], high=self._factors.turn[1])
             time = sum((level.time.times(count) for level, count in inside), start=turns)
         return Piece(
-            instruction=one,
+            instruction=instruction,
             cost=row,
             kind="compute",
             what="call",
@@ -279,18 +294,18 @@ def _held(level: Level, *, high: bool) -> Parts:
     return replace(parts, gaps=parts.gaps + short) if short else parts
 
 
-def _copies(row: InstructionCost, one: Instruction) -> int:
+def _copies(row: InstructionCost, instruction: Instruction) -> int:
     """The stream of an asynchronous copy: links to the host carry both directions at once."""
     if not row.once.host_bytes:
         return COPIES
-    target = one.shape.parts[0] if one.shape.parts else one.shape
+    target = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
     return TO_HOST if target.memory_space == _HOST else FROM_HOST
 
 
-def _class(one: Instruction, row: InstructionCost) -> Class:
+def _class(instruction: Instruction, row: InstructionCost) -> Class:
     if row.once.products:
         return "product"
-    return "library call" if one.opcode == "custom-call" else "memory"
+    return "library call" if instruction.opcode == "custom-call" else "memory"
 
 
 def _kernel(name: str) -> str:

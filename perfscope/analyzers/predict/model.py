@@ -150,13 +150,13 @@ class Estimate:
 
     def lines(self) -> tuple[LineTime, ...]:
         """Rows by the user's line, the most time first; those without a line by their scope and primitive."""
-        found: dict[tuple[str | None, int | None, str | None], list[Row]] = {}
+        result: dict[tuple[str | None, int | None, str | None], list[Row]] = {}
         for row in self.rows:
             where = row.where
             key = (where.file, where.line, None if where.file else (where.op or row.opcode))
-            found.setdefault(key, []).append(row)
-        lines = [_line(rows) for rows in found.values()]
-        return tuple(sorted(lines, key=lambda one: -one.exposed.middle))
+            result.setdefault(key, []).append(row)
+        lines = [_line(rows) for rows in result.values()]
+        return tuple(sorted(lines, key=lambda line: -line.exposed.middle))
 
 
 def _line(rows: list[Row]) -> LineTime:

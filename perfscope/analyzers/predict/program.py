@@ -36,7 +36,7 @@ MOST_LOOPS = 2
 
 def pictures(top: Level, names: Mapping[int, str]) -> tuple[StreamPicture, ...]:
     """The program, then the loops that take longest, of those in which more than one stream is at work."""
-    found: dict[str, tuple[int, StreamPicture]] = {}
+    result: dict[str, tuple[int, StreamPicture]] = {}
     waiting = [(top, 1)]
     seen = {top.computation.name}
     while waiting:
@@ -48,19 +48,19 @@ def pictures(top: Level, names: Mapping[int, str]) -> tuple[StreamPicture, ...]:
                     continue
                 seen.add(name)
                 waiting.append((inner, runs * turns))
-                if len({one.stream for one in inner.pieces}) > 1:
+                if len({piece.stream for piece in inner.pieces}) > 1:
                     drawn = _picture(inner, names, piece.instruction.name, turns)
-                    found[name] = (inner.time.high * runs * turns, drawn)
-    longest = sorted(found.values(), key=lambda pair: -pair[0])[:MOST_LOOPS]
+                    result[name] = (inner.time.high * runs * turns, drawn)
+    longest = sorted(result.values(), key=lambda pair: -pair[0])[:MOST_LOOPS]
     return (_picture(top, names, "", 1), *(drawn for _, drawn in longest))
 
 
 def _picture(level: Level, names: Mapping[int, str], of: str, turns: int) -> StreamPicture:
-    found = []
+    result = []
     for index, piece in enumerate(level.pieces):
         start, end = level.high.starts[index], level.high.ends[index]
         if end > start:
-            found.append(
+            result.append(
                 StreamSpan(
                     stream=names.get(piece.stream, "other"),
                     kind=piece.kind,
@@ -70,9 +70,9 @@ def _picture(level: Level, names: Mapping[int, str], of: str, turns: int) -> Str
                     repeats=max((count for _, count in piece.inside), default=1),
                 )
             )
-    kept = sorted(sorted(found, key=lambda one: one.start - one.end)[:MOST_SPANS], key=lambda one: one.start)
+    kept = sorted(sorted(result, key=lambda span: span.start - span.end)[:MOST_SPANS], key=lambda span: span.start)
     return StreamPicture(
-        of=of, turns=turns, length_ns=level.high.makespan, spans=tuple(kept), left=len(found) - len(kept)
+        of=of, turns=turns, length_ns=level.high.makespan, spans=tuple(kept), left=len(result) - len(kept)
     )
 
 
@@ -179,25 +179,25 @@ def _rows(cost: ModuleCost, top: Level, names: dict[int, str]) -> Iterator[Row]:
                 yield _row(level, index, piece, names, where, on_path=index in critical)
 
 
-def _where(one: Instruction, users: Mapping[str, tuple[Instruction, ...]]) -> Where:
+def _where(instruction: Instruction, users: Mapping[str, tuple[Instruction, ...]]) -> Where:
     """The user's line; of what XLA added (copies, zeros, changes of layout) the line it serves."""
-    own = where_of(one)
+    own = where_of(instruction)
     if own.file is not None:
         return own
-    other = served(one, users)
+    other = served(instruction, users)
     return own if other is None else replace(own, file=other.file, line=other.line)
 
 
 def _row(level: Level, index: int, piece: Piece, names: dict[int, str], where: Where, *, on_path: bool) -> Row:
-    one, cost, runs = piece.instruction, piece.cost, piece.cost.runs
+    instruction, cost, runs = piece.instruction, piece.cost, piece.cost.runs
     low, high = level.low.exposed[index], level.high.exposed[index]
     return Row(
         computation=cost.computation,
-        name=one.name,
-        opcode=one.opcode,
+        name=instruction.name,
+        opcode=instruction.opcode,
         what=piece.what,
         where=where,
-        added=one.file is None,
+        added=instruction.file is None,
         once=piece.time,
         runs=runs,
         runs_exact=cost.runs_exact,
@@ -271,13 +271,13 @@ def calls_seen(trace: Trace) -> Mapping[int, int]:
         manifest = load(folder)
     except (DataError, OSError):
         return {}
-    by_file = {(folder / one.file).as_posix(): one.calls for one in manifest.programs}
-    found = {}
+    by_file = {(folder / program.file).as_posix(): program.calls for program in manifest.programs}
+    result = {}
     for index, module in enumerate(trace.hlo):
         calls = by_file.get(Path(module.source).as_posix())
         if calls is not None:
-            found[index] = calls
-    return found
+            result[index] = calls
+    return result
 
 
 def step_of(estimates: Sequence[Estimate], calls: Sequence[int]) -> StepOfSeveral | None:
@@ -290,7 +290,7 @@ def step_of(estimates: Sequence[Estimate], calls: Sequence[int]) -> StepOfSevera
     main = max(often, key=lambda index: (estimates[index].step_ns.middle, -index))
     steps = calls[main]
     each = tuple(count / steps if count >= steps else None for count in calls)
-    total = [(one.step_ns, count) for one, count in zip(estimates, each, strict=True) if count is not None]
+    total = [(estimate.step_ns, count) for estimate, count in zip(estimates, each, strict=True) if count is not None]
     return StepOfSeveral(
         steps=steps,
         calls=each,

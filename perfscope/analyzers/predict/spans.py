@@ -119,12 +119,12 @@ class Played:
 
     def critical(self) -> frozenset[int]:
         """Tasks that each had to end for the next to begin, back from the one that ends last."""
-        found = set()
-        at = max(range(len(self.ends)), key=lambda index: (self.ends[index], index), default=-1)
-        while at >= 0:
-            found.add(at)
-            at = self.decided_by[at]
-        return frozenset(found)
+        result = set()
+        index = max(range(len(self.ends)), key=lambda index: (self.ends[index], index), default=-1)
+        while index >= 0:
+            result.add(index)
+            index = self.decided_by[index]
+        return frozenset(result)
 
 
 def play(tasks: Sequence[Task]) -> Played:
@@ -160,7 +160,7 @@ def _divide(tasks: Sequence[Task], starts: Sequence[int], ends: Sequence[int]) -
     gaps = now = 0
     for time, begins, index in moments:
         if time > now:
-            kind = next((one for one in PRIORITY if running[one]), None)
+            kind = next((kind for kind in PRIORITY if running[kind]), None)
             if kind is None:
                 gaps += time - now
             else:

@@ -62,20 +62,20 @@ def row_of_windows(flow: Flow, number: int) -> int | None:
     Along every axis the window is one element, or reaches the first and the last element from wherever it stands.
     """
     value = flow.values[number]
-    one = value.instruction
-    if one.opcode != "reduce-window" or not value.operands or not flow.reduces_with(number, "maximum"):
+    instruction = value.instruction
+    if instruction.opcode != "reduce-window" or not value.operands or not flow.reduces_with(number, "maximum"):
         return None
-    dims = one.shape.dims
-    windows = window_dims(one.attributes.get("window", ""))
+    dims = instruction.shape.dims
+    windows = window_dims(instruction.attributes.get("window", ""))
     if windows is None or len(windows) != len(dims) or flow.values[value.operands[0]].instruction.shape.dims != dims:
         return None
     row = 1
     for window, length in zip(windows, dims, strict=True):
         if window == WindowDim(size=1):
             continue
-        behind = window.size - 1 - window.pad_low
+        pad_high = window.size - 1 - window.pad_low
         plain = window.stride == window.lhs_dilate == window.rhs_dilate == 1
-        if not plain or window.pad_low < length - 1 or behind < length - 1:
+        if not plain or window.pad_low < length - 1 or pad_high < length - 1:
             return None
         row *= length
     return row if row > 1 else None
@@ -139,7 +139,7 @@ class RowMaxima:
     def _rescaled(self) -> frozenset[int]:
         """Maxima whose difference with another one is exponentiated."""
         flow = self._flow
-        found: set[int] = set()
+        result: set[int] = set()
         for value in flow.values:
             if value.instruction.opcode != "exponential" or not 1 < value.size < self._size:
                 continue
@@ -147,8 +147,8 @@ class RowMaxima:
                 if flow.opcode(number) == "subtract":
                     sides = [self._behind(operand) for operand in flow.values[number].operands]
                     if all(reductions or running for reductions, running in sides):
-                        found.update(*(reductions for reductions, _ in sides))
-        return frozenset(found)
+                        result.update(*(reductions for reductions, _ in sides))
+        return frozenset(result)
 
 
 # Matrix products of a compiled XLA program by their sizes, whichever op or library call they are.
@@ -187,27 +187,34 @@ def products_of(cost: ModuleCost, flow: Flow) -> dict[int, Product]:
     With operands of ``bmk`` and ``bkn`` elements and a result of ``bmn``, whatever the layout: ``k`` from the product's
     FLOPs, ``b`` is the product of the operands' sizes over the result's and ``k`` squared.
     """
-    found = {}
+    result = {}
     for row in cost.rows:
-        one = row.instruction
+        instruction = row.instruction
         flops = sum(row.once.products.values())
-        size = result_of(one).elements
-        number = flow.numbers.get((row.computation, one.name))
-        if one.opcode in _HOLDERS or number is None or not flops or not size or len(one.operands) < 2 or not row.runs:
+        size = result_of(instruction).elements
+        number = flow.numbers.get((row.computation, instruction.name))
+        if (
+            instruction.opcode in _HOLDERS
+            or number is None
+            or not flops
+            or not size
+            or len(instruction.operands) < 2
+            or not row.runs
+        ):
             continue
         summed = flops // (2 * size)
         operands = flow.values[number].operands
         left, right = (flow.values[operand].instruction.shape for operand in operands[:2])
         if summed:
-            found[number] = Product(
+            result[number] = Product(
                 number=number,
-                instruction=one,
+                instruction=instruction,
                 factors=(operands[0], operands[1]),
                 shapes=(left, right),
                 batch=max(1, left.elements * right.elements // (size * summed * summed)),
                 summed=summed,
             )
-    return found
+    return result
 
 
 _LINEAR = REPEATED | {"multiply", "divide", "select", "negate"}
@@ -249,21 +256,23 @@ def score_groups(flow: Flow, products: Mapping[int, Product]) -> Iterator[ScoreG
     sizes = {value.size for value in flow.values if value.instruction.opcode == "exponential"}
     for size in sorted(sizes & by_size.keys()):
         search = _Search(flow, products, size)
-        found = [search.judged(group) for group in search.groups()]
-        places = {_line(score) for group in found if group.fused_bytes is not None for score in group.scores} - {None}
+        score_groups = [search.judged(group) for group in search.groups()]
+        places = {_line(score) for group in score_groups if group.fused_bytes is not None for score in group.scores} - {
+            None
+        }
         yield from (
             group
-            for group in found
+            for group in score_groups
             if group.fused_bytes is not None or any(_line(score) in places for score in group.scores)
         )
 
 
 def _line(product: Product) -> tuple[str | int | None, ...] | None:
     """The line a product is from, else its path; None: the program does not say."""
-    one = product.instruction
-    if one.file is not None:
-        return one.file, one.line
-    return (one.op_name,) if one.op_name else None
+    instruction = product.instruction
+    if instruction.file is not None:
+        return instruction.file, instruction.line
+    return (instruction.op_name,) if instruction.op_name else None
 
 
 class _Search:
@@ -276,7 +285,7 @@ class _Search:
 
     def groups(self) -> list[tuple[frozenset[int], frozenset[int]]]:
         """Values and stacks of every group."""
-        found = []
+        result = []
         waiting = dict.fromkeys(self.joined)
         while waiting:
             start = next(iter(waiting))
@@ -289,15 +298,15 @@ class _Search:
             for number in group:
                 del waiting[number]
             values = frozenset(number for number in group if self.flow.values[number].size == self.size)
-            found.append((values, frozenset(group) - values))
-        return found
+            result.append((values, frozenset(group) - values))
+        return result
 
     def judged(self, group: tuple[frozenset[int], frozenset[int]]) -> ScoreGroup:
         """What a group is."""
         values, stacks = group
-        found = self._attention(values)
-        if found is not None:
-            scores, moved = found
+        attention = self._attention(values)
+        if attention is not None:
+            scores, moved = attention
         else:
             scores = tuple(self.products[number] for number in sorted(values) if number in self.products)
             moved = None
@@ -307,7 +316,7 @@ class _Search:
             scores=scores,
             values=values,
             stacks=stacks,
-            place=next((one for one in ones if one.file is not None), ones[0]),
+            place=next((instruction for instruction in ones if instruction.file is not None), ones[0]),
             size=self.size,
             fused_bytes=moved,
         )
@@ -315,32 +324,34 @@ class _Search:
     def _join(self) -> dict[int, list[int]]:
         """Values that come from products of the size by elementwise ops, with their neighbours."""
         flow = self.flow
-        found: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {}
         waiting = [number for number, product in self.products.items() if product.size == self.size]
-        found.update((number, []) for number in waiting)
+        result.update((number, []) for number in waiting)
         while waiting:
             number = waiting.pop()
             for user in flow.users[number]:
                 if self._continues(number, user):
-                    if user not in found:
-                        found[user] = []
+                    if user not in result:
+                        result[user] = []
                         waiting.append(user)
-                    found[number].append(user)
-                    found[user].append(number)
-        return found
+                    result[number].append(user)
+                    result[user].append(number)
+        return result
 
     def _continues(self, number: int, user: int) -> bool:
-        value, one = self.flow.values[number], self.flow.values[user]
-        opcode = one.instruction.opcode
+        value, following = self.flow.values[number], self.flow.values[user]
+        opcode = following.instruction.opcode
         if value.size == self.size:
             if opcode == "dynamic-update-slice":
-                return len(one.operands) > 1 and one.operands[1] == number and one.size > self.size
-            return one.size == self.size and bool(one.names or opcode in POINTWISE)
+                return len(following.operands) > 1 and following.operands[1] == number and following.size > self.size
+            return following.size == self.size and bool(following.names or opcode in POINTWISE)
         if opcode in _SLICES:
-            return one.size == self.size
-        same = one.size == value.size
+            return following.size == self.size
+        same = following.size == value.size
         return same and bool(
-            one.names or opcode in REPEATED or (opcode == "dynamic-update-slice" and number == one.operands[0])
+            following.names
+            or opcode in REPEATED
+            or (opcode == "dynamic-update-slice" and number == following.operands[0])
         )
 
     def _attention(self, values: frozenset[int]) -> tuple[tuple[Product, ...], int] | None:
@@ -355,7 +366,7 @@ class _Search:
         }
         # XLA computes the exponential again in every fusion that needs it: the sum may be of another one
         linear = self._linear(rows, values)
-        made = dict.fromkeys(number for one in rows for number in self._sources(one, values))
+        made = dict.fromkeys(number for row in rows for number in self._sources(row, values))
         scores = tuple(self.products[number] for number in made)
         users = {user for number in linear for user in self.flow.users[number]}
         if (
@@ -368,7 +379,7 @@ class _Search:
         for product in weighted:
             slot = 1 if product.factors[0] in linear else 0
             factors = [product.factors[slot], *(factor for score in scores for factor in score.factors)]
-            batched = all(one.batch > 1 for one in (product, *scores))
+            batched = all(product.batch > 1 for product in (product, *scores))
             if product.summed in rows.values() and (batched or all(map(self._is_computed, factors))):
                 shapes = (*scores[0].shapes, product.shapes[slot], product.result)
                 return scores, sum(shape.bytes for shape in shapes)
@@ -377,13 +388,13 @@ class _Search:
     def _softmax_call(self, values: frozenset[int]) -> tuple[tuple[Product, ...], int] | None:
         """As ``_attention``, of a group that the compiler's own kernel reads."""
         for number in sorted({user for value in values for user in self.flow.users[value]}):
-            one = self.flow.values[number]
-            if one.instruction.opcode != "custom-call" or one.instruction.op_name != _SOFTMAX_CALL:
+            value = self.flow.values[number]
+            if value.instruction.opcode != "custom-call" or value.instruction.op_name != _SOFTMAX_CALL:
                 continue
-            scores = tuple(self.products[made] for made in self._sources(one.operands[0], values))
-            if scores and one.operands[0] in values and len(one.operands) == 2:
-                weighed = self.flow.values[one.operands[1]].instruction.shape
-                shapes = (*scores[0].shapes, weighed, result_of(one.instruction))
+            scores = tuple(self.products[made] for made in self._sources(value.operands[0], values))
+            if scores and value.operands[0] in values and len(value.operands) == 2:
+                weighed = self.flow.values[value.operands[1]].instruction.shape
+                shapes = (*scores[0].shapes, weighed, result_of(value.instruction))
                 return scores, sum(shape.bytes for shape in shapes)
         return None
 
@@ -400,10 +411,10 @@ class _Search:
                     if whole is not None:
                         return None if self.maxima.is_rescaled(values) else whole
                     continue
-                found = self.maxima.of(rows)
-                sources = (flow.values[one].operands[:1] for one in found.reductions)
+                maxima = self.maxima.of(rows)
+                sources = (flow.values[reduction].operands[:1] for reduction in maxima.reductions)
                 if any(back in values for source in sources for back in flow.back(source)):
-                    return None if found.running else self.size // flow.values[rows].size
+                    return None if maxima.running else self.size // flow.values[rows].size
         return None
 
     def _window_row(self, operand: int, values: frozenset[int]) -> int | None:
@@ -418,33 +429,33 @@ class _Search:
 
     def _upstream(self, number: int, values: frozenset[int]) -> list[int]:
         """Values of the group that a value is computed from, the nearest first; up to products."""
-        found = {number: None}
+        result = {number: None}
         waiting = [number]
-        while waiting and len(found) < _HLO_ATTENTION_MOST_STEPS:
+        while waiting and len(result) < _HLO_ATTENTION_MOST_STEPS:
             value = self.flow.values[waiting.pop(0)]
             for source in value.names or value.operands:
-                if source in values and source not in found:
-                    found[source] = None
+                if source in values and source not in result:
+                    result[source] = None
                     if source not in self.products:
                         waiting.append(source)
-        return list(found)
+        return list(result)
 
     def _sources(self, number: int, values: frozenset[int]) -> list[int]:
         """Products that a value comes from."""
-        return [one for one in self._upstream(number, values) if one in self.products]
+        return [value for value in self._upstream(number, values) if value in self.products]
 
     def _linear(self, exponentials: Iterable[int], values: frozenset[int]) -> frozenset[int]:
         """Values that are an exponential times something."""
-        found = set(exponentials)
-        waiting = list(found)
+        linear = set(exponentials)
+        waiting = list(linear)
         while waiting:
             number = waiting.pop()
             for user in self.flow.users[number]:
                 value = self.flow.values[user]
-                if user in values and user not in found and (value.names or value.instruction.opcode in _LINEAR):
-                    found.add(user)
+                if user in values and user not in linear and (value.names or value.instruction.opcode in _LINEAR):
+                    linear.add(user)
                     waiting.append(user)
-        return frozenset(found)
+        return frozenset(linear)
 
     def _is_returned(self, linear: frozenset[int], scores: tuple[Product, ...], values: frozenset[int]) -> bool:
         """Whether the program's caller gets the probabilities: no fused kernel would hand them out.

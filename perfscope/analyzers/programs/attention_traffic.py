@@ -74,7 +74,7 @@ class WrittenAttention:
 
 def written_attention(trace: Trace) -> tuple[WrittenAttention, ...]:
     """Attention in all compiled programs whose scores leave the kernel that computes them, in program order."""
-    return tuple(found for cost in trace.fact(costs) for found in _of_program(cost))
+    return tuple(attention for cost in trace.fact(costs) for attention in _of_program(cost))
 
 
 def _of_program(cost: ModuleCost) -> Iterator[WrittenAttention]:
@@ -82,9 +82,9 @@ def _of_program(cost: ModuleCost) -> Iterator[WrittenAttention]:
     for group in score_groups(flow, products_of(cost, flow)):
         spaces = (_HBM, _VMEM if cost.module.platform == "tpu" else None)
         uses = tuple(
-            ScoreUse(instruction=one, runs=runs.times, bytes=moved[0], chip_bytes=moved[1])
-            for computation, one, runs in launched(cost.module)
-            if any(moved := [_moved(flow, group, computation, one, space) for space in spaces])
+            ScoreUse(instruction=instruction, runs=runs.times, bytes=moved[0], chip_bytes=moved[1])
+            for computation, instruction, runs in launched(cost.module)
+            if any(moved := [_moved(flow, group, computation, instruction, space) for space in spaces])
         )
         if uses:
             yield WrittenAttention(cost=cost, group=group, times=_times(flow, cost, group), uses=uses)
@@ -101,18 +101,18 @@ def _times(flow: Flow, cost: ModuleCost, group: ScoreGroup) -> int:
     return sum(cost.by_name[name].runs for name in names)
 
 
-def _moved(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction, space: int | None) -> int:
+def _moved(flow: Flow, group: ScoreGroup, computation: Computation, instruction: Instruction, space: int | None) -> int:
     """Bytes of the group's values that a launch reads from a memory and writes to it; 0 for none."""
     if space is None:
         return 0
-    return _read(flow, group, computation, one, space) + _written(flow, group, computation, one, space)
+    return _read(flow, group, computation, instruction, space) + _written(flow, group, computation, instruction, space)
 
 
-def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction, space: int) -> int:
+def _read(flow: Flow, group: ScoreGroup, computation: Computation, instruction: Instruction, space: int) -> int:
     """Bytes of the group's values that a launch reads from a memory, each once."""
-    if one.opcode == "copy-done":  # copy-start has read it
+    if instruction.opcode == "copy-done":  # copy-start has read it
         return 0
-    read = {made_by(computation, name, ("bitcast",)).name for name in one.operands}
+    read = {made_by(computation, name, ("bitcast",)).name for name in instruction.operands}
     numbers = [flow.numbers[computation.name, name] for name in read]
     whole = sum(
         result_of(flow.values[number].instruction).bytes
@@ -121,23 +121,23 @@ def _read(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruct
     )
     return whole + sum(
         _bytes(group, flow.values[inner.operands[0]].instruction.shape, space)
-        for number in _inside(flow, computation, one)
+        for number in _inside(flow, computation, instruction)
         if (inner := flow.values[number]).instruction.opcode in ("dynamic-slice", "slice")
         and number in group.values
         and inner.operands[0] in group.stacks
     )
 
 
-def _written(flow: Flow, group: ScoreGroup, computation: Computation, one: Instruction, space: int) -> int:
+def _written(flow: Flow, group: ScoreGroup, computation: Computation, instruction: Instruction, space: int) -> int:
     """Bytes of the group's values that a launch writes to a memory."""
     whole = sum(
         shape.bytes
-        for number, shape in _results(flow, computation, one)
+        for number, shape in _results(flow, computation, instruction)
         if number in group.values and shape.memory_space == space
     )
     return whole + sum(
         _bytes(group, flow.values[number].instruction.shape, space)
-        for number in _inside(flow, computation, one)
+        for number in _inside(flow, computation, instruction)
         if number in group.stacks and flow.opcode(number) == "dynamic-update-slice"
     )
 
@@ -147,27 +147,27 @@ def _bytes(group: ScoreGroup, stack: Shape, space: int) -> int:
     return 0 if stack.memory_space != space else -(-group.size * ITEM_BITS[stack.dtype] // 8)
 
 
-def _inside(flow: Flow, computation: Computation, one: Instruction) -> Iterator[int]:
+def _inside(flow: Flow, computation: Computation, instruction: Instruction) -> Iterator[int]:
     """The launch itself, or what its fusion holds."""
-    if one.opcode != "fusion":
-        yield flow.numbers[computation.name, one.name]
+    if instruction.opcode != "fusion":
+        yield flow.numbers[computation.name, instruction.name]
         return
-    for name in one.called:
+    for name in instruction.called:
         body = flow.module.computations[name]
         for inner in body.instructions:
             yield from _inside(flow, body, inner)
 
 
-def _results(flow: Flow, computation: Computation, one: Instruction) -> Iterator[tuple[int, Shape]]:
+def _results(flow: Flow, computation: Computation, instruction: Instruction) -> Iterator[tuple[int, Shape]]:
     """Arrays that a launch writes, with what computes them."""
-    if one.opcode == "copy-done":
+    if instruction.opcode == "copy-done":
         return
-    if one.shape.dtype != "tuple" or one.opcode in ("custom-call", "copy-start"):
-        yield flow.numbers[computation.name, one.name], result_of(one)
-    elif one.opcode == "fusion" and one.called:
-        body = flow.module.computations[one.called[0]]
+    if instruction.shape.dtype != "tuple" or instruction.opcode in ("custom-call", "copy-start"):
+        yield flow.numbers[computation.name, instruction.name], result_of(instruction)
+    elif instruction.opcode == "fusion" and instruction.called:
+        body = flow.module.computations[instruction.called[0]]
         if body.root.opcode != "tuple":
             yield from _results(flow, body, body.root)
             return
-        for name, shape in zip(body.root.operands, one.shape.parts, strict=True):
+        for name, shape in zip(body.root.operands, instruction.shape.parts, strict=True):
             yield flow.numbers[body.name, name], shape

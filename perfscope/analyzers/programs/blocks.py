@@ -59,7 +59,7 @@ class _Block:
 
 def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
     """A timeline a compiled program, in the order of ``trace.hlo``; those not scheduled have none."""
-    found = []
+    result = []
     for module in trace.hlo:
         arena = arena_of(module)
         if arena is None and not module.is_scheduled:
@@ -67,19 +67,19 @@ def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
         schedule = Schedule(module)
         blocks = _modelled(module, schedule) if arena is None else _assigned(arena, schedule)
         timeline = _timeline(program_label(module, trace), module, arena, schedule, blocks)
-        found.append(
+        result.append(
             timeline if module.platform == "cpu" else replace(timeline, capacity_bytes=device_memory_bytes(trace))
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _assigned(arena: Arena, schedule: Schedule) -> list[_Block]:
-    found = [_whole_run(allocation, arena.assignment, schedule) for allocation in arena.lasting()]
+    blocks = [_whole_run(allocation, arena.assignment, schedule) for allocation in arena.lasting()]
     for block in arena_blocks(arena, schedule):
-        made = [(schedule.instructions[one.instruction], one.index) for one in block.written
-                if one.instruction in schedule.instructions]  # fmt: skip
+        made = [(schedule.instructions[buffer.instruction], buffer.index) for buffer in block.written
+                if buffer.instruction in schedule.instructions]  # fmt: skip
         end = None if block.end == NEVER else block.end
-        found.append(
+        blocks.append(
             _Block(
                 start=block.start,
                 end=end,
@@ -89,21 +89,21 @@ def _assigned(arena: Arena, schedule: Schedule) -> list[_Block]:
                 lasts=end is None,
             )
         )
-    return found
+    return blocks
 
 
 def _whole_run(allocation: BufferAllocation, assignment: BufferAssignment, schedule: Schedule) -> _Block:
     """An allocation that lasts: named after its argument or constant, else after what was written into it last."""
     buffers = [assignment.buffers[key] for key in allocation.buffers if key in assignment.buffers]
     made = [
-        (schedule.instructions[one.instruction], one.index)
-        for one in buffers
-        if one.instruction in schedule.instructions
+        (schedule.instructions[buffer.instruction], buffer.index)
+        for buffer in buffers
+        if buffer.instruction in schedule.instructions
     ]
     opcode = "parameter" if allocation.is_parameter else "constant" if allocation.is_constant else None
-    chosen = [one for one in made if one[0].opcode == opcode]
+    chosen = [writer for writer in made if writer[0].opcode == opcode]
     if not chosen:
-        chosen = sorted(made, key=lambda one: -schedule.positions[one[0].name])
+        chosen = sorted(made, key=lambda writer: -schedule.positions[writer[0].name])
     owner: Owner | None = None
     if allocation.is_constant:
         owner = MemoryCategory.CONSTANT, KnownBy.RECORDED
@@ -123,23 +123,23 @@ def _whole_run(allocation: BufferAllocation, assignment: BufferAssignment, sched
 
 
 def _modelled(module: HloModule, schedule: Schedule) -> list[_Block]:
-    found = []
+    result = []
     for number, value in enumerate(live_values(module, schedule)):
-        one = schedule.instructions[value.instruction]
+        instruction = schedule.instructions[value.instruction]
         output = MemoryCategory.OUTPUT, KnownBy.SCHEDULE
-        found.append(
+        result.append(
             _Block(
                 start=value.start,
                 end=value.end,
                 bytes=value.bytes,
                 number=number,
-                made=[(one, (value.part,) if one.shape.parts else ())],
+                made=[(instruction, (value.part,) if instruction.shape.parts else ())],
                 owner=output if value.outputs else None,
-                before=one.opcode == "parameter",
+                before=instruction.opcode == "parameter",
                 lasts=value.end >= len(schedule),
             )
         )
-    return found
+    return result
 
 
 def _timeline(
@@ -150,18 +150,18 @@ def _timeline(
     blocks: Sequence[_Block],
 ) -> MemoryTimeline:
     owners = Owners(module, schedule)
-    last = max([len(schedule) - 1, *(max(one.start, (one.end or 0) - 1) for one in blocks)])
-    ordered = sorted(blocks, key=lambda one: (one.start, one.number))
+    last = max([len(schedule) - 1, *(max(block.start, (block.end or 0) - 1) for block in blocks)])
+    ordered = sorted(blocks, key=lambda block: (block.start, block.number))
     lines: dict[tuple[str, int | None], int] = {}
     texts: dict[str, int] = {}
     columns: dict[str, list[Any]] = {
-        "start": [one.start for one in ordered],
-        "end": [last + 1 if one.end is None else one.end for one in ordered],
-        "before": [one.before for one in ordered],
-        "after": [one.lasts for one in ordered],
-        "bytes": [one.bytes for one in ordered],
-        "requested_bytes": [one.bytes for one in ordered],
-        "address": [one.number for one in ordered],
+        "start": [block.start for block in ordered],
+        "end": [last + 1 if block.end is None else block.end for block in ordered],
+        "before": [block.before for block in ordered],
+        "after": [block.lasts for block in ordered],
+        "bytes": [block.bytes for block in ordered],
+        "requested_bytes": [block.bytes for block in ordered],
+        "address": [block.number for block in ordered],
         "category": [],
         "known_by": [],
         "name": [],
@@ -169,19 +169,21 @@ def _timeline(
         "line": [],
         "phase": [],
     }
-    for one in ordered:
-        category, known = one.owner or _owner(owners, one)
+    for block in ordered:
+        category, known = block.owner or _owner(owners, block)
         columns["category"].append(category)
         columns["known_by"].append(known)
-        columns["name"].append(_code(texts, _name(one.made)))
-        columns["module"].append(_code(texts, _module(one.made)))
-        file, line = next(((made.file, made.line) for made, _ in one.made if made.file is not None), (None, None))
+        columns["name"].append(_code(texts, _name(block.made)))
+        columns["module"].append(_code(texts, _module(block.made)))
+        file, line = next(((made.file, made.line) for made, _ in block.made if made.file is not None), (None, None))
         columns["line"].append(MISSING if file is None else lines.setdefault((file, line), len(lines)))
-        columns["phase"].append(owners.phase(_maker(one.made)[0]) if one.made else MemoryPhase.UNKNOWN)
+        columns["phase"].append(owners.phase(_maker(block.made)[0]) if block.made else MemoryPhase.UNKNOWN)
     reserved = None
     if arena is not None:
-        held = sum(one.size for one in arena.assignment.allocations if in_device_memory(one))
-        reserved = Curve(positions=np.zeros(1, np.int64), bytes=np.full(1, held, np.int64))
+        reserved_bytes = sum(
+            allocation.size for allocation in arena.assignment.allocations if in_device_memory(allocation)
+        )
+        reserved = Curve(positions=np.zeros(1, np.int64), bytes=np.full(1, reserved_bytes, np.int64))
     return MemoryTimeline(
         space="program",
         label=label,
@@ -203,13 +205,13 @@ def _code(texts: dict[str, int], text: str) -> int:
     return texts.setdefault(text, len(texts)) if text else MISSING
 
 
-def _owner(owners: Owners, one: _Block) -> Owner:
-    if not one.made:
+def _owner(owners: Owners, block: _Block) -> Owner:
+    if not block.made:
         return MemoryCategory.TEMPORARY, KnownBy.NOTHING
-    first = one.made[0][0]
-    if first.opcode == "parameter" and one.before:
+    first = block.made[0][0]
+    if first.opcode == "parameter" and block.before:
         return owners.argument(first)
-    return owners.temporary(one.made)
+    return owners.temporary(block.made)
 
 
 def _name(made: Sequence[Made]) -> str:
@@ -224,15 +226,17 @@ def _name(made: Sequence[Made]) -> str:
 
 def _maker(made: Sequence[Made]) -> Made:
     """Who writes the buffer: the first, unless XLA only made room there and another, which has a path, fills it."""
-    return next((one for one in made if one[0].op_name), made[0])
+    return next((writer for writer in made if writer[0].op_name), made[0])
 
 
 def _module(made: Sequence[Made]) -> str:
     """The user's scope; of an argument, what it is a part of."""
-    for one, _ in made:
-        if one.opcode == "parameter" and one.op_name and "/" not in one.op_name:
-            return one.op_name[: max(one.op_name.rfind("["), one.op_name.rfind("."), 0)]
-        path = [part for part in scope_of(one.op_name).path if part not in _OF_SCAN] if one.op_name else []
+    for instruction, _ in made:
+        if instruction.opcode == "parameter" and instruction.op_name and "/" not in instruction.op_name:
+            return instruction.op_name[: max(instruction.op_name.rfind("["), instruction.op_name.rfind("."), 0)]
+        path = (
+            [part for part in scope_of(instruction.op_name).path if part not in _OF_SCAN] if instruction.op_name else []
+        )
         if path:
             return "/".join(path)
     return ""

@@ -56,47 +56,48 @@ _GPU_KINDS = {
 }  # fmt: skip
 
 
-def cause_of(trace: Trace, one: Collective, free: Sequence[Instruction]) -> Cause:
+def cause_of(trace: Trace, collective: Collective, free: Sequence[Instruction]) -> Cause:
     """Why a collective that blocks does. ``free``: ``independent_work`` of it."""
-    if one.module.platform == "gpu":
-        if is_marked(one) and (one.between or one.blocks == "never split into start and done"):
+    if collective.module.platform == "gpu":
+        if is_marked(collective) and (collective.between or collective.blocks == "never split into start and done"):
             return "turned off by a flag"
-    elif one.blocks == "never split into start and done":
-        found = program_device(trace)
-        on_v5e = found is not None and found.device.name == _V5E
-        if one.kind not in TPU_FLAGS or (one.kind == "all-to-all" and not on_v5e):
+    elif collective.blocks == "never split into start and done":
+        device = program_device(trace)
+        on_v5e = device is not None and device.device.name == _V5E
+        if collective.kind not in TPU_FLAGS or (collective.kind == "all-to-all" and not on_v5e):
             return "no flag divides it"
-        if free and one.kind in BESIDE_PRODUCTS and not _has_product(trace, one, free):
+        if free and collective.kind in BESIDE_PRODUCTS and not _has_product(trace, collective, free):
             return "no matrix product near it"
-        if free and not (one.kind == "all-gather" and on_v5e):
+        if free and not (collective.kind == "all-gather" and on_v5e):
             return "off unless flags say otherwise"
     return "independent work was left elsewhere" if free else "nothing independent near it"
 
 
-def remedy(one: Collective, cause: Cause) -> str:
+def remedy(collective: Collective, cause: Cause) -> str:
     """What changes it: flags that were tried, or how the program is to be written."""
+    kind = collective.kind
     if cause == "turned off by a flag":
         return (
-            f"Every {one.kind} was made to run in line, whatever is beside it: take {_GPU_KINDS[one.kind]} out of "
+            f"Every {kind} was made to run in line, whatever is beside it: take {_GPU_KINDS[kind]} out of "
             "--xla_gpu_disable_async_collectives."
         )
     if cause == "off unless flags say otherwise":
-        beside = "matrix products run" if one.kind in BESIDE_PRODUCTS else "others run"
+        beside = "matrix products run" if kind in BESIDE_PRODUCTS else "others run"
         return (
-            f"The TPU compiler leaves {_an(one.kind)} one op by default, whatever its size. To let {beside} beside it: "
-            f"{_options(one.kind)}."
+            f"The TPU compiler leaves {_an(kind)} one op by default, whatever its size. To let {beside} beside it: "
+            f"{_options(kind)}."
         )
     if cause == "no flag divides it":
-        chip = " on this chip" if one.kind in TPU_FLAGS else ""
-        return f"The TPU compiler leaves {_an(one.kind)} one op{chip}; no flag that changes it is known."
+        chip = " on this chip" if kind in TPU_FLAGS else ""
+        return f"The TPU compiler leaves {_an(kind)} one op{chip}; no flag that changes it is known."
     if cause == "no matrix product near it":
-        flags = f", {'on v5e by default, else ' if one.kind == 'all-gather' else ''}with {_options(one.kind)}"
+        flags = f", {'on v5e by default, else ' if kind == 'all-gather' else ''}with {_options(kind)}"
         return (
-            f"The TPU compiler runs {_an(one.kind)} beside matrix products alone{flags}; none near it is independent. "
+            f"The TPU compiler runs {_an(kind)} beside matrix products alone{flags}; none near it is independent. "
             "Put one there: of the next layer, jax.lax.scan(..., unroll=2), or of the other half of the batch."
         )
     if cause == "independent work was left elsewhere":
-        if one.module.platform == "gpu":
+        if collective.module.platform == "gpu":
             return (
                 "XLA found nothing to put beside it in the order it chose. Let the scheduler move the independent work "
                 'there: XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true", with memory to spare for it.'
@@ -116,13 +117,13 @@ def _an(kind: str) -> str:
 
 
 def _options(kind: str) -> str:
-    told = ", ".join(f'"{flag}": "true"' for flag in TPU_FLAGS[kind])
-    return f"jax.jit(step, compiler_options={{{told}}})"
+    text = ", ".join(f'"{flag}": "true"' for flag in TPU_FLAGS[kind])
+    return f"jax.jit(step, compiler_options={{{text}}})"
 
 
-def _has_product(trace: Trace, one: Collective, free: Sequence[Instruction]) -> bool:
-    cost = trace.fact(hlo_costs)[module_index(trace, one.module)]
-    rows = (cost.by_name.get((one.computation.name, work.name)) for work in free)
+def _has_product(trace: Trace, collective: Collective, free: Sequence[Instruction]) -> bool:
+    cost = trace.fact(hlo_costs)[module_index(trace, collective.module)]
+    rows = (cost.by_name.get((collective.computation.name, work.name)) for work in free)
     return any(row is not None and bool(row.once.products) for row in rows)
 
 
@@ -155,24 +156,26 @@ class CollectiveTime:
         return None if self.transfer_ns is None else max(0.0, self.transfer_ns - self.hidden_ns)
 
 
-def collective_time(trace: Trace, one: Collective) -> CollectiveTime:
+def collective_time(trace: Trace, collective: Collective) -> CollectiveTime:
     """Time of a collective in one run of its program."""
     return CollectiveTime(
-        transfer_ns=_transfer_ns(trace, one),
-        hidden_ns=one.runs.times * _work_ns(trace, one, one.between) if one.blocks is None else 0.0,
-        measured_ns=measured_run_ns(trace, one.module, names_of(one)),
+        transfer_ns=_transfer_ns(trace, collective),
+        hidden_ns=collective.runs.times * _work_ns(trace, collective, collective.between)
+        if collective.blocks is None
+        else 0.0,
+        measured_ns=measured_run_ns(trace, collective.module, names_of(collective)),
     )
 
 
-def names_of(one: Collective) -> tuple[str, ...]:
+def names_of(collective: Collective) -> tuple[str, ...]:
     """What a profile may call it: the start, or the done that waits for it."""
-    return tuple(dict.fromkeys((one.start.name, one.done.name)))
+    return tuple(dict.fromkeys((collective.start.name, collective.done.name)))
 
 
-def waiting_part(trace: Trace, one: Collective) -> Part:
+def waiting_part(trace: Trace, collective: Collective) -> Part:
     """All that the device waits for a collective, for ``price``: what goes if the collective goes."""
-    time = collective_time(trace, one)
-    return Part(module=one.module, instructions=names_of(one), modelled_ns=time.waits_ns, whole=True)
+    time = collective_time(trace, collective)
+    return Part(module=collective.module, instructions=names_of(collective), modelled_ns=time.waits_ns, whole=True)
 
 
 def overlap_parts(
@@ -184,35 +187,37 @@ def overlap_parts(
     of a computation could hide behind counts once.
     """
     grouped: dict[tuple[int, str], list[Collective]] = {}
-    for one in members:
-        if free.get(id(one)):
-            grouped.setdefault((module_index(trace, one.module), one.computation.name), []).append(one)
+    for member in members:
+        if free.get(id(member)):
+            grouped.setdefault((module_index(trace, member.module), member.computation.name), []).append(member)
     parts = []
     for group in grouped.values():
         first = group[0]
-        names = tuple(name for one in group for name in names_of(one))
-        work = first.runs.times * _work_ns(trace, first, (work.name for one in group for work in free[id(one)]))
+        names = tuple(name for collective in group for name in names_of(collective))
+        work = first.runs.times * _work_ns(
+            trace, first, (work.name for collective in group for work in free[id(collective)])
+        )
         sent: float | None = 0.0
         if measured_run_ns(trace, first.module, names) is None:
-            transfers = [_transfer_ns(trace, one) for one in group]
-            sent = None if None in transfers else sum(one or 0.0 for one in transfers)
+            transfers = [_transfer_ns(trace, collective) for collective in group]
+            sent = None if None in transfers else sum(transfer or 0.0 for transfer in transfers)
             work = 0.0 if sent is None else min(work, sent)
         parts.append(Part(module=first.module, instructions=names, modelled_ns=None if sent is None else work))
     return parts
 
 
-def _transfer_ns(trace: Trace, one: Collective) -> float | None:
+def _transfer_ns(trace: Trace, collective: Collective) -> float | None:
     target = trace.target
-    if target is not None and target.platform == "tpu" and one.module.platform == "tpu":
-        modelled = collective_range(one, target, factors_for(target))
-        return float(modelled.time.low * one.runs.times) if modelled.known else None
-    cost = trace.fact(hlo_costs)[module_index(trace, one.module)]
-    row = cost.by_name.get((one.computation.name, one.start.name))
+    if target is not None and target.platform == "tpu" and collective.module.platform == "tpu":
+        modelled = collective_range(collective, target, factors_for(target))
+        return float(modelled.time.low * collective.runs.times) if modelled.known else None
+    cost = trace.fact(hlo_costs)[module_index(trace, collective.module)]
+    row = cost.by_name.get((collective.computation.name, collective.start.name))
     sent = None if row is None else wire_ns(trace, row.once.wire_bytes)
-    return None if sent is None else sent * one.runs.times
+    return None if sent is None else sent * collective.runs.times
 
 
-def _work_ns(trace: Trace, one: Collective, names: Iterable[str]) -> float:
+def _work_ns(trace: Trace, collective: Collective, names: Iterable[str]) -> float:
     """Time of one run of instructions of a collective's computation, each once."""
-    times, index = trace.fact(once_ns), module_index(trace, one.module)
-    return sum(times.get((index, one.computation.name, name), 0.0) for name in dict.fromkeys(names))
+    times, index = trace.fact(once_ns), module_index(trace, collective.module)
+    return sum(times.get((index, collective.computation.name, name), 0.0) for name in dict.fromkeys(names))

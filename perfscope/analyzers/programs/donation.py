@@ -93,23 +93,26 @@ class Donation:
 
 def donations(trace: Trace) -> tuple[Donation, ...]:
     """What each compiled program could still be given, in the order of ``trace.hlo``; nothing: left out."""
-    found = (donation_of(module) for module in trace.hlo if module.is_scheduled)
-    return tuple(one for one in found if one is not None)
+    result = (donation_of(module) for module in trace.hlo if module.is_scheduled)
+    return tuple(donation for donation in result if donation is not None)
 
 
 def donation_of(module: HloModule) -> Donation | None:
     """What one program could still be given; ``None`` for nothing."""
     schedule = Schedule(module)
-    found = updates(module, schedule)
-    missed = sorted((one for one in found if not one.donated and one.free and one.is_state), key=lambda one: -one.bytes)
+    updated = updates(module, schedule)
+    missed = sorted(
+        (update for update in updated if not update.donated and update.free and update.is_state),
+        key=lambda update: -update.bytes,
+    )
     if not missed:
         return None
-    before, after, assigned = _peaks(module, schedule, frozenset(one.output for one in missed))
+    before, after, assigned = _peaks(module, schedule, frozenset(update.output for update in missed))
     return Donation(
         module=module,
         updates=tuple(missed),
         donated=len(module.aliases) + len(module.donors),
-        bytes=sum(one.bytes for one in missed),
+        bytes=sum(update.bytes for update in missed),
         peak_bytes=before,
         peak_donated_bytes=min(after, before),
         assigned=assigned,
@@ -120,23 +123,27 @@ def updates(module: HloModule, schedule: Schedule) -> tuple[Update, ...]:
     """Every argument that the program updates in place, with the result; each argument and result once."""
     entry = module.entry_computation()
     flow = Flow(module)
-    taken = {one.parameter: one.output[0] if one.output else 0 for one in module.aliases if not one.part}
+    taken = {alias.parameter: alias.output[0] if alias.output else 0 for alias in module.aliases if not alias.part}
     reach: dict[int, dict[int, int]] = {}
     written: set[int] = set()
     for output, maker in enumerate(_outputs(entry.root)):
         if output in taken.values():
             continue
         shape = entry.by_name[maker].shape
-        found, in_place = _arguments(flow, flow.numbers[entry.name, maker], shape, entry.name)
-        written.update(found if in_place else ())
-        free = {number: steps for number, steps in found.items() if number not in taken}
+        arguments, in_place = _arguments(flow, flow.numbers[entry.name, maker], shape, entry.name)
+        written.update(arguments if in_place else ())
+        free = {number: steps for number, steps in arguments.items() if number not in taken}
         if free:
             reach[output] = free
     outputs = _outputs(entry.root)
-    differentiates = any("transpose(" in one.op_name for one in entry.instructions)
-    parameters = {one.parameter_number: one for one in entry.instructions if one.opcode == "parameter"}
+    differentiates = any("transpose(" in instruction.op_name for instruction in entry.instructions)
+    parameters = {
+        instruction.parameter_number: instruction
+        for instruction in entry.instructions
+        if instruction.opcode == "parameter"
+    }
     paired = {output: number for number, output in taken.items() if number in parameters and output < len(outputs)}
-    for output in sorted(reach, key=lambda one: (len(reach[one]), one)):
+    for output in sorted(reach, key=lambda value: (len(reach[value]), value)):
         left = {number: steps for number, steps in reach[output].items() if number not in paired.values()}
         if left:
             paired[output] = min(left, key=lambda number: (left[number], number))
@@ -165,7 +172,7 @@ def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[i
 
     And whether, somewhere between, some elements are written and the others stay.
     """
-    found: dict[int, int] = {}
+    reached: dict[int, int] = {}
     in_place = computes = False
     seen = {start}
     layer, steps = [start], 0
@@ -173,24 +180,28 @@ def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[i
         following: list[int] = []
         for number in layer:
             value = flow.values[number]
-            one = value.instruction
-            if one.opcode == "parameter" and value.computation.name == entry:
-                if (one.shape.dtype, one.shape.dims, one.shape.layout) == (shape.dtype, shape.dims, shape.layout):
-                    found.setdefault(one.parameter_number or 0, steps)
+            instruction = value.instruction
+            if instruction.opcode == "parameter" and value.computation.name == entry:
+                if (instruction.shape.dtype, instruction.shape.dims, instruction.shape.layout) == (
+                    shape.dtype,
+                    shape.dims,
+                    shape.layout,
+                ):
+                    reached.setdefault(instruction.parameter_number or 0, steps)
             elif value.names:
                 following += value.names
-            elif any(mark in one.op_name for mark in _DIFFERENTIATED):
+            elif any(mark in instruction.op_name for mark in _DIFFERENTIATED):
                 continue
-            elif one.opcode in UPDATES:
+            elif instruction.opcode in UPDATES:
                 following += value.operands[:1]
                 in_place = True
-            elif one.opcode in _IN_ORDER:
+            elif instruction.opcode in _IN_ORDER:
                 following += [each for each in value.operands if flow.values[each].size == shape.elements]
-                computes |= one.opcode not in _COPIES
+                computes |= instruction.opcode not in _COPIES
         layer = [number for number in dict.fromkeys(following) if number not in seen]
         seen.update(layer)
         steps += 1
-    return found if computes or in_place else {}, in_place
+    return reached if computes or in_place else {}, in_place
 
 
 def _maker(module: HloModule, name: str) -> str:
@@ -203,10 +214,10 @@ def _last_reads(module: HloModule, schedule: Schedule) -> dict[str, int]:
     entry = module.entry_computation()
     behind = sources(entry)
     return {
-        name: schedule.positions[one.name]
-        for one in entry.instructions
-        if one.opcode not in SAME_BUFFER
-        for operand in one.operands
+        name: schedule.positions[instruction.name]
+        for instruction in entry.instructions
+        if instruction.opcode not in SAME_BUFFER
+        for operand in instruction.operands
         for part in behind[operand]
         for name, _ in part
     }
@@ -216,13 +227,13 @@ def _peaks(module: HloModule, schedule: Schedule, outputs: frozenset[int]) -> tu
     """Peak as it is, peak with ``outputs`` in their arguments' memory, and whether the first is XLA's own."""
     values = live_values(module, schedule)
     entry = module.entry_computation()
-    makers = {_maker(module, name) for place, name in enumerate(_outputs(entry.root)) if place in outputs}
-    taken = [one for one in values if outputs.intersection(one.outputs)]
-    makers.update(one.instruction for one in taken)  # a loop's result lies where its first value was made
+    makers = {_maker(module, name) for index, name in enumerate(_outputs(entry.root)) if index in outputs}
+    taken = [value for value in values if outputs.intersection(value.outputs)]
+    makers.update(value.instruction for value in taken)  # a loop's result lies where its first value was made
     arena, assigned = arena_of(module), assigned_memory(module)
     if arena is None or assigned is None:
         gone = set(map(id, taken))
-        return live_peak_bytes(values), live_peak_bytes(one for one in values if id(one) not in gone), False
+        return live_peak_bytes(values), live_peak_bytes(value for value in values if id(value) not in gone), False
     return assigned.peak_bytes, _assigned_peak(arena, schedule, values, makers), True
 
 
@@ -230,18 +241,18 @@ def _assigned_peak(arena: Arena, schedule: Schedule, values: tuple[LiveValue, ..
     """XLA's arena, with the allocations of these results given up and what else lay in them put into it."""
     buffers = arena.assignment.buffers
     made = {
-        one.index: [buffers[key] for key in one.buffers if key in buffers]
-        for one in arena.lasting()
-        if one.maybe_live_out and not one.is_parameter
+        allocation.index: [buffers[key] for key in allocation.buffers if key in buffers]
+        for allocation in arena.lasting()
+        if allocation.maybe_live_out and not allocation.is_parameter
     }
-    given_up = {index for index, inside in made.items() if any(one.instruction in makers for one in inside)}
-    ranges = {(one.instruction, one.part): one for one in values}
-    rows = [(one.start, one.end, one.buffer.size) for one in arena_blocks(arena, schedule)]
-    for one in (one for index in given_up for one in made[index] if one.instruction not in makers):
-        value = ranges.get((one.instruction, one.index[0] if one.index else 0))
+    given_up = {index for index, inside in made.items() if any(buffer.instruction in makers for buffer in inside)}
+    ranges = {(value.instruction, value.part): value for value in values}
+    rows = [(block.start, block.end, block.buffer.size) for block in arena_blocks(arena, schedule)]
+    for buffer in (buffer for index in given_up for buffer in made[index] if buffer.instruction not in makers):
+        value = ranges.get((buffer.instruction, buffer.index[0] if buffer.index else 0))
         if value is not None:
-            rows.append((value.start, value.end, one.size))
-    whole_run = sum(one.size for one in arena.lasting() if one.index not in given_up)
+            rows.append((value.start, value.end, buffer.size))
+    whole_run = sum(allocation.size for allocation in arena.lasting() if allocation.index not in given_up)
     return whole_run + peak(*np.array(rows, np.int64).reshape(-1, 3).T)[1]
 
 
@@ -272,20 +283,20 @@ class Refused:
 
     def sizes(self) -> list[tuple[str, int]]:
         """Shape and bytes of each, the largest first."""
-        return sorted(((shape, _bytes(shape)) for shape in self.shapes), key=lambda one: (-one[1], one[0]))
+        return sorted(((shape, _bytes(shape)) for shape in self.shapes), key=lambda pair: (-pair[1], pair[0]))
 
 
 def refused_donations(trace: Trace) -> tuple[Refused, ...]:
     """One for each program and line, the largest first: a program that is lowered again warns again."""
-    found: dict[tuple[str | None, str | None, int | None], Refused] = {}
+    result: dict[tuple[str | None, str | None, int | None], Refused] = {}
     for event in trace.compile_events:
         if event.kind == "donation_unusable":
             key = (event.module, event.file, event.line)
-            one = Refused(module=event.module, file=event.file, line=event.line, shapes=event.shapes,
+            refused = Refused(module=event.module, file=event.file, line=event.line, shapes=event.shapes,
                           count=max(event.count or 0, len(event.shapes)))  # fmt: skip
-            if key not in found or one.bytes > found[key].bytes:
-                found[key] = one
-    return tuple(sorted(found.values(), key=lambda one: -one.bytes))
+            if key not in result or refused.bytes > result[key].bytes:
+                result[key] = refused
+    return tuple(sorted(result.values(), key=lambda refused: -refused.bytes))
 
 
 def _bytes(shape: str) -> int:

@@ -71,22 +71,24 @@ class DenseRagged:
 
 def dense_ragged(trace: Trace) -> tuple[DenseRagged, ...]:
     """Dense products of all programs that stand for ragged ones, in program order."""
-    found = []
+    result = []
     for cost in trace.fact(costs):
         products = [row for row in cost.rows if _is_product(row)]
         callers = fusions_of(cost.module)
         masked = {id(row): _masked(cost, row, callers) for row in products}
         rows = [row for row in products if masked[id(row)] or primitive(row.instruction.op_name) in RAGGED]
-        told: dict[tuple[str | None, int | None], int] = {}
+        groups_by_line: dict[tuple[str | None, int | None], int] = {}
         for row in rows:
             groups = masked[id(row)] or _groups(cost, row, callers)
             if groups is not None:
-                told[_line(row)] = max(groups, told.get(_line(row), 0))
-        found += [
-            DenseRagged(cost=cost, row=row, groups=told.get(_line(row)), rows_bytes=_rows_bytes(cost, row, callers))
+                groups_by_line[_line(row)] = max(groups, groups_by_line.get(_line(row), 0))
+        result += [
+            DenseRagged(
+                cost=cost, row=row, groups=groups_by_line.get(_line(row)), rows_bytes=_rows_bytes(cost, row, callers)
+            )
             for row in rows
         ]
-    return tuple(found)
+    return tuple(result)
 
 
 def _is_product(row: InstructionCost) -> bool:
@@ -123,20 +125,20 @@ def _groups(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> int | N
 
 def _masked(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> int | None:
     """Groups of the mask on one of the two factors."""
-    found = (_groups_masking(cost, row, name, callers) for name in row.instruction.operands[:2])
-    return next((groups for groups in found if groups is not None), None)
+    masks = (_groups_masking(cost, row, name, callers) for name in row.instruction.operands[:2])
+    return next((groups for groups in masks if groups is not None), None)
 
 
 def _groups_masking(cost: ModuleCost, row: InstructionCost, name: str, callers: Fusions) -> int | None:
-    computation, one = _behind(cost, cost.module.computations[row.computation], name, callers)
-    if one.opcode != "select" or len(one.operands) != 3:
+    computation, instruction = _behind(cost, cost.module.computations[row.computation], name, callers)
+    if instruction.opcode != "select" or len(instruction.operands) != 3:
         return None
-    if _behind(cost, computation, one.operands[1], callers)[1].opcode != "broadcast":
+    if _behind(cost, computation, instruction.operands[1], callers)[1].opcode != "broadcast":
         return None
-    inside, mask = _behind(cost, computation, one.operands[0], callers)
+    inside, mask = _behind(cost, computation, instruction.operands[0], callers)
     if mask.opcode == "broadcast" and mask.operands and mask.attributes.get("dimensions", "{}") != "{}":
         inside, mask = _behind(cost, inside, mask.operands[0], callers)  # on TPU a mask of groups and rows
-    return _groups_of_mask(inside, mask, one.shape.dims)
+    return _groups_of_mask(inside, mask, instruction.shape.dims)
 
 
 def _groups_of_mask(computation: Computation, mask: Instruction, dims: tuple[int, ...]) -> int | None:

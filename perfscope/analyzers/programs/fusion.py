@@ -71,7 +71,7 @@ class RoundTrip:
     @property
     def of_product(self) -> bool:
         """The producer is a matrix product: fusing makes the reader its epilogue, which XLA seldom does itself."""
-        return any(one.opcode in PRODUCTS for one in fused(self.module, self.producer))
+        return any(instruction.opcode in PRODUCTS for instruction in fused(self.module, self.producer))
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class _Value:
 
 def round_trips(trace: Trace) -> tuple[RoundTrip, ...]:
     """Round trips of all GPU programs of the trace, most bytes first."""
-    found = [trip for module in trace.hlo if module.platform == "gpu" for trip in round_trips_of(module)]
-    return tuple(sorted(found, key=lambda trip: -trip.saved_bytes))
+    round_trips = [trip for module in trace.hlo if module.platform == "gpu" for trip in round_trips_of(module)]
+    return tuple(sorted(round_trips, key=lambda trip: -trip.saved_bytes))
 
 
 def round_trips_of(module: HloModule) -> Iterator[RoundTrip]:
@@ -95,18 +95,24 @@ def round_trips_of(module: HloModule) -> Iterator[RoundTrip]:
 
 
 def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> Iterator[RoundTrip]:
-    order = [one for one in computation.instructions if one.opcode not in MOVES_NOTHING]
-    position = {one.name: index for index, one in enumerate(order)}
+    order = [instruction for instruction in computation.instructions if instruction.opcode not in MOVES_NOTHING]
+    position = {instruction.name: index for index, instruction in enumerate(order)}
     # nothing is fused across a barrier
-    behind = sources(computation, lambda one: one.operands[0] if one.opcode == "bitcast" else None)
+    behind = sources(
+        computation, lambda instruction: instruction.operands[0] if instruction.opcode == "bitcast" else None
+    )
     for (name, part), value in _values(computation, behind).items():
         producer = computation.by_name[name]
         if not value.users or not _can_produce(module, producer) or value.shape.memory_space:
             continue
-        able = tuple(one for one in value.users if _can_consume(module, one, _slots(behind, one, (name, part))))
-        product = any(one.opcode in PRODUCTS for one in fused(module, producer))
+        able = tuple(user for user in value.users if _can_consume(module, user, _slots(behind, user, (name, part))))
+        product = any(instruction.opcode in PRODUCTS for instruction in fused(module, producer))
         if product:
-            able = tuple(one for one in able if not _reduces(module, one) or is_softmax(module, one))
+            able = tuple(
+                instruction
+                for instruction in able
+                if not _reduces(module, instruction) or is_softmax(module, instruction)
+            )
         elsewhere = value.kept or len(able) < len(value.users)
         if not able or (product and elsewhere):
             continue
@@ -126,57 +132,57 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
 def _values(computation: Computation, behind: Mapping[str, Parts]) -> dict[Source, _Value]:
     """Every value a launched instruction writes, with who uses it; ``behind``: the computation's `sources`."""
     values: dict[Source, _Value] = {}
-    for one in computation.instructions:
-        for part in behind[one.name]:
+    for instruction in computation.instructions:
+        for part in behind[instruction.name]:
             for source in part:
-                if source[0] == one.name:
-                    values[source] = _Value(one.shape.parts[source[1][0]] if source[1] else one.shape)
-        if one.opcode in ("bitcast", "get-tuple-element"):
+                if source[0] == instruction.name:
+                    values[source] = _Value(instruction.shape.parts[source[1][0]] if source[1] else instruction.shape)
+        if instruction.opcode in ("bitcast", "get-tuple-element"):
             continue
-        for source in (source for operand in one.operands for part in behind[operand] for source in part):
+        for source in (source for operand in instruction.operands for part in behind[operand] for source in part):
             value = values[source]
-            if one.opcode in MOVES_NOTHING or one.opcode in CONTROL:
+            if instruction.opcode in MOVES_NOTHING or instruction.opcode in CONTROL:
                 value.kept = True
-            elif not value.users or value.users[-1] is not one:
-                value.users.append(one)
+            elif not value.users or value.users[-1] is not instruction:
+                value.users.append(instruction)
     for source in (source for part in behind[computation.root.name] for source in part):
         values[source].kept = True
     return values
 
 
-def _can_produce(module: HloModule, one: Instruction) -> bool:
+def _can_produce(module: HloModule, instruction: Instruction) -> bool:
     """A kernel of XLA's own making that writes all of its result (an update in place does not)."""
-    if not _is_own_kernel(one, products=True):
+    if not _is_own_kernel(instruction, products=True):
         return False
-    roots = {inner.opcode for inner in _roots(module, one)}
+    roots = {inner.opcode for inner in _roots(module, instruction)}
     return not roots & (UPDATES | {"dynamic-slice", "slice", "parameter"})
 
 
-def _can_consume(module: HloModule, one: Instruction, slots: Sequence[int]) -> bool:
+def _can_consume(module: HloModule, instruction: Instruction, slots: Sequence[int]) -> bool:
     """An elementwise or reducing kernel that reads all of the value, which these operands are."""
-    if not _is_own_kernel(one, products=False):
+    if not _is_own_kernel(instruction, products=False):
         return False
-    inner = tuple(fused(module, one))
+    inner = tuple(fused(module, instruction))
     if any(step.opcode in PRODUCTS for step in inner):
         return False
-    if one.opcode != "fusion":
-        return one.opcode not in _SLICES | UPDATES
-    return all(not _only_sliced(module, one, slot) for slot in slots)
+    if instruction.opcode != "fusion":
+        return instruction.opcode not in _SLICES | UPDATES
+    return all(not _only_sliced(module, instruction, slot) for slot in slots)
 
 
-def _slots(behind: Mapping[str, Parts], one: Instruction, value: Source) -> list[int]:
+def _slots(behind: Mapping[str, Parts], instruction: Instruction, value: Source) -> list[int]:
     """Operand numbers of ``one`` that are the value or a view of it."""
-    return [slot for slot, operand in enumerate(one.operands) if behind[operand] == ((value,),)]
+    return [slot for slot, operand in enumerate(instruction.operands) if behind[operand] == ((value,),)]
 
 
-def _reduces(module: HloModule, one: Instruction) -> bool:
+def _reduces(module: HloModule, instruction: Instruction) -> bool:
     """A reduction needs results of several tiles of a product: only attention kernels fuse the two."""
-    return any(inner.opcode == "reduce" for inner in fused(module, one))
+    return any(inner.opcode == "reduce" for inner in fused(module, instruction))
 
 
-def is_softmax(module: HloModule, one: Instruction) -> bool:
+def is_softmax(module: HloModule, instruction: Instruction) -> bool:
     """Whether a kernel takes maxima along an axis and exponentials: a softmax, or the backward of one."""
-    inner = tuple(fused(module, one))
+    inner = tuple(fused(module, instruction))
     largest = any(
         step.opcode == "reduce" and module.computations[step.called[0]].root.opcode == "maximum"
         for step in inner
@@ -185,35 +191,35 @@ def is_softmax(module: HloModule, one: Instruction) -> bool:
     return largest and any(step.opcode == "exponential" for step in inner)
 
 
-def _is_own_kernel(one: Instruction, *, products: bool) -> bool:
-    if one.opcode == "fusion":
-        kind = _fusion_backend(one)
-        return one.fusion_kind in _FUSING_KINDS or kind == _TRITON or (products and kind.startswith(_TRITON))
-    name = one.opcode.removesuffix("-start").removesuffix("-done")
+def _is_own_kernel(instruction: Instruction, *, products: bool) -> bool:
+    if instruction.opcode == "fusion":
+        kind = _fusion_backend(instruction)
+        return instruction.fusion_kind in _FUSING_KINDS or kind == _TRITON or (products and kind.startswith(_TRITON))
+    name = instruction.opcode.removesuffix("-start").removesuffix("-done")
     collective = name.startswith(("all-", "collective-", "reduce-scatter", "ragged-all", "async"))
-    return one.opcode not in MOVES_NOTHING | CONTROL | _UNFUSABLE and not collective
+    return instruction.opcode not in MOVES_NOTHING | CONTROL | _UNFUSABLE and not collective
 
 
-def _fusion_backend(one: Instruction) -> str:
-    config = one.backend_config.get("fusion_backend_config")
+def _fusion_backend(instruction: Instruction) -> str:
+    config = instruction.backend_config.get("fusion_backend_config")
     kind = config.get("kind") if isinstance(config, Mapping) else None
     return kind if isinstance(kind, str) else ""
 
 
-def _roots(module: HloModule, one: Instruction) -> list[Instruction]:
+def _roots(module: HloModule, instruction: Instruction) -> list[Instruction]:
     """What makes the results: of a fusion its root, or the parts of its tuple, behind bitcasts."""
-    if one.opcode != "fusion" or not one.called:
-        return [one]
-    body = module.computations[one.called[0]]
+    if instruction.opcode != "fusion" or not instruction.called:
+        return [instruction]
+    body = module.computations[instruction.called[0]]
     roots = [body.root]
     if body.root.opcode == "tuple":
         roots = [body.by_name[name] for name in body.root.operands]
     return [made_by(body, root.name, SAME_ORDER) for root in roots]
 
 
-def _only_sliced(module: HloModule, one: Instruction, slot: int) -> bool:
+def _only_sliced(module: HloModule, instruction: Instruction, slot: int) -> bool:
     """Whether a fusion reads parts of an operand only, or updates it in place."""
-    body = module.computations[one.called[0]]
+    body = module.computations[instruction.called[0]]
     behind = sources(body)
     wanted = next((inner.name for inner in body.instructions if inner.parameter_number == slot), "")
 
@@ -235,20 +241,30 @@ def touched_bytes(module: HloModule) -> int:
     total = 0
     for name, runs in control_runs(module).items():
         computation = module.computations[name]
-        for one in computation.instructions:
-            if one.opcode in MOVES_NOTHING or one.opcode in CONTROL or one.opcode.endswith("-done"):
+        for instruction in computation.instructions:
+            if (
+                instruction.opcode in MOVES_NOTHING
+                or instruction.opcode in CONTROL
+                or instruction.opcode.endswith("-done")
+            ):
                 continue
-            in_place = any(root.opcode in UPDATES for root in _roots(module, one))
-            written = 0 if in_place else one.shape.bytes
-            total += runs.times * (written + sum(_read(module, computation, one, s) for s in range(len(one.operands))))
+            in_place = any(root.opcode in UPDATES for root in _roots(module, instruction))
+            written = 0 if in_place else instruction.shape.bytes
+            total += runs.times * (
+                written + sum(_read(module, computation, instruction, s) for s in range(len(instruction.operands)))
+            )
     return total
 
 
-def _read(module: HloModule, computation: Computation, one: Instruction, slot: int) -> int:
-    size = computation.by_name[one.operands[slot]].shape.bytes
-    if one.opcode == "fusion":
-        return min(size, one.shape.bytes) if one.called and _only_sliced(module, one, slot) else size
-    return min(size, one.shape.bytes) if one.opcode in _SLICES and slot == 0 else size
+def _read(module: HloModule, computation: Computation, instruction: Instruction, slot: int) -> int:
+    size = computation.by_name[instruction.operands[slot]].shape.bytes
+    if instruction.opcode == "fusion":
+        return (
+            min(size, instruction.shape.bytes)
+            if instruction.called and _only_sliced(module, instruction, slot)
+            else size
+        )
+    return min(size, instruction.shape.bytes) if instruction.opcode in _SLICES and slot == 0 else size
 
 
 # Time that fusing across a round trip would save: the memory traffic, less what is computed twice.
@@ -311,4 +327,4 @@ def part_of(trip: RoundTrip, time: TripTime) -> Part:
 
 def instructions_of(trip: RoundTrip) -> tuple[str, ...]:
     """The kernels between which the value goes."""
-    return (trip.producer.name, *(one.name for one in trip.consumers))
+    return (trip.producer.name, *(consumer.name for consumer in trip.consumers))

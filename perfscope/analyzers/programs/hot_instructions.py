@@ -131,8 +131,8 @@ def hot_instructions(trace: Trace) -> tuple[HotSpots, ...]:
     if device is not None:
         roofs = {
             (index, roof.row.computation, roof.row.instruction.name): roof
-            for index, found in enumerate(measured_roofline(trace, device.device))
-            for roof in found
+            for index, program_roofs in enumerate(measured_roofline(trace, device.device))
+            for roof in program_roofs
             if trace.hlo[index].is_scheduled
         }
     times, lines = trace.fact(hlo_time), _Lines(trace)
@@ -144,11 +144,11 @@ def hot_instructions(trace: Trace) -> tuple[HotSpots, ...]:
     for (index, _, _), roof in roofs.items():
         if roof.roof_ns and roof.row.runs:
             modelled.setdefault(index, []).append(_modelled(trace, lines, index, roof))
-    found = [
+    spots = [
         _spots(trace, program_label(trace.hlo[index], trace), sorted(rows, key=lambda row: -row.time_ns), 0)
         for index, rows in modelled.items()
     ]
-    return tuple(sorted(found, key=lambda spots: -spots.total_ns))
+    return tuple(sorted(spots, key=lambda spots: -spots.total_ns))
 
 
 def _is_leaf(row: InstructionTime) -> bool:
@@ -163,18 +163,18 @@ class _Lines:
         self._users: dict[tuple[int, str], Mapping[str, tuple[Instruction, ...]]] = {}
 
     def of(self, index: int, computation: str, name: str) -> str | None:
-        held = self._trace.hlo[index].computations[computation]
-        one = held.by_name[name]
-        if one.file is not None:
+        holder = self._trace.hlo[index].computations[computation]
+        instruction = holder.by_name[name]
+        if instruction.file is not None:
             return None
         if (index, computation) not in self._users:
-            self._users[index, computation] = users_of(held)
-        reader = served(one, self._users[index, computation])
+            self._users[index, computation] = users_of(holder)
+        reader = served(instruction, self._users[index, computation])
         return None if reader is None else _place(reader)
 
 
-def _place(one: Instruction | HotInstruction) -> str:
-    return f"{one.file}" if one.line is None else f"{one.file}:{one.line}"
+def _place(instruction: Instruction | HotInstruction) -> str:
+    return f"{instruction.file}" if instruction.line is None else f"{instruction.file}:{instruction.line}"
 
 
 def _measured(
@@ -215,7 +215,7 @@ def _modelled(trace: Trace, lines: _Lines, index: int, roof: InstructionRoof) ->
 
 
 def _row(
-    one: Instruction,
+    instruction: Instruction,
     *,
     program: str,
     serves: str | None,
@@ -226,15 +226,15 @@ def _row(
     flops: int | None,
     bytes_: int | None,
 ) -> HotInstruction:
-    scope = scope_of(one.op_name) if one.op_name else None
+    scope = scope_of(instruction.op_name) if instruction.op_name else None
     return HotInstruction(
         program=program,
-        instruction=one.name,
-        opcode=one.opcode,
+        instruction=instruction.name,
+        opcode=instruction.opcode,
         scope=scope.label if scope is not None else None,
         phase=scope.phase if scope is not None else None,
-        file=one.file,
-        line=one.line,
+        file=instruction.file,
+        line=instruction.line,
         serves=serves,
         calls=calls,
         time_ns=time_ns,
@@ -303,7 +303,7 @@ def _places(
     groups: dict[tuple[str, str | None], list[HotInstruction]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
-    found = [
+    hot_places = [
         HotPlace(
             name=name,
             phase=phase,
@@ -314,7 +314,7 @@ def _places(
         )
         for (name, phase), members in groups.items()
     ]
-    return tuple(sorted(found, key=lambda place: (-place.time_ns, place.name)))
+    return tuple(sorted(hot_places, key=lambda hot_place: (-hot_place.time_ns, hot_place.name)))
 
 
 # The instruction of a compiled program that a communication kernel runs.
@@ -331,26 +331,29 @@ def communication_names(trace: Trace) -> Mapping[int, str]:
 def communication_instructions(trace: Trace) -> Mapping[int, Instruction]:
     """Row of ``kernels`` -> instruction, for communication kernels whose program the trace has."""
     ops = trace.rows["hlo_ops"]
-    places = {(one.module, one.program_id, one.instruction): one for one in trace.fact(hlo_time).instructions}
-    found = {}
+    places = {
+        (instruction.module, instruction.program_id, instruction.instruction): instruction
+        for instruction in trace.fact(hlo_time).instructions
+    }
+    result = {}
     for kernel, row in trace.fact(_rows).items():
         program = int(ops["program_id"][row])
         name = trace.text(int(ops["name"][row]))
-        place = places[trace.text(int(ops["module"][row])), None if program == MISSING else program, name]
-        if place.module_index is not None and place.computation is not None:
-            found[kernel] = _named(trace.hlo[place.module_index], place.computation, name)
-    return found
+        instruction_time = places[trace.text(int(ops["module"][row])), None if program == MISSING else program, name]
+        if instruction_time.module_index is not None and instruction_time.computation is not None:
+            result[kernel] = _named(trace.hlo[instruction_time.module_index], instruction_time.computation, name)
+    return result
 
 
 def _named(module: HloModule, computation: str, name: str) -> Instruction:
     """The instruction; of one that only wraps a collective or awaits it, what it wraps or awaits, for its path."""
-    held = module.computations[computation].by_name
-    one = held[name]
-    while not one.op_name and one.opcode.endswith(("-done", "-update")) and one.operands:
-        one = held[one.operands[0]]
-    if not one.op_name and one.opcode == "async-start" and one.called:
-        return module.computations[one.called[0]].root
-    return one
+    by_name = module.computations[computation].by_name
+    instruction = by_name[name]
+    while not instruction.op_name and instruction.opcode.endswith(("-done", "-update")) and instruction.operands:
+        instruction = by_name[instruction.operands[0]]
+    if not instruction.op_name and instruction.opcode == "async-start" and instruction.called:
+        return module.computations[instruction.called[0]].root
+    return instruction
 
 
 def _rows(trace: Trace) -> Mapping[int, int]:

@@ -47,15 +47,19 @@ class Owners:
         """Whether the program has a backward pass."""
         return self._begins < len(self._schedule)
 
-    def phase(self, one: Instruction) -> MemoryPhase:
+    def phase(self, instruction: Instruction) -> MemoryPhase:
         """The part of a training step that an instruction is of."""
         if not self.differentiates:
             return MemoryPhase.UNKNOWN
-        known = _path_phase(one)
+        known = _path_phase(instruction)
         if known is not MemoryPhase.UNKNOWN:
             return known
-        late = self._schedule.positions.get(one.name, 0) > self._begins
-        return MemoryPhase.OPTIMIZER if late and one.op_name and one.opcode != "parameter" else MemoryPhase.UNKNOWN
+        late = self._schedule.positions.get(instruction.name, 0) > self._begins
+        return (
+            MemoryPhase.OPTIMIZER
+            if late and instruction.op_name and instruction.opcode != "parameter"
+            else MemoryPhase.UNKNOWN
+        )
 
     def argument(self, parameter: Instruction) -> Owner:
         """What an argument is: weights that the forward reads, state that only the update does, or an input.
@@ -81,9 +85,9 @@ class Owners:
             return MemoryCategory.COMMUNICATION, KnownBy.SCHEDULE
         if _is_scratch(first, part):
             return MemoryCategory.WORKSPACE, KnownBy.SCHEDULE
-        phases = [self.phase(one) for one, _ in made]
+        phases = [self.phase(instruction) for instruction, _ in made]
         known = next((phase for phase in phases if phase is not MemoryPhase.UNKNOWN), MemoryPhase.UNKNOWN)
-        read = {self.phase(one) for maker, part in made for one in self._reads.get((maker.name, part), ())}
+        read = {self.phase(read) for maker, part in made for read in self._reads.get((maker.name, part), ())}
         if known is MemoryPhase.UNKNOWN and MemoryPhase.FORWARD in read:
             known = MemoryPhase.FORWARD  # room that a loop of the forward writes its turns into
         if known is MemoryPhase.FORWARD and read & {MemoryPhase.BACKWARD, MemoryPhase.RECOMPUTE}:
@@ -94,58 +98,60 @@ class Owners:
 
     @cached_property
     def _updated(self) -> frozenset[int | None]:
-        return frozenset(one.parameter.parameter_number for one in updates(self._module, self._schedule))
+        return frozenset(update.parameter.parameter_number for update in updates(self._module, self._schedule))
 
     @cached_property
     def _gradients(self) -> frozenset[tuple[str, tuple[int, ...]]]:
         """Shapes of results that the backward pass makes."""
         root = self._entry.root
         results = [self._entry.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
-        return frozenset((one.shape.dtype, one.shape.dims) for one in results if _BACKWARD in self._path_behind(one))
+        return frozenset(
+            (result.shape.dtype, result.shape.dims) for result in results if _BACKWARD in self._path_behind(result)
+        )
 
     @cached_property
     def _read_by_forward(self) -> frozenset[str]:
         """Arguments that an instruction of the differentiated function reads, behind views and casts of them."""
         flow = Flow(self._module)
-        found = set()
-        for one in self._entry.instructions:
-            if one.opcode == "parameter" and _reaches(flow, flow.numbers[self._entry.name, one.name]):
-                found.add(one.name)
-        return frozenset(found)
+        names = set()
+        for instruction in self._entry.instructions:
+            if instruction.opcode == "parameter" and _reaches(flow, flow.numbers[self._entry.name, instruction.name]):
+                names.add(instruction.name)
+        return frozenset(names)
 
     def _first_backward(self) -> int:
         """Where the backward pass begins: its first instruction that reads what the forward made."""
-        found = len(self._schedule)
+        begin = len(self._schedule)
         for (name, _), readers in self._reads.items():
             if _path_phase(self._schedule.instructions[name]) is MemoryPhase.FORWARD:
                 places = (
-                    self._schedule.begins[one.name]
-                    for one in readers
-                    if _path_phase(one) in (MemoryPhase.BACKWARD, MemoryPhase.RECOMPUTE)
+                    self._schedule.begins[reader.name]
+                    for reader in readers
+                    if _path_phase(reader) in (MemoryPhase.BACKWARD, MemoryPhase.RECOMPUTE)
                 )
-                found = min(found, *places, found)
-        return found
+                begin = min(begin, *places, begin)
+        return begin
 
-    def _path_behind(self, one: Instruction) -> str:
-        behind = path(self._entry, one.name, SAME_BUFFER | SAME_ORDER)
+    def _path_behind(self, instruction: Instruction) -> str:
+        behind = path(self._entry, instruction.name, SAME_BUFFER | SAME_ORDER)
         return next((each.op_name for each, _ in behind if each.op_name), "")
 
 
 def reads(schedule: Schedule) -> dict[Source, list[Instruction]]:
     """Who reads each value, views of it included. What a loop carries is read by whoever reads the loop's result."""
-    found: dict[Source, list[Instruction]] = {}
+    result: dict[Source, list[Instruction]] = {}
     for computation in schedule.computations.values():
         behind = sources(computation)
         carried: dict[Source, tuple[Source, ...]] = {
-            (one.name, (index,)): part
-            for one in computation.instructions
-            if one.opcode == "while" and one.operands
-            for index, part in enumerate(behind[one.operands[0]])
+            (instruction.name, (index,)): part
+            for instruction in computation.instructions
+            if instruction.opcode == "while" and instruction.operands
+            for index, part in enumerate(behind[instruction.operands[0]])
         }
-        for one in computation.instructions:
-            if one.opcode in SAME_BUFFER:
+        for instruction in computation.instructions:
+            if instruction.opcode in SAME_BUFFER:
                 continue
-            waiting = [source for operand in one.operands for part in behind[operand] for source in part]
+            waiting = [source for operand in instruction.operands for part in behind[operand] for source in part]
             read: set[Source] = set()
             while waiting:
                 source = waiting.pop()
@@ -153,16 +159,16 @@ def reads(schedule: Schedule) -> dict[Source, list[Instruction]]:
                     read.add(source)
                     waiting += carried.get(source, ())
             for source in read:
-                found.setdefault(source, []).append(one)
-    return found
+                result.setdefault(source, []).append(instruction)
+    return result
 
 
-def _path_phase(one: Instruction) -> MemoryPhase:
-    if _RECOMPUTED in one.op_name:
+def _path_phase(instruction: Instruction) -> MemoryPhase:
+    if _RECOMPUTED in instruction.op_name:
         return MemoryPhase.RECOMPUTE
-    if _BACKWARD in one.op_name:
+    if _BACKWARD in instruction.op_name:
         return MemoryPhase.BACKWARD
-    return MemoryPhase.FORWARD if _FORWARD in one.op_name else MemoryPhase.UNKNOWN
+    return MemoryPhase.FORWARD if _FORWARD in instruction.op_name else MemoryPhase.UNKNOWN
 
 
 def _reaches(flow: Flow, start: int) -> bool:
@@ -182,9 +188,9 @@ def _reaches(flow: Flow, start: int) -> bool:
     return False
 
 
-def _is_scratch(one: Instruction, part: tuple[int, ...]) -> bool:
+def _is_scratch(instruction: Instruction, part: tuple[int, ...]) -> bool:
     """Whether a part of what a library call gives back is its scratch memory: the last, in bytes."""
-    parts = one.shape.parts
-    if one.opcode != "custom-call" or len(parts) < 2 or part != (len(parts) - 1,):
+    parts = instruction.shape.parts
+    if instruction.opcode != "custom-call" or len(parts) < 2 or part != (len(parts) - 1,):
         return False
-    return (one.custom_call_target or "").startswith(_LIBRARY) and parts[-1].dtype in _BYTES
+    return (instruction.custom_call_target or "").startswith(_LIBRARY) and parts[-1].dtype in _BYTES

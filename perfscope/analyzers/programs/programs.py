@@ -135,25 +135,25 @@ def programs(trace: Trace) -> tuple[Program, ...]:
     ran: dict[_Key, list[InstructionTime]] = {}
     for row in trace.fact(hlo_time).instructions:
         ran.setdefault((row.module, row.program_id), []).append(row)
-    found = []
+    result = []
     for key, rows in ran.items():
         index = next((row.module_index for row in rows if row.module_index is not None), None)
         agreed = None
         if index is not None and not numbered[key].complete:
             agreed = agreed_executions(trace.fact(hlo_time), index, costs[index])
         execution = _execution(rows, numbered[key], agreed)
-        found.append(
+        result.append(
             _unrecorded(trace, key, rows, execution)
             if index is None
             else _program(trace, costs[index], index, execution, device, roofs[index] if roofs else ())
         )
-    seen = {program.module_index for program in found}
-    found += [
+    seen = {program.module_index for program in result}
+    result += [
         _program(trace, cost, index, None, device, roofs[index] if roofs else ())
         for index, cost in enumerate(costs)
         if index not in seen
     ]
-    return tuple(sorted(found, key=_order))
+    return tuple(sorted(result, key=_order))
 
 
 def _order(program: Program) -> tuple[int, float, int, str]:
@@ -176,9 +176,9 @@ class _Numbered:
 def _numbered(trace: Trace) -> dict[_Key, _Numbered]:
     """Executions by program, from the numbers that the profile gives them."""
     ops = trace.rows["hlo_ops"]
-    found: dict[_Key, _Numbered] = {}
+    result: dict[_Key, _Numbered] = {}
     if not len(ops):
-        return found
+        return result
     columns = [ops["module"], ops["program_id"], ops["run_id"], ops["ordinal"]]
     order = np.lexsort(columns[::-1])
     changes = np.zeros(len(ops), bool)
@@ -191,12 +191,12 @@ def _numbered(trace: Trace) -> dict[_Key, _Numbered]:
     ends = np.maximum.reduceat(ops["end_ns"][order], first)
     keys = zip(*(column[order][first].tolist() for column in columns), strict=True)
     for (module, program, run, ordinal), start, end in zip(keys, starts.tolist(), ends.tolist(), strict=True):
-        held = found.setdefault((trace.text(module), None if program == MISSING else program), _Numbered())
-        held.count += 1
-        held.ordinals.add(ordinal)
-        held.span_ns += end - start
-        held.complete &= run != MISSING
-    return found
+        numbered = result.setdefault((trace.text(module), None if program == MISSING else program), _Numbered())
+        numbered.count += 1
+        numbered.ordinals.add(ordinal)
+        numbered.span_ns += end - start
+        numbered.complete &= run != MISSING
+    return result
 
 
 def _execution(rows: Sequence[InstructionTime], numbered: _Numbered, agreed: Fraction | None) -> Execution:

@@ -118,7 +118,7 @@ def collective_skew(trace: Trace) -> Skew:
     groups: dict[tuple[int, str, str], list[Meeting]] = defaultdict(list)
     for meeting in meetings:
         groups[meeting.program_id, meeting.module, meeting.instruction].append(meeting)
-    collectives = sorted((_summed(members) for members in groups.values()), key=lambda found: -found.wait_ns)
+    collectives = sorted((_summed(members) for members in groups.values()), key=lambda skew: -skew.wait_ns)
     return Skew(collectives=tuple(collectives), meetings=tuple(meetings), incomplete=incomplete)
 
 
@@ -172,7 +172,7 @@ def _meetings(trace: Trace) -> tuple[list[Meeting], int]:
     for key, arrivals in groups.items():
         expected = json.loads(trace.text(key[4]))
         for together in _executions(arrivals):
-            if sorted(one.device for one in together) != sorted(expected) or len(together) != together[0].size:
+            if sorted(arrival.device for arrival in together) != sorted(expected) or len(together) != together[0].size:
                 incomplete += len(together)
                 continue
             meetings.append(_meeting(trace, key, together, work))
@@ -192,7 +192,7 @@ def _meeting(
     trace: Trace, key: tuple[int, int, int, int, int, int], together: list[_Arrival], work: dict[int, int]
 ) -> Meeting:
     module, program, instruction, run, _, number = key
-    ordered = sorted(together, key=lambda one: one.device)
+    ordered = sorted(together, key=lambda arrival: arrival.device)
     rows = trace.rows["collectives"]
     return Meeting(
         operation=trace.text(int(rows["name"][ordered[0].row])),
@@ -201,10 +201,10 @@ def _meeting(
         program_id=program,
         run_id=run,
         round=number,
-        devices=tuple(one.device for one in ordered),
-        arrivals_ns=tuple(one.start_ns for one in ordered),
-        left_ns=max(one.end_ns for one in ordered),
-        work_ns=sum(work.get(int(rows["slice"][one.row]), 0) for one in ordered),
+        devices=tuple(arrival.device for arrival in ordered),
+        arrivals_ns=tuple(arrival.start_ns for arrival in ordered),
+        left_ns=max(arrival.end_ns for arrival in ordered),
+        work_ns=sum(work.get(int(rows["slice"][arrival.row]), 0) for arrival in ordered),
     )
 
 
@@ -212,10 +212,10 @@ def _work_inside(trace: Trace) -> dict[int, int]:
     """Time of the work directly inside each rendezvous, by row of ``slices``."""
     slices = trace.rows["slices"]
     codes = [code for code, text in enumerate(trace.strings) if text == _WORK]
-    found: dict[int, int] = defaultdict(int)
+    result: dict[int, int] = defaultdict(int)
     for row in np.flatnonzero(np.isin(slices["name"], codes) & (slices["parent"] != MISSING)).tolist():
-        found[int(slices["parent"][row])] += int(slices["end_ns"][row] - slices["start_ns"][row])
-    return found
+        result[int(slices["parent"][row])] += int(slices["end_ns"][row] - slices["start_ns"][row])
+    return result
 
 
 def _summed(members: list[Meeting]) -> CollectiveSkew:

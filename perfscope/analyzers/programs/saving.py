@@ -69,7 +69,7 @@ def once_ns(trace: Trace) -> Mapping[tuple[int, str, str], float]:
     Measured where it was (the mean, hidden under others or not), else its roof on the device; by index of the module,
     computation and name. Instructions of which neither is known are left out.
     """
-    found = {}
+    result = {}
     known, times, ran = trace.fact(program_device), trace.fact(hlo_time).by_key, trace.fact(executions)
     for index, cost in enumerate(trace.fact(hlo_costs)):
         for row in cost.rows:
@@ -78,10 +78,10 @@ def once_ns(trace: Trace) -> Mapping[tuple[int, str, str], float]:
             key = (index, row.computation, row.instruction.name)
             time = times.get((index, row.instruction.name))
             if index in ran and time is not None and time.computation == row.computation and row.runs:
-                found[key] = time.total_ns / (ran[index].count * row.runs)
+                result[key] = time.total_ns / (ran[index].count * row.runs)
             elif known is not None:
-                found[key] = roof_of(row, known.device).roof_ns
-    return found
+                result[key] = roof_of(row, known.device).roof_ns
+    return result
 
 
 def bytes_ns(trace: Trace, moved: float) -> float | None:

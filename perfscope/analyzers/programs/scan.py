@@ -51,7 +51,7 @@ class Loop:
 
 def loops(trace: Trace) -> tuple[Loop, ...]:
     """Loops of all programs whose trip count is known."""
-    found = []
+    result = []
     known = trace.fact(program_device)
     device = find_device(TYPICAL_DEVICE) if known is None else known.device
     assert device is not None
@@ -60,16 +60,16 @@ def loops(trace: Trace) -> tuple[Loop, ...]:
         for row in _everywhere(cost).launched:
             launched.setdefault(row.computation, []).append(row)
         for name, runs in control_runs(cost.module).items():
-            for one in cost.module.computations[name].instructions:
-                if one.opcode != "while" or one.trip_count is None or len(one.called) != 2:
+            for instruction in cost.module.computations[name].instructions:
+                if instruction.opcode != "while" or instruction.trip_count is None or len(instruction.called) != 2:
                     continue
-                kernels = tuple(row for called in one.called for row in launched.get(called, ()))
-                body = cost.module.computations[one.called[1]]
-                found.append(
+                kernels = tuple(row for called in instruction.called for row in launched.get(called, ()))
+                body = cost.module.computations[instruction.called[1]]
+                result.append(
                     Loop(
                         cost=cost,
-                        instruction=one,
-                        trips=one.trip_count,
+                        instruction=instruction,
+                        trips=instruction.trip_count,
                         entered=runs.times,
                         kernels=kernels,
                         is_linear=is_linear(cost.module, body),
@@ -78,13 +78,15 @@ def loops(trace: Trace) -> tuple[Loop, ...]:
                         device=device.name if known is None else known.label(),
                     )
                 )
-    return tuple(found)
+    return tuple(result)
 
 
 def _everywhere(cost: ModuleCost) -> ModuleCost:
     """The same with bytes in whatever memory of the device, for a TPU's program with loops."""
     module = cost.module
-    counted = any(one.opcode == "while" and one.trip_count is not None for _, one in module.instructions())
+    counted = any(
+        instruction.opcode == "while" and instruction.trip_count is not None for _, instruction in module.instructions()
+    )
     return module_cost(replace(module, platform=None)) if module.platform == "tpu" and counted else cost
 
 

@@ -65,11 +65,11 @@ def pattern(
     bounds: Mapping[Axes, int], dims: Sequence[int], constant: Axes = NO_AXES, distinct: Axes = NO_AXES
 ) -> Pattern:
     """A pattern of an array of these dimensions, without bounds that say nothing; the tightest of too many."""
-    told = {axes: most for axes, most in bounds.items() if most < _size(axes, dims)}
-    if len(told) > _MOST_BOUNDS:
-        tightest = sorted(told, key=lambda axes: (told[axes] / _size(axes, dims), len(axes), sorted(axes)))
-        told = {axes: told[axes] for axes in tightest[:_MOST_BOUNDS]}
-    return Pattern(bounds=told, constant=constant, distinct=distinct)
+    useful = {axes: most for axes, most in bounds.items() if most < _size(axes, dims)}
+    if len(useful) > _MOST_BOUNDS:
+        tightest = sorted(useful, key=lambda axes: (useful[axes] / _size(axes, dims), len(axes), sorted(axes)))
+        useful = {axes: useful[axes] for axes in tightest[:_MOST_BOUNDS]}
+    return Pattern(bounds=useful, constant=constant, distinct=distinct)
 
 
 def same_values(patterns: Sequence[Pattern]) -> Pattern:
@@ -107,8 +107,8 @@ def product(left: Pattern, right: Pattern, dims: Sequence[int]) -> Pattern:
     def tell(axes: Axes, most: int) -> None:
         bounds[axes] = min(most, bounds.get(axes, most))
 
-    for one in (left, right):
-        for axes, most in one.bounds.items():
+    for factor in (left, right):
+        for axes, most in factor.bounds.items():
             tell(axes, most)
     for mine, most in left.bounds.items():
         for theirs, more in right.bounds.items():
@@ -132,47 +132,47 @@ def shifted(left: Pattern, right: Pattern) -> Axes:
     return (left.distinct & right.constant) | (right.distinct & left.constant)
 
 
-def summed(one: Pattern, dims: Sequence[int], axes: Iterable[int]) -> Pattern:
+def summed(source: Pattern, dims: Sequence[int], axes: Iterable[int]) -> Pattern:
     """The sum over axes: as many positions as its terms have together. The other axes are numbered anew."""
     gone = frozenset(axes)
     kept = [axis for axis in range(len(dims)) if axis not in gone]
-    if one.is_zero:
+    if source.is_zero:
         return Pattern(is_zero=True, constant=frozenset(range(len(kept))))
     number = {axis: index for index, axis in enumerate(kept)}
     bounds: dict[Axes, int] = {}
-    for mine, most in one.bounds.items():
+    for mine, most in source.bounds.items():
         if mine <= gone:
             continue
         left = frozenset(number[axis] for axis in mine - gone)
         most *= _size(gone - mine, dims)
         bounds[left] = min(most, bounds.get(left, most))
     return pattern(
-        bounds, [dims[axis] for axis in kept], frozenset(number[axis] for axis in kept if axis in one.constant)
+        bounds, [dims[axis] for axis in kept], frozenset(number[axis] for axis in kept if axis in source.constant)
     )
 
 
-def renumbered(one: Pattern, axes: Sequence[int], more: Axes = NO_AXES) -> Pattern:
+def renumbered(pattern: Pattern, axes: Sequence[int], more: Axes = NO_AXES) -> Pattern:
     """The same with axis ``i`` called ``axes[i]``, the same values along the axes ``more``."""
 
     def named(group: Axes) -> Axes:
         return frozenset(axes[axis] for axis in group)
 
     return Pattern(
-        bounds={named(group): most for group, most in one.bounds.items()},
-        constant=named(one.constant) | more,
-        distinct=named(one.distinct),
-        is_zero=one.is_zero,
+        bounds={named(group): most for group, most in pattern.bounds.items()},
+        constant=named(pattern.constant) | more,
+        distinct=named(pattern.distinct),
+        is_zero=pattern.is_zero,
     )
 
 
-def regrouped(one: Pattern, dims: Sequence[int], into: Sequence[int]) -> Pattern:
+def regrouped(source: Pattern, dims: Sequence[int], into: Sequence[int]) -> Pattern:
     """The same elements in the same order as an array of other dimensions."""
-    if one.is_zero:
+    if source.is_zero:
         return Pattern(is_zero=True, constant=frozenset(range(len(into))))
     groups = _groups(dims, into)
     ones = frozenset(axis for axis, size in enumerate(into) if size == 1)
     bounds: dict[Axes, int] = {}
-    for axes, most in one.bounds.items():
+    for axes, most in source.bounds.items():
         left: set[int] = set()
         for mine, theirs in groups:
             touched = axes & mine
@@ -186,9 +186,9 @@ def regrouped(one: Pattern, dims: Sequence[int], into: Sequence[int]) -> Pattern
     constant, distinct = set(ones), set[int]()
     for mine, theirs in groups:
         real = {axis for axis in mine if dims[axis] > 1}
-        if real <= one.constant:
+        if real <= source.constant:
             constant |= theirs
-        if len(real) == 1 and real <= one.distinct:
+        if len(real) == 1 and real <= source.distinct:
             distinct |= theirs - ones
     return pattern(bounds, into, frozenset(constant), frozenset(distinct))
 
@@ -199,7 +199,7 @@ def _groups(dims: Sequence[int], into: Sequence[int]) -> list[tuple[Axes, Axes]]
         return []
     before = [axis for axis, size in enumerate(dims) if size > 1]
     after = [axis for axis, size in enumerate(into) if size > 1]
-    found = []
+    result = []
     i = j = 0
     while i < len(before):
         mine, theirs = [before[i]], [after[j]]
@@ -209,8 +209,8 @@ def _groups(dims: Sequence[int], into: Sequence[int]) -> list[tuple[Axes, Axes]]
             else:
                 theirs.append(after[j + len(theirs)])
         i, j = i + len(mine), j + len(theirs)
-        found.append((frozenset(mine), frozenset(theirs)))
-    return found
+        result.append((frozenset(mine), frozenset(theirs)))
+    return result
 
 
 # What is known to be zero of every value of a program (``hlo_selection``), followed across fusions and loops.
@@ -232,7 +232,7 @@ _SUMS = frozenset({"add", "subtract", "maximum", "minimum", "or", "xor"})
 
 def patterns(flow: Flow) -> Sequence[Pattern]:
     """Of every value of a program, by its number in the flow."""
-    found: list[Pattern | None] = [None] * len(flow.values)
+    result: list[Pattern | None] = [None] * len(flow.values)
     rounds = [0] * len(flow.values)
     waiting = list(reversed(_sources_first(flow)))
     queued = [True] * len(flow.values)
@@ -240,21 +240,21 @@ def patterns(flow: Flow) -> Sequence[Pattern]:
         number = waiting.pop()
         queued[number] = False
         value = flow.values[number]
-        new = _of_value(flow, value, [found[source] for source in value.names or value.operands])
-        if new is None or new == found[number]:
+        new = _of_value(flow, value, [result[source] for source in value.names or value.operands])
+        if new is None or new == result[number]:
             continue
-        if found[number] is not None:
+        if result[number] is not None:
             rounds[number] += 1
             if rounds[number] > _MOST_ROUNDS:
-                if found[number] == UNKNOWN:
+                if result[number] == UNKNOWN:
                     continue
                 new = UNKNOWN
-        found[number] = new
+        result[number] = new
         for user in flow.users[number]:
             if not queued[user]:
                 queued[user] = True
                 waiting.append(user)
-    return [UNKNOWN if one is None else one for one in found]
+    return [UNKNOWN if pattern is None else pattern for pattern in result]
 
 
 def _sources_first(flow: Flow) -> list[int]:
@@ -277,103 +277,113 @@ def _sources_first(flow: Flow) -> list[int]:
 
 def _of_value(flow: Flow, value: Value, sources: Sequence[Pattern | None]) -> Pattern | None:
     """``None``: nothing can be said before more is known of its sources."""
-    one = value.instruction
-    if one.shape.dtype == "tuple":
+    instruction = value.instruction
+    if instruction.shape.dtype == "tuple":
         return UNKNOWN
     if value.names:
-        if any(flow.values[name].instruction.shape.dims != one.shape.dims for name in value.names):
+        if any(flow.values[name].instruction.shape.dims != instruction.shape.dims for name in value.names):
             return UNKNOWN
         known = [source for source in sources if source is not None]
         return same_values(known) if known else None
     if any(source is None for source in sources):
         return None
-    shapes = [value.computation.by_name[name].shape for name in one.operands]
-    return _computed(flow.module, one, [source for source in sources if source is not None], shapes)
+    shapes = [value.computation.by_name[name].shape for name in instruction.operands]
+    return _computed(flow.module, instruction, [source for source in sources if source is not None], shapes)
 
 
-def _computed(module: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    dims, opcode = one.shape.dims, one.opcode
-    if not fits(one, shapes):
+def _computed(
+    module: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]
+) -> Pattern:
+    dims, opcode = instruction.shape.dims, instruction.opcode
+    if not fits(instruction, shapes):
         return UNKNOWN
     if opcode == "constant":
-        zero = one.is_zero or one.value == 0
+        zero = instruction.is_zero or instruction.value == 0
         return Pattern(is_zero=True, constant=frozenset(range(len(dims)))) if zero else UNKNOWN
     if opcode == "iota":
-        axis = dims_of(one.attributes.get("iota_dimension", "0"))
+        axis = dims_of(instruction.attributes.get("iota_dimension", "0"))
         return pattern({}, dims, frozenset(range(len(dims))) - frozenset(axis), frozenset(axis))
     if opcode in _SAME:
-        return _cast(told[0], shapes[0].dtype, one.shape.dtype) if opcode == "convert" else _kept(opcode, told[0])
+        return (
+            _cast(inputs[0], shapes[0].dtype, instruction.shape.dtype)
+            if opcode == "convert"
+            else _kept(opcode, inputs[0])
+        )
     if opcode in _CUTS:
-        return pattern(told[0].bounds, dims, told[0].constant, told[0].distinct) if not told[0].is_zero else told[0]
+        return (
+            pattern(inputs[0].bounds, dims, inputs[0].constant, inputs[0].distinct)
+            if not inputs[0].is_zero
+            else inputs[0]
+        )
     if opcode in _SUMS:
-        found = total(told[0], told[1], dims)
+        result = total(inputs[0], inputs[1], dims)
         if opcode in ("add", "subtract"):
-            found = Pattern(
-                bounds=found.bounds,
-                constant=found.constant,
-                distinct=shifted(told[0], told[1]),
-                is_zero=found.is_zero,
+            result = Pattern(
+                bounds=result.bounds,
+                constant=result.constant,
+                distinct=shifted(inputs[0], inputs[1]),
+                is_zero=result.is_zero,
             )
-        return found
+        return result
     rule = _RULES.get(opcode)
-    return UNKNOWN if rule is None else rule(module, one, told, shapes)
+    return UNKNOWN if rule is None else rule(module, instruction, inputs, shapes)
 
 
-def _kept(opcode: str, one: Pattern) -> Pattern:
+def _kept(opcode: str, pattern: Pattern) -> Pattern:
     if opcode in ("copy", "negate"):
-        return one
-    return Pattern(bounds=one.bounds, constant=one.constant, is_zero=one.is_zero)
+        return pattern
+    return Pattern(bounds=pattern.bounds, constant=pattern.constant, is_zero=pattern.is_zero)
 
 
-def _cast(one: Pattern, source: str, target: str) -> Pattern:
+def _cast(pattern: Pattern, source: str, target: str) -> Pattern:
     """Positions stay apart in types that can number any axis."""
     if source in _WHOLE and target in _WHOLE:
-        return one
-    return Pattern(bounds=one.bounds, constant=one.constant, is_zero=one.is_zero)
+        return pattern
+    return Pattern(bounds=pattern.bounds, constant=pattern.constant, is_zero=pattern.is_zero)
 
 
-def _broadcast(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    axes = dims_of(one.attributes.get("dimensions", ""))
-    return renumbered(told[0], axes, frozenset(range(len(one.shape.dims))) - frozenset(axes))
+def _broadcast(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    axes = dims_of(instruction.attributes.get("dimensions", ""))
+    return renumbered(inputs[0], axes, frozenset(range(len(instruction.shape.dims))) - frozenset(axes))
 
 
-def _transpose(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    places = dims_of(one.attributes.get("dimensions", ""))
-    return renumbered(told[0], [places.index(axis) for axis in range(len(places))])
+def _transpose(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    positions = dims_of(instruction.attributes.get("dimensions", ""))
+    return renumbered(inputs[0], [positions.index(axis) for axis in range(len(positions))])
 
 
-def _reshape(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    return regrouped(told[0], shapes[0].dims, one.shape.dims)
+def _reshape(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    return regrouped(inputs[0], shapes[0].dims, instruction.shape.dims)
 
 
-def _bitcast(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+def _bitcast(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
     """The same bytes: the elements in the order of the memory, major first."""
-    before, after = in_memory(shapes[0]), in_memory(one.shape)
-    if shapes[0].dtype != one.shape.dtype or before is None or after is None:
+    before, after = in_memory(shapes[0]), in_memory(instruction.shape)
+    if shapes[0].dtype != instruction.shape.dtype or before is None or after is None:
         return UNKNOWN
-    dims, into = shapes[0].dims, one.shape.dims
-    physical = renumbered(told[0], [before.index(axis) for axis in range(len(dims))])
+    dims, into = shapes[0].dims, instruction.shape.dims
+    physical = renumbered(inputs[0], [before.index(axis) for axis in range(len(dims))])
     regrouped_ = regrouped(physical, [dims[axis] for axis in before], [into[axis] for axis in after])
     return renumbered(regrouped_, after)
 
 
-def _compare(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    if one.attributes.get("direction") != "EQ":
-        return Pattern(constant=told[0].constant & told[1].constant)
-    return positions_equal(told[0], told[1], one.shape.dims)
+def _compare(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    if instruction.attributes.get("direction") != "EQ":
+        return Pattern(constant=inputs[0].constant & inputs[1].constant)
+    return positions_equal(inputs[0], inputs[1], instruction.shape.dims)
 
 
-def _multiply(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    return product(told[0], told[1], one.shape.dims)
+def _multiply(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    return product(inputs[0], inputs[1], instruction.shape.dims)
 
 
-def _divide(_: HloModule, __: Instruction, told: Sequence[Pattern], ___: Sequence[Shape]) -> Pattern:
-    return Pattern(bounds=told[0].bounds, constant=told[0].constant & told[1].constant, is_zero=told[0].is_zero)
+def _divide(_: HloModule, __: Instruction, inputs: Sequence[Pattern], ___: Sequence[Shape]) -> Pattern:
+    return Pattern(bounds=inputs[0].bounds, constant=inputs[0].constant & inputs[1].constant, is_zero=inputs[0].is_zero)
 
 
-def _select(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    chosen, on_true, on_false = told
-    dims = one.shape.dims
+def _select(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    chosen, on_true, on_false = inputs
+    dims = instruction.shape.dims
     if shapes[0].dims != dims:
         chosen = Pattern(constant=frozenset(range(len(dims))))
     if on_false.is_zero:
@@ -382,36 +392,36 @@ def _select(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Seq
     return Pattern(bounds=either.bounds, constant=either.constant & chosen.constant, is_zero=either.is_zero)
 
 
-def _reduce(module: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    adds = len(told) == 2 and module.computations[one.called[0]].root.opcode in ("add", "maximum", "or")
-    if not adds or not told[1].is_zero:
+def _reduce(module: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    adds = len(inputs) == 2 and module.computations[instruction.called[0]].root.opcode in ("add", "maximum", "or")
+    if not adds or not inputs[1].is_zero:
         return UNKNOWN
-    return summed(told[0], shapes[0].dims, dims_of(one.attributes.get("dimensions", "")))
+    return summed(inputs[0], shapes[0].dims, dims_of(instruction.attributes.get("dimensions", "")))
 
 
-def _pad(_: HloModule, one: Instruction, told: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    if not told[1].is_zero or "-" in one.attributes.get("padding", ""):
+def _pad(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
+    if not inputs[1].is_zero or "-" in instruction.attributes.get("padding", ""):
         return UNKNOWN
-    return Pattern(is_zero=True) if told[0].is_zero else pattern(told[0].bounds, one.shape.dims)
+    return Pattern(is_zero=True) if inputs[0].is_zero else pattern(inputs[0].bounds, instruction.shape.dims)
 
 
-def _concatenate(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    (along,) = dims_of(one.attributes.get("dimensions", "")) or (0,)
-    known = [group for part in told for group in part.bounds]
+def _concatenate(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    (along,) = dims_of(instruction.attributes.get("dimensions", "")) or (0,)
+    known = [group for part in inputs for group in part.bounds]
     bounds: dict[Axes, int] = {}
     for axes in known:
-        each = [part.at(axes) for part in told]
+        each = [part.at(axes) for part in inputs]
         most = [number for number in each if number is not None]
-        if len(most) == len(told):
+        if len(most) == len(inputs):
             bounds[axes] = sum(most) if along in axes else max(most)
-    constant = frozenset.intersection(*(part.constant for part in told)) - {along}
-    return pattern(bounds, one.shape.dims, constant) if not all(part.is_zero for part in told) else told[0]
+    constant = frozenset.intersection(*(part.constant for part in inputs)) - {along}
+    return pattern(bounds, instruction.shape.dims, constant) if not all(part.is_zero for part in inputs) else inputs[0]
 
 
-def _update(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+def _update(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
     """A part overwritten: bounds hold where the part covers all of their axes, else those of both add up."""
-    before, part = told[0], told[1]
-    dims = one.shape.dims
+    before, part = inputs[0], inputs[1]
+    dims = instruction.shape.dims
     bounds: dict[Axes, int] = {}
     for axes in before.bounds.keys() | part.bounds.keys():
         mine, theirs = before.at(axes), part.at(axes)
@@ -421,16 +431,16 @@ def _update(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Seq
     return Pattern(is_zero=True) if before.is_zero and part.is_zero else pattern(bounds, dims)
 
 
-def _dot(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    return _summed_product(dot_axes(one, shapes), told, shapes)
+def _dot(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    return _summed_product(dot_axes(instruction, shapes), inputs, shapes)
 
 
-def _convolution(_: HloModule, one: Instruction, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    axes = convolution_axes(one, shapes)
-    return UNKNOWN if axes is None else _summed_product(axes, told, shapes)
+def _convolution(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+    axes = convolution_axes(instruction, shapes)
+    return UNKNOWN if axes is None else _summed_product(axes, inputs, shapes)
 
 
-def _summed_product(axes: ProductAxes, told: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+def _summed_product(axes: ProductAxes, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
     """The product over batch, rows, columns and contracted axes, summed over the last ones.
 
     Of selections with each other, and with weights (no axis of their own): what a selection picks out of data is data,
@@ -439,16 +449,16 @@ def _summed_product(axes: ProductAxes, told: Sequence[Pattern], shapes: Sequence
     left, right, result = axes.left, axes.right, axes.result
     rows = [name for name in left if name in result and name not in right]
     columns = [name for name in right if name in result and name not in left]
-    if (rows and not told[0].bounds) or (columns and not told[1].bounds):
+    if (rows and not inputs[0].bounds) or (columns and not inputs[1].bounds):
         return UNKNOWN
     order = [*result, *dict.fromkeys(name for name in (*left, *right) if name not in result)]
-    place = {name: index for index, name in enumerate(order)}
+    index = {name: index for index, name in enumerate(order)}
     sizes = dict(zip((*left, *right), (*shapes[0].dims, *shapes[1].dims), strict=True))
     space = [sizes.get(name, 1) for name in order]
     every = frozenset(range(len(space)))
     mine, theirs = (
-        renumbered(one, [place[name] for name in names], every - {place[name] for name in names})
-        for one, names in zip(told, (left, right), strict=True)
+        renumbered(pattern, [index[name] for name in names], every - {index[name] for name in names})
+        for pattern, names in zip(inputs, (left, right), strict=True)
     )
     terms = product(mine, theirs, space)
     return summed(terms, space, range(len(result), len(space)))
@@ -534,7 +544,7 @@ class SelectionProduct:
 
 def selection_products(trace: Trace) -> tuple[SelectionProduct, ...]:
     """Such products of all programs, in program order."""
-    return tuple(one for cost in trace.fact(costs) for one in _of_program(cost))
+    return tuple(product for cost in trace.fact(costs) for product in _of_program(cost))
 
 
 def _of_program(cost: ModuleCost) -> Iterator[SelectionProduct]:
@@ -562,9 +572,9 @@ def _of_program(cost: ModuleCost) -> Iterator[SelectionProduct]:
                 place = (row.instruction.file, row.instruction.line, row.once.flops)
                 lines[place] = min(density, lines.get(place, 1.0))
     for row in products:
-        one = row.instruction
-        place = (one.file or "", one.line, row.once.flops)
+        instruction = row.instruction
+        place = (instruction.file or "", instruction.line, row.once.flops)
         if id(row) in sparse:
             yield SelectionProduct(cost=cost, row=row, density=sparse[id(row)])
-        elif place in lines and _BACKWARD in one.op_name:
+        elif place in lines and _BACKWARD in instruction.op_name:
             yield SelectionProduct(cost=cost, row=row, density=lines[place])

@@ -45,18 +45,18 @@ class _Demand:
     starts: dict[str, list[int]] = field(default_factory=dict)
 
     def of(self, name: str) -> list[int]:
-        found = self.elements.get(name)
-        if found is None:
-            found = self.elements[name] = [0] * len(self.arrays[name])
-        return found
+        demanded = self.elements.get(name)
+        if demanded is None:
+            demanded = self.elements[name] = [0] * len(self.arrays[name])
+        return demanded
 
     def start(self, name: str, part: int) -> int:
         """Place of the first array of a part of a tuple among all arrays of the tuple."""
-        found = self.starts.get(name)
-        if found is None:
-            lengths = (len(arrays_of(one)) for one in self.body.by_name[name].shape.parts)
-            found = self.starts[name] = list(accumulate(lengths, initial=0))
-        return found[part] if part < len(found) else found[-1]
+        starts = self.starts.get(name)
+        if starts is None:
+            lengths = (len(arrays_of(part)) for part in self.body.by_name[name].shape.parts)
+            starts = self.starts[name] = list(accumulate(lengths, initial=0))
+        return starts[part] if part < len(starts) else starts[-1]
 
     def add(self, name: str, elements: int, array: int = 0) -> None:
         """Demand more of a value, at most all of it."""
@@ -85,7 +85,7 @@ def arrays_of(shape: Shape) -> tuple[Shape, ...]:
 
 def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTraffic:
     """Traffic of a fusion's body; ``nested``: that of the fusions inside it. Linear in the body's size."""
-    arrays = {one.name: arrays_of(one.shape) for one in body.instructions}
+    arrays = {instruction.name: arrays_of(instruction.shape) for instruction in body.instructions}
     demand = _Demand(body, arrays)
     in_place: set[str] = set()
     computed: set[str] = set()
@@ -101,10 +101,10 @@ def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTr
         if instruction.name in in_place or (demanded is not None and any(demanded)):
             _pass_on(instruction, demand.of(instruction.name), demand, in_place, nested)
     parameters = sorted(
-        (one for one in body.instructions if one.parameter_number is not None),
-        key=lambda one: one.parameter_number or 0,
+        (instruction for instruction in body.instructions if instruction.parameter_number is not None),
+        key=lambda instruction: instruction.parameter_number or 0,
     )
-    return BodyTraffic(read=tuple(tuple(demand.of(one.name)) for one in parameters), written=tuple(written))
+    return BodyTraffic(read=tuple(tuple(demand.of(parameter.name)) for parameter in parameters), written=tuple(written))
 
 
 def _pass_on(
@@ -120,11 +120,11 @@ def _pass_on(
         return
     wanted = demanded[0]
     if opcode == "tuple":
-        at = 0
+        index = 0
         for operand in operands:
             for array in range(len(demand.arrays[operand])):
-                demand.add(operand, demanded[at] if at < len(demanded) else 0, array)
-                at += 1
+                demand.add(operand, demanded[index] if index < len(demanded) else 0, array)
+                index += 1
     elif opcode == "get-tuple-element":
         _element_of(instruction, demanded, demand)
     elif opcode in ("slice", "dynamic-slice"):
@@ -169,7 +169,7 @@ def _updates(instruction: Instruction, arrays: Mapping[str, Sequence[Shape]]) ->
     operands = instruction.operands
     if instruction.opcode == "dynamic-update-slice":
         return len(operands) > 1 and bool(arrays[operands[1]])
-    return instruction.opcode == "scatter" and len(operands) > 2 and all(arrays[one] for one in operands)
+    return instruction.opcode == "scatter" and len(operands) > 2 and all(arrays[operand] for operand in operands)
 
 
 def _update(instruction: Instruction, demanded: list[int], demand: _Demand, in_place: set[str]) -> None:
@@ -199,10 +199,10 @@ def _results(body: Computation) -> list[tuple[str, int]]:
     root = body.root
     if root.opcode != "tuple":
         return [(root.name, array) for array in range(len(arrays_of(root.shape)))]
-    found: list[tuple[str, int]] = []
+    result: list[tuple[str, int]] = []
     for operand in root.operands:
-        found.extend((operand, array) for array in range(len(arrays_of(body.by_name[operand].shape))))
-    return found
+        result.extend((operand, array) for array in range(len(arrays_of(body.by_name[operand].shape))))
+    return result
 
 
 def _updates_in_place(
@@ -214,18 +214,18 @@ def _updates_in_place(
     are neither walked nor counted again.
     """
     chain: list[Instruction] = []
-    at = body.by_name[name]
-    for at, _ in path(body, name, {*SAME_BUFFER, *UPDATES}):
-        if at.name in in_place or at.name in computed:
+    instruction = body.by_name[name]
+    for instruction, _ in path(body, name, {*SAME_BUFFER, *UPDATES}):
+        if instruction.name in in_place or instruction.name in computed:
             break
-        if at.opcode in UPDATES:
-            if not _updates(at, arrays):
+        if instruction.opcode in UPDATES:
+            if not _updates(instruction, arrays):
                 break
-            chain.append(at)
-    if at.name in in_place or (at.opcode == "parameter" and chain):
-        in_place.update(one.name for one in chain)
-        return sum(_update_elements(body, one) for one in chain)
-    computed.update(one.name for one in chain)
+            chain.append(instruction)
+    if instruction.name in in_place or (instruction.opcode == "parameter" and chain):
+        in_place.update(instruction.name for instruction in chain)
+        return sum(_update_elements(body, instruction) for instruction in chain)
+    computed.update(instruction.name for instruction in chain)
     return None
 
 

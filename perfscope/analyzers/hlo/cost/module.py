@@ -44,8 +44,10 @@ class OnceCosts:
         self.costs: dict[str, list[Cost]] = {}
         self.branches: dict[tuple[str, str], tuple[Cost, ...]] = {}
         self._bodies: dict[str, BodyTraffic] = {}
-        fusions = (one for _, one in module.instructions() if one.opcode in ("fusion", "fusion-start"))
-        self._fused = {called for one in fusions for called in one.called}
+        fusions = (
+            instruction for _, instruction in module.instructions() if instruction.opcode in ("fusion", "fusion-start")
+        )
+        self._fused = {called for fusion in fusions for called in fusion.called}
         self._started = _started_channels(module)
 
     def count(self, computation: Computation) -> None:
@@ -163,15 +165,15 @@ def _blocking(instruction: Instruction) -> Instruction:
 
 def _started_channels(module: HloModule) -> dict[int | None, str]:
     """Computation in which the TPU compiler starts an asynchronous collective, by channel."""
-    found: dict[int | None, str] = {}
+    result: dict[int | None, str] = {}
     for computation in module.computations.values():
-        for one in computation.instructions:
-            if one.custom_call_target == "AsyncCollectiveStart":
-                for name in one.operands:
+        for instruction in computation.instructions:
+            if instruction.custom_call_target == "AsyncCollectiveStart":
+                for name in instruction.operands:
                     channel = computation.by_name[name].channel_id
                     if channel is not None:
-                        found.setdefault(channel, computation.name)
-    return found
+                        result.setdefault(channel, computation.name)
+    return result
 
 
 def dearness(cost: Cost) -> tuple[int, int]:
@@ -201,8 +203,8 @@ def callees_first(module: HloModule) -> list[str]:
             continue
         finished[name] = False
         waiting.append((name, True))
-        called = {one for instruction in module.computations[name].instructions for one in instruction.called}
-        waiting.extend((one, False) for one in sorted(called) if not finished.get(one, False))
+        called = {name for instruction in module.computations[name].instructions for name in instruction.called}
+        waiting.extend((name, False) for name in sorted(called) if not finished.get(name, False))
     return order
 
 
@@ -259,7 +261,7 @@ class ModuleCost:
     @cached_property
     def phases(self) -> Mapping[Phase, Cost]:
         """The total by phase: arithmetic by what each op inside a fusion is for, traffic by the fusion's own name."""
-        found: dict[Phase, Cost] = {}
+        result: dict[Phase, Cost] = {}
         for row in self.rows:
             if row.place == "control" or not row.runs:
                 continue
@@ -268,8 +270,8 @@ class ModuleCost:
                 part = dataclasses.replace(part, flops=0, transcendentals=0, products=NO_PRODUCTS, unknown=0)
             if part != FREE:
                 phase = phase_of(row.instruction.op_name)
-                found[phase] = found[phase] + part if phase in found else part
-        return found
+                result[phase] = result[phase] + part if phase in result else part
+        return result
 
     @property
     def unknown_bytes_share(self) -> float:
@@ -337,10 +339,10 @@ def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[Inst
             )
             if instruction.opcode not in CONTAINERS:
                 continue  # what it calls is an operator that it applies to elements
-            dearest = max(range(len(branches)), key=lambda at: dearness(branches[at])) if branches else None
+            dearest = max(range(len(branches)), key=lambda index: dearness(branches[index])) if branches else None
             loop = instruction.opcode == "while"
-            for at, called in enumerate(instruction.called if control else instruction.called[:1]):
-                more = times * (trips(instruction) if loop else 1) if dearest in (None, at) else 0
+            for index, called in enumerate(instruction.called if control else instruction.called[:1]):
+                more = times * (trips(instruction) if loop else 1) if dearest in (None, index) else 0
                 before, known = runs.get(called, (0, True))
                 runs[called] = (before + more, known and exact and not (loop and instruction.trip_count is None))
                 if name in inside or not control:

@@ -86,10 +86,10 @@ def _reduce_window(instruction: Instruction, operands: Sequence[Shape], applied:
         return None
     positions = 1
     for dim, inputs, outputs in zip(window, operands[0].dims, result.dims, strict=True):
-        found = valid_positions(dim, inputs, outputs)
-        if found is None:
+        match = valid_positions(dim, inputs, outputs)
+        if match is None:
             return None
-        positions *= found
+        positions *= match
     return work.times(max(0, positions - result.elements))
 
 
@@ -335,16 +335,16 @@ def _precision(config: Mapping[str, Any]) -> str:
 
 
 def _mapping(config: object, key: str) -> Mapping[str, Any]:
-    found = config.get(key) if isinstance(config, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    result = config.get(key) if isinstance(config, Mapping) else None
+    return result if isinstance(result, Mapping) else {}
 
 
 def _ints(config: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
     """A list of sizes (JSON of protos writes 64-bit numbers as strings); ``None`` if it is none."""
-    found = config.get(key)
-    if not isinstance(found, list):
+    result = config.get(key)
+    if not isinstance(result, list):
         return None
-    numbers = [_number(item) for item in found]
+    numbers = [_number(item) for item in result]
     return None if None in numbers else tuple(number for number in numbers if number is not None)
 
 

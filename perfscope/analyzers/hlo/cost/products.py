@@ -42,12 +42,12 @@ def window_dims(text: str) -> tuple[WindowDim, ...] | None:
         return tuple(
             WindowDim(
                 size=int(size),
-                stride=int(fields["stride"][at]) if "stride" in fields else 1,
-                pad_low=int(fields["pad"][at].partition("_")[0]) if "pad" in fields else 0,
-                lhs_dilate=int(fields["lhs_dilate"][at]) if "lhs_dilate" in fields else 1,
-                rhs_dilate=int(fields["rhs_dilate"][at]) if "rhs_dilate" in fields else 1,
+                stride=int(fields["stride"][index]) if "stride" in fields else 1,
+                pad_low=int(fields["pad"][index].partition("_")[0]) if "pad" in fields else 0,
+                lhs_dilate=int(fields["lhs_dilate"][index]) if "lhs_dilate" in fields else 1,
+                rhs_dilate=int(fields["rhs_dilate"][index]) if "rhs_dilate" in fields else 1,
             )
-            for at, size in enumerate(sizes)
+            for index, size in enumerate(sizes)
         )
     except (ValueError, IndexError):
         return None
@@ -74,7 +74,7 @@ def valid_positions(window: WindowDim, inputs: int, outputs: int) -> int | None:
         return None
     last = (inputs - 1) * window.lhs_dilate
     step = window.lhs_dilate // math.gcd(window.stride, window.lhs_dilate)
-    found = 0
+    result = 0
     for element in range(window.size):
         offset = element * window.rhs_dilate - window.pad_low
         first = _first_on_input(window.stride, window.lhs_dilate, offset)
@@ -84,8 +84,8 @@ def valid_positions(window: WindowDim, inputs: int, outputs: int) -> int | None:
         high = min(outputs - 1, (last - offset) // window.stride)
         begin = low + (first - low) % step
         if begin <= high:
-            found += (high - begin) // step + 1
-    return found
+            result += (high - begin) // step + 1
+    return result
 
 
 def _first_on_input(stride: int, dilate: int, offset: int) -> int | None:
@@ -189,7 +189,7 @@ def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: 
     sizes = [dict(zip(text, shape.dims, strict=True)) for text, shape in sides]
     if not ({"b", "f"} <= sizes[0].keys() and {"i", "o"} <= sizes[1].keys() and {"b", "f"} <= sizes[2].keys()):
         return None
-    found: int = _multiply_add(wider(lhs, rhs)) * sizes[2]["b"] * sizes[2]["f"] * sizes[1]["i"]
+    flops: int = _multiply_add(wider(lhs, rhs)) * sizes[2]["b"] * sizes[2]["f"] * sizes[1]["i"]
     for axis, dim in enumerate(window):
         label = str(axis)
         if label not in sizes[0] or label not in sizes[2]:
@@ -197,5 +197,5 @@ def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: 
         positions = valid_positions(dim, sizes[0][label], sizes[2][label])
         if positions is None:
             return None
-        found *= positions
-    return found
+        flops *= positions
+    return flops

@@ -15,23 +15,27 @@ from perfscope.analyzers.hlo.views import SAME_ORDER, made_by
 
 def with_trip_counts(computations: Mapping[str, Computation]) -> dict[str, Computation]:
     """The computations, every ``while`` with its trip count where it is written or can be told."""
-    found = dict(computations)
+    result = dict(computations)
     for name, computation in computations.items():
         counts = {
-            one.name: count
-            for one in computation.instructions
-            if one.opcode == "while" and one.trip_count is None
-            if (count := _trip_count(computations, computation, one)) is not None
+            instruction.name: count
+            for instruction in computation.instructions
+            if instruction.opcode == "while" and instruction.trip_count is None
+            if (count := _trip_count(computations, computation, instruction)) is not None
         }
         if counts:
             instructions = tuple(
-                dataclasses.replace(one, trip_count=counts[one.name]) if one.name in counts else one
-                for one in computation.instructions
+                dataclasses.replace(instruction, trip_count=counts[instruction.name])
+                if instruction.name in counts
+                else instruction
+                for instruction in computation.instructions
             )
-            found[name] = dataclasses.replace(
-                computation, instructions=instructions, by_name={one.name: one for one in instructions}
+            result[name] = dataclasses.replace(
+                computation,
+                instructions=instructions,
+                by_name={instruction.name: instruction for instruction in instructions},
             )
-    return found
+    return result
 
 
 def _trip_count(computations: Mapping[str, Computation], around: Computation, loop: Instruction) -> int | None:
@@ -63,12 +67,12 @@ def _constant(computation: Computation, name: str) -> int | None:
 
 def _part(computation: Computation, name: str) -> int | None:
     """Which part of the computation's own parameter a value is; ``None`` if it is none."""
-    found = _plain(computation, name)
-    if found.opcode != "get-tuple-element" or not found.operands:
+    instruction = _plain(computation, name)
+    if instruction.opcode != "get-tuple-element" or not instruction.operands:
         return None
-    if _plain(computation, found.operands[0]).opcode != "parameter":
+    if _plain(computation, instruction.operands[0]).opcode != "parameter":
         return None
-    return int(found.attributes["index"]) if found.attributes.get("index", "").isdecimal() else None
+    return int(instruction.attributes["index"]) if instruction.attributes.get("index", "").isdecimal() else None
 
 
 def _start(around: Computation, name: str, index: int) -> int | None:

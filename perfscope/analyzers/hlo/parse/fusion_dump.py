@@ -30,7 +30,7 @@ def refusals(lines: Iterable[str]) -> dict[str, str]:
 
     What is said of a fusion that the pass made is also said of the op whose result it gives: fusions are renamed later.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     results: dict[str, str] = {}
     step, names = "", dict[str, str]()
     for line in lines:
@@ -42,17 +42,17 @@ def refusals(lines: Iterable[str]) -> dict[str, str]:
         if field is None:
             continue
         names[field[1]] = field[2]
-        if len(found) + len(results) >= MAX_REFUSALS:
+        if len(result) + len(results) >= MAX_REFUSALS:
             continue
         if step == "fusion" and "fusion_name" in names and "consumer_name" in names:
             consumer = names["consumer_name"]
             results[names["fusion_name"]] = results.get(consumer, consumer)
         elif step == "producer_ineligible" and field[1] == "reason" and names.get("producer_name"):
             producer = names["producer_name"]
-            found[producer] = field[2]
+            result[producer] = field[2]
             if producer in results:
-                found[results[producer]] = field[2]
-    return found
+                result[results[producer]] = field[2]
+    return result
 
 
 def refusal_of(module: HloModule, kernel: Instruction) -> str | None:

@@ -68,7 +68,7 @@ class _Conversion:
         self._shapes = ShapeProtoReader()
         self._groups = GroupReader()
         self._frames = _frame_table(proto.stack_frame_index)
-        self._computations = {one.id: one for one in proto.computations}
+        self._computations = {computation.id: computation for computation in proto.computations}
         if len(self._computations) != len(proto.computations):
             raise ValueError("two computations have the same id")
         self._wrapped = self._lone_operations()
@@ -80,19 +80,25 @@ class _Conversion:
         """The module, with its buffers where ``assignment`` has any."""
         proto = self._proto
         dropped = set(self._wrapped)
-        computations = [self._computation(one) for one in proto.computations if one.id not in dropped]
+        computations = [
+            self._computation(computation) for computation in proto.computations if computation.id not in dropped
+        ]
         entry = self._computations.get(proto.entry_computation_id)
-        names = [one.name for one in computations]
+        names = [computation.name for computation in computations]
         entry_name = entry.name if entry is not None else proto.entry_computation_name
         if entry_name not in names:
             raise ValueError(f"no entry computation {entry_name[:80]!r}")
         scheduled = proto.HasField("schedule")
         buffers = None
         if assignment is not None and assignment.logical_buffers:
-            by_id = {one.id: one.name for computation in proto.computations for one in computation.instructions}
+            by_id = {
+                instruction.id: instruction.name
+                for computation in proto.computations
+                for instruction in computation.instructions
+            }
             buffers = buffer_assignment_of(assignment, by_id)
         devices = proto.device_assignment
-        notes = [one.key for one in proto.frontend_attributes.map]
+        notes = [item.key for item in proto.frontend_attributes.map]
         return HloModule(
             name=proto.name,
             entry=entry_name,
@@ -105,57 +111,57 @@ class _Conversion:
             source=self._source,
             aliases=tuple(
                 Alias(
-                    output=tuple(one.output_shape_index),
-                    parameter=one.parameter_number,
-                    part=tuple(one.parameter_shape_index),
-                    must=one.kind == _MUST_ALIAS,
+                    output=tuple(entry.output_shape_index),
+                    parameter=entry.parameter_number,
+                    part=tuple(entry.parameter_shape_index),
+                    must=entry.kind == _MUST_ALIAS,
                 )
-                for one in proto.input_output_alias.entries
+                for entry in proto.input_output_alias.entries
             ),
             donors=tuple(
-                (one.parameter_number, tuple(one.parameter_shape_index)) for one in proto.buffer_donor.entries
+                (entry.parameter_number, tuple(entry.parameter_shape_index)) for entry in proto.buffer_donor.entries
             ),
         )
 
     def _lone_operations(self) -> dict[int, Any]:
         """Computation id -> its root, for what ``async-start`` calls and text writes as ``<root>-start``."""
         called = {
-            one.called_computation_ids[0]
+            instruction.called_computation_ids[0]
             for computation in self._proto.computations
-            for one in computation.instructions
-            if one.opcode in _ASYNC and len(one.called_computation_ids) == 1
+            for instruction in computation.instructions
+            if instruction.opcode in _ASYNC and len(instruction.called_computation_ids) == 1
         }
-        found = {}
+        result = {}
         for key in called & self._computations.keys():
             computation = self._computations[key]
-            root = [one for one in computation.instructions if one.id == computation.root_id]
-            others = [one for one in computation.instructions if one.id != computation.root_id]
-            if len(root) == 1 and all(one.opcode == "parameter" for one in others):
-                found[key] = root[0]
-        return found
+            root = [instruction for instruction in computation.instructions if instruction.id == computation.root_id]
+            others = [instruction for instruction in computation.instructions if instruction.id != computation.root_id]
+            if len(root) == 1 and all(other.opcode == "parameter" for other in others):
+                result[key] = root[0]
+        return result
 
     def _computation(self, proto: Any) -> Computation:
-        by_id = {one.id: one for one in proto.instructions}
+        by_id = {instruction.id: instruction for instruction in proto.instructions}
         if len(by_id) != len(proto.instructions):
             raise ValueError(f"computation {proto.name[:80]!r} has two instructions of the same id")
-        names = {key: one.name for key, one in by_id.items()}
+        names = {key: item.name for key, item in by_id.items()}
         order: Sequence[int] = self._order.get(proto.id, ())
         if order and (set(order) != by_id.keys() or len(order) != len(by_id)):
             raise ValueError(f"the schedule of computation {proto.name[:80]!r} is not one of its instructions")
         arranged = [by_id[key] for key in order] if order else proto.instructions
         if proto.root_id not in by_id:
             raise ValueError(f"computation {proto.name[:80]!r} has no root")
-        return computation_of(proto.name, [self._instruction(one, names, proto) for one in arranged])
+        return computation_of(proto.name, [self._instruction(item, names, proto) for item in arranged])
 
     def _operation_of(self, proto: Any, computation: int) -> Any | None:
         """What an ``async-...`` runs, if it is one operation. A done may name it only through its start."""
         called = proto.called_computation_ids
-        found = self._wrapped.get(called[0]) if len(called) == 1 else None
-        if found is None and not called and proto.operand_ids:
-            found = self._started.get((computation, proto.operand_ids[0]))
-        if found is not None:
-            self._started[computation, proto.id] = found
-        return found
+        result = self._wrapped.get(called[0]) if len(called) == 1 else None
+        if result is None and not called and proto.operand_ids:
+            result = self._started.get((computation, proto.operand_ids[0]))
+        if result is not None:
+            self._started[computation, proto.id] = result
+        return result
 
     def _instruction(self, proto: Any, names: Mapping[int, str], computation: Any) -> Instruction:
         opcode, what = proto.opcode, proto
@@ -224,8 +230,8 @@ class _Conversion:
     def _place(self, metadata: Any) -> tuple[str | None, int | None]:
         if metadata.source_file:
             return metadata.source_file, metadata.source_line or None
-        found = self._frames.user_line(metadata.stack_frame_id)
-        return (None, None) if found is None else found
+        line = self._frames.user_line(metadata.stack_frame_id)
+        return (None, None) if line is None else line
 
     def _replica_groups(self, proto: Any) -> Groups | None:
         if proto.HasField("iota_collective_device_list"):
@@ -236,13 +242,13 @@ class _Conversion:
         if proto.HasField("mesh_axes_replica_group_list"):
             mesh = proto.mesh_axes_replica_group_list.mesh
             used = [
-                (one.mesh_axis_index, one.sub_axis_info.pre_size or 1, one.sub_axis_info.size)
-                for one in proto.mesh_axes_replica_group_list.axes
+                (axis.mesh_axis_index, axis.sub_axis_info.pre_size or 1, axis.sub_axis_info.size)
+                for axis in proto.mesh_axes_replica_group_list.axes
             ]
-            sizes, iota = [one.size for one in mesh.axes], mesh.iota_transform
+            sizes, iota = [axis.size for axis in mesh.axes], mesh.iota_transform
             return self._groups.mesh(sizes, used, iota.reshape_dims, iota.transpose_perm, mesh.device_ids)
         listed = proto.collective_device_list.replica_groups or proto.replica_groups
-        return self._groups.listed(tuple(tuple(one.replica_ids) for one in listed))
+        return self._groups.listed(tuple(tuple(item.replica_ids) for item in listed))
 
 
 def _at(names: Mapping[int, str], key: int) -> str:
@@ -254,8 +260,10 @@ def _at(names: Mapping[int, str], key: int) -> str:
 def _frame_table(index: Any) -> FrameTable:
     return FrameTable(
         files=dict(enumerate(index.file_names, 1)),
-        locations={key: (one.file_name_id, one.line) for key, one in enumerate(index.file_locations, 1)},
-        frames={key: (one.file_location_id, one.parent_frame_id) for key, one in enumerate(index.stack_frames, 1)},
+        locations={key: (entry.file_name_id, entry.line) for key, entry in enumerate(index.file_locations, 1)},
+        frames={
+            key: (entry.file_location_id, entry.parent_frame_id) for key, entry in enumerate(index.stack_frames, 1)
+        },
     )
 
 

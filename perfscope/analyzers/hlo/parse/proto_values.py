@@ -99,7 +99,9 @@ def sharding_text(proto: Any, depth: int = 0) -> str | None:
         if any(part is None for part in parts):
             return None
         # text numbers every fifth part
-        shown = (f"/*index={at}*/{part}" if at and not at % 5 else str(part) for at, part in enumerate(parts))
+        shown = (
+            f"/*index={index}*/{part}" if index and not index % 5 else str(part) for index, part in enumerate(parts)
+        )
         return "{" + ", ".join(shown) + "}"
     if proto.type == _MAXIMAL:
         return f"{{maximal device={proto.tile_assignment_devices[0] if proto.tile_assignment_devices else 0}}}"
@@ -145,37 +147,37 @@ _FLAGS = (
 
 def attributes_of(proto: Any, names: Mapping[int, str]) -> dict[str, str]:
     """Every attribute we know of an instruction; ``names``: names of the computation's instructions by id."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for field, write in _MESSAGES.items():
         if proto.HasField(field):
-            found.update(write(getattr(proto, field), proto))
+            result.update(write(getattr(proto, field), proto))
     if proto.opcode == "iota":
-        found["iota_dimension"] = str(proto.dimensions[0] if proto.dimensions else 0)
+        result["iota_dimension"] = str(proto.dimensions[0] if proto.dimensions else 0)
     elif proto.dimensions or proto.opcode in _DIMENSIONAL:
-        found["dimensions"] = braced(proto.dimensions)
+        result["dimensions"] = braced(proto.dimensions)
     if proto.opcode == "get-tuple-element":
-        found["index"] = str(proto.tuple_index)
+        result["index"] = str(proto.tuple_index)
     if proto.slice_dimensions:
-        found["slice"] = _slices(proto.slice_dimensions)
+        result["slice"] = _slices(proto.slice_dimensions)
     if proto.opcode == "dynamic-slice":
-        found["dynamic_slice_sizes"] = braced(proto.dynamic_slice_sizes)
+        result["dynamic_slice_sizes"] = braced(proto.dynamic_slice_sizes)
     if proto.opcode == "gather":
-        found["slice_sizes"] = braced(proto.gather_slice_sizes)
+        result["slice_sizes"] = braced(proto.gather_slice_sizes)
     if proto.opcode == "fft":
-        found["fft_type"] = ("FFT", "IFFT", "RFFT", "IRFFT")[proto.fft_type & 3]
-        found["fft_length"] = braced(proto.fft_length)
+        result["fft_type"] = ("FFT", "IFFT", "RFFT", "IRFFT")[proto.fft_type & 3]
+        result["fft_length"] = braced(proto.fft_length)
     if proto.comparison_direction:
-        found["direction"] = proto.comparison_direction
+        result["direction"] = proto.comparison_direction
     if proto.source_target_pairs:
-        found["source_target_pairs"] = (
+        result["source_target_pairs"] = (
             "{" + ",".join(f"{{{p.source},{p.target}}}" for p in proto.source_target_pairs) + "}"
         )
     for count in ("feature_group_count", "batch_group_count"):
         if getattr(proto, count) > 1:
-            found[count] = str(getattr(proto, count))
-    found.update({flag: "true" for flag in _FLAGS if getattr(proto, flag)})
-    found.update(_structure(proto, names))
-    return found
+            result[count] = str(getattr(proto, count))
+    result.update({flag: "true" for flag in _FLAGS if getattr(proto, flag)})
+    result.update(_structure(proto, names))
+    return result
 
 
 def braced(numbers: Iterable[int]) -> str:
@@ -185,20 +187,20 @@ def braced(numbers: Iterable[int]) -> str:
 
 def _structure(proto: Any, names: Mapping[int, str]) -> dict[str, str]:
     """What ties an instruction to others: control edges, aliases, layouts of operands, the thread it runs on."""
-    found = {}
+    result = {}
     sharding = sharding_text(proto.sharding) if proto.HasField("sharding") else None
     if sharding is not None:
-        found["sharding"] = sharding
+        result["sharding"] = sharding
     if proto.control_predecessor_ids:
-        before = (names.get(one) for one in proto.control_predecessor_ids)
-        found["control-predecessors"] = "{" + ", ".join(f"%{name}" for name in before if name is not None) + "}"
+        before = (names.get(predecessor) for predecessor in proto.control_predecessor_ids)
+        result["control-predecessors"] = "{" + ", ".join(f"%{name}" for name in before if name is not None) + "}"
     if proto.output_operand_aliasing:
-        found["output_to_operand_aliasing"] = "{" + ", ".join(map(_alias, proto.output_operand_aliasing)) + "}"
+        result["output_to_operand_aliasing"] = "{" + ", ".join(map(_alias, proto.output_operand_aliasing)) + "}"
     if proto.constrain_layout:
-        found["operand_layout_constraints"] = "{" + ", ".join(map(shape_text, proto.operand_shapes_with_layout)) + "}"
+        result["operand_layout_constraints"] = "{" + ", ".join(map(shape_text, proto.operand_shapes_with_layout)) + "}"
     if proto.async_execution_thread not in ("", "main"):
-        found["async_execution_thread"] = f'"{proto.async_execution_thread}"'
-    return found
+        result["async_execution_thread"] = f'"{proto.async_execution_thread}"'
+    return result
 
 
 def _alias(alias: Any) -> str:
@@ -212,7 +214,7 @@ def _spaced(numbers: Iterable[int]) -> str:
 
 def _slices(dimensions: Iterable[Any]) -> str:
     slices = list(dimensions)
-    strided = any(one.stride != 1 for one in slices)
+    strided = any(part.stride != 1 for part in slices)
     return "{" + ", ".join(f"[{s.start}:{s.limit}{f':{s.stride}' if strided else ''}]" for s in slices) + "}"
 
 
@@ -235,10 +237,11 @@ def _ragged(ragged: Any, proto: Any) -> dict[str, str]:
 
 
 def _padding(padding: Any, _: Any) -> dict[str, str]:
-    interior = any(one.interior_padding for one in padding.dimensions)
+    interior = any(dimension.interior_padding for dimension in padding.dimensions)
     edges = [
-        f"{one.edge_padding_low}_{one.edge_padding_high}" + (f"_{one.interior_padding}" if interior else "")
-        for one in padding.dimensions
+        f"{dimension.edge_padding_low}_{dimension.edge_padding_high}"
+        + (f"_{dimension.interior_padding}" if interior else "")
+        for dimension in padding.dimensions
     ]
     return {"padding": "x".join(edges)}
 
@@ -247,17 +250,17 @@ def _window(window: Any, _: Any) -> dict[str, str]:
     dims = window.dimensions
     if not dims:
         return {}
-    written = [f"size={'x'.join(str(one.size) for one in dims)}"]
-    if any(one.stride != 1 for one in dims):
-        written.append(f"stride={'x'.join(str(one.stride) for one in dims)}")
-    if any(one.padding_low or one.padding_high for one in dims):
-        written.append(f"pad={'x'.join(f'{one.padding_low}_{one.padding_high}' for one in dims)}")
-    if any(one.base_dilation != 1 for one in dims):
-        written.append(f"lhs_dilate={'x'.join(str(one.base_dilation) for one in dims)}")
-    if any(one.window_dilation != 1 for one in dims):
-        written.append(f"rhs_dilate={'x'.join(str(one.window_dilation) for one in dims)}")
-    if any(one.window_reversal for one in dims):
-        written.append(f"rhs_reversal={'x'.join(str(int(one.window_reversal)) for one in dims)}")
+    written = [f"size={'x'.join(str(dim.size) for dim in dims)}"]
+    if any(dim.stride != 1 for dim in dims):
+        written.append(f"stride={'x'.join(str(dim.stride) for dim in dims)}")
+    if any(dim.padding_low or dim.padding_high for dim in dims):
+        written.append(f"pad={'x'.join(f'{dim.padding_low}_{dim.padding_high}' for dim in dims)}")
+    if any(dim.base_dilation != 1 for dim in dims):
+        written.append(f"lhs_dilate={'x'.join(str(dim.base_dilation) for dim in dims)}")
+    if any(dim.window_dilation != 1 for dim in dims):
+        written.append(f"rhs_dilate={'x'.join(str(dim.window_dilation) for dim in dims)}")
+    if any(dim.window_reversal for dim in dims):
+        written.append(f"rhs_reversal={'x'.join(str(int(dim.window_reversal)) for dim in dims)}")
     return {"window": "{" + " ".join(written) + "}"}
 
 
@@ -282,8 +285,8 @@ def _labels(numbers: Any, _: Any) -> dict[str, str]:
 
 
 def _label(named: dict[str, int], spatial: Iterable[int]) -> str:
-    places = {place: name for name, place in named.items()} | {at: str(order) for order, at in enumerate(spatial)}
-    return "".join(places[place] for place in sorted(places))
+    places = {index: name for name, index in named.items()} | {index: str(order) for order, index in enumerate(spatial)}
+    return "".join(places[index] for index in sorted(places))
 
 
 def _gather(numbers: Any, _: Any) -> dict[str, str]:
@@ -314,14 +317,14 @@ def _precision(config: Any, _: Any) -> dict[str, str]:
     if not any(config.operand_precision):
         return {}
     return {
-        "operand_precision": "{" + ",".join(_PRECISIONS.get(one, str(one)) for one in config.operand_precision) + "}"
+        "operand_precision": "{" + ",".join(_PRECISIONS.get(part, str(part)) for part in config.operand_precision) + "}"
     }
 
 
 def _frontend(attributes: Any, _: Any) -> dict[str, str]:
     if not attributes.map:
         return {}
-    pairs = sorted((one.key, one.value) for one in attributes.map)
+    pairs = sorted((part.key, part.value) for part in attributes.map)
     # a value in braces (an MLIR attribute) stands without quotes
     shown = (f"{key}={value}" if value.startswith("{") else f'{key}="{_escaped(value)}"' for key, value in pairs)
     return {"frontend_attributes": "{" + ",".join(shown) + "}"}

@@ -56,28 +56,28 @@ _DONOR = re.compile(rf"{_PARAMETER}\)")
 def aliases_of(text: str) -> tuple[Alias, ...]:
     """The entries of ``input_output_alias``; ``ValueError`` for what is not spelled like one."""
     return tuple(
-        Alias(output=_index(found[1]), parameter=int(found[2]), part=_index(found[3]), must=found[4] == "must")
-        for found in _entries(_ALIAS, text)
+        Alias(output=_index(entry[1]), parameter=int(entry[2]), part=_index(entry[3]), must=entry[4] == "must")
+        for entry in _entries(_ALIAS, text)
     )
 
 
 def donors_of(text: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The entries of ``buffer_donor``: parameter, part of it. ``ValueError`` as in ``aliases_of``."""
-    return tuple((int(found[1]), _index(found[2])) for found in _entries(_DONOR, text))
+    return tuple((int(entry[1]), _index(entry[2])) for entry in _entries(_DONOR, text))
 
 
 def _entries(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
     inner = text.strip().removeprefix("{").removesuffix("}").strip()
-    found, place = [], 0
-    while place < len(inner):
-        match = pattern.match(inner, place)
+    result, index = [], 0
+    while index < len(inner):
+        match = pattern.match(inner, index)
         if match is None:
-            raise ValueError(f"donated parameters are not spelled like this: {inner[place : place + 40]!r}")
-        found.append(match)
-        place = match.end()
-        while place < len(inner) and inner[place] in ", ":
-            place += 1
-    return found
+            raise ValueError(f"donated parameters are not spelled like this: {inner[index : index + 40]!r}")
+        result.append(match)
+        index = match.end()
+        while index < len(inner) and inner[index] in ", ":
+            index += 1
+    return result
 
 
 def _index(text: str) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ def open_brackets(text: str, depth: int = 0) -> int:
 def pieces(text: str, start: int = 0, end: int | None = None) -> list[str]:
     """``text[start:end]`` between its outermost commas, stripped; none for blank text."""
     end = len(text) if end is None else end
-    found = []
+    result = []
     depth, begin = 0, start
     for step in _STEP.finditer(text, start, end):
         mark = step[0]
@@ -142,14 +142,14 @@ def pieces(text: str, start: int = 0, end: int | None = None) -> list[str]:
         elif mark == '"':
             raise OpenBracketError("a quote is not closed")
         elif mark == "," and not depth:
-            found.append(text[begin : step.start()].strip())
+            result.append(text[begin : step.start()].strip())
             begin = step.end()
     if depth:
         raise OpenBracketError("a bracket is not closed")
     last = text[begin:end].strip()
-    if last or found:
-        found.append(last)
-    return found
+    if last or result:
+        result.append(last)
+    return result
 
 
 def unquoted(text: str) -> str:
@@ -302,7 +302,7 @@ def _operands(inside: str) -> tuple[str, ...]:
 
 
 def _attributes(line: str, begin: int) -> dict[str, str]:
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     written = pieces(line, begin)
     if written and written[0]:
         raise ValueError(f"text after the operands: {written[0][:40]!r}")
@@ -310,11 +310,11 @@ def _attributes(line: str, begin: int) -> dict[str, str]:
         key = _ATTRIBUTE.match(piece)
         if key is None:
             raise ValueError(f"an attribute without a value: {piece[:40]!r}")
-        if key[1] == "device_ids" and "replica_groups" in found:  # the second half of a mesh's spelling
-            found["replica_groups"] += f", {piece}"
+        if key[1] == "device_ids" and "replica_groups" in result:  # the second half of a mesh's spelling
+            result["replica_groups"] += f", {piece}"
         else:
-            found[key[1]] = piece[key.end() :]
-    return found
+            result[key[1]] = piece[key.end() :]
+    return result
 
 
 def _names(text: str) -> list[str]:

@@ -69,23 +69,23 @@ class Thunks:
     @property
     def has_command_buffers(self) -> bool:
         """Some of it is launched as a recorded graph."""
-        return any(one.kind == "CommandBuffer" for one in self.thunks)
+        return any(thunk.kind == "CommandBuffer" for thunk in self.thunks)
 
     def blocks(self) -> Mapping[str, int]:
         """Blocks of each kernel's grid, by its name; of two that share a name the smaller."""
-        found: dict[str, int] = {}
-        for one in self.thunks:
-            if one.name and one.blocks is not None:
-                found[one.name] = min(found.get(one.name, one.blocks), one.blocks)
-        return found
+        result: dict[str, int] = {}
+        for thunk in self.thunks:
+            if thunk.name and thunk.blocks is not None:
+                result[thunk.name] = min(result.get(thunk.name, thunk.blocks), thunk.blocks)
+        return result
 
     def streams_of(self, module: HloModule) -> Mapping[str, str]:
         """The stream of each asynchronous collective, by its start's name; empty where they cannot be told apart.
 
         Starts are in both in the order they run; that they are as many on both sides is checked.
         """
-        named = [one.stream for one in self.thunks if one.kind == "AsyncStart"]
-        starts = [one.name for one in _starts(module, module.entry)]
+        named = [thunk.stream for thunk in self.thunks if thunk.kind == "AsyncStart"]
+        starts = [start.name for start in _starts(module, module.entry)]
         if len(named) != len(starts):
             return {}
         return {name: stream for name, stream in zip(starts, named, strict=True) if stream is not None}
@@ -93,32 +93,32 @@ class Thunks:
 
 def _starts(module: HloModule, name: str) -> Iterable[Instruction]:
     """Asynchronous collectives in the order in which they run, loops and calls laid out where they stand."""
-    for one in module.computations[name].instructions:
-        if one.opcode in ("while", "conditional", "call"):
-            for called in one.called:
+    for instruction in module.computations[name].instructions:
+        if instruction.opcode in ("while", "conditional", "call"):
+            for called in instruction.called:
                 yield from _starts(module, called)
-        elif one.opcode.endswith("-start") and not one.opcode.startswith(("copy", "send", "recv")):
-            config = one.backend_config.get("collective_backend_config")
+        elif instruction.opcode.endswith("-start") and not instruction.opcode.startswith(("copy", "send", "recv")):
+            config = instruction.backend_config.get("collective_backend_config")
             if not (isinstance(config, dict) and config.get("is_sync") is True):
-                yield one
+                yield instruction
 
 
 def read_thunks(lines: Iterable[str]) -> Thunks:
     """The thunks of a file's lines; lines that are none (``body:``) are left out."""
-    found: list[Thunk] = []
+    thunks: list[Thunk] = []
     indents: list[int] = []
     for line in lines:
         match = _LINE.match(line.rstrip("\r\n"))
         if match is None:
             continue
-        if len(found) >= MAX_THUNKS:
+        if len(thunks) >= MAX_THUNKS:
             break
         indent = len(match["indent"])
         while indents and indents[-1] >= indent:
             indents.pop()
-        found.append(_thunk(match, len(indents)))
+        thunks.append(_thunk(match, len(indents)))
         indents.append(indent)
-    return Thunks(thunks=tuple(found))
+    return Thunks(thunks=tuple(thunks))
 
 
 def _thunk(match: re.Match[str], depth: int) -> Thunk:
@@ -170,14 +170,14 @@ class Schedule:
 
     def _lay(self, module: HloModule, name: str) -> None:
         computation = module.computations[name]
-        for one in computation.instructions:
+        for instruction in computation.instructions:
             begin = len(self.instructions)
-            for called in one.called if one.opcode in RUNS else ():
+            for called in instruction.called if instruction.opcode in RUNS else ():
                 if called not in self.computations:
                     self._lay(module, called)
-            self.begins.setdefault(one.name, begin)
-            self.positions.setdefault(one.name, len(self.instructions))
-            self.instructions.setdefault(one.name, one)
-            if one.wraps:  # buffers are named after the operation that a start runs
-                self.positions.setdefault(one.wraps, self.positions[one.name])
+            self.begins.setdefault(instruction.name, begin)
+            self.positions.setdefault(instruction.name, len(self.instructions))
+            self.instructions.setdefault(instruction.name, instruction)
+            if instruction.wraps:  # buffers are named after the operation that a start runs
+                self.positions.setdefault(instruction.wraps, self.positions[instruction.name])
         self.computations[name] = computation

@@ -74,22 +74,22 @@ def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each line and kind of collective that blocks."""
     if not any(module.is_scheduled for module in trace.hlo):
         raise AbstainError("no compiled program among the XLA programs: they have no schedule yet")
-    every = [one for one in trace.fact(collectives) if one.module.is_scheduled]
-    found = [one for one in every if _can_judge(one.module)]
-    if every and not found:
+    every = [collective for collective in trace.fact(collectives) if collective.module.is_scheduled]
+    judged = [collective for collective in every if _can_judge(collective.module)]
+    if every and not judged:
         on_cpu = any(module.platform == "cpu" for module in trace.hlo)
         raise AbstainError(
             "compiled for the CPU, where every collective is synchronous"
             if on_cpu
             else "what the programs were compiled for cannot be told"
         )
-    whole = sum(one.bytes_a_run for one in found)
+    whole = sum(collective.bytes_a_run for collective in judged)
     places: dict[tuple[Where, str], list[Collective]] = {}
-    for one in found:
-        if one.blocks is not None:
-            places.setdefault((_where(one), one.kind), []).append(one)
+    for collective in judged:
+        if collective.blocks is not None:
+            places.setdefault((_where(collective), collective.kind), []).append(collective)
     for (where, kind), members in places.items():
-        if sum(one.bytes_a_run for one in members) >= MIN_BYTES:
+        if sum(member.bytes_a_run for member in members) >= MIN_BYTES:
             yield _finding(trace, where, kind, by_size(members), whole)
 
 
@@ -97,22 +97,22 @@ def _can_judge(module: HloModule) -> bool:
     return module.is_scheduled and module.platform in ("gpu", "tpu")
 
 
-def _where(one: Collective) -> Where:
+def _where(collective: Collective) -> Where:
     """The line, not the primitive: one line of the program makes several of them, forward and backward."""
-    where = where_of(one.op if one.op.op_name else one.start)
+    where = where_of(collective.op if collective.op.op_name else collective.start)
     if where.file is not None:
         return Where(file=where.file, line=where.line)
     return Where(op=where.op, module=where.module)
 
 
 def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
-    moved = sum(one.bytes_a_run for one in members)
-    free = {id(one): independent_work(one) for one in members[:MOST_SEARCHED]}
-    could = sum(1 for one in members if free.get(id(one)))
-    times = sum(one.runs.times for one in members)
-    least = "" if all(one.runs.exact for one in members) else "at least "
+    moved = sum(member.bytes_a_run for member in members)
+    free = {id(member): independent_work(member) for member in members[:MOST_SEARCHED]}
+    could = sum(1 for member in members if free.get(id(member)))
+    times = sum(member.runs.times for member in members)
+    least = "" if all(member.runs.exact for member in members) else "at least "
     count, several = len(members), len(members) > 1
-    waits = price(trace, (waiting_part(trace, one) for one in members))
+    waits = price(trace, (waiting_part(trace, member) for member in members))
     saved = price(trace, overlap_parts(trace, members, free))
     if saved is not None and not saved.cost_ns:
         saved = None
@@ -128,7 +128,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         cost_bytes=moved,
         where=where,
         evidence=tuple(_rows(trace, members, free)),
-        spans=spans_of_parts(trace, [waiting_part(trace, one) for one in members]),
+        spans=spans_of_parts(trace, [waiting_part(trace, member) for member in members]),
         advice=_advice(trace, kind, members, free),
     )
 
@@ -138,8 +138,8 @@ def _times(waits: Price | None, saved: Price | None) -> str:
     if waits is None:
         return ""
     took = format_ns(waits.run_ns)
-    said = f"; the device waited {took} a run" if waits.basis == "measured" else f"; sending takes {took} a run or more"
-    return said if saved is None else f"{said}, of which {saved.text}, could hide behind that work"
+    text = f"; the device waited {took} a run" if waits.basis == "measured" else f"; sending takes {took} a run or more"
+    return text if saved is None else f"{text}, of which {saved.text}, could hide behind that work"
 
 
 def _severity(waits: Price | None, saved: Price | None, moved: int, whole: int) -> Severity:
@@ -162,19 +162,19 @@ def _beside(could: int, count: int) -> str:
 def _rows(
     trace: Trace, members: list[Collective], free: dict[int, tuple[Instruction, ...]]
 ) -> Iterator[dict[str, Cell]]:
-    for one in members[:MAX_ROWS]:
-        beside = free.get(id(one), ())
-        time, work = collective_time(trace, one), overlap_parts(trace, [one], free)
+    for member in members[:MAX_ROWS]:
+        beside = free.get(id(member), ())
+        time, work = collective_time(trace, member), overlap_parts(trace, [member], free)
         yield {
-            "collective": one.start.name,
-            "program": one.module.name,
-            "because": one.blocks,
-            "cause": cause_of(trace, one, beside) if id(one) in free else None,
-            "from": one.op.op_name[-120:] or one.start.op_name[-120:] or None,
-            "moved_bytes": one.bytes,
-            "times": one.runs.times,
-            "group_size": one.group_size,
-            "groups": len(one.op.replica_groups) if one.op.replica_groups else None,
+            "collective": member.start.name,
+            "program": member.module.name,
+            "because": member.blocks,
+            "cause": cause_of(trace, member, beside) if id(member) in free else None,
+            "from": member.op.op_name[-120:] or member.start.op_name[-120:] or None,
+            "moved_bytes": member.bytes,
+            "times": member.runs.times,
+            "group_size": member.group_size,
+            "groups": len(member.op.replica_groups) if member.op.replica_groups else None,
             "transfer_ns": time.transfer_ns,
             "measured_ns": time.measured_ns,
             "could_hide_ns": work[0].modelled_ns if work else None,
@@ -185,8 +185,8 @@ def _rows(
 
 def _advice(trace: Trace, kind: str, members: list[Collective], free: dict[int, tuple[Instruction, ...]]) -> str:
     """What changes each cause, that of the largest first."""
-    causes = dict.fromkeys(cause_of(trace, one, free[id(one)]) for one in members if id(one) in free)
-    said = [remedy(members[0], cause) for cause in causes]
+    causes = dict.fromkeys(cause_of(trace, member, free[id(member)]) for member in members if id(member) in free)
+    texts = [remedy(members[0], cause) for cause in causes]
     if kind in ("all-to-all", "collective-permute"):
-        said.append("If nobody wrote this exchange, resharding_collective says how to be rid of it.")
-    return " ".join(said)
+        texts.append("If nobody wrote this exchange, resharding_collective says how to be rid of it.")
+    return " ".join(texts)

@@ -83,33 +83,33 @@ def check(trace: Trace) -> Iterable[Finding]:
         raise AbstainError("no compiled program among the XLA programs")
     ragged = trace.fact(dense_ragged)
     total = sum(cost.total.flops for cost in judged)
-    for place, members in _by_place(ragged).items():
+    for where, members in _by_place(ragged).items():
         saving = price(trace, _parts(trace, members))
         if _is_worth(members, total, saving):
-            yield _dense_finding(trace, place, members, total, saving)
-    taken = {id(one.row) for one in ragged}
-    selections = [one for one in trace.fact(selection_products) if id(one.row) not in taken]
-    for place, movers in _by_place(selections).items():
+            yield _dense_finding(trace, where, members, total, saving)
+    taken = {id(dense_ragged.row) for dense_ragged in ragged}
+    selections = [product for product in trace.fact(selection_products) if id(product.row) not in taken]
+    for where, movers in _by_place(selections).items():
         saving = price(trace, _parts(trace, movers))
         if _is_worth(movers, total, saving):
-            yield _selection_finding(trace, place, movers, total, saving)
-    if ragged and all(one.groups is None for one in ragged) and not selections:
+            yield _selection_finding(trace, where, movers, total, saving)
+    if ragged and all(dense_ragged.groups is None for dense_ragged in ragged) and not selections:
         raise AbstainError("ragged products became dense ones, but their shapes do not tell the number of groups")
 
 
 def _by_place(found: Iterable[One]) -> dict[Where, list[One]]:
     """By line, those that waste most first."""
     places: dict[Where, list[One]] = defaultdict(list)
-    for one in sorted(found, key=lambda one: -one.wasted_flops):
-        where = where_of(one.row.instruction)
+    for member in sorted(found, key=lambda member: -member.wasted_flops):
+        where = where_of(member.row.instruction)
         place = Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
-        places[place].append(one)
+        places[place].append(member)
     return places
 
 
 def _is_worth(members: Sequence[DenseRagged | SelectionProduct], total: int, saving: Price | None) -> bool:
     if saving is None:
-        return sum(one.wasted_flops for one in members) >= MIN_FLOPS_SHARE * total
+        return sum(member.wasted_flops for member in members) >= MIN_FLOPS_SHARE * total
     # of low severity is what a step's usual spread would hide
     return saving.severity != "low"
 
@@ -117,14 +117,14 @@ def _is_worth(members: Sequence[DenseRagged | SelectionProduct], total: int, sav
 def _parts(trace: Trace, members: Sequence[DenseRagged | SelectionProduct]) -> list[Part]:
     """What each kernel would save; one that holds several of the products counts for the one that saves most."""
     known = trace.fact(program_device)
-    holders = {id(one.cost): kernels_of(one.cost) for one in members}
+    holders = {id(member.cost): kernels_of(member.cost) for member in members}
     best: dict[int, tuple[float | None, InstructionCost, DenseRagged | SelectionProduct]] = {}
-    for one in members:
-        for kernel in holders[id(one.cost)].around(one.row):
-            saved = None if known is None else one.saved_ns(kernel, known.device)
+    for member in members:
+        for kernel in holders[id(member.cost)].around(member.row):
+            saved = None if known is None else member.saved_ns(kernel, known.device)
             before = best.get(id(kernel))
             if before is None or (saved or 0.0) > (before[0] or 0.0):
-                best[id(kernel)] = (saved, kernel, one)
+                best[id(kernel)] = (saved, kernel, member)
     return [
         Part(module=one.cost.module, instructions=(kernel.instruction.name,), modelled_ns=saved)
         for saved, kernel, one in best.values()
@@ -140,28 +140,28 @@ def _severity(wasted: int, total: int, saving: Price | None) -> Severity:
 def _time(members: Sequence[DenseRagged | SelectionProduct], saving: Price | None) -> str:
     if saving is not None:
         return f"; saves up to {saving.text}"
-    on_cpu = all(one.cost.module.platform == "cpu" for one in members)
+    on_cpu = all(member.cost.module.platform == "cpu" for member in members)
     return "; compiled for a CPU here, so no time is modelled" if on_cpu else ""
 
 
-def _row(one: DenseRagged | SelectionProduct, why: Mapping[str, Cell]) -> dict[str, Cell]:
+def _row(member: DenseRagged | SelectionProduct, why: Mapping[str, Cell]) -> dict[str, Cell]:
     """A product as evidence; ``why``: what makes most of its arithmetic needless."""
-    instruction = one.row.instruction
+    instruction = member.row.instruction
     return {
         "product": instruction.name,
-        "program": one.cost.module.name,
+        "program": member.cost.module.name,
         "from": instruction.op_name[-120:],
         "result": f"{instruction.shape.dtype}{list(instruction.shape.dims)}",
         **why,
-        "times": one.row.runs,
-        "gflops": one.flops / 1e9,
-        "wasted_gflops": one.wasted_flops / 1e9,
+        "times": member.row.runs,
+        "gflops": member.flops / 1e9,
+        "wasted_gflops": member.wasted_flops / 1e9,
     }
 
 
 def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total: int, saving: Price | None) -> Finding:
-    wasted, flops = sum(one.wasted_flops for one in members), sum(one.flops for one in members)
-    groups = max(one.groups or 0 for one in members)
+    wasted, flops = sum(member.wasted_flops for member in members), sum(member.flops for member in members)
+    groups = max(member.groups or 0 for member in members)
     return Finding(
         subject="ragged product computed densely",
         title=f"{len(members):,} ragged {'product multiplies' if len(members) == 1 else 'products multiply'} every row "
@@ -172,7 +172,7 @@ def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total
         cost_ns=None if saving is None else saving.cost_ns,
         cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
         where=where,
-        evidence=tuple(_row(one, {"groups": one.groups}) for one in members[:MAX_ROWS]),
+        evidence=tuple(_row(member, {"groups": member.groups}) for member in members[:MAX_ROWS]),
         spans=spans_of_parts(trace, _parts(trace, members)),
         advice="Use a grouped kernel: jax.experimental.pallas.ops.tpu.megablox.gmm on TPU, the ragged_dot kernels of "
         "jax.experimental.pallas.ops.gpu on Hopper and Blackwell; or dispatch with a capacity and one batched product: "
@@ -183,9 +183,9 @@ def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total
 def _selection_finding(
     trace: Trace, where: Where, members: list[SelectionProduct], total: int, saving: Price | None
 ) -> Finding:
-    wasted, flops = sum(one.wasted_flops for one in members), sum(one.flops for one in members)
-    densest = max(one.density for one in members)
-    on_tpu = any(one.cost.module.platform == "tpu" for one in members)
+    wasted, flops = sum(member.wasted_flops for member in members), sum(member.flops for member in members)
+    densest = max(member.density for member in members)
+    on_tpu = any(member.cost.module.platform == "tpu" for member in members)
     caution = (
         " On TPU a product with a small one-hot matrix can be faster than a gather of short rows: measure both."
         if on_tpu
@@ -203,8 +203,8 @@ def _selection_finding(
         cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
         where=where,
         evidence=tuple(
-            {**_row(one, {"most_nonzero_share": one.density}), "rows_bytes": one.moved_bytes}
-            for one in members[:MAX_ROWS]
+            {**_row(member, {"most_nonzero_share": member.density}), "rows_bytes": member.moved_bytes}
+            for member in members[:MAX_ROWS]
         ),
         spans=spans_of_parts(trace, _parts(trace, members)),
         advice="Move the rows themselves: x_TD[token_R] to read them, jnp.zeros((slots, D)).at[slot_R].add(rows_RD) to "

@@ -60,9 +60,9 @@ def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each program whose peak would fall."""
     if not any(module.is_scheduled for module in trace.hlo):
         raise AbstainError("no compiled program among the XLA programs: only there it is known who reads what when")
-    for found in trace.fact(donations):
-        if found.saved_bytes >= max(MIN_SAVED_BYTES, MIN_SHARE * found.peak_bytes):
-            yield _finding(trace, found)
+    for donation in trace.fact(donations):
+        if donation.saved_bytes >= max(MIN_SAVED_BYTES, MIN_SHARE * donation.peak_bytes):
+            yield _finding(trace, donation)
     for refused in trace.fact(refused_donations):
         if refused.bytes >= MIN_SAVED_BYTES:
             yield _refused(refused)
@@ -89,66 +89,66 @@ def _refused(refused: Refused) -> Finding:
     )
 
 
-def _finding(trace: Trace, found: Donation) -> Finding:
-    label = program_label(found.module, trace)
-    names = _arguments(found)
+def _finding(trace: Trace, donation: Donation) -> Finding:
+    label = program_label(donation.module, trace)
+    names = _arguments(donation)
     shown = ", ".join(names) if names else "old arguments"
-    peak = "peak" if found.assigned else "peak as modelled"
-    new = f"{len(found.updates):,} {'array' if len(found.updates) == 1 else 'arrays'}"
+    peak = "peak" if donation.assigned else "peak as modelled"
+    new = f"{len(donation.updates):,} {'array' if len(donation.updates) == 1 else 'arrays'}"
     return Finding(
-        subject=f"arguments of {found.module.name.partition('(')[0]} not donated",
-        title=f"{label} keeps {shown} beside the new values ({new}, {format_bytes(found.bytes)}); donated, its "
-        f"{peak} of {format_bytes(found.peak_bytes)} falls by about {format_bytes(found.saved_bytes)} "
-        f"({format_share(found.saved_bytes, found.peak_bytes)})",
-        severity="medium" if found.saved_bytes >= MEDIUM_SHARE * found.peak_bytes else "low",
+        subject=f"arguments of {donation.module.name.partition('(')[0]} not donated",
+        title=f"{label} keeps {shown} beside the new values ({new}, {format_bytes(donation.bytes)}); donated, its "
+        f"{peak} of {format_bytes(donation.peak_bytes)} falls by about {format_bytes(donation.saved_bytes)} "
+        f"({format_share(donation.saved_bytes, donation.peak_bytes)})",
+        severity="medium" if donation.saved_bytes >= MEDIUM_SHARE * donation.peak_bytes else "low",
         basis="structural",
-        cost_bytes=found.saved_bytes,
-        where=_where(found),
-        evidence=tuple(_row(found, one) for one in found.updates[:MAX_ROWS]),
-        spans=spans_of_instructions(trace, found.module, (one.written_by for one in found.updates)),
-        advice=_advice(found, names),
+        cost_bytes=donation.saved_bytes,
+        where=_where(donation),
+        evidence=tuple(_row(donation, update) for update in donation.updates[:MAX_ROWS]),
+        spans=spans_of_instructions(trace, donation.module, (update.written_by for update in donation.updates)),
+        advice=_advice(donation, names),
     )
 
 
-def _arguments(found: Donation) -> tuple[str, ...]:
+def _arguments(donation: Donation) -> tuple[str, ...]:
     """Names of the function's arguments that hold the arrays, the largest first; empty where the program has none."""
     sizes: dict[str, int] = {}
-    for one in found.updates:
-        path = one.parameter.op_name
+    for update in donation.updates:
+        path = update.parameter.op_name
         name = _ARGUMENT.match(path)
         if name is None or "/" in path:
             return ()
-        sizes[name[0]] = sizes.get(name[0], 0) + one.bytes
+        sizes[name[0]] = sizes.get(name[0], 0) + update.bytes
     return tuple(sorted(sizes, key=lambda name: -sizes[name]))
 
 
-def _where(found: Donation) -> Where:
+def _where(donation: Donation) -> Where:
     """The line that computes the largest of the new values."""
-    entry = found.module.entry_computation()
-    place = where_of(entry.by_name[found.updates[0].written_by])
-    return Where(file=place.file, line=place.line, module=None if place.file is not None else found.module.name)
+    entry = donation.module.entry_computation()
+    where = where_of(entry.by_name[donation.updates[0].written_by])
+    return Where(file=where.file, line=where.line, module=None if where.file is not None else donation.module.name)
 
 
-def _row(found: Donation, one: Update) -> dict[str, str | int | None]:
-    shape = one.parameter.shape
+def _row(donation: Donation, update: Update) -> dict[str, str | int | None]:
+    shape = update.parameter.shape
     return {
-        "argument": one.parameter.op_name or one.parameter.name,
+        "argument": update.parameter.op_name or update.parameter.name,
         "shape": f"{shape.dtype}[{','.join(map(str, shape.dims))}]",
-        "size_bytes": one.bytes,
-        "result": one.output,
-        "written_by": one.written_by,
-        "program": found.module.name,
+        "size_bytes": update.bytes,
+        "result": update.output,
+        "written_by": update.written_by,
+        "program": donation.module.name,
     }
 
 
-def _advice(found: Donation, names: tuple[str, ...]) -> str:
+def _advice(donation: Donation, names: tuple[str, ...]) -> str:
     if names:
         listed = ", ".join(f'"{name}"' for name in names)
         how = f"jax.jit(f, donate_argnames=({listed},))"
         named = " and ".join(names)
     else:
         how, named = "jax.jit(f, donate_argnums=(...)) with the arguments that hold them", "them"
-    already = f" {found.donated:,} other arrays of the program are donated already." if found.donated else ""
+    already = f" {donation.donated:,} other arrays of the program are donated already." if donation.donated else ""
     return (
         f"If the caller does not use {named} again after the call, give the memory away: {how}, and assign the result "
         "to the same name (state = step(state, batch)). A later use of the old arrays raises an error, so copy what a "

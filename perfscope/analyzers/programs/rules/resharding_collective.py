@@ -81,47 +81,47 @@ _EXPERTS = re.compile(r"moe|expert|dispatch|combine", re.IGNORECASE)
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each line of the program at which values are resharded."""
-    found = trace.fact(collectives)
-    if not found and not any(module.is_scheduled for module in trace.hlo):
+    every = trace.fact(collectives)
+    if not every and not any(module.is_scheduled for module in trace.hlo):
         raise AbstainError("no compiled program among the XLA programs: the partitioner may still add collectives")
-    if found and not any(one.op.op_name or one.start.op_name for one in found):
+    if every and not any(collective.op.op_name or collective.start.op_name for collective in every):
         raise AbstainError("the program's collectives carry no paths (op_name): nobody can tell who asked for them")
-    whole = sum(one.bytes_a_run for one in found)
+    whole = sum(collective.bytes_a_run for collective in every)
     places: dict[tuple[Where, str], list[Collective]] = {}
-    for one in found:
-        if _is_unasked(one):
-            places.setdefault((_where(one), one.kind), []).append(one)
+    for collective in every:
+        if _is_unasked(collective):
+            places.setdefault((_where(collective), collective.kind), []).append(collective)
     for (where, kind), members in places.items():
-        if sum(one.bytes_a_run for one in members) >= max(MIN_BYTES, MIN_BYTES_SHARE * whole):
+        if sum(member.bytes_a_run for member in members) >= max(MIN_BYTES, MIN_BYTES_SHARE * whole):
             yield _finding(trace, where, kind, by_size(members), whole)
 
 
-def _path(one: Collective) -> str:
-    return one.op.op_name or one.start.op_name
+def _path(collective: Collective) -> str:
+    return collective.op.op_name or collective.start.op_name
 
 
-def _is_unasked(one: Collective) -> bool:
-    path = _path(one)
+def _is_unasked(collective: Collective) -> bool:
+    path = _path(collective)
     name = primitive(path)
     if not path or name in _ASKED or "shard_map" in path:
         return False
-    return one.kind == "all-to-all" or (one.kind == "collective-permute" and name in _ELEMENTWISE)
+    return collective.kind == "all-to-all" or (collective.kind == "collective-permute" and name in _ELEMENTWISE)
 
 
-def _where(one: Collective) -> Where:
-    where = where_of(one.op if one.op.op_name else one.start)
+def _where(collective: Collective) -> Where:
+    where = where_of(collective.op if collective.op.op_name else collective.start)
     if where.file is not None:
         return Where(file=where.file, line=where.line)
     return Where(module=where.module, op=where.op)
 
 
 def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], whole: int) -> Finding:
-    moved = sum(one.bytes_a_run for one in members)
-    times = sum(one.runs.times for one in members)
-    least = "" if all(one.runs.exact for one in members) else "at least "
-    makers = ", ".join(name for name, _ in Counter(primitive(_path(one)) for one in members).most_common(4))
-    several, experts = len(members) > 1, all(_EXPERTS.search(_path(one)) for one in members)
-    saved = price(trace, (waiting_part(trace, one) for one in members if one.module.platform != "cpu"))
+    moved = sum(member.bytes_a_run for member in members)
+    times = sum(member.runs.times for member in members)
+    least = "" if all(member.runs.exact for member in members) else "at least "
+    makers = ", ".join(name for name, _ in Counter(primitive(_path(member)) for member in members).most_common(4))
+    several, experts = len(members) > 1, all(_EXPERTS.search(_path(member)) for member in members)
+    saved = price(trace, (waiting_part(trace, member) for member in members if member.module.platform != "cpu"))
     if saved is not None and not saved.cost_ns:
         saved = None  # all of it runs beside other work
     severity: Severity = "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
@@ -140,8 +140,8 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
         cost_bytes=moved,
         where=where,
-        evidence=tuple(_row(trace, one) for one in members[:MAX_ROWS]),
-        spans=spans_of_parts(trace, [waiting_part(trace, one) for one in members]),
+        evidence=tuple(_row(trace, member) for member in members[:MAX_ROWS]),
+        spans=spans_of_parts(trace, [waiting_part(trace, member) for member in members]),
         advice="Say where the value is made and where it is used which layout it shall have: "
         "x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(...))) with the same spec in both places, and "
         "matching specs of the parameters. If it is the dispatch of an expert-parallel layer, it is meant: "
@@ -149,17 +149,17 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     )
 
 
-def _row(trace: Trace, one: Collective) -> dict[str, Cell]:
-    time = collective_time(trace, one)
+def _row(trace: Trace, collective: Collective) -> dict[str, Cell]:
+    time = collective_time(trace, collective)
     return {
-        "collective": one.start.name,
-        "program": one.module.name,
-        "from": _path(one)[-120:],
-        "backward": "yes" if "transpose(" in _path(one) else "no",
-        "moved_bytes": one.bytes,
-        "times": one.runs.times,
-        "group_size": one.group_size,
-        "blocks": one.blocks or "no",
+        "collective": collective.start.name,
+        "program": collective.module.name,
+        "from": _path(collective)[-120:],
+        "backward": "yes" if "transpose(" in _path(collective) else "no",
+        "moved_bytes": collective.bytes,
+        "times": collective.runs.times,
+        "group_size": collective.group_size,
+        "blocks": collective.blocks or "no",
         "transfer_ns": time.transfer_ns,
         "waits_ns": time.waits_ns,
         "measured_ns": time.measured_ns,

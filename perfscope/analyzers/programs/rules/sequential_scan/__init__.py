@@ -87,10 +87,10 @@ def check(trace: Trace) -> Iterable[Finding]:
             where = where_of(loop.instruction)
             place = Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
             places[place].append(loop)
-    for place, found in places.items():
-        saved = price(trace, (part_of(trace, loop) for loop in found))
+    for place, members in places.items():
+        saved = price(trace, (part_of(trace, loop) for loop in members))
         if saved is None or saved.cost_ns:  # what was measured may be as fast as a parallel prefix already
-            yield _finding(trace, place, sorted(found, key=lambda loop: -loop.launches), saved)
+            yield _finding(trace, place, sorted(members, key=lambda loop: -loop.launches), saved)
 
 
 PLAN_ADVICE = (
@@ -108,11 +108,11 @@ def _is_tiny(loop: Loop) -> bool:
     return loop.trips >= MIN_TRIPS and not loop.encloses and loop.work_ns < least_ns(loop)
 
 
-def _spans(trace: Trace, found: list[Loop]) -> tuple[Span, ...]:
+def _spans(trace: Trace, members: list[Loop]) -> tuple[Span, ...]:
     """The loops, where the recording has rows of them; else their kernels."""
-    whole = spans_of_parts(trace, [_part(loop, (loop.instruction.name,)) for loop in found])
+    whole = spans_of_parts(trace, [_part(loop, (loop.instruction.name,)) for loop in members])
     return whole or spans_of_parts(
-        trace, [_part(loop, tuple(row.instruction.name for row in loop.kernels)) for loop in found]
+        trace, [_part(loop, tuple(row.instruction.name for row in loop.kernels)) for loop in members]
     )
 
 
@@ -120,13 +120,13 @@ def _part(loop: Loop, names: tuple[str, ...]) -> Part:
     return Part(module=loop.cost.module, instructions=names, modelled_ns=None)
 
 
-def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None) -> Finding:
-    launches = sum(loop.launches for loop in found)
-    worst = found[0]
-    on_cpu = all(loop.cost.module.platform == "cpu" for loop in found)
-    on_tpu = all(loop.cost.module.platform == "tpu" for loop in found)
+def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | None) -> Finding:
+    launches = sum(loop.launches for loop in members)
+    worst = members[0]
+    on_cpu = all(loop.cost.module.platform == "cpu" for loop in members)
+    on_tpu = all(loop.cost.module.platform == "tpu" for loop in members)
     ops, kernels = ("ops", "ops") if on_tpu else ("launches", "kernels")
-    count = f"{len(found):,} loops take" if len(found) > 1 else "a loop takes"
+    count = f"{len(members):,} loops take" if len(members) > 1 else "a loop takes"
     severity: Severity = "medium" if launches >= MEDIUM_LAUNCHES and not on_cpu and not on_tpu else "low"
     if saved is not None and not is_alone(trace):
         severity = saved.severity
@@ -158,9 +158,9 @@ def _finding(trace: Trace, where: Where, found: list[Loop], saved: Price | None)
                 "parallel_ns": None if on_tpu else parallel_ns(loop),
                 "measured_ns": measured_loop_ns(trace, loop),
             }
-            for loop in found[:MAX_ROWS]
+            for loop in members[:MAX_ROWS]
         ),
-        spans=_spans(trace, found),
+        spans=_spans(trace, members),
         advice="Write the recurrence h = a * h + b as jax.lax.associative_scan(lambda f, s: (f[0] * s[0], s[0] * f[1] "
         "+ s[1]), (a, b)) over the whole sequence, or over chunks of it; or fuse steps: jax.lax.scan(..., unroll=8). "
         f"A step moves {format_bytes(sum(row.once.bytes for row in worst.kernels))}.",

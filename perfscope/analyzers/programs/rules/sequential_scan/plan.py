@@ -53,7 +53,7 @@ def eager_loops(graph: OpGraph, least_turns: int) -> tuple[EagerLoop, ...]:
             backward[op.file, op.line] += 1
         elif op.phase in ("forward", "other"):
             lines[op.file, op.line].append(index)
-    found = []
+    result = []
     for (file, line), members in lines.items():
         depth, names = _chain(graph, flow, members)
         if not names or depth < least_turns * len(names) or not names <= LINEAR:
@@ -61,7 +61,7 @@ def eager_loops(graph: OpGraph, least_turns: int) -> tuple[EagerLoop, ...]:
         moved = sum(op_bytes(graph, flow, index) for index in members)
         turns = depth // len(names)
         instances = max(1, round(len(members) / depth))
-        found.append(
+        result.append(
             EagerLoop(
                 file=file,
                 line=line,
@@ -72,7 +72,7 @@ def eager_loops(graph: OpGraph, least_turns: int) -> tuple[EagerLoop, ...]:
                 turn_bytes=moved // max(1, turns * instances),
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _chain(graph: OpGraph, flow: Flow, members: list[int]) -> tuple[int, set[str]]:
@@ -148,5 +148,5 @@ def kernels_at(plan: TorchPlan, file: str, line: int) -> int:
         graph.calls
         for graph in plan.graphs
         for kernel in graph.kernels
-        if any(place.file == file and place.line == line for place in kernel.places)
+        if any(plan_line.file == file and plan_line.line == line for plan_line in kernel.places)
     )
