@@ -9,7 +9,7 @@ import pytest
 
 import perfscope
 from perfscope.__main__ import run
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.documents import compile_manifest
@@ -277,7 +277,7 @@ def compiled(*words: str) -> tuple[Compiled, tuple[int, int, int]]:
     folder = Path("perfscope-runs/latest").resolve()
     (trace,) = load_path(str(folder)).traces
     (module,) = trace.hlo
-    timeline = memory_timeline(module)
+    timeline = assigned_memory(module)
     assert timeline is not None
     cost = trace.fact(hlo_costs)[0]
     again = cost.phases["recompute"].flops if "recompute" in cost.phases else 0

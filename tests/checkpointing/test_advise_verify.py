@@ -15,7 +15,7 @@ from perfscope.analyzers.checkpointing.jax_layers.recompute import predicted_rec
 from perfscope.analyzers.checkpointing.models import step_models
 from perfscope.analyzers.checkpointing.plans import plan_memory
 from perfscope.analyzers.checkpointing.verified import setting
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.readers.load import load_path
 from perfscope.commands.advise_compile import VERIFIED, exact_command
 from perfscope.model.documents import compile_manifest
@@ -52,7 +52,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def peak_of(name: str) -> tuple[int, int]:
     (trace,) = load_path(str(FIXTURES / name)).traces
-    timeline = memory_timeline(trace.hlo[0])
+    timeline = assigned_memory(trace.hlo[0])
     assert timeline is not None
     return timeline.peak_bytes, recomputed_flops(trace, 0)
 
