@@ -26,7 +26,7 @@ from perfscope.analyzers.sections.programs import (
     plan_section,
     programs_section,
 )
-from perfscope.analyzers.time import DeviceTime, device_times, step_windows, steps_work
+from perfscope.analyzers.time import DeviceTime, StepAccount, device_times, step_accounts, step_windows, steps_work
 from perfscope.model import hooks
 from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
 from perfscope.model.trace import RECORDED, Source, Trace
@@ -160,6 +160,8 @@ class Analysis:
     """Modelled time of programs that were compiled for a target."""
     plans: PlanSection = NO_PLANS
     """What torch.compile would make of PyTorch programs on a target: planned, not measured."""
+    accounts: tuple[StepAccount, ...] = ()
+    """Where the steps went, by device and cause."""
     starts_ns: tuple[int, ...] = ()
     """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
 
@@ -191,6 +193,7 @@ class Examined(ReadTrace):
     """What a trace says by itself: all that its tables are needed for but the comparing."""
 
     devices: tuple[DeviceTime, ...]
+    accounts: tuple[StepAccount, ...]
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
     """One a rule, in the order of the rules."""
@@ -217,11 +220,15 @@ def chosen_rules(rules: Iterable[str] | None) -> tuple[Rule, ...]:
 
 def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
     """Ask the rules of one trace."""
+    outcomes = {rule.id: _over_programs(rule, trace) for rule in rules if rule.rest is None}
+    flagged = frozenset(rule for rule, outcome in outcomes.items() if outcome.status == "flagged")
+    outcomes |= {rule.id: _over_programs(rule, trace, flagged) for rule in rules if rule.rest is not None}
     return Examined(
         trace=trace,
         devices=tuple(trace.fact(device_times)),
+        accounts=tuple(trace.fact(step_accounts)),
         steps=tuple(_steps(trace)),
-        outcomes=tuple(_over_programs(rule, trace) for rule in rules),
+        outcomes=tuple(outcomes[rule.id] for rule in rules),
         start_ns=trace.span_ns()[0],
     )
 
@@ -248,6 +255,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
         memory=memory_section(judged),
         estimate=estimate_section(judged),
         plans=plan_section(judged),
+        accounts=tuple(account for item in examined for account in item.accounts),
         starts_ns=tuple(item.start_ns for item in examined),
     )
 
@@ -271,11 +279,11 @@ def judge(rule: Rule, trace: Trace) -> Outcome:
     return _compared(_over_programs(rule, trace), rule, [trace])
 
 
-def _over_programs(rule: Rule, trace: Trace) -> Outcome:
+def _over_programs(rule: Rule, trace: Trace, flagged: frozenset[str] = frozenset()) -> Outcome:
     """Programs that were handed in together are judged one by one: no share is of the sum of them."""
     parts = trace.fact(programs_apart)
     if len(parts) == 1:
-        return _checked(rule, trace)
+        return _checked(rule, trace, flagged)
     merged = merge_programs([_checked(rule, part) for part in parts], program_labels(trace.hlo))
     return replace(merged, findings=tuple(sorted(merged.findings, key=_cost_order)))
 
@@ -303,7 +311,7 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
     return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *findings), key=_cost_order)))
 
 
-def _checked(rule: Rule, trace: Trace) -> Outcome:
+def _checked(rule: Rule, trace: Trace, flagged: frozenset[str] = frozenset()) -> Outcome:
     planned = rule.plan is not None and "torch_plan" in trace.recorded
     absent = [] if planned else [key for key in rule.needs if key not in trace.recorded]
     if "device_work" in absent:
@@ -312,7 +320,8 @@ def _checked(rule: Rule, trace: Trace) -> Outcome:
         return Outcome(rule=rule.id, status="abstained", reason="not recorded: " + "; ".join(map(RECORDED.get, absent)))  # type: ignore[arg-type]
     try:
         check = rule.plan if planned and rule.plan is not None else rule.check
-        findings = sorted(check(trace), key=_cost_order)
+        found = check(trace) if rule.rest is None else rule.rest(trace, flagged)
+        findings = sorted(found, key=_cost_order)
     except AbstainError as reason:
         return Outcome(rule=rule.id, status="abstained", reason=str(reason))
     except Exception as error:  # a broken third-party rule must not cost the user the other answers

@@ -24,8 +24,10 @@ RULES: dict[str, str] = {
     "excess_remat": "perfscope.analyzers.checkpointing.rules.excess_remat",
     "expert_imbalance": "perfscope.analyzers.ranks.rules.expert_imbalance",
     "exposed_communication": "perfscope.analyzers.ranks.rules.exposed_communication",
+    "exposed_copy": "perfscope.analyzers.time.rules.exposed_copy",
     "full_precision_matmul": "perfscope.analyzers.ops.rules.full_precision_matmul",
     "graph_break": "perfscope.analyzers.torch_compile.rules.graph_break",
+    "host_bound": "perfscope.analyzers.time.rules.host_bound",
     "host_sync": "perfscope.analyzers.time.rules.host_sync",
     "hung_collective": "perfscope.analyzers.ranks.rules.hung_collective",
     "input_stall": "perfscope.analyzers.time.rules.input_stall",
@@ -46,9 +48,11 @@ RULES: dict[str, str] = {
     "small_collectives": "perfscope.analyzers.ranks.rules.small_collectives",
     "small_kernels": "perfscope.analyzers.time.rules.small_kernels",
     "straggler": "perfscope.analyzers.ranks.rules.straggler",
+    "unexplained_idle": "perfscope.analyzers.time.rules.unexplained_idle",
     "unfused_attention": "perfscope.analyzers.ops.rules.unfused_attention",
     "unfused_ops": "perfscope.analyzers.ops.rules.unfused_ops",
     "unfused_optimizer": "perfscope.analyzers.ops.rules.unfused_optimizer",
+    "warmup_compile": "perfscope.analyzers.time.rules.warmup_compile",
 }
 
 ENTRY_POINTS = "perfscope.rules"
@@ -78,4 +82,5 @@ def load_rule(rule_id: str) -> Rule:
         compare=getattr(module, "compare", None),
         plan=getattr(module, "check_plan", None),
         replaces=getattr(module, "REPLACES", False),
+        rest=getattr(module, "check_rest", None),
     )

@@ -101,6 +101,8 @@ class Rule:
     """What it says of a planned PyTorch program (`Trace.torch_plans`), in place of ``check``; it needs nothing else."""
     replaces: bool = False
     """What ``compare`` finds of a subject takes the place of what single traces say of it: it says the same better."""
+    rest: Callable[[Trace, frozenset[str]], Iterable[Finding]] | None = None
+    """What it says in place of ``check`` after all other rules, by the ids of those that flagged something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

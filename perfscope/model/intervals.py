@@ -78,3 +78,25 @@ def difference_total(first: Intervals, second: Intervals) -> int:
 def merge(*sets: Intervals) -> Intervals:
     """Union of disjoint sets."""
     return union(np.concatenate([part.starts for part in sets]), np.concatenate([part.ends for part in sets]))
+
+
+def intersection(first: Intervals, second: Intervals) -> Intervals:
+    """The parts that lie in both sets."""
+    if not len(first.starts) or not len(second.starts):
+        return EMPTY
+    lowest = np.searchsorted(second.ends, first.starts, side="right")
+    beyond = np.searchsorted(second.starts, first.ends, side="left")
+    counts = np.maximum(beyond - lowest, 0)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    other = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(lowest, counts)
+    starts = np.maximum(first.starts[owner], second.starts[other])
+    ends = np.minimum(first.ends[owner], second.ends[other])
+    return union(starts, ends)
+
+
+def difference(first: Intervals, second: Intervals) -> Intervals:
+    """The parts of ``first`` outside ``second``."""
+    if not len(first.starts) or not len(second.starts):
+        return first
+    low, high = int(first.starts[0]), int(first.ends[-1])
+    return intersection(first, complement(second, low, high))

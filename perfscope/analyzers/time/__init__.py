@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfscope.analyzers.time.account import CAUSES, Cause, StepAccount, step_accounts
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.compiled_regions import (
     GRAPH_CALL,
@@ -44,16 +45,19 @@ from perfscope.analyzers.time.steps import (
 )
 
 __all__ = [
+    "CAUSES",
     "GRAPH_CALL",
     "HOST_AHEAD",
     "NO_WORK",
     "REGION",
     "UNKNOWN_SITE",
     "CallSite",
+    "Cause",
     "DeviceTime",
     "GapCause",
     "Gaps",
     "Region",
+    "StepAccount",
     "Window",
     "WorkTime",
     "blocking_calls",
@@ -77,6 +81,7 @@ __all__ = [
     "regions",
     "slice_name",
     "spans_of_ranks",
+    "step_accounts",
     "step_windows",
     "steps_work",
     "subtree_ends",

@@ -105,7 +105,7 @@ def gaps(trace: Trace) -> Gaps:
     device = _joined([np.full(len(spans.starts) - 1, number) for number, spans in per_device])
     start = _joined([spans.ends[:-1] for _, spans in per_device])
     end = _joined([spans.starts[1:] for _, spans in per_device])
-    launched = [_launch_at(trace, number, spans.starts[1:]) for number, spans in per_device]
+    launched = [launch_at(trace, number, spans.starts[1:]) for number, spans in per_device]
     launch = _joined([launch for launch, _ in launched])
     queued = _joined([positions for _, positions in launched]) <= start
 
@@ -115,7 +115,7 @@ def gaps(trace: Trace) -> Gaps:
     thread = np.where(known, _pick(calls["thread"], launch), MISSING)
     late = known & (begin > start)
     sync = np.full(len(start), MISSING, np.int64)
-    sync[late] = _draining_sync(trace, start[late], begin[late], thread[late])
+    sync[late] = draining_sync(trace, start[late], begin[late], thread[late])
     cause = np.select(
         [~known & ~queued, ~late, sync != MISSING],
         [int(GapCause.UNKNOWN), int(GapCause.DEPENDENCY), int(GapCause.HOST_SYNC)],
@@ -142,7 +142,7 @@ def gaps(trace: Trace) -> Gaps:
     )
 
 
-def _launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
+def launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
     """Of the work that starts exactly at each of ``times`` (sorted): the call, and by when it was launched.
 
     The call is the earliest begun one of those that launched work there, ``MISSING`` if none is known. The
@@ -174,7 +174,7 @@ def _earliest_behind(stream: Int64, start: Int64, begin: Int64) -> Int64:
     return result
 
 
-def _draining_sync(trace: Trace, gap_start: Int64, launch_begin: Int64, launch_thread: Int64) -> Int64:
+def draining_sync(trace: Trace, gap_start: Int64, launch_begin: Int64, launch_thread: Int64) -> Int64:
     """The wait each host-late gap is charged to: rows of ``calls``, ``MISSING`` where there is none."""
     calls, blocking = trace.rows["calls"], trace.fact(blocking_calls)
     launching = np.isin(calls["kind"], [CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY])

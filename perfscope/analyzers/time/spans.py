@@ -41,17 +41,17 @@ def input_slices(trace: Trace) -> npt.NDArray[np.int64]:
 
 def input_spans(trace: Trace) -> dict[int, Intervals]:
     """Time in data loaders, per row of ``threads``."""
-    return _by_thread(trace, "slices", input_slices(trace))
+    return spans_by_thread(trace, "slices", input_slices(trace))
 
 
 def compile_lookup_spans(trace: Trace) -> dict[int, Intervals]:
     """Time in the lookup of compiled code, per row of ``threads``."""
-    return _by_thread(trace, "slices", _named(trace, lambda name: name.startswith(_LOOKUP_NAMES)))
+    return spans_by_thread(trace, "slices", _named(trace, lambda name: name.startswith(_LOOKUP_NAMES)))
 
 
 def allocator_spans(trace: Trace) -> dict[int, Intervals]:
     """Time in device memory calls (``cudaMalloc``, ``cudaFree`` ...), per row of ``threads``."""
-    return _by_thread(trace, "calls", np.flatnonzero(trace.rows["calls"]["kind"] == CallKind.MEMORY))
+    return spans_by_thread(trace, "calls", np.flatnonzero(trace.rows["calls"]["kind"] == CallKind.MEMORY))
 
 
 def _named(trace: Trace, matches: Callable[[str], bool]) -> npt.NDArray[np.int64]:
@@ -61,7 +61,8 @@ def _named(trace: Trace, matches: Callable[[str], bool]) -> npt.NDArray[np.int64
     return np.flatnonzero(kinds & np.isin(slices["name"], codes))
 
 
-def _by_thread(trace: Trace, table: str, rows: npt.NDArray[np.int64]) -> dict[int, Intervals]:
+def spans_by_thread(trace: Trace, table: str, rows: npt.NDArray[np.int64]) -> dict[int, Intervals]:
+    """Union of the given rows of ``slices`` or ``calls``, per row of ``threads``."""
     data = trace.rows[table]
     threads = data["thread"][rows]
     return {

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.programs import HotInstruction, HotPlace, HotSpots
     from perfscope.analyzers.time import DeviceTime
 
@@ -46,11 +48,44 @@ class DeviceRow:
         return compute, communication, copy, idle
 
 
-def fold_devices(devices: Sequence[DeviceTime]) -> tuple[DeviceRow, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShare:
+    """The fields of a ``DeviceTime`` that a row shows, over the whole steps."""
+
+    rank: int | None
+    ordinal: int
+    name: str
+    span_ns: int
+    compute_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+
+
+def device_rows(analysis: Analysis) -> tuple[DeviceRow, ...]:
+    """The rows of an analysis: over the steps where its account is known, else over each device's own span."""
+    shares = [
+        DeviceShare(
+            rank=account.rank,
+            ordinal=account.ordinal,
+            name=account.name,
+            span_ns=account.whole_ns,
+            compute_ns=account.total_ns["compute"],
+            exposed_communication_ns=account.total_ns["exposed_communication"],
+            exposed_copy_ns=account.total_ns["exposed_copy"],
+            idle_ns=account.whole_ns - account.busy_ns,
+        )
+        for account in analysis.accounts
+        if account.device != MISSING
+    ]
+    return fold_devices(shares or analysis.devices)
+
+
+def fold_devices(devices: Sequence[DeviceTime | DeviceShare]) -> tuple[DeviceRow, ...]:
     """A row a device; where there are many, those that are alike to a percent share one."""
     if len(devices) <= MOST_DEVICE_ROWS:
         return tuple(_device_row([device]) for device in devices)
-    groups: dict[tuple[object, ...], list[DeviceTime]] = {}
+    groups: dict[tuple[object, ...], list[DeviceTime | DeviceShare]] = {}
     for device in devices:
         parts = (device.compute_ns, device.exposed_communication_ns, device.exposed_copy_ns)
         alike = tuple(round(100 * part / device.span_ns) if device.span_ns else 0 for part in parts)
@@ -63,11 +98,11 @@ def fold_devices(devices: Sequence[DeviceTime]) -> tuple[DeviceRow, ...]:
     return tuple(_device_row(group) for group in rows)
 
 
-def _same_span(first: DeviceTime, second: DeviceTime) -> bool:
+def _same_span(first: DeviceTime | DeviceShare, second: DeviceTime | DeviceShare) -> bool:
     return abs(first.span_ns - second.span_ns) <= FOLD_SPAN * max(first.span_ns, second.span_ns)
 
 
-def _device_row(group: Sequence[DeviceTime]) -> DeviceRow:
+def _device_row(group: Sequence[DeviceTime | DeviceShare]) -> DeviceRow:
     ranks = [device.rank for device in group if device.rank is not None]
     names = sorted({sanitize(device.name) or "device" for device in group})
     label = names[0] if len(names) == 1 else f"{len(names)} kinds"

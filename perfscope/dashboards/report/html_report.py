@@ -17,6 +17,7 @@ from perfscope.dashboards.report.html_findings import MOST_FINDINGS, findings
 from perfscope.dashboards.report.html_page import card, page, table
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.prose import prose
+from perfscope.dashboards.report.sections.account import account_card
 from perfscope.dashboards.report.sections.collectives import collectives_cards
 from perfscope.dashboards.report.sections.compile import compile_card
 from perfscope.dashboards.report.sections.estimate import estimate_card
@@ -24,6 +25,7 @@ from perfscope.dashboards.report.sections.memory_formats import memory_cards
 from perfscope.dashboards.report.sections.plan import plan_card
 from perfscope.dashboards.report.sections.program import programs_cards
 from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
+from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 from perfscope.model.version import package_version
@@ -141,6 +143,8 @@ def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
 
 
 def _device_cards(summary: Summary) -> Iterator[str]:
+    if summary.account is not None:
+        yield account_card(summary.account)
     if summary.devices:
         bars = "".join(map(_device, summary.devices))
         yield card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')
@@ -172,9 +176,7 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         yield _tile(*summary.estimate.tile)
     spans = sum(device.span_ns for device in analysis.devices)
     if spans:
-        busy = 100 * sum(device.busy_ns for device in analysis.devices) / spans
-        count = len(analysis.devices)
-        yield _tile("device busy", f"{busy:.1f}%", "of its span" if count == 1 else f"mean of {count} devices")
+        yield _busy_tile(analysis, spans)
     section = analysis.programs
     if section.on_cpu and not spans:
         programs = f"{section.ran:,} program{'' if section.ran == 1 else 's'} on XLA's CPU backend"
@@ -188,6 +190,16 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
     blind = f"; {summary.blind} could not look" if summary.blind else ""
     clean = f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean"
     yield _tile("findings", str(len(summary.findings)), f"{clean}{blind}")
+
+
+def _busy_tile(analysis: Analysis, spans: int) -> str:
+    count, busy, of = len(analysis.devices), sum(device.busy_ns for device in analysis.devices), "its span"
+    accounts = [account for account in analysis.accounts if account.device != MISSING and account.whole_ns]
+    if accounts:
+        count, busy = len(accounts), sum(account.busy_ns for account in accounts)
+        spans = sum(account.whole_ns for account in accounts)
+        of = "the step" if any(account.numbers for account in accounts) else "the capture"
+    return _tile("device busy", f"{100 * busy / spans:.1f}%", f"of {of}" if count == 1 else f"mean of {count} devices")
 
 
 def _tile(name: str, value: str, note: str) -> str:

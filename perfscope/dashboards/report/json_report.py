@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.report.remarks import programs_alone
+from perfscope.dashboards.report.sections.account import accounts_document
 from perfscope.dashboards.report.sections.collectives import collectives_document
 from perfscope.dashboards.report.sections.compile import compile_document
 from perfscope.dashboards.report.sections.estimate import estimate_document
@@ -44,6 +45,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "schema": SCHEMA,
             "sources": [_source(source, index, analysis) for index, source in enumerate(analysis.sources)],
             "devices": [_device(device) for device in analysis.devices],
+            "accounts": accounts_document(analysis.accounts),
             "steps": [_step(step) for step in analysis.steps],
             "windows": [asdict(window) for window in analysis.windows],
             "outcomes": [_outcome(outcome, over) for outcome in analysis.outcomes],

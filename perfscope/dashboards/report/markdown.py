@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
+from perfscope.dashboards.report.sections.account import account_markdown
 from perfscope.dashboards.report.sections.collectives import collectives_details
 from perfscope.dashboards.report.sections.compile import compile_details
 from perfscope.dashboards.report.sections.estimate import estimate_details
@@ -65,7 +66,9 @@ def _head(summary: Summary) -> Iterable[str]:
     yield escape(summary.headline)
     if summary.facts:
         yield "\n".join(f"- {escape(fact)}" for fact in summary.facts)
-    if summary.devices:
+    if summary.account is not None:
+        yield account_markdown(summary.account)
+    if summary.devices and (summary.account is None or len(summary.devices) > 1):
         rows = [(escape(row.ranks), code(row.device), format_ns(row.span_ns), *row.shares()) for row in summary.devices]
         heads = ("rank", "device", "span", "compute", "comm exposed", "copy exposed", "idle")
         yield markdown_table(heads, rows, "llrrrrr")

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.time import HOST_AHEAD
 from perfscope.dashboards.report.abstained import could_not_look, dashed, logs_alone
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
-from perfscope.dashboards.report.hot_rows import DeviceRow, fold_devices, span_text
+from perfscope.dashboards.report.hot_rows import DeviceRow, device_rows, span_text
 from perfscope.dashboards.report.remarks import REASON_LIMIT, memory_alone, programs_alone, remarks
+from perfscope.dashboards.report.sections.account import AccountView, account_view
 from perfscope.dashboards.report.sections.collectives import CollectivesView, collectives_view
 from perfscope.dashboards.report.sections.compile import CompileView, compile_view
 from perfscope.dashboards.report.sections.estimate import EstimateView, estimate_view
@@ -54,6 +55,8 @@ class Wholes:
         self._spans: dict[int | None, int] = {}
         for device in analysis.devices:
             self._spans[device.rank] = max(device.span_ns, self._spans.get(device.rank, 0))
+        for account in analysis.accounts:
+            self._spans[account.rank] = max(account.whole_ns, self._spans.get(account.rank, 0))
 
     def of(self, finding: Finding) -> float | None:
         """ns, ``None`` if neither steps nor devices tell."""
@@ -183,6 +186,8 @@ class Summary:
     """How to see more: the command, or where the path does not fit a line the option."""
     remarks: tuple[str, ...]
     """Unplaced events, repairs and notes of the readers."""
+    account: AccountView | None = None
+    """Where the step went, of the device that computes least; ``None`` where nothing tells."""
     programs: ProgramsView | None = None
     """Compiled XLA programs and where their time goes; ``None`` where there are none."""
     compile: CompileView | None = None
@@ -220,7 +225,8 @@ def summarize(analysis: Analysis) -> Summary:
             *([compiled.headline] if compiled is not None and compiled.headline else []),
             *([memory.summary] if memory is not None and memory.summary else []),
         ),
-        devices=fold_devices(analysis.devices),
+        devices=device_rows(analysis),
+        account=account_view(analysis.accounts),
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
         clean=tuple(dashed(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
@@ -294,7 +300,10 @@ def _facts(analysis: Analysis) -> list[str]:
     if free is None and traced is None and whole is None:
         said.append("no steps in it: savings are over the whole trace")
     spans = sum(device.span_ns for device in analysis.devices)
-    if spans:
+    account = account_view(analysis.accounts)
+    if account is not None and (analysis.devices or not analysis.programs.on_cpu):
+        said.append(account.busy)
+    elif spans:
         busy = format_share(sum(device.busy_ns for device in analysis.devices), spans)
         count = len(analysis.devices)
         said.append(f"device busy {busy}" if count == 1 else f"devices busy {busy} (mean of {count})")

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
+from perfscope.dashboards.report.sections.account import account_text
 from perfscope.dashboards.report.sections.collectives import collectives_section
 from perfscope.dashboards.report.sections.compile import compile_section
 from perfscope.dashboards.report.sections.estimate import estimate_section
@@ -50,7 +51,10 @@ def render(analysis: Analysis, *, width: int = WIDTH, color: bool = False, verbo
 def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     yield line_of("perfscope: ", summary.headline, style="bold")
     yield from (line_of("  ", fact) for fact in summary.facts)
-    if summary.devices:
+    if summary.account is not None:
+        yield ""
+        yield from account_text(summary.account)
+    if summary.devices and (summary.account is None or len(summary.devices) > 1):
         yield ""
         yield _device_table(summary.devices)
     yield ""

@@ -6,10 +6,11 @@ waits for the next launch. A faster device or faster kernels then change nothing
 
 How it is found: every gap in the work of a device is looked at. If the call that ended it began after the
 gap did, the host was late. If no call that waits for the device explains that (`host_sync`) and the
-thread was not waiting for input (`input_stall`), the gap counts here. Three things are told apart: gaps
-under 1 ms (the price of launching, op by op), gaps from 1 ms on (the host was doing something else), and
-time in device memory calls such as `cudaMalloc` and `cudaFree`. The cost is the sum of the gaps: all of
-it is device idle time, so overlap is accounted for. Kernels whose launch was not recorded are not judged.
+thread was not waiting for input (`input_stall`), the gap counts here. Two things are told apart: gaps
+under 1 ms (the price of launching, op by op), and time in device memory calls such as `cudaMalloc` and
+`cudaFree`. In longer gaps the host does something else, which `host_bound` judges. The cost is the sum of the
+gaps: all of it is device idle time, so overlap is accounted for. Kernels whose launch was not recorded are not
+judged.
 
 Fix: take the host out of the loop: `torch.compile(model, mode="reduce-overhead")` or
 `torch.cuda.CUDAGraph` replays a whole step with one launch; larger batches and fused ops
@@ -28,12 +29,13 @@ import numpy as np
 from perfscope.analyzers.time.calls import largest_by_op, launch_delays, ops_of_calls
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
+from perfscope.analyzers.time.host_activity import STALL_NS
 from perfscope.analyzers.time.sites import call_site, op_of
-from perfscope.analyzers.time.spans import covering_slices, worst_spans
+from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Int64
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 
 NEEDS = ("device_work", "launch_links", "runtime_calls")
@@ -44,9 +46,6 @@ LATE_SHARE = 0.10
 PART_SHARE = 0.01
 """Of a device's span: a part smaller than this gets no finding of its own."""
 
-STALL_NS = 1_000_000
-"""Launching one op from Python costs 5 to 50 us; a gap of 1 ms is no launch overhead but other work."""
-
 UNKNOWN_SHARE = 0.5
 """Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
 
@@ -54,10 +53,11 @@ ROWS = 20
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield up to three findings for the device that waits longest for its launches."""
+    """Yield up to two findings for the device that waits longest for its launches."""
     result = trace.fact(gaps)
     devices = trace.fact(device_times)
-    late = {device.device: _late_ns(result)[result.device == device.device].sum() for device in devices}
+    waits = _launching_ns(result) + result.allocator_ns
+    late = {device.device: waits[result.device == device.device].sum() for device in devices}
     judged = [device for device in devices if late[device.device] >= LATE_SHARE * device.span_ns > 0]
     if not judged:
         for device in devices:
@@ -71,20 +71,19 @@ def check(trace: Trace) -> Iterable[Finding]:
     return _findings(trace, result, max(judged, key=lambda device: int(late[device.device])))
 
 
-def _late_ns(gaps: Gaps) -> Int64:
-    return gaps.charged_ns(GapCause.LAUNCH)
+def _launching_ns(gaps: Gaps) -> Int64:
+    """Per gap shorter than ``STALL_NS``: its time without memory calls."""
+    own = gaps.charged_ns(GapCause.LAUNCH) - gaps.allocator_ns
+    return np.where(gaps.duration_ns < STALL_NS, own, 0)
 
 
 def _findings(trace: Trace, gaps: Gaps, device: DeviceTime) -> Iterator[Finding]:
     here = gaps.device == device.device
-    own = np.where(here, _late_ns(gaps) - gaps.allocator_ns, 0)
-    long = own >= STALL_NS
+    launching = np.where(here, _launching_ns(gaps), 0)
     allocating = np.where(here, gaps.allocator_ns, 0)
     least = PART_SHARE * device.span_ns
-    if own[~long].sum() >= least:
-        yield _overhead(trace, gaps, device, np.where(long, 0, own))
-    if own[long].sum() >= least:
-        yield _stall(trace, gaps, device, np.where(long, own, 0))
+    if launching.sum() >= least:
+        yield _overhead(trace, gaps, device, launching)
     if allocating.sum() >= least:
         yield _allocator(trace, gaps, device, allocating)
 
@@ -108,39 +107,6 @@ def _overhead(trace: Trace, gaps: Gaps, device: DeviceTime, idle: Int64) -> Find
         advice=f'{queue}{lookups}Launch less often: `torch.compile(model, mode="reduce-overhead")` or a '
         "`torch.cuda.CUDAGraph` around the step, larger batches, fused optimizers (`fused=True`).",
         evidence=_by_op(trace, gaps, idle),
-        spans=worst_spans(gaps.start_ns, gaps.end_ns, idle),
-    )
-
-
-def _stall(trace: Trace, gaps: Gaps, device: DeviceTime, idle: Int64) -> Finding:
-    cost, count = int(idle.sum()), int((idle > 0).sum())
-    worst = np.flatnonzero(idle)[np.argsort(-idle[idle > 0], kind="stable")][:ROWS]
-    middle = (gaps.start_ns[worst] + gaps.end_ns[worst]) // 2
-    threads = trace.rows["calls"]["thread"][gaps.launch[worst]]
-    doing = covering_slices(trace, threads, middle)
-    rows: list[Mapping[str, Cell]] = []
-    for gap, row in zip(worst.tolist(), doing.tolist(), strict=True):
-        site = call_site(trace, row)
-        name = trace.text(int(trace.rows["slices"]["name"][row])) if row != MISSING else "(nothing recorded)"
-        rows.append(
-            {
-                "idle_ns": int(idle[gap]),
-                "host_was_in": name,
-                "site": site.where().label(),
-                "line_is": site.line_is(),
-                "start_ns": int(gaps.start_ns[gap]),
-            }
-        )
-    site = call_site(trace, int(doing[0]))
-    return Finding(
-        subject="host stall",
-        title=f"{device.name or 'The device'} waits {format_ns(cost)} ({format_share(cost, device.span_ns)} of its "
-        f"span) while the host does something else, in {count:,} gaps of 1 ms or more",
-        **timed_cost(trace, cost, whole_ns(trace)),
-        advice="See what the host does there (`host_was_in`; nothing recorded means plain Python, a lock or a sleep: "
-        "record with Python stacks). Move it to another thread or process, or out of the step.",
-        where=site.where(op=op_of(trace, int(doing[0]))),
-        evidence=tuple(rows),
         spans=worst_spans(gaps.start_ns, gaps.end_ns, idle),
     )
 

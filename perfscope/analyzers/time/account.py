@@ -1,0 +1,302 @@
+"""Where the step went: every ns of every step of every device by cause; the causes sum to the step exactly.
+
+The whole step counts: from its begin on the host to its end, also before the first and after the last device work.
+Busy time is compute, else exposed communication, else exposed copy. For an idle interval of a device, up to the work
+that ends it:
+
+1. That work had been launched before the interval began (or work after it on its stream): *dependency*. The device
+   waited for another stream, an event or its front end. If its launch was not recorded: *unexplained*.
+2. Else the host was late. Up to the launch the time goes to what the host did then (``host_activity``), on the thread
+   that launched, or on the main thread while the launching thread had nothing to do. From the launch to the first work:
+   *launch*.
+3. If a wait for the device emptied the queue just before the interval, the host could have worked ahead during that
+   wait: as much of the interval as the wait was long is *sync*. The rest would have been there without it.
+4. Time in long ops, or in no recorded activity, is *launch* in an interval below ``STALL_NS`` (Python between two ops
+   is part of the price of launching), else *other_host*.
+5. After the last work: what the main thread did; *unexplained* if no host thread is recorded.
+
+Without an accelerator in the recording, ops on the host are the compute, and the main thread's time is divided alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from perfscope.analyzers.time.device_time import device_busy, device_times
+from perfscope.analyzers.time.gaps import draining_sync, launch_at
+from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
+from perfscope.analyzers.time.steps import step_windows, steps_work
+from perfscope.model.intervals import (
+    EMPTY,
+    Int64,
+    Intervals,
+    complement,
+    covered,
+    difference,
+    intersection,
+    merge,
+    union,
+)
+from perfscope.model.trace import MISSING, Trace
+
+Cause = Literal[
+    "compute",
+    "exposed_communication",
+    "exposed_copy",
+    "sync",
+    "input",
+    "launch",
+    "compilation",
+    "memory",
+    "collective_setup",
+    "garbage_collection",
+    "saving",
+    "sleeping",
+    "other_host",
+    "dependency",
+    "unexplained",
+]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+"""In the order of a report: busy, then why not."""
+
+BUSY: tuple[Cause, ...] = ("compute", "exposed_communication", "exposed_copy")
+
+_CAUSE_OF: dict[HostActivity, Cause] = {
+    HostActivity.INPUT: "input",
+    HostActivity.COMPILATION: "compilation",
+    HostActivity.COLLECTIVE_SETUP: "collective_setup",
+    HostActivity.GARBAGE_COLLECTION: "garbage_collection",
+    HostActivity.SAVING: "saving",
+    HostActivity.SLEEPING: "sleeping",
+    HostActivity.MEMORY: "memory",
+    HostActivity.SYNC: "sync",
+    HostActivity.LAUNCH: "launch",
+    HostActivity.OP: "other_host",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """The steps that an account is of, in order; the whole capture where there are none. Times in ns."""
+
+    starts: Int64
+    ends: Int64
+    numbers: tuple[int, ...]
+    """Numbers of the steps; empty for the whole capture."""
+
+    @property
+    def whole_ns(self) -> int:
+        """Summed length."""
+        return int((self.ends - self.starts).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAccount:
+    """Where the steps went on one device, or on the host where no accelerator is in the recording."""
+
+    rank: int | None
+    device: int
+    """Row of ``devices``; ``MISSING``: the host."""
+    ordinal: int
+    """Number of the device in its process; ``MISSING``: the host."""
+    name: str
+    numbers: tuple[int, ...]
+    """Numbers of the steps; empty where the account is of the whole capture."""
+    causes_ns: Mapping[Cause, tuple[int, ...]]
+    """Per cause one value a step (one for the whole capture), ns. Per step the causes sum to it."""
+
+    @property
+    def total_ns(self) -> dict[Cause, int]:
+        """Per cause the sum over the steps."""
+        return {cause: sum(values) for cause, values in self.causes_ns.items()}
+
+    @property
+    def whole_ns(self) -> int:
+        """Length of all steps together."""
+        return sum(self.total_ns.values())
+
+    @property
+    def busy_ns(self) -> int:
+        """Of it, the time in which the device worked."""
+        return sum(sum(self.causes_ns[cause]) for cause in BUSY)
+
+
+def account_windows(trace: Trace) -> Windows:
+    """The steps; of a program that does not wait for its work from completion to completion; else the capture."""
+    work = trace.fact(steps_work)
+    if work is not None and work.late and work.steps:
+        ends = work.start_ns + np.cumsum([step.complete_ns for step in work.steps])
+        starts = np.concatenate(([work.start_ns], ends[:-1]))
+        return Windows(starts=starts, ends=ends, numbers=tuple(step.number for step in work.steps))
+    if work is not None and work.late:
+        return Windows(starts=np.array([work.start_ns]), ends=np.array([work.end_ns]), numbers=())
+    steps = trace.fact(step_windows)
+    if steps.count:
+        order = np.argsort(steps.starts, kind="stable")
+        starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
+        return Windows(starts=starts, ends=ends, numbers=tuple(steps.numbers[order].tolist()))
+    begin, end = trace.span_ns()
+    return Windows(starts=np.array([begin], np.int64), ends=np.array([end], np.int64), numbers=())
+
+
+def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
+    """Per row of ``devices`` that worked (``MISSING``: the host, where none did) the disjoint intervals of each cause.
+
+    They cover the time from the first window's begin to the last one's end without a hole.
+    """
+    windows = trace.fact(account_windows)
+    if not len(windows.starts) or windows.whole_ns <= 0:
+        return {}
+    low, high = int(windows.starts.min()), int(windows.ends.max())
+    devices = [device.device for device in trace.fact(device_times) if device.busy_ns]
+    if not devices:
+        return {MISSING: parts} if (parts := _on_host(trace, low, high)) else {}
+    return {device: {**_busy(trace, device), **_idle(trace, device, low, high)} for device in devices}
+
+
+def step_accounts(trace: Trace) -> tuple[StepAccount, ...]:
+    """One account a device that worked, in the order of ``devices``, or one of the host; none of an empty trace."""
+    windows, devices = trace.fact(account_windows), trace.rows["devices"]
+    return tuple(
+        StepAccount(
+            rank=trace.source.rank,
+            device=device,
+            ordinal=MISSING if device == MISSING else int(devices["ordinal"][device]),
+            name="host" if device == MISSING else trace.text(int(devices["name"][device])),
+            numbers=windows.numbers,
+            causes_ns={
+                cause: tuple(covered(parts.get(cause, EMPTY), windows.starts, windows.ends).tolist())
+                for cause in CAUSES
+            },
+        )
+        for device, parts in trace.fact(cause_intervals).items()
+    )
+
+
+def check_step_accounts(trace: Trace) -> None:
+    """``ValueError`` unless the causes of every step of every device sum to the step, exactly."""
+    windows = trace.fact(account_windows)
+    for account in trace.fact(step_accounts):
+        sums = np.sum([account.causes_ns[cause] for cause in CAUSES], axis=0)
+        if (sums != windows.ends - windows.starts).any():
+            raise ValueError(f"device {account.ordinal}: the causes do not sum to the steps")
+
+
+def _busy(trace: Trace, device: int) -> dict[Cause, Intervals]:
+    kernels = trace.rows["kernels"]
+    here = kernels["device"] == device
+    compute = _union(trace, here & ~kernels["communication"])
+    communication = _union(trace, here & kernels["communication"])
+    working = merge(compute, communication)
+    return {
+        "compute": compute,
+        "exposed_communication": difference(communication, compute),
+        "exposed_copy": difference(trace.fact(device_busy)[device], working),
+    }
+
+
+def _idle(trace: Trace, device: int, low: int, high: int) -> dict[Cause, Intervals]:
+    """Idle time of a device in ``[low, high)`` by cause."""
+    busy = trace.fact(device_busy)[device]
+    idle = complement(busy, low, high)
+    calls = trace.rows["calls"]
+    at = np.searchsorted(busy.starts, idle.ends)
+    ended = (at < len(busy.starts)) & (busy.starts[np.minimum(at, len(busy.starts) - 1)] == idle.ends)
+    launch = np.full(len(idle.starts), MISSING, np.int64)
+    queued_by = np.full(len(idle.starts), np.iinfo(np.int64).max)
+    launch[ended], queued_by[ended] = launch_at(trace, device, idle.ends[ended])
+    known = launch != MISSING
+    begin = np.where(known, _pick(calls["start_ns"], launch), 0)
+    thread = np.where(known, _pick(calls["thread"], launch), trace.fact(main_thread))
+    late = known & (begin > idle.starts)
+    queued = ended & np.where(known, ~late, queued_by <= idle.starts)
+    tail = ~ended & (thread != MISSING)
+    until = np.where(late, np.minimum(begin, idle.ends), np.where(tail, idle.ends, idle.starts))
+    waited = _waited(trace, idle, late, begin, thread)
+    result: dict[Cause, list[Intervals]] = {
+        "dependency": [_chosen(idle, queued)],
+        "unexplained": [_chosen(idle, ~queued & ~late & ~tail)],
+        "launch": [union(until[late], idle.ends[late])],
+    }
+    for number in np.unique(thread[late | tail]).tolist():
+        mine = (late | tail) & (thread == number)
+        spans = union(idle.starts[mine], until[mine])
+        sync = union(idle.starts[mine], np.minimum(idle.starts[mine] + waited[mine], until[mine]))
+        long = _chosen(idle, mine & (idle.ends - idle.starts >= STALL_NS))
+        for cause, part in _by_host(trace, number, spans, sync, long):
+            result.setdefault(cause, []).append(part)
+    return {cause: merge(*parts) for cause, parts in result.items()}
+
+
+def _waited(trace: Trace, idle: Intervals, late: np.ndarray, begin: Int64, thread: Int64) -> Int64:
+    """Per idle interval: how long the wait that emptied the queue before it had been waiting, ns; 0 without one."""
+    sync = np.full(len(idle.starts), MISSING, np.int64)
+    sync[late] = draining_sync(trace, idle.starts[late], begin[late], thread[late])
+    started = _pick(trace.rows["calls"]["start_ns"], sync)
+    return np.where(sync != MISSING, np.maximum(idle.starts - started, 0), 0)
+
+
+def _by_host(
+    trace: Trace, thread: int, spans: Intervals, sync: Intervals, long: Intervals
+) -> Iterable[tuple[Cause, Intervals]]:
+    """``spans`` of a late host by what the thread did, or else the main thread."""
+    parts, rest = divide(trace, thread, spans, {HostActivity.SYNC: sync})
+    divided = list(parts.items())
+    main = trace.fact(main_thread)
+    if main not in (thread, MISSING):
+        parts, rest = divide(trace, main, rest)
+        divided += parts.items()
+    unspecific = [rest]
+    for activity, part in divided:
+        if activity == HostActivity.OP:
+            unspecific.append(part)
+        else:
+            yield _CAUSE_OF[activity], part
+    work = merge(*unspecific)
+    yield "other_host", intersection(work, long)
+    yield "launch", difference(work, long)
+
+
+def _on_host(trace: Trace, low: int, high: int) -> dict[Cause, Intervals]:
+    """Time of the main thread of a program without an accelerator in ``[low, high)``; ops are the compute."""
+    thread = trace.fact(main_thread)
+    activities = trace.fact(host_activities)
+    instructions = trace.rows["hlo_ops"]
+    if thread == MISSING or not (activities.get(HostActivity.OP) or len(instructions)):
+        return {}
+    window = union([low], [high])
+    parts, rest = divide(trace, thread, window)
+    result: dict[Cause, list[Intervals]] = {}
+    for activity, part in parts.items():
+        computes = activity in (HostActivity.OP, HostActivity.LAUNCH)
+        result.setdefault("compute" if computes else _CAUSE_OF[activity], []).append(part)
+    elsewhere = merge(
+        *(spans for number, spans in activities.get(HostActivity.OP, {}).items() if number != thread),
+        union(instructions["start_ns"], instructions["end_ns"]),
+    )
+    result.setdefault("compute", []).append(intersection(rest, elsewhere))
+    rest = difference(rest, elsewhere)
+    stalled = rest.ends - rest.starts >= STALL_NS
+    result.setdefault("other_host", []).append(_chosen(rest, stalled))
+    result.setdefault("launch", []).append(_chosen(rest, ~stalled))
+    return {cause: merge(*spans) for cause, spans in result.items()}
+
+
+def _chosen(spans: Intervals, chosen: np.ndarray) -> Intervals:
+    return Intervals(spans.starts[chosen], spans.ends[chosen])
+
+
+def _union(trace: Trace, chosen: np.ndarray) -> Intervals:
+    kernels = trace.rows["kernels"]
+    return union(kernels["start_ns"][chosen], kernels["end_ns"][chosen])
+
+
+def _pick(values: np.ndarray, rows: Int64) -> Int64:
+    """``values[rows]``, 0 where the row is ``MISSING``; safe on an empty table."""
+    if not len(values):
+        return np.zeros(len(rows), np.int64)
+    return np.where(rows == MISSING, 0, values[np.maximum(rows, 0)]).astype(np.int64)

@@ -1,0 +1,266 @@
+"""What each host thread was doing, as disjoint intervals by purpose.
+
+A moment that fits several purposes counts for the first of them in the order of ``HostActivity``: the data loader's
+copy to the device is input, the compiler's allocation is compilation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from perfscope.analyzers.time.calls import base_name, blocking_calls
+from perfscope.analyzers.time.spans import (
+    allocator_spans,
+    input_spans,
+    named_slices,
+    nearest_ancestor,
+    spans_by_thread,
+)
+from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference, intersection, merge, union
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
+
+
+class HostActivity(IntEnum):
+    """Purposes of host time, in order of precedence."""
+
+    INPUT = 0
+    COMPILATION = 1
+    """Tracing and compiling (Dynamo, Inductor, Triton, XLA), autotuning, loading of modules, driver initialisation."""
+    COLLECTIVE_SETUP = 2
+    """Creating communicators and process groups."""
+    GARBAGE_COLLECTION = 3
+    SAVING = 4
+    """Writing checkpoints and logs."""
+    SLEEPING = 5
+    """``sleep``, or waiting for a lock or another thread."""
+    MEMORY = 6
+    """Device memory calls of the driver."""
+    SYNC = 7
+    """In a call that waits for the device."""
+    LAUNCH = 8
+    """In a call that launches device work, or in a short op around one."""
+    OP = 9
+    """In any other framework op."""
+
+
+_COMPILATION = re.compile(
+    r"""
+      .*\(dynamo_timed\)  # torch.compile's own regions
+    | TorchDynamo\ Cache\ Lookup.*
+    | (_compile\.|compile_fx|OutputGraph\.|entire_frame_compile|backward_compile).*
+    | .*(torch/_dynamo/convert_frame|torch/_inductor/(compile_fx|autotune_process)|triton/compiler/compiler)\.py.*
+    | .*(backend_compile|BackendCompile|XlaCompile|PjRtClient::Compile|HloPassPipeline|CompileAndLoad|trace_to_jaxpr|
+         lower_sharding_computation|lower_jaxpr_to_module|compile_or_get_cached).*
+    """,
+    re.VERBOSE,
+)
+_COMPILATION_CALLS = re.compile(
+    r"cu(Module|Library)(Load|GetFunction|LoadData|LoadDataEx|LoadFatBinary)\w*|(cuda|hip)ModuleLoad\w*|cuInit|nvrtc\w*"
+    r"|cuDevicePrimaryCtxRetain|cuCtxCreate\w*|cuLink(Create|Complete|AddData)\w*"
+)
+_COLLECTIVE_SETUP = re.compile(
+    r"(c10d::)?(init_process_group|new_group)|.*distributed_c10d\.py\(\d+\): (init_process_group|new_group|_new_\w+)"
+    r"|ncclCommInit\w*|ncclGetUniqueId|ncclCommSplit"
+)
+_GARBAGE = re.compile(r"Python GC.*|gc\.collect|<built-in function collect>|gc: .*")
+_SAVING = re.compile(
+    r"torch/serialization\.py\(\d+\): (save|_save|_legacy_save)|.*torch/distributed/checkpoint/.*: (save|async_save).*"
+    r"|.*orbax/.*: save.*|.*safetensors/.*: save\w*|.*json/__init__\.py\(\d+\): dumps?"
+    r"|.*logging/__init__\.py\(\d+\): \w+|<built-in function print>|<built-in method (write|flush) of .*>"
+    r"|.*(wandb|tensorboard|mlflow)/.*\.py\(\d+\): (log|add_\w+|log_\w+)"
+)
+_SLEEPING = re.compile(
+    r"<built-in function sleep>|<built-in method sleep of .*>|<built-in method acquire of _thread\.\w*lock.*>"
+    r"|.*threading\.py\(\d+\): (wait|join|acquire)|.*queue\.py\(\d+\): get|<built-in function poll>"
+)
+_BY_NAME = (
+    (HostActivity.COMPILATION, _COMPILATION),
+    (HostActivity.COLLECTIVE_SETUP, _COLLECTIVE_SETUP),
+    (HostActivity.GARBAGE_COLLECTION, _GARBAGE),
+    (HostActivity.SAVING, _SAVING),
+    (HostActivity.SLEEPING, _SLEEPING),
+)
+_LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
+
+STALL_NS = 1_000_000
+"""Launching one op from Python costs 5 to 50 us; 1 ms is no launch overhead but other work."""
+
+ByThread = dict[int, Intervals]
+"""Row of ``threads`` -> disjoint intervals in ns."""
+
+
+def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
+    """When each thread was busy with each purpose, before precedence; purposes that never occur are left out."""
+    calls = trace.rows["calls"]
+    named = {activity: _slices_matching(trace, pattern) for activity, pattern in _BY_NAME}
+    codes = [
+        code for code in np.unique(calls["name"]) if _COMPILATION_CALLS.fullmatch(base_name(trace.text(int(code))))
+    ]
+    loading = spans_by_thread(trace, "calls", np.flatnonzero(np.isin(calls["name"], codes)))
+    launching = np.flatnonzero(np.isin(calls["kind"], _LAUNCHING))
+    ops = np.flatnonzero(trace.rows["slices"]["kind"] == SliceKind.OP)
+    spans = {
+        **named,
+        HostActivity.INPUT: input_spans(trace),
+        HostActivity.COMPILATION: _together(named[HostActivity.COMPILATION], loading),
+        HostActivity.MEMORY: allocator_spans(trace),
+        HostActivity.SYNC: spans_by_thread(trace, "calls", trace.fact(blocking_calls)),
+        HostActivity.LAUNCH: _together(
+            spans_by_thread(trace, "calls", launching),
+            spans_by_thread(trace, "slices", _ops_that_launch(trace, launching)),
+        ),
+        HostActivity.OP: spans_by_thread(trace, "slices", ops),
+    }
+    return {activity: spans[activity] for activity in HostActivity if spans[activity]}
+
+
+def main_thread(trace: Trace) -> int:
+    """Row of ``threads`` of the thread that drives the program; ``MISSING`` where no host thread is recorded.
+
+    The thread of the steps' own spans, else the one that launches most device work, else the one with most time in
+    its outermost spans.
+    """
+    slices, calls, steps = trace.rows["slices"], trace.rows["calls"], trace.rows["steps"]
+    threads = np.concatenate([slices["thread"], calls["thread"]])
+    if not len(threads):
+        return MISSING
+    if len(steps) and len(slices):
+        of_steps = np.isin(slices["name"], np.unique(steps["name"])) & np.isin(slices["start_ns"], steps["start_ns"])
+        if of_steps.any():
+            return int(np.bincount(slices["thread"][of_steps]).argmax())
+    launching = np.isin(calls["kind"], _LAUNCHING)
+    if launching.any():
+        return int(np.bincount(calls["thread"][launching]).argmax())
+    if not len(slices):
+        return int(np.bincount(calls["thread"]).argmax())
+    outermost = slices["parent"] == MISSING
+    lengths = (slices["end_ns"] - slices["start_ns"])[outermost]
+    return int(np.bincount(slices["thread"][outermost], weights=lengths).argmax())
+
+
+def divide(
+    trace: Trace, thread: int, spans: Intervals, first: Mapping[HostActivity, Intervals] | None = None
+) -> tuple[dict[HostActivity, Intervals], Intervals]:
+    """``spans`` by what the thread did then, and what is left: no recorded activity.
+
+    ``first``: further intervals of an activity, such as the part of a gap that a wait explains. The parts are
+    disjoint and together with the rest they are ``spans``, exactly.
+    """
+    parts: dict[HostActivity, Intervals] = {}
+    rest = spans
+    activities = trace.fact(host_activities)
+    for activity in sorted({*activities, *(first or {})}):
+        busy = merge(activities.get(activity, {}).get(thread, EMPTY), (first or {}).get(activity, EMPTY))
+        hit = intersection(rest, busy)
+        if len(hit.starts):
+            parts[activity] = hit
+            rest = difference(rest, hit)
+    return parts, rest
+
+
+class InnermostSpans(NamedTuple):
+    """Which slice is innermost at each moment of a thread: disjoint pieces in order."""
+
+    starts: Int64
+    ends: Int64
+    slices: Int64
+    """Row of ``slices``; ``MISSING``: none."""
+
+
+def innermost_spans(trace: Trace, thread: int) -> InnermostSpans:
+    """The innermost slice of a thread over time, from the begin of its first slice to the end of its last."""
+    slices = trace.rows["slices"]
+    first, last = np.searchsorted(slices["thread"], [thread, thread + 1])
+    rows = np.arange(first, last)
+    rows = rows[slices["end_ns"][rows] > slices["start_ns"][rows]]
+    if not len(rows):
+        nothing = np.empty(0, np.int64)
+        return InnermostSpans(nothing, nothing, nothing)
+    ending = np.lexsort((-rows, slices["end_ns"][rows]))  # of those that end at one moment the innermost first
+    times = np.concatenate((slices["start_ns"][rows], slices["end_ns"][rows][ending]))
+    after = np.concatenate((rows, slices["parent"][rows][ending].astype(np.int64)))
+    begins = np.repeat([1, 0], [len(rows), len(rows)])
+    order = np.lexsort((np.arange(len(times)), begins, times))  # at one moment spans end before others begin
+    moments, inside = times[order].astype(np.int64), after[order]
+    filled = moments[1:] > moments[:-1]
+    return InnermostSpans(moments[:-1][filled], moments[1:][filled], inside[:-1][filled])
+
+
+def _ops_that_launch(trace: Trace, launching: Int64) -> Int64:
+    """The outermost ops around launching calls that take less than ``STALL_NS``: rows of ``slices``."""
+    slices, calls = trace.rows["slices"], trace.rows["calls"]
+    is_op = slices["kind"] == SliceKind.OP
+    ops = np.unique(nearest_ancestor(trace, calls["parent"][launching], is_op))
+    ops = ops[ops != MISSING]
+    while True:
+        outer = nearest_ancestor(trace, slices["parent"][ops], is_op) if len(ops) else ops
+        above = np.unique(np.where(outer == MISSING, ops, outer))
+        if len(above) == len(ops) and (above == ops).all():
+            short = slices["end_ns"][above] - slices["start_ns"][above] < STALL_NS
+            return np.asarray(above[short], np.int64)
+        ops = above
+
+
+def _slices_matching(trace: Trace, pattern: re.Pattern[str]) -> ByThread:
+    return spans_by_thread(trace, "slices", np.flatnonzero(named_slices(trace, pattern.fullmatch)))
+
+
+def _together(first: ByThread, second: ByThread) -> ByThread:
+    return {thread: merge(first.get(thread, EMPTY), second.get(thread, EMPTY)) for thread in {*first, *second}}
+
+
+# Which functions and ops took the host's time.
+
+
+NOT_RECORDED = "(outside every recorded op)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWork:
+    """Time of the host in one function or op, ns."""
+
+    name: str
+    """The innermost recorded span, or ``NOT_RECORDED``."""
+    slice: int
+    """Row of ``slices`` of the span with most of the time; ``MISSING`` where none is recorded."""
+    total_ns: int
+    pieces: int
+
+
+def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
+    """What the host did in ``spans``, by the name of the innermost span, most time first; the sum is that of ``spans``.
+
+    The main thread tells first; where it has nothing recorded, the other threads, those with most spans there first.
+    """
+    slices = trace.rows["slices"]
+    steps = frozenset(np.unique(trace.rows["steps"]["name"]).tolist())
+    main, rest = trace.fact(main_thread), spans
+    others = [int(thread) for thread in np.unique(slices["thread"]).tolist() if thread != main]
+    by_name: dict[int, tuple[int, int, int, int]] = {}
+    for thread in (main, *others):
+        pieces = innermost_spans(trace, thread)
+        named = pieces.slices != MISSING
+        starts, ends, rows = pieces.starts[named], pieces.ends[named], pieces.slices[named]
+        inside = covered(rest, starts, ends)
+        for piece in np.flatnonzero(inside).tolist():
+            row, length = int(rows[piece]), int(inside[piece])
+            code = MISSING if int(slices["name"][row]) in steps else int(slices["name"][row])
+            total, count, best, longest = by_name.get(code, (0, 0, row, 0))
+            best, longest = (row, length) if length > longest else (best, longest)
+            by_name[code] = (total + length, count + 1, best, longest)
+        rest = difference(rest, union(starts, ends))
+        if not len(rest.starts):
+            break
+    work = [
+        HostWork(name=trace.text(code) or NOT_RECORDED, slice=row, total_ns=total, pieces=count)
+        for code, (total, count, row, _) in by_name.items()
+    ]
+    if len(rest.starts):
+        work.append(HostWork(name=NOT_RECORDED, slice=MISSING, total_ns=rest.total(), pieces=len(rest.starts)))
+    return tuple(sorted(work, key=lambda item: -item.total_ns))

@@ -1,0 +1,123 @@
+"""Copies run while no kernel does.
+
+Why it costs: copy engines work beside the compute units. A copy that no kernel runs beside makes the step longer by
+its whole length: weights or activations streamed from the host, results fetched, tensors copied within the device or
+to a neighbour.
+
+How it is found: of the account of the step the time in which a device copied or cleared memory and no kernel ran,
+by direction, kind of host memory, op and line. Copies between the device and pageable host memory are left to
+`pageable_copy`. The cost is measured and exact; where a copy is really needed, only what can be hidden behind
+kernels is saved.
+
+Fix: copy earlier, on a stream of its own, from pinned memory, while the kernels before run
+(`batch.to(device, non_blocking=True)` in a prefetcher, `torch.cuda.Stream`). Copy less: keep weights on the device,
+send them once or in a smaller type, do not move activations to the host (offloading) where recomputing is cheaper.
+Within the device write results where they are needed (`out=`, views) in place of copying them there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from perfscope.analyzers.time.account import account_windows
+from perfscope.analyzers.time.exposure import exposed_copies
+from perfscope.analyzers.time.sites import call_site, op_of
+from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.steps import timed_cost
+from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, Cell, Finding, Where
+from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
+from perfscope.model.units import format_bytes, format_ns, format_share
+
+NEEDS = ("device_work",)
+
+LEAST_SHARE = HIGH_SHARE
+"""Of the step, all copies of a device together: a twentieth is what teams schedule a task for."""
+
+LINE_SHARE = MEDIUM_SHARE
+"""Of the step: copies of one line with less get no finding of their own."""
+
+MOST_LINES = 5
+"""Findings of one trace."""
+
+ROWS = 20
+
+_DIRECTIONS = {
+    CopyKind.HOST_TO_DEVICE: "host to device",
+    CopyKind.DEVICE_TO_HOST: "device to host",
+    CopyKind.DEVICE_TO_DEVICE: "within the device",
+    CopyKind.PEER_TO_PEER: "to another device",
+    CopyKind.HOST_TO_HOST: "host to host",
+    CopyKind.MEMSET: "clearing memory",
+    CopyKind.UNKNOWN: "direction not recorded",
+}
+_MEMORIES = {HostMemory.PINNED: "pinned", HostMemory.PAGEABLE: "pageable", HostMemory.UNKNOWN: "not recorded"}
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding a direction and line, for the device whose copies are exposed longest."""
+    copies, windows = trace.rows["copies"], trace.fact(account_windows)
+    steps = union(windows.starts, windows.ends)
+    exposed = trace.fact(exposed_copies).copy()
+    inside = covered(steps, copies["start_ns"], copies["end_ns"])
+    exposed = np.minimum(exposed, inside)
+    crossing = np.isin(copies["kind"], [CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST])
+    exposed[crossing & (copies["host_memory"] == HostMemory.PAGEABLE)] = 0
+    if not exposed.any():
+        return
+    device = int(np.argmax(np.bincount(copies["device"], weights=exposed)))
+    rows = np.flatnonzero((copies["device"] == device) & (exposed > 0))
+    if exposed[rows].sum() < LEAST_SHARE * windows.whole_ns:
+        return
+    lines: dict[tuple[CopyKind, Where], list[int]] = defaultdict(list)
+    places = {row: _place(trace, row) for row in np.unique(copies["op"][rows]).tolist()}
+    for row in rows.tolist():
+        lines[CopyKind(int(copies["kind"][row])), places[int(copies["op"][row])]].append(row)
+    ordered = sorted(lines.items(), key=lambda item: -int(exposed[item[1]].sum()))
+    least = LINE_SHARE * windows.whole_ns
+    for number, ((kind, where), members) in enumerate(ordered[:MOST_LINES]):
+        if number == 0 or exposed[members].sum() >= least:
+            yield _finding(trace, kind, where, np.array(members, np.int64), exposed, windows.whole_ns)
+
+
+def _place(trace: Trace, op: int) -> Where:
+    return call_site(trace, op).where(op=op_of(trace, op))
+
+
+def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: Int64, whole: int) -> Finding:
+    copies = trace.rows["copies"]
+    cost, lengths = int(exposed[rows].sum()), (copies["end_ns"] - copies["start_ns"])[rows]
+    known = copies["bytes"][rows] != MISSING
+    size = int(copies["bytes"][rows][known].sum())
+    seconds = int(lengths[known].sum()) / 1e9
+    amount = f", {format_bytes(size)} at {size / 1e9 / seconds:.1f} GB/s" if size and seconds else ""
+    order = np.argsort(-exposed[rows], kind="stable")[:ROWS]
+    return Finding(
+        subject=f"copies {_DIRECTIONS[kind]}",
+        title=f"{len(rows):,} copies ({_DIRECTIONS[kind]}{amount}) run {format_ns(cost)} "
+        f"({format_share(cost, whole)}) beside no kernel",
+        **timed_cost(trace, cost, whole),
+        cost_bytes=size or None,
+        advice="Start them earlier, on a stream of their own and from pinned memory, so that kernels run beside them; "
+        "or copy less: keep on the device what is used every step.",
+        where=where,
+        evidence=tuple(_row(trace, int(rows[index]), int(exposed[rows[index]])) for index in order.tolist()),
+        spans=worst_spans(copies["start_ns"][rows], copies["end_ns"][rows], exposed[rows]),
+    )
+
+
+def _row(trace: Trace, row: int, exposed_ns: int) -> dict[str, Cell]:
+    copies = trace.rows["copies"]
+    length, size = int(copies["end_ns"][row] - copies["start_ns"][row]), int(copies["bytes"][row])
+    return {
+        "copy": trace.text(int(copies["name"][row])),
+        "host_memory": _MEMORIES.get(HostMemory(int(copies["host_memory"][row])), "-"),
+        "exposed_ns": exposed_ns,
+        "copy_ns": length,
+        "bytes": None if size == MISSING else size,
+        "gb_per_s": None if size == MISSING or not length else round(size / length, 3),
+        "start_ns": int(copies["start_ns"][row]),
+    }

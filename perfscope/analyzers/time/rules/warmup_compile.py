@@ -1,0 +1,69 @@
+"""The measured steps contain compilation, autotuning or loading of code.
+
+Why it costs: the first calls of a compiled function, a Triton kernel or a library trace, compile, tune and load code
+while the device waits. In a measurement these steps say nothing of the steps that follow; in a long run the same time
+comes back with every new shape.
+
+How it is found: of the account of the step the idle time in which the host was in torch.compile's regions, in the
+lookup of compiled code, in Triton's or XLA's compiler, in calls that load modules, or in the initialisation of the
+driver. Steps with more than a tenth of it are named. The cost is measured idle time.
+
+Fix: warm up before the measurement (`perfscope run` skips the first steps; with your own profiler use
+`schedule(wait, warmup, active)`). Keep shapes stable or pad them to few sizes, `torch.compile(dynamic=True)`, and
+persist the caches between runs (`TORCHINDUCTOR_CACHE_DIR`, `jax.config.update("jax_compilation_cache_dir", ...)`).
+`recompilation` and `compile_time` say which function and why where the log of torch.compile is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from perfscope.analyzers.time.account import CAUSES, account_windows, cause_intervals, step_accounts
+from perfscope.analyzers.time.host_activity import host_work
+from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.steps import timed_cost
+from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding
+from perfscope.model.intervals import intersection, union
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns, format_share
+
+NEEDS = ()
+
+LEAST_SHARE = HIGH_SHARE
+"""Of the steps together: below it their average is still that of a warm program to a twentieth."""
+
+STEP_SHARE = 0.1
+"""Of one step: with more compilation than that it is named as no measurement of a warm step."""
+
+ROWS = 20
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding, for the device that waits longest for compilation."""
+    accounts = trace.fact(step_accounts)
+    if not accounts:
+        raise AbstainError("neither device work nor ops of the host were recorded")
+    account = max(accounts, key=lambda one: one.total_ns["compilation"])
+    cost = account.total_ns["compilation"]
+    if not cost or cost < LEAST_SHARE * account.whole_ns:
+        return
+    windows = trace.fact(account_windows)
+    spans = trace.fact(cause_intervals)[account.device]["compilation"]
+    spans = intersection(spans, union(windows.starts, windows.ends))
+    work = host_work(trace, spans)[:ROWS]
+    shares = np.array(account.causes_ns["compilation"]) / np.sum([account.causes_ns[key] for key in CAUSES], axis=0)
+    cold = [number for number, share in zip(account.numbers, shares.tolist(), strict=False) if share > STEP_SHARE]
+    named = f"; steps {', '.join(map(str, cold[:5]))} are no measure of a warm step" if cold else ""
+    yield Finding(
+        subject="compilation in measured steps",
+        title=f"the host compiles or loads code for {format_ns(cost)} ({format_share(cost, account.whole_ns)}) "
+        f"while the device is idle{named}",
+        **timed_cost(trace, cost, account.whole_ns),
+        advice="Warm up before measuring, keep shapes stable, and keep the compile caches between runs.",
+        where=call_site(trace, work[0].slice).where(),
+        evidence=tuple({"host_was_in": item.name, "idle_ns": item.total_ns, "pieces": item.pieces} for item in work),
+        spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
+    )
