@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.registry import load_rule
+from perfscope.model.trace import CallKind
+from tests.build import EVERYTHING, TraceBuilder
+
+RULE = load_rule("host_bound")
+
+
+def _loop(work_us: float, *, name: str = "train.py(12): tokenize", device_us: float = 20_000) -> TraceBuilder:
+    """A step whose host works for ``work_us`` before it launches what the device then does."""
+    b = TraceBuilder()
+    b.python("train.py(30): main", 0, work_us + device_us)
+    b.step(1, 0, work_us + device_us)
+    b.python(name, 0, work_us)
+    b.launched("gemm", work_us, work_us + 5, work_us + device_us, correlation=1)
+    return b
+
+
+def test_the_function_that_keeps_the_device_idle_is_named_with_its_line() -> None:
+    (finding,) = judge(RULE, _loop(10_000).build()).findings
+    assert (finding.subject, finding.cost_ns, finding.cost_ns_per_step) == ("host work", 10_000_000, 10_000_000)
+    assert (finding.where.file, finding.where.line) == ("train.py", 12)
+    assert finding.evidence[0]["host_was_in"] == "train.py(12): tokenize"
+    assert (finding.severity, finding.basis) == ("high", "measured")
+
+
+def test_kinds_of_work_are_told_apart() -> None:
+    for name, subject in {
+        "<built-in function sleep>": "sleeping",
+        "Python GC": "garbage collection",
+        "torch/serialization.py(900): save": "saving and logging",
+        "logging/__init__.py(1500): info": "saving and logging",
+    }.items():
+        (finding,) = judge(RULE, _loop(10_000, name=name).build()).findings
+        assert (finding.subject, finding.cost_ns) == (subject, 10_000_000), name
+
+
+def test_the_threshold_is_a_twentieth_of_the_step() -> None:
+    assert judge(RULE, _loop(5_000, device_us=95_000).build()).status == "flagged"
+    assert judge(RULE, _loop(4_990, device_us=95_010).build()).status == "clean"
+
+
+def test_work_beside_a_busy_device_costs_nothing() -> None:
+    b = TraceBuilder()
+    b.step(1, 0, 30_000)
+    b.launched("gemm", 0, 5, 30_000, correlation=1)
+    b.python("train.py(12): tokenize", 10, 29_000)
+    assert judge(RULE, b.build()).status == "clean"
+
+
+def test_the_price_of_launching_is_not_the_hosts_work() -> None:
+    b = TraceBuilder()
+    b.step(1, 0, 10_000)
+    for number in range(10):
+        b.launched("k", 1_000 * number + 400, 1_000 * number + 405, 1_000 * number + 1_000, correlation=number + 1)
+    assert judge(RULE, b.build()).status == "clean"
+
+
+def test_of_a_wait_only_what_goes_beyond_it_counts() -> None:
+    b = TraceBuilder()
+    b.step(1, 0, 40_000)
+    b.launched("a", 0, 5, 10_000, correlation=1)
+    b.call("cudaStreamSynchronize", 100, 10_001, kind=CallKind.SYNC)
+    b.launched("b", 30_000, 30_005, 40_000, correlation=2)
+    (finding,) = judge(RULE, b.build()).findings
+    assert finding.cost_ns == 20_000_000 - 9_900_000
+
+
+def test_without_an_accelerator_python_outside_every_op_is_judged() -> None:
+    b = TraceBuilder()
+    b.step(1, 0, 20_000)
+    b.op("aten::mm", 0, 3_000)
+    (finding,) = judge(RULE, b.build()).findings
+    assert finding.cost_ns == 17_000_000
+    assert "stacks" in finding.advice
+
+
+def test_without_any_work_it_abstains() -> None:
+    assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"device_work"}).build()).status == "abstained"

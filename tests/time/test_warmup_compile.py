@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.registry import load_rule
+from perfscope.model.trace import CallKind
+from tests.build import EVERYTHING, TraceBuilder
+
+RULE = load_rule("warmup_compile")
+
+
+def _steps(compile_us: float, *, call: str | None = None) -> TraceBuilder:
+    """Two steps of 10 ms; in the first the host compiles before it launches."""
+    b = TraceBuilder()
+    for number in range(2):
+        begin = 10_000 * number
+        b.step(number, begin, begin + 10_000)
+        spent = compile_us if number == 0 else 0
+        if spent and call is None:
+            b.annotation("compile_inner (dynamo_timed)", begin, begin + spent)
+        elif spent and call is not None:
+            b.call(call, begin, begin + spent, kind=CallKind.OTHER)
+        b.launched("gemm", begin + spent, begin + spent + 1, begin + 10_000, correlation=number + 1)
+    return b
+
+
+def test_a_step_that_compiles_is_named() -> None:
+    (finding,) = judge(RULE, _steps(4_000).build()).findings
+    assert (finding.cost_ns, finding.basis) == (4_000_000, "measured")
+    assert "steps 0 are" in finding.title
+    assert finding.evidence[0]["host_was_in"] == "compile_inner (dynamo_timed)"
+
+
+def test_loading_of_modules_counts() -> None:
+    (finding,) = judge(RULE, _steps(4_000, call="cuModuleLoadDataEx").build()).findings
+    assert finding.cost_ns == 4_000_000
+
+
+def test_the_threshold_is_a_twentieth_of_the_steps() -> None:
+    assert judge(RULE, _steps(1_000).build()).status == "flagged"
+    assert judge(RULE, _steps(999).build()).status == "clean"
+
+
+def test_compiling_beside_a_busy_device_costs_nothing() -> None:
+    b = TraceBuilder()
+    b.step(1, 0, 10_000)
+    b.launched("gemm", 0, 1, 10_000, correlation=1)
+    b.annotation("compile_inner (dynamo_timed)", 10, 9_000)
+    assert judge(RULE, b.build()).status == "clean"
+
+
+def test_without_any_work_it_abstains() -> None:
+    assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"device_work"}).build()).status == "abstained"
