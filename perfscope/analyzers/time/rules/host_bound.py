@@ -19,6 +19,7 @@ thread that runs while the device computes. Write logs and metrics every N steps
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from perfscope.analyzers.time.account import Cause, StepAccount, account_windows, cause_intervals, step_accounts
@@ -27,7 +28,7 @@ from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, AbstainError, Cell, Finding
-from perfscope.model.intervals import Intervals, intersection, union
+from perfscope.model.intervals import EMPTY, Intervals, intersection, merge, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -85,13 +86,22 @@ def _host_ns(account: StepAccount) -> int:
 
 def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Finding:
     subject, verb, advice = _WORK[cause]
-    spans = _in_steps(trace, trace.fact(cause_intervals)[account.device][cause])
-    work = host_work(trace, spans)
-    sites = [call_site(trace, item.slice) for item in work[:ROWS]]
+    spans = _in_steps(trace, account, cause)
+    work, recording = host_work(trace, spans), trace
+    if work[0].name == NOT_RECORDED and trace.detail is not None and (detailed := _detailed(trace.detail, cause)):
+        work, recording = detailed, trace.detail
+        advice += " The functions are those of the detail pass, by their shares of the time there."
+    in_recording = sum(item.total_ns for item in work)
+    sites = [call_site(recording, item.slice) for item in work[:ROWS]]
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
-    top = next((item.name for item in work if item.name != NOT_RECORDED), None)
-    most = f", most of it in {top}" if top is not None and work[0].name == top else ""
-    where = next((site.where() for site in sites if site.file is not None), sites[0].where())
+    in_functions: dict[CallSite, int] = defaultdict(int)
+    for item, site in zip(work, sites, strict=False):
+        in_functions[site] += item.total_ns
+    best = max(in_functions, key=lambda site: (site.file is not None, in_functions[site]))
+    names = [item.name for item, site in zip(work, sites, strict=False) if site == best]
+    function = names[0] if best.function in (None, "<module>") else best.function
+    most = f", most of it in {function}" if 2 * in_functions[best] > in_recording else ""
+    most = "" if names[0] == NOT_RECORDED else most
     if work[0].name == NOT_RECORDED:
         advice += " The recording has no Python functions there: record with Python stacks to see which they are."
     return Finding(
@@ -99,23 +109,35 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
         title=f"the host {verb} for {format_ns(cost)} ({format_share(cost, account.whole_ns)}) while {whose}{most}",
         **timed_cost(trace, cost, account.whole_ns),
         advice=advice,
-        where=where,
-        evidence=tuple(_row(item, site) for item, site in zip(work, sites, strict=False)),
+        where=best.where(),
+        evidence=tuple(_row(item, site, cost / in_recording) for item, site in zip(work, sites, strict=False)),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
     )
 
 
-def _row(work: HostWork, site: CallSite) -> dict[str, Cell]:
+def _detailed(detail: Trace, cause: Cause) -> tuple[HostWork, ...]:
+    """The same work in a second recording of the program, if that one has Python functions."""
+    accounts = detail.fact(step_accounts)
+    if not accounts or "python_stack" not in detail.recorded:
+        return ()
+    account = max(accounts, key=_host_ns)
+    causes = _WORK if cause == "other_host" else (cause,)  # without Python functions all work is ``other_host``
+    work = host_work(detail, merge(*(_in_steps(detail, account, item) for item in causes)))
+    return work if work and work[0].name != NOT_RECORDED else ()
+
+
+def _row(work: HostWork, site: CallSite, scale: float) -> dict[str, Cell]:
     return {
         "host_was_in": work.name,
         "site": site.where().label(),
         "line_is": site.line_is(),
-        "idle_ns": work.total_ns,
+        "idle_ns": round(work.total_ns * scale),
         "pieces": work.pieces,
     }
 
 
-def _in_steps(trace: Trace, spans: Intervals) -> Intervals:
-    """What of ``spans`` lies in the steps."""
+def _in_steps(trace: Trace, account: StepAccount, cause: Cause) -> Intervals:
+    """The intervals of a cause that lie in the steps."""
     windows = trace.fact(account_windows)
+    spans = trace.fact(cause_intervals)[account.device].get(cause, EMPTY)
     return intersection(spans, union(windows.starts, windows.ends))
