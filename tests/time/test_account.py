@@ -11,7 +11,7 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.time.account import CAUSES, account_windows, check_step_accounts, step_accounts
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, host_work, innermost_spans, main_thread
-from perfscope.analyzers.time.rules.unexplained_idle import LEAST_SHARE, RULES_OF
+from perfscope.analyzers.time.rules.unexplained_idle import LEAST_SHARE, LEAST_SHARE_ON_HOST, RULES_OF
 from perfscope.model.errors import DataError
 from perfscope.model.intervals import Intervals, complement, difference, intersection, union
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, Trace
@@ -160,13 +160,15 @@ def test_of_every_file_it_sums_and_nothing_is_lost(path: Path) -> None:
         check_step_accounts(trace)
         flagged = {rule for rule, _ in analyze(trace).findings()}
         for account in trace.fact(step_accounts):
+            on_host = account.device == MISSING
+            least = (LEAST_SHARE_ON_HOST if on_host else LEAST_SHARE) * account.whole_ns
             lost = {
                 cause: value
-                for cause, value in account.total_ns.items()
-                if cause not in ({"compute", "launch"} if account.device == MISSING else {"compute"})
+                for cause, value in (account.steady_ns if on_host else account.total_ns).items()
+                if cause not in ({"compute", "launch"} if on_host else {"compute"})
                 and not RULES_OF.get(cause, frozenset()) & flagged
             }
-            assert "unexplained_idle" in flagged or sum(lost.values()) < max(1, LEAST_SHARE * account.whole_ns), lost
+            assert "unexplained_idle" in flagged or sum(lost.values()) < max(1, least), lost
 
 
 def test_the_innermost_span_of_every_moment() -> None:

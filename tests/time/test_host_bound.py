@@ -79,3 +79,13 @@ def test_without_an_accelerator_python_outside_every_op_is_judged() -> None:
 
 def test_without_any_work_it_abstains() -> None:
     assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"device_work"}).build()).status == "abstained"
+
+
+def test_without_an_accelerator_it_must_be_in_every_step() -> None:
+    for other, status in ((3_000, "flagged"), (0, "clean")):
+        b = TraceBuilder()
+        for number, work in enumerate((3_000, other)):
+            begin = 20_000 * number
+            b.step(number, begin, begin + 20_000)
+            b.op("aten::mm", begin + work, begin + 20_000)
+        assert judge(RULE, b.build()).status == status

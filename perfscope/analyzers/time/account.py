@@ -120,6 +120,14 @@ class StepAccount:
         return sum(self.total_ns.values())
 
     @property
+    def steady_ns(self) -> dict[Cause, int]:
+        """Per cause what every step has of it, at least: the smallest step times the number of steps.
+
+        On the host the system gives the processor to others now and then; what a program does is in every step.
+        """
+        return {cause: len(values) * min(values, default=0) for cause, values in self.causes_ns.items()}
+
+    @property
     def busy_ns(self) -> int:
         """Of it, the time in which the device worked."""
         return sum(sum(self.causes_ns[cause]) for cause in BUSY)

@@ -8,8 +8,8 @@ How it is found: of the account of the step the idle time in which the host was 
 launching anything, and neither waited for the device, nor for input, nor compiled (`host_sync`, `input_stall` and
 `warmup_compile` judge those). If a wait for the device came just before, the host could have worked ahead as long as
 it waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op.
-Without an accelerator in the recording the main thread's time outside every op and data loader is judged: on an
-accelerator it would be idle time unless the device is still busy then. All of it is measured; the saving is an upper
+Without an accelerator in the recording the main thread's time outside every op and data loader is judged, if
+every step has it: on an accelerator it would be idle time unless the device is still busy then. All of it is measured; the saving is an upper
 bound.
 
 Fix: move the work out of the loop (do it once, before), to another process (`DataLoader(num_workers=...)`), or to a
@@ -36,6 +36,9 @@ NEEDS = ()
 
 LEAST_SHARE = HIGH_SHARE
 """Of the step, all of the host's work together: a twentieth is what teams schedule a task for."""
+
+LEAST_SHARE_ON_HOST = 0.1
+"""Of every step, where no accelerator is in the recording: below it other processes of the machine may be the cause."""
 
 PART_SHARE = MEDIUM_SHARE
 """Of the step: a kind of work with less gets no finding of its own."""
@@ -72,12 +75,19 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not accounts:
         raise AbstainError("neither device work nor ops of the host were recorded")
     account = max(accounts, key=_host_ns)
-    if _host_ns(account) < LEAST_SHARE * account.whole_ns or not account.whole_ns:
+    if not account.whole_ns or not keeps_idle(account):
         return
     total = account.total_ns
     for cause in _WORK:
         if total[cause] and total[cause] >= PART_SHARE * account.whole_ns:
             yield _finding(trace, account, cause, total[cause])
+
+
+def keeps_idle(account: StepAccount) -> bool:
+    """Whether the host's own work is enough of the step to be named."""
+    if account.device == MISSING:
+        return sum(account.steady_ns[cause] for cause in _WORK) >= LEAST_SHARE_ON_HOST * account.whole_ns
+    return _host_ns(account) >= LEAST_SHARE * account.whole_ns
 
 
 def _host_ns(account: StepAccount) -> int:

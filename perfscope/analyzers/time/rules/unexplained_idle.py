@@ -33,6 +33,9 @@ NEEDS = ()
 LEAST_SHARE = HIGH_SHARE
 """Of the step: a twentieth of it must not get lost between the thresholds of other rules."""
 
+LEAST_SHARE_ON_HOST = 0.1
+"""Of every step, where no accelerator is in the recording: below it other processes of the machine may be the cause."""
+
 RULES_OF: dict[Cause, frozenset[str]] = {
     "exposed_communication": frozenset({"exposed_communication", "small_collectives", "straggler", "pipeline_bubble"}),
     "exposed_copy": frozenset({"exposed_copy", "pageable_copy"}),
@@ -77,7 +80,8 @@ def check_rest(trace: Trace, flagged: frozenset[str]) -> Iterable[Finding]:
         return
     causes, account = max(left, key=lambda pair: sum(pair[0].values()))
     cost = sum(causes.values())
-    if not cost or cost < LEAST_SHARE * account.whole_ns:
+    least = LEAST_SHARE_ON_HOST if account.device == MISSING else LEAST_SHARE
+    if not cost or cost < least * account.whole_ns:
         return
     parts = trace.fact(cause_intervals)[account.device]
     spans = merge(*(parts[cause] for cause in causes if cause in parts))
@@ -100,9 +104,10 @@ def check_rest(trace: Trace, flagged: frozenset[str]) -> Iterable[Finding]:
 
 def _uncovered(account: StepAccount, flagged: frozenset[str]) -> dict[Cause, int]:
     """Time by cause that is not compute and that no flagged rule answers for. On the host launching is its work."""
-    busy = {"compute", "launch"} if account.device == MISSING else {"compute"}
+    on_host = account.device == MISSING
+    busy = {"compute", "launch"} if on_host else {"compute"}
     return {
         cause: value
-        for cause, value in account.total_ns.items()
+        for cause, value in (account.steady_ns if on_host else account.total_ns).items()
         if value and cause not in busy and not RULES_OF.get(cause, frozenset()) & flagged
     }
