@@ -7,10 +7,10 @@ do meanwhile, and a faster device changes nothing.
 How it is found: of the account of the step the idle time in which the host was late, for 1 ms or more without
 launching anything, and neither waited for the device, nor for input, nor compiled (`host_sync`, `input_stall` and
 `warmup_compile` judge those). If a wait for the device came just before, the host could have worked ahead as long as
-it waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op.
-Without an accelerator in the recording the main thread's time outside every op and data loader is judged, if
-every step has it: on an accelerator it would be idle time unless the device is still busy then. All of it is measured; the saving is an upper
-bound.
+it waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op;
+where the timed recording has none, to those of the detail pass. Without an accelerator in the recording the main
+thread's time outside every op and data loader is judged, if every step has it: on an accelerator it would be idle time
+unless the device is still busy then. All of it is measured; the saving is an upper bound.
 
 Fix: move the work out of the loop (do it once, before), to another process (`DataLoader(num_workers=...)`), or to a
 thread that runs while the device computes. Write logs and metrics every N steps, save checkpoints asynchronously
