@@ -26,7 +26,17 @@ from perfscope.analyzers.sections.programs import (
     plan_section,
     programs_section,
 )
-from perfscope.analyzers.time import DeviceTime, StepAccount, device_times, step_accounts, step_windows, steps_work
+from perfscope.analyzers.time import (
+    DeviceTime,
+    StepAccount,
+    TopWork,
+    device_times,
+    merge_top_work,
+    step_accounts,
+    step_windows,
+    steps_work,
+    top_work,
+)
 from perfscope.model import hooks
 from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
 from perfscope.model.trace import RECORDED, Source, Trace
@@ -162,6 +172,8 @@ class Analysis:
     """What torch.compile would make of PyTorch programs on a target: planned, not measured."""
     accounts: tuple[StepAccount, ...] = ()
     """Where the steps went, by device and cause."""
+    top: TopWork | None = None
+    """The costliest kernels, ops, modules and lines of all sources together."""
     starts_ns: tuple[int, ...] = ()
     """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
 
@@ -194,6 +206,7 @@ class Examined(ReadTrace):
 
     devices: tuple[DeviceTime, ...]
     accounts: tuple[StepAccount, ...]
+    top: TopWork | None
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
     """One a rule, in the order of the rules."""
@@ -227,6 +240,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         trace=trace,
         devices=tuple(trace.fact(device_times)),
         accounts=tuple(trace.fact(step_accounts)),
+        top=top_work(trace),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
         start_ns=trace.span_ns()[0],
@@ -256,6 +270,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
         estimate=estimate_section(judged),
         plans=plan_section(judged),
         accounts=tuple(account for item in examined for account in item.accounts),
+        top=merge_top_work([item.top for item in examined if item.top is not None]),
         starts_ns=tuple(item.start_ns for item in examined),
     )
 

@@ -24,6 +24,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_card
 from perfscope.dashboards.report.sections.memory_formats import memory_cards
 from perfscope.dashboards.report.sections.plan import plan_card
 from perfscope.dashboards.report.sections.program import programs_cards
+from perfscope.dashboards.report.sections.top_work import top_card
 from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns
@@ -145,6 +146,8 @@ def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
 def _device_cards(summary: Summary) -> Iterator[str]:
     if summary.account is not None:
         yield account_card(summary.account)
+    if summary.top is not None:
+        yield top_card(summary.top)
     if summary.devices:
         bars = "".join(map(_device, summary.devices))
         yield card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')

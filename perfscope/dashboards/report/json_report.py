@@ -19,6 +19,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_document
 from perfscope.dashboards.report.sections.memory_formats import memory_document
 from perfscope.dashboards.report.sections.plan import plans_document
 from perfscope.dashboards.report.sections.program import programs_document
+from perfscope.dashboards.report.sections.top_work import top_document
 from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "sources": [_source(source, index, analysis) for index, source in enumerate(analysis.sources)],
             "devices": [_device(device) for device in analysis.devices],
             "accounts": accounts_document(analysis.accounts),
+            "top_work": top_document(analysis.top),
             "steps": [_step(step) for step in analysis.steps],
             "windows": [asdict(window) for window in analysis.windows],
             "outcomes": [_outcome(outcome, over) for outcome in analysis.outcomes],

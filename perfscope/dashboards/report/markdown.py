@@ -13,6 +13,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_details
 from perfscope.dashboards.report.sections.memory_formats import memory_details
 from perfscope.dashboards.report.sections.plan import plan_details
 from perfscope.dashboards.report.sections.program import programs_details
+from perfscope.dashboards.report.sections.top_work import top_markdown
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.units import format_ns
 
@@ -78,6 +79,8 @@ def _head(summary: Summary) -> Iterable[str]:
         yield markdown_table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
         if len(summary.findings) > MOST_ROWS:
             yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
+    if summary.top is not None:
+        yield top_markdown(summary.top)
     yield from map(plan_details, summary.plans)
     if summary.estimate is not None:
         yield estimate_details(summary.estimate)

@@ -24,6 +24,7 @@ from perfscope.dashboards.report.sections.estimate import EstimateView, estimate
 from perfscope.dashboards.report.sections.memory import MemoriesView, memory_view
 from perfscope.dashboards.report.sections.plan import PlanView, plan_views
 from perfscope.dashboards.report.sections.program import ProgramsView, programs_view, ran_on_cpu
+from perfscope.dashboards.report.sections.top_work import TopView, top_view
 from perfscope.dashboards.report.text_tables import tail
 from perfscope.model.finding import source_label
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -188,6 +189,8 @@ class Summary:
     """Unplaced events, repairs and notes of the readers."""
     account: AccountView | None = None
     """Where the step went, of the device that computes least; ``None`` where nothing tells."""
+    top: TopView | None = None
+    """The costliest kernels, ops, modules and lines; ``None`` where none is known."""
     programs: ProgramsView | None = None
     """Compiled XLA programs and where their time goes; ``None`` where there are none."""
     compile: CompileView | None = None
@@ -227,6 +230,7 @@ def summarize(analysis: Analysis) -> Summary:
         ),
         devices=device_rows(analysis),
         account=account_view(analysis.accounts),
+        top=top_view(analysis.top),
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
         clean=tuple(dashed(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),

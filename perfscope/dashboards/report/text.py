@@ -16,6 +16,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_section
 from perfscope.dashboards.report.sections.memory_formats import memory_section
 from perfscope.dashboards.report.sections.plan import plan_part
 from perfscope.dashboards.report.sections.program import programs_section
+from perfscope.dashboards.report.sections.top_work import top_text
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 from perfscope.dashboards.report.text_tables import WIDTH, printed, tail
 from perfscope.model.units import format_ns
@@ -59,6 +60,8 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield _device_table(summary.devices)
     yield ""
     yield from findings_part(summary, width, verbose=verbose)
+    if summary.top is not None:
+        yield from top_text(summary.top, verbose=verbose)
     for plan in summary.plans:
         yield from plan_part(plan, width, verbose=verbose)
     if summary.estimate is not None:
