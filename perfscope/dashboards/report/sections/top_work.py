@@ -33,7 +33,7 @@ FIRST_PLACE = 5
 """The columns before it are the name and numbers."""
 
 NAME_LIMIT = 56
-NAME_LEAST = 24
+NAME_COLUMNS = 36
 PLACE_LIMIT = 36
 PLACE_COLUMNS = 22
 """Columns of a place in a terminal: its end tells most."""
@@ -99,7 +99,7 @@ def top_text(view: TopView, *, verbose: bool) -> Iterator[RenderableType]:
         if number == 0:
             yield Padding(Text(f"top {item.heads[0]}s: {view.title}"), (0, 0, 0, 2))
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        grid.add_column(item.heads[0], no_wrap=True, overflow="ellipsis", min_width=NAME_LEAST)
+        grid.add_column(item.heads[0], no_wrap=True, overflow="ellipsis", max_width=NAME_COLUMNS)
         for column, head in enumerate(item.heads[1:], start=1):
             if column < FIRST_PLACE:
                 widest = max(len(row[column]) for row in item.rows)
@@ -137,6 +137,12 @@ def top_card(view: TopView) -> str:
         body = table(item.heads, rows)
         drawn.append(body if number == 0 else f"<details><summary>by {item.heads[0]}</summary>{body}</details>")
     return card("Where the work is", f"<p>{escape_html(view.title)}</p>{''.join(drawn)}")
+
+
+def _html_row(row: tuple[str, ...]) -> str:
+    numbers = "".join(f'<td class="n">{escape_html(cell)}</td>' for cell in row[1:FIRST_PLACE])
+    places = "".join(f"<td><code>{escape_html(cell)}</code></td>" for cell in row[FIRST_PLACE:])
+    return f"<tr><td><code>{escape_html(row[0])}</code></td>{numbers}{places}</tr>"
 
 
 def top_document(top: TopWork | None) -> dict[str, Any] | None:
