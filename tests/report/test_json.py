@@ -28,8 +28,8 @@ def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
     assert list(held) == [
-        "schema", "sources", "devices", "steps", "windows", "outcomes", "programs", "compile", "collectives",
-        "memory", "estimate", "plans", "run",
+        "schema", "sources", "devices", "accounts", "top_work", "steps", "windows", "outcomes", "programs", "compile",
+        "collectives", "memory", "estimate", "plans", "run",
     ]  # fmt: skip
     assert held["sources"] == [
         {

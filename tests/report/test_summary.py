@@ -294,7 +294,7 @@ def _stalled(begin: float, rank: int | None) -> TraceBuilder:
 
 
 def _since(found: Analysis) -> list[Cell]:
-    (row,) = [one for one in summarize(found).findings if "while the host does something else" in one.title]
+    (row,) = [one for one in summarize(found).findings if one.rule == "host-bound"]
     return [cells["since_start_ns"] for cells in row.evidence]
 
 
@@ -307,5 +307,5 @@ def test_one_trace_and_several_count_alike() -> None:
 
 def test_an_analysis_made_without_beginnings_is_still_shown() -> None:
     bare = replace(analyze(_stalled(0, None).build()), starts_ns=())
-    (row,) = [one for one in summarize(bare).findings if "while the host does something else" in one.title]
+    (row,) = [one for one in summarize(bare).findings if one.rule == "host-bound"]
     assert all("since_start_ns" not in cells and "start_ns" not in cells for cells in row.evidence)

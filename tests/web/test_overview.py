@@ -109,10 +109,13 @@ def test_an_nsys_report_is_told_of_nsys(tmp_path: Path) -> None:
 
 
 def test_no_findings_says_how_many_rules_could_not_look(tmp_path: Path) -> None:
-    view = view_of("overview", [_made(again=False).build()], tmp_path)
+    made = TraceBuilder()
+    made.step(1, 0, 1000)
+    made.launched("gemm", 0, 0, 1000, correlation=1)
+    view = view_of("overview", [made.build()], tmp_path)
     assert view["first"] == []
     assert re.fullmatch(r"No findings: \d+ rules looked and found nothing; [1-9]\d* could not look\.", view["nothing"])
-    assert view_of("findings", [_made(again=False).build()], tmp_path / "more")["nothing"] == view["nothing"]
+    assert view_of("findings", [made.build()], tmp_path / "more")["nothing"] == view["nothing"]
 
 
 def test_what_this_run_could_not_record_says_why(tmp_path: Path) -> None:

@@ -231,6 +231,8 @@ class HostWork:
     """Row of ``slices`` of the span with most of the time; ``MISSING`` where none is recorded."""
     total_ns: int
     pieces: int
+    start_ns: int
+    """When the longest piece begins."""
 
 
 def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
@@ -242,7 +244,7 @@ def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
     steps = frozenset(np.unique(trace.rows["steps"]["name"]).tolist())
     main, rest = trace.fact(main_thread), spans
     others = [int(thread) for thread in np.unique(slices["thread"]).tolist() if thread != main]
-    by_name: dict[int, tuple[int, int, int, int]] = {}
+    by_name: dict[int, tuple[int, int, int, int, int]] = {}
     for thread in (main, *others):
         pieces = innermost_spans(trace, thread)
         named = pieces.slices != MISSING
@@ -251,16 +253,21 @@ def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
         for piece in np.flatnonzero(inside).tolist():
             row, length = int(rows[piece]), int(inside[piece])
             code = MISSING if int(slices["name"][row]) in steps else int(slices["name"][row])
-            total, count, best, longest = by_name.get(code, (0, 0, row, 0))
-            best, longest = (row, length) if length > longest else (best, longest)
-            by_name[code] = (total + length, count + 1, best, longest)
+            total, count, longest, best, start = by_name.get(code, (0, 0, 0, row, 0))
+            if length > longest:
+                longest, best, start = length, row, int(starts[piece])
+            by_name[code] = (total + length, count + 1, longest, best, start)
         rest = difference(rest, union(starts, ends))
         if not len(rest.starts):
             break
     work = [
-        HostWork(name=trace.text(code) or NOT_RECORDED, slice=row, total_ns=total, pieces=count)
-        for code, (total, count, row, _) in by_name.items()
+        HostWork(name=trace.text(code) or NOT_RECORDED, slice=row, total_ns=total, pieces=count, start_ns=start)
+        for code, (total, count, _, row, start) in by_name.items()
     ]
     if len(rest.starts):
-        work.append(HostWork(name=NOT_RECORDED, slice=MISSING, total_ns=rest.total(), pieces=len(rest.starts)))
+        longest = int(np.argmax(rest.ends - rest.starts))
+        start = int(rest.starts[longest])
+        work.append(
+            HostWork(name=NOT_RECORDED, slice=MISSING, total_ns=rest.total(), pieces=len(rest.starts), start_ns=start)
+        )
     return tuple(sorted(work, key=lambda item: -item.total_ns))

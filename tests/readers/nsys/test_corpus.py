@@ -140,7 +140,9 @@ def test_each_launch_is_the_one_sql_joins(pair: tuple[list[Trace], sqlite3.Conne
 
 def analyzed(corpus: Path, part: str) -> tuple[list[Trace], Analysis]:
     traces = load(file_of(corpus, part))
-    return traces, analyze(traces, ["host_sync", "launch_bound", "pageable_copy", "exposed_communication"])
+    return traces, analyze(
+        traces, ["host_sync", "host_bound", "launch_bound", "pageable_copy", "exposed_communication"]
+    )
 
 
 def test_cloverleaf_waits_after_every_kernel(corpus: Path) -> None:
@@ -183,5 +185,5 @@ def test_all_to_all_is_not_hidden(corpus: Path) -> None:
 
 def test_compiling_leaves_the_device_idle(corpus: Path) -> None:
     _, analysis = analyzed(corpus, "Fuser")
-    assert analysis["launch_bound"].status == "flagged"
+    assert analysis["host_bound"].status == "flagged"
     assert analysis["host_sync"].status == "clean"

@@ -120,7 +120,10 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
         **timed_cost(trace, cost, account.whole_ns),
         advice=advice,
         where=best.where(),
-        evidence=tuple(_row(item, site, cost / in_recording) for item, site in zip(work, sites, strict=False)),
+        evidence=tuple(
+            _row(item, site, cost / in_recording, timed=recording is trace)
+            for item, site in zip(work, sites, strict=False)
+        ),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
     )
 
@@ -136,13 +139,14 @@ def _detailed(detail: Trace, cause: Cause) -> tuple[HostWork, ...]:
     return work if work and work[0].name != NOT_RECORDED else ()
 
 
-def _row(work: HostWork, site: CallSite, scale: float) -> dict[str, Cell]:
+def _row(work: HostWork, site: CallSite, scale: float, *, timed: bool) -> dict[str, Cell]:
     return {
         "host_was_in": work.name,
         "site": site.where().label(),
         "line_is": site.line_is(),
         "idle_ns": round(work.total_ns * scale),
         "pieces": work.pieces,
+        "start_ns": work.start_ns if timed else None,
     }
 
 

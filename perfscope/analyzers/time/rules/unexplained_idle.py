@@ -23,7 +23,7 @@ import numpy as np
 from perfscope.analyzers.time.account import Cause, StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, Finding
+from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding
 from perfscope.model.intervals import merge
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
@@ -77,7 +77,7 @@ def check_rest(trace: Trace, flagged: frozenset[str]) -> Iterable[Finding]:
     accounts = trace.fact(step_accounts)
     left = [(_uncovered(account, flagged), account) for account in accounts]
     if not left:
-        return
+        raise AbstainError("neither device work nor ops of the host were recorded")
     causes, account = max(left, key=lambda pair: sum(pair[0].values()))
     cost = sum(causes.values())
     least = LEAST_SHARE_ON_HOST if account.device == MISSING else LEAST_SHARE
