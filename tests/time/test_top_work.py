@@ -37,7 +37,7 @@ VECTORIZED = (
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs<4096ul>)", "nccl AllReduce Sum bf16 RING LL"),
         (
             "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x128_32x3_tn_align4>(cutlass_80_tensorop::Params)",
-            "cutlass: cutlass_80_tensorop_s1688gemm_256x128_32x3_tn_align4",
+            "cutlass: 80_tensorop_s1688gemm_256x128_32x3_tn_align4",
         ),
         ("void flash::flash_fwd_kernel<flash::Flash_fwd_traits<64, 128> >(flash::p)", "flash::flash_fwd_kernel"),
         ("void (anonymous namespace)::softmax_warp_forward<float, 4>(float*)", "softmax_warp_forward"),

@@ -47,7 +47,7 @@ def short_kernel_name(name: str) -> str:
     if found := _NCCL.search(name):
         return f"nccl {found['what'].replace('_', ' ')}"
     if found := _CUTLASS.search(name):
-        return f"cutlass: {found['what']}"
+        return f"cutlass: {found['what'].removeprefix('cutlass_')}"
     plain = _without_arguments(name.removeprefix("void "))
     base = plain.rpartition("::")[2].replace("_kernel", "")
     if "at::native" in name and _ELEMENTWISE.search(base):

@@ -61,7 +61,7 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
     yield ""
     yield from findings_part(summary, width, verbose=verbose)
     if summary.top is not None:
-        yield from top_text(summary.top, verbose=verbose)
+        yield from top_text(summary.top, width, verbose=verbose)
     for plan in summary.plans:
         yield from plan_part(plan, width, verbose=verbose)
     if summary.estimate is not None:

@@ -33,10 +33,15 @@ FIRST_PLACE = 5
 """The columns before it are the name and numbers."""
 
 NAME_LIMIT = 56
-NAME_COLUMNS = 36
+NAME_COLUMNS = 28
+NUMBER_COLUMNS = 34
+OP_COLUMNS = 14
 PLACE_LIMIT = 36
-PLACE_COLUMNS = 22
-"""Columns of a place in a terminal: its end tells most."""
+PLACE_COLUMNS = (12, 30)
+"""Least and most columns of a place in a terminal: its end tells most."""
+
+NARROW = 100
+"""Below so many columns the place stands without the op."""
 
 _TITLES = {"kernels": "kernel", "ops": "op", "modules": "module", "lines": "source line"}
 
@@ -72,8 +77,7 @@ def top_view(top: TopWork | None) -> TopView | None:
 
 def _table(kind: str, rows: tuple[WorkRow, ...], top: TopWork) -> TopTable:
     steps = max(1, top.steps)
-    calls = "calls a step" if top.steps else "calls"
-    heads = (_TITLES[kind], "time", "share", calls, "mean", *(("launched by", "line") if kind == "kernels" else ()))
+    heads = (_TITLES[kind], "time", "share", "calls", "mean", *(("line", "launched by") if kind == "kernels" else ()))
     return TopTable(heads=heads, rows=tuple(_row(kind, row, top, steps) for row in rows[:MOST_ROWS]))
 
 
@@ -89,10 +93,10 @@ def _row(kind: str, row: WorkRow, top: TopWork, steps: int) -> tuple[str, ...]:
     if kind != "kernels":
         return cells
     op = "" if row.op == NOT_KNOWN else shorten(sanitize(row.op), PLACE_LIMIT)
-    return (*cells, op, tail(sanitize(row.line), PLACE_LIMIT))
+    return (*cells, tail(sanitize(row.line), PLACE_LIMIT), op)
 
 
-def top_text(view: TopView, *, verbose: bool) -> Iterator[RenderableType]:
+def top_text(view: TopView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     """For a terminal: the first rows of the first table, all with ``verbose``."""
     tables = view.tables if verbose else view.tables[:1]
     for number, item in enumerate(tables):
@@ -100,14 +104,18 @@ def top_text(view: TopView, *, verbose: bool) -> Iterator[RenderableType]:
             yield Padding(Text(f"top {item.heads[0]}s: {view.title}"), (0, 0, 0, 2))
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         grid.add_column(item.heads[0], no_wrap=True, overflow="ellipsis", max_width=NAME_COLUMNS)
-        for column, head in enumerate(item.heads[1:], start=1):
+        columns = len(item.heads) if width >= NARROW else FIRST_PLACE + 1
+        place = width - NAME_COLUMNS - NUMBER_COLUMNS - (OP_COLUMNS + 2 if columns == len(item.heads) else 0) - 6
+        widths = (max(PLACE_COLUMNS[0], min(place, PLACE_COLUMNS[1])), OP_COLUMNS)
+        for column, head in enumerate(item.heads[1:columns], start=1):
             if column < FIRST_PLACE:
                 widest = max(len(row[column]) for row in item.rows)
                 grid.add_column(head, justify="right", no_wrap=True, min_width=max(len(head), widest))
             else:
-                grid.add_column(head, no_wrap=True, overflow="ellipsis", max_width=PLACE_COLUMNS)
+                grid.add_column(head, no_wrap=True, overflow="ellipsis", width=widths[column - FIRST_PLACE])
         for row in item.rows if verbose else item.rows[:FIRST_ROWS]:
-            grid.add_row(*map(Text, (*row[:FIRST_PLACE], *(tail(cell, PLACE_COLUMNS) for cell in row[FIRST_PLACE:]))))
+            places = [tail(cell, most) for cell, most in zip(row[FIRST_PLACE:columns], widths, strict=False)]
+            grid.add_row(*map(Text, (*row[:FIRST_PLACE], *places)))
         yield Padding(grid, (0, 0, 0, 4))
         yield ""
 
