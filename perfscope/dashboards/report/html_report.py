@@ -88,7 +88,9 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(title)}</span></h1>"
     yield f'<p class="sub">{escape(summary.headline)}</p></header>'
     yield tiles(summary, analysis)
+    yield from _account_cards(summary)
     yield from findings(summary)
+    yield from _top_cards(summary)
     yield from map(plan_card, summary.plans)
     if summary.estimate is not None:
         yield estimate_card(summary.estimate)
@@ -120,7 +122,7 @@ def overview_parts(
     return {
         "headline": f'<p class="sub">{escape(summary.headline)}</p>',
         "tiles": tiles(summary, analysis, more, first=first),
-        "devices": "".join(_device_cards(summary)),
+        "devices": "".join((*_account_cards(summary), *_top_cards(summary), *_device_cards(summary))),
         "steps": "".join(_step_cards(analysis)),
         "rest": "".join((*not_flagged(summary), *_origin_cards(summary, analysis))),
     }
@@ -143,11 +145,17 @@ def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
     yield from _step_cards(analysis)
 
 
-def _device_cards(summary: Summary) -> Iterator[str]:
+def _account_cards(summary: Summary) -> Iterator[str]:
     if summary.account is not None:
         yield account_card(summary.account)
+
+
+def _top_cards(summary: Summary) -> Iterator[str]:
     if summary.top is not None:
         yield top_card(summary.top)
+
+
+def _device_cards(summary: Summary) -> Iterator[str]:
     if summary.devices:
         bars = "".join(map(_device, summary.devices))
         yield card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')

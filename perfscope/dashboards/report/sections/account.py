@@ -33,6 +33,8 @@ NAME_LIMIT = 40
 
 HEADS = ("where the step goes", "time", "share")
 
+_HTML_HEADS = ("<th>cause</th>", '<th class="n">time</th>', '<th class="n">share</th>', "<th></th>")
+
 _WORDS: dict[Cause, str] = {
     "compute": "compute",
     "exposed_communication": "exposed communication",
@@ -141,7 +143,7 @@ def account_card(view: AccountView) -> str:
         f'<td><meter min="0" max="1" value="{row.share:.4f}"></meter></td></tr>'
         for row in view.rows
     ]
-    return card("Where the step goes", f"<p>{escape_html(view.title)}</p>{table((*HEADS, ''), rows)}")
+    return card("Where the step goes", f"<p>{escape_html(view.title)}</p>{table(_HTML_HEADS, rows)}")
 
 
 def accounts_document(accounts: Sequence[StepAccount]) -> list[dict[str, Any]]:

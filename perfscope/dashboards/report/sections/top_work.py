@@ -13,7 +13,7 @@ from rich.text import Text
 
 from perfscope.analyzers.time import NOT_KNOWN
 from perfscope.dashboards.report.html_page import card, table
-from perfscope.dashboards.report.markdown_text import code, escape, in_html, markdown_table
+from perfscope.dashboards.report.markdown_text import code, in_html, markdown_table
 from perfscope.dashboards.report.text_tables import tail
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize, shorten
@@ -124,7 +124,10 @@ def top_markdown(view: TopView) -> str:
     """Folded away, one table a kind."""
     parts = [f"\n<details><summary>Where the work is: {in_html(view.title)}</summary>\n"]
     for item in view.tables:
-        rows = [(code(row[0]), *map(escape, row[1:])) for row in item.rows]
+        rows = [
+            (code(row[0]), *row[1:FIRST_PLACE], *(code(cell) if cell else "" for cell in row[FIRST_PLACE:]))
+            for row in item.rows
+        ]
         parts.append(markdown_table(item.heads, rows, "lrrrr" + "l" * (len(item.heads) - FIRST_PLACE)) + "\n")
     return "\n".join([*parts, "</details>\n"])
 
@@ -133,16 +136,7 @@ def top_card(view: TopView) -> str:
     """As a card; all tables but the first are folded."""
     drawn = []
     for number, item in enumerate(view.tables):
-        rows = [
-            f"<tr><td><code>{escape_html(row[0])}</code></td>"
-            + "".join(f'<td class="n">{escape_html(cell)}</td>' for cell in row[1:FIRST_PLACE])
-            + "".join(
-                f"<td><code>{escape_html(cell)}</code></td>" if cell else "<td></td>" for cell in row[FIRST_PLACE:]
-            )
-            + "</tr>"
-            for row in item.rows
-        ]
-        body = table(item.heads, rows)
+        body = table(_html_heads(item.heads), map(_html_row, item.rows))
         drawn.append(body if number == 0 else f"<details><summary>by {item.heads[0]}</summary>{body}</details>")
     return card("Where the work is", f"<p>{escape_html(view.title)}</p>{''.join(drawn)}")
 
@@ -151,6 +145,11 @@ def _html_row(row: tuple[str, ...]) -> str:
     numbers = "".join(f'<td class="n">{escape_html(cell)}</td>' for cell in row[1:FIRST_PLACE])
     places = "".join(f"<td><code>{escape_html(cell)}</code></td>" for cell in row[FIRST_PLACE:])
     return f"<tr><td><code>{escape_html(row[0])}</code></td>{numbers}{places}</tr>"
+
+
+def _html_heads(heads: tuple[str, ...]) -> list[str]:
+    numbers = [f'<th class="n">{head}</th>' for head in heads[1:FIRST_PLACE]]
+    return [f"<th>{heads[0]}</th>", *numbers, *(f"<th>{head}</th>" for head in heads[FIRST_PLACE:])]
 
 
 def top_document(top: TopWork | None) -> dict[str, Any] | None:
