@@ -305,7 +305,7 @@ CLOCK_US = 1_700_000_000_000_000
 LATE_US = {0: 2_000, 1: 3_000}
 AHEAD_US = 700
 """The second rank's recording begins so much later."""
-RULE = "launch-bound"
+RULE = "host-bound"
 
 MARK = """() => {
   const one = document.querySelector('.ps-timeline').perfscope;
@@ -358,9 +358,9 @@ def _open_page(tab: Tab, findings_server: Server, page: str, ready: str) -> None
 
 
 def _gap(rank: int) -> tuple[float, float]:
-    """Where the device of a rank is idle, in ns from the beginning of the first rank's recording."""
+    """From when a rank's device is idle until its host begins the next op, in ns from the first rank's beginning."""
     start = 1_000 * (1_000 + AHEAD_US * rank)
-    return start, start + 1_000 * LATE_US[rank]
+    return start, start + 1_000 * (LATE_US[rank] - 5)
 
 
 @pytest.mark.slow
