@@ -149,8 +149,8 @@ def test_a_program_of_bfloat16_with_one_product_that_is_not(tmp_path: Path, dtyp
     said = f"multiply in {dtype} in a program that multiplies in bfloat16 otherwise; in bfloat16 (peak {times})"
     assert said in finding.title
     assert [row["multiplied_in"] for row in finding.evidence] == [dtype]
-    assert "torch.bfloat16" in finding.advice
-    assert "set_float32_matmul_precision" not in finding.advice
+    (work,) = trace.fact(plan_works)
+    assert mixed_precision(planned_products(work)) == "bfloat16"
 
 
 def test_a_program_that_is_mostly_of_tf32_is_what_was_asked_for(tmp_path: Path) -> None:

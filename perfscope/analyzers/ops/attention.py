@@ -60,13 +60,13 @@ def find_attentions(graph: OpGraph, flow: Flow | None = None) -> tuple[GraphAtte
     for index, op in enumerate(graph.ops):
         if op.phase == "backward" and op.sequence is not None and not op.view and not op.recompute:
             backward.setdefault(op.sequence, []).append(index)
-    found = []
+    result = []
     for index, op in enumerate(graph.ops):
         if base_name(op) in SOFTMAX and op.phase != "backward" and not op.view:
             attention = _attention(graph, held, index, backward)
             if attention is not None:
-                found.append(attention)
-    return tuple(found)
+                result.append(attention)
+    return tuple(result)
 
 
 def _attention(graph: OpGraph, flow: Flow, softmax: int, backward: dict[int, list[int]]) -> GraphAttention | None:
@@ -208,13 +208,13 @@ def trace_attentions(trace: Trace) -> tuple[TraceAttention, ...]:
     rows = np.flatnonzero(chosen)
     rows = rows[nearest_ancestor(trace, slices["parent"][rows].astype(np.int64), chosen) == MISSING]
     backward = _backward_nodes(trace)
-    found = []
+    result = []
     for position, row in enumerate(rows.tolist()):
         if slice_name(trace, row) in SOFTMAX_KERNELS:
             attention = _trace_attention(trace, rows, position, backward)
             if attention is not None:
-                found.append(attention)
-    return tuple(found)
+                result.append(attention)
+    return tuple(result)
 
 
 def _trace_attention(
@@ -280,10 +280,10 @@ def _backward_nodes(trace: Trace) -> dict[tuple[int, int], list[int]]:
     nodes = np.flatnonzero(trace.fact(autograd_nodes) & (slices["sequence"] != MISSING))
     forward = (slices["kind"] == SliceKind.OP) & (slices["forward_thread"] == 0) & (slices["sequence"] != MISSING)
     threads = np.unique(slices["thread"][forward]).tolist()
-    found: dict[tuple[int, int], list[int]] = {}
+    result: dict[tuple[int, int], list[int]] = {}
     for node in nodes.tolist():
         name = slice_name(trace, node).removeprefix(EVALUATE).lstrip(": ")
         if not name.startswith(("Bmm", "Mm", "Baddbmm")):
             for thread in threads:
-                found.setdefault((int(slices["sequence"][node]), thread), []).append(node)
-    return found
+                result.setdefault((int(slices["sequence"][node]), thread), []).append(node)
+    return result

@@ -83,9 +83,9 @@ def spans_of_blocks(timeline: MemoryTimeline, blocks: npt.ArrayLike) -> tuple[Sp
     """Lives of blocks (rows), the largest first; nothing as of `spans_of_peak`."""
     if not _is_on_clock(timeline):
         return ()
-    rows, held = np.asarray(blocks, np.int64), timeline.blocks
-    ends = np.minimum(held["end"][rows], timeline.last)  # what is never free lives to the end of the recording
-    return worst_spans(held["start"][rows], ends, held["bytes"][rows])
+    rows, table = np.asarray(blocks, np.int64), timeline.blocks
+    ends = np.minimum(table["end"][rows], timeline.last)  # what is never free lives to the end of the recording
+    return worst_spans(table["start"][rows], ends, table["bytes"][rows])
 
 
 def spans_at(timeline: MemoryTimeline, position: int) -> tuple[Span, ...]:
@@ -93,16 +93,16 @@ def spans_at(timeline: MemoryTimeline, position: int) -> tuple[Span, ...]:
     if not _is_on_clock(timeline):
         return ()
     later = timeline.live().positions
-    at = int(np.searchsorted(later, position, side="right"))
-    end = int(later[at]) if at < len(later) else timeline.last
+    index = int(np.searchsorted(later, position, side="right"))
+    end = int(later[index]) if index < len(later) else timeline.last
     return (Span(start_ns=position, end_ns=max(end, position + 1)),)
 
 
 def spans_of_windows(windows: Iterable[Window]) -> tuple[Span, ...]:
     """Pieces of host time, the longest first."""
     held = list(windows)
-    starts = np.array([one.start_ns for one in held], np.int64)
-    return _longest(starts, np.array([one.end_ns for one in held], np.int64))
+    starts = np.array([window.start_ns for window in held], np.int64)
+    return _longest(starts, np.array([window.end_ns for window in held], np.int64))
 
 
 def spans_within(trace: Trace, found: Intervals) -> tuple[Span, ...]:

@@ -377,7 +377,7 @@ def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
         made, place = result, here
     finished.append(chain)
     chains = [_chain(trace, found) for found in finished if len(found) > 1]
-    return tuple(sorted(chains, key=lambda found: int(kernels["start_ns"][found.kernels[0]])))
+    return tuple(sorted(chains, key=lambda chain: int(kernels["start_ns"][chain.kernels[0]])))
 
 
 def _chain(trace: Trace, chain: list[int]) -> KernelChain:

@@ -122,7 +122,7 @@ def flow_of(graph: OpGraph) -> Flow:
         writes=tuple(writes),
         producers=tuple(producers),
         order=tuple(order),
-        consumers=tuple(_once(found) for found in consumers),
+        consumers=tuple(_once(consumer) for consumer in consumers),
         outlives=tuple(outlives),
         storage_bytes=sizes,
     )

@@ -50,10 +50,10 @@ def matmul_precision(kernel: str) -> Precision | None:
 def _tensile(kernel: str) -> Precision | None:
     if re.search(r"xf32|F32X", kernel, re.IGNORECASE):
         return "tf32"
-    found = _TENSILE.match(kernel)
-    if found is None:
+    match = _TENSILE.match(kernel)
+    if match is None:
         return None
-    types = found["types"]
+    types = match["types"]
     return "fp8" if types.startswith(("F8", "B8")) else _TENSILE_TYPES.get(types[0])
 
 

@@ -55,15 +55,15 @@ def cache_folder() -> Path | None:
 
 def load(path: Path) -> Trace | None:
     """The trace kept for ``path`` as it is now, or None."""
-    place = _cache_path(path)
-    if place is None:
+    folder = _cache_path(path)
+    if folder is None:
         return None
     try:
-        with place.open("rb") as file:
+        with folder.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         trace = _read(data)
         trace.check()
-        os.utime(place)
+        os.utime(folder)
     except (OSError, ValueError, LookupError, struct.error):
         return None  # absent, corrupt or of another version: the trace itself is read
     return trace
@@ -71,8 +71,8 @@ def load(path: Path) -> Trace | None:
 
 def save(path: Path, trace: Trace) -> None:
     """Keep the columns of ``trace``; a full disk or a read-only home costs nothing but the next parse."""
-    place = _cache_path(path)
-    if place is None:
+    folder = _cache_path(path)
+    if folder is None:
         return
     layout: dict[str, dict[str, tuple[str, int, int]]] = {}
     offset = 0
@@ -86,9 +86,9 @@ def save(path: Path, trace: Trace) -> None:
     )
     first = -(-(len(MAGIC) + 8 + len(header)) // _ALIGN) * _ALIGN
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make_room(place.parent, first + offset)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".new-", delete=False) as file:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_room(folder.parent, first + offset)
+        with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".new-", delete=False) as file:
             try:
                 file.write(MAGIC + struct.pack("<Q", len(header)) + header)
                 for table, rows in trace.rows.items():
@@ -96,7 +96,7 @@ def save(path: Path, trace: Trace) -> None:
                         file.seek(first + layout[table][name][2])
                         file.write(np.ascontiguousarray(values).data)
                 file.truncate(first + offset)
-                Path(file.name).replace(place)
+                Path(file.name).replace(folder)
             except OSError:
                 Path(file.name).unlink()
                 raise

@@ -148,13 +148,13 @@ def parents(thread: Array, start: Array, end: Array) -> Array:
     when it starts, its parent the last span one level up. Threads whose spans overlap without
     nesting are walked with a stack instead.
     """
-    found = np.full(len(start), MISSING, np.int32)
+    result = np.full(len(start), MISSING, np.int32)
     edges = np.flatnonzero(np.diff(thread)) + 1
     for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(thread)], strict=True):
         part = slice(low, high)
         local = _parents_of_thread(start[part], end[part])
-        found[part] = np.where(local == MISSING, MISSING, local + low)
-    return found
+        result[part] = np.where(local == MISSING, MISSING, local + low)
+    return result
 
 
 def _parents_of_thread(start: Array, end: Array) -> Array:
@@ -168,8 +168,8 @@ def _parents_of_thread(start: Array, end: Array) -> Array:
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
     for upper, lower in pairwise(levels):
-        place = np.searchsorted(upper, lower) - 1
-        parent[lower] = np.where(place >= 0, upper[np.maximum(place, 0)], MISSING)
+        positions = np.searchsorted(upper, lower) - 1
+        parent[lower] = np.where(positions >= 0, upper[np.maximum(positions, 0)], MISSING)
     has = parent != MISSING
     nested = (finish[parent[has]] >= finish[has]).all() and (has | (depth == 0)).all() and (depth >= 0).all()
     return parent if nested else _parents_by_stack(begin, finish)
@@ -196,21 +196,21 @@ def innermost(
     ``threads``, ``starts``, ``ends``, ``parent`` describe the spans, in nesting order, shapes (n,);
     the asked intervals have shape (m,) and so has the result (int32).
     """
-    found = np.full(len(start), MISSING, np.int64)
+    result = np.full(len(start), MISSING, np.int64)
     if not len(starts):
-        return found.astype(np.int32)
+        return result.astype(np.int32)
     edges = np.concatenate(([0], np.flatnonzero(np.diff(threads)) + 1, [len(threads)])).astype(np.int64)
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         if high == low:
             continue
         asked = np.flatnonzero(thread == threads[low])
-        place = np.searchsorted(starts[low:high], start[asked], side="right") - 1
-        found[asked] = np.where(place >= 0, place + low, MISSING)
-    left = np.flatnonzero(found != MISSING)
-    while len(left := left[ends[found[left]] < end[left]]):
-        found[left] = parent[found[left]]
-        left = left[found[left] != MISSING]
-    return found.astype(np.int32)
+        positions = np.searchsorted(starts[low:high], start[asked], side="right") - 1
+        result[asked] = np.where(positions >= 0, positions + low, MISSING)
+    left = np.flatnonzero(result != MISSING)
+    while len(left := left[ends[result[left]] < end[left]]):
+        result[left] = parent[result[left]]
+        left = left[result[left] != MISSING]
+    return result.astype(np.int32)
 
 
 # What readers of recordings derive in the same way: of names, of enclosing spans, of annotations.
@@ -223,10 +223,10 @@ def of_names(names: Array, strings: Sequence[str], classify: Callable[[str], Any
     places = names + 1  # MISSING is -1; counting is quicker than sorting millions of names
     used = np.flatnonzero(np.bincount(places))
     answers = np.zeros(used[-1] + 1, dtype)
-    for place in used.tolist():
-        answers[place] = classify(strings[place - 1] if place else "")
-    found: Array = answers[places]
-    return found
+    for index in used.tolist():
+        answers[index] = classify(strings[index - 1] if index else "")
+    result: Array = answers[places]
+    return result
 
 
 def span_around(slices: Rows, thread: Array, start: Array, end: Array) -> Array:
@@ -269,5 +269,5 @@ def named_steps(
 
 
 def _number(pattern: re.Pattern[str], name: str) -> int:
-    found = pattern.match(name)
-    return MISSING if found is None else int(found[1])
+    match = pattern.match(name)
+    return MISSING if match is None else int(match[1])

@@ -90,8 +90,8 @@ def _target(path: Path, manifest: Compiled) -> Target | None:
 
 
 def _why_nothing(manifest: Compiled) -> str:
-    for one in manifest.not_compiled:
-        return f"nothing was compiled: {one.name}: {one.reason}"
+    for not_compiled in manifest.not_compiled:
+        return f"nothing was compiled: {not_compiled.name}: {not_compiled.reason}"
     return f"nothing was compiled{': ' + manifest.notes[-1] if manifest.notes else ''}"
 
 
@@ -104,7 +104,7 @@ def _manifest_notes(manifest: Compiled) -> list[str]:
         notes.append("not all of it is here: the compilation did not come to its end")
     left = manifest.not_compiled
     if left:
-        named = "; ".join(f"{one.name}: {one.reason}" for one in left[:MOST_NAMED])
+        named = "; ".join(f"{not_compiled.name}: {not_compiled.reason}" for not_compiled in left[:MOST_NAMED])
         more = f"; and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
         notes.append(f"not compiled: {named}{more}")
     return [*notes, *manifest.notes]
@@ -140,18 +140,20 @@ def read_plan_folder(folder: Path, manifest: Compiled | None = None) -> Trace:
     first = held[0]
     graph = first.outside if first.plan.compiled_by == "program" else first.eager
     builder = TraceBuilder(str(folder), PLAN_FORMAT)
-    builder.events = sum(len(graph.kernels) for one in held for graph in one.plan.graphs)
-    notes = [note for one in held for note in (*one.plan.notes, *_not_covered(one.plan))]
+    builder.events = sum(len(graph.kernels) for plan in held for graph in plan.plan.graphs)
+    notes = [note for plan in held for note in (*plan.plan.notes, *_not_covered(plan.plan))]
     builder.note(*dict.fromkeys((*notes, *problems)))
     builder.record("torch_plan", *(("op_graph",) if graph is not None else ()))
     return builder.build(op_graph=graph, torch_plans=tuple(held))
 
 
-def _graph_break(one: PlanBreak) -> tuple[str | None, GraphBreak]:
-    at = one.place
-    place = None if at is None else CodeLine(file=at.file, line=at.line, function=at.function)
-    unit = Unit(compile_id=one.compile_id, function=one.function, place=place)
-    return one.function, breaks.parse_break(one.text, unit, None)
+def _graph_break(plan_break: PlanBreak) -> tuple[str | None, GraphBreak]:
+    plan_line = plan_break.place
+    place = (
+        None if plan_line is None else CodeLine(file=plan_line.file, line=plan_line.line, function=plan_line.function)
+    )
+    unit = Unit(compile_id=plan_break.compile_id, function=plan_break.function, place=place)
+    return plan_break.function, breaks.parse_break(plan_break.text, unit, None)
 
 
 def _not_covered(plan: TorchPlan) -> list[str]:

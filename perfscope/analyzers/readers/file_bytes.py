@@ -67,15 +67,15 @@ def open_bytes(path: Path, largest: int | None = None) -> Iterator[bytes | mmap.
 
 @contextlib.contextmanager
 def _unpacked(path: Path, packing: str, largest: int) -> Iterator[bytes | mmap.mmap]:
-    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as held:
-        _decompress(path, held, packing, largest)
-        size = held.tell()
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+        _decompress(path, file, packing, largest)
+        size = file.tell()
         if size <= IN_MEMORY:
-            held.seek(0)
-            yield held.read()
+            file.seek(0)
+            yield file.read()
             return
-        held.flush()
-        with mmap.mmap(held.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield data
 
 
@@ -215,5 +215,5 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?:\D|$)", re.IGNOR
 
 def rank_in_name(file: Path) -> int | None:
     """The rank that a file's name tells: 3 for ``job_rank3.json.gz``."""
-    found = _RANK_IN_NAME.search(file.name)
-    return int(found[1]) if found else None
+    match = _RANK_IN_NAME.search(file.name)
+    return int(match[1]) if match else None

@@ -74,8 +74,8 @@ def read(path: Path) -> Trace | list[Trace]:
     with open_bytes(path, LARGEST_TAR) as data:
         if data[_TAR_MAGIC] == b"ustar":
             return _of_tar(path, io.BytesIO(data) if isinstance(data, bytes) else data)
-        found = _parsed(data[: LARGEST + 1], str(path))
-    return _trace(found, str(path), path.name)
+        result = _parsed(data[: LARGEST + 1], str(path))
+    return _trace(result, str(path), path.name)
 
 
 def _of_tar(path: Path, stream: Any) -> list[Trace]:
@@ -105,14 +105,14 @@ def _parsed(data: bytes, shown: str) -> dict[str, Any]:
     if len(data) > LARGEST:
         raise DataError(f"{shown}: larger than {LARGEST >> 20} MiB: no dump of a flight recorder")
     try:
-        found = PickleMachine(data, _DOCUMENT).load() if data[:1] == b"\x80" else json.loads(data)
+        result = PickleMachine(data, _DOCUMENT).load() if data[:1] == b"\x80" else json.loads(data)
     except DataError as error:
         raise DataError(f"{shown}: not a {_DOCUMENT}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{shown}: not a {_DOCUMENT}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
+    if not isinstance(result, dict) or not isinstance(result.get("entries"), list):
         raise DataError(f"{shown}: not a {_DOCUMENT}: no dictionary with entries")
-    return found
+    return result
 
 
 def _trace(dump: Mapping[str, Any], shown: str, name: str) -> Trace:
@@ -186,11 +186,11 @@ def _call(entry: Mapping[str, Any]) -> RecordedCall:
 
 def _peer(name: str) -> tuple[int, int] | None:
     """(from, to) of ``send 0->3`` and ``recv 3<-0``."""
-    found = _PEERS.search(name)
-    if found is None:
+    match = _PEERS.search(name)
+    if match is None:
         return None
-    first, second = int(found[1]), int(found[3])
-    return (first, second) if found[2] == "->" else (second, first)
+    first, second = int(match[1]), int(match[3])
+    return (first, second) if match[2] == "->" else (second, first)
 
 
 def _place(frames: Any) -> tuple[str | None, int | None]:
@@ -210,7 +210,7 @@ def _progress(status: Any, entries: list[dict[str, Any]]) -> dict[str, Progress]
         named[str(entry.get("pg_id"))] = name
         if entry.get("is_p2p"):
             mixed.add(name)  # its numbers are those of sends and receives then
-    found = {}
+    result = {}
     for number, one in status.items() if isinstance(status, dict) else ():
         enqueued, completed = (
             _number(one.get(f"last_{what}_collective")) if isinstance(one, dict) else None
@@ -218,8 +218,8 @@ def _progress(status: Any, entries: list[dict[str, Any]]) -> dict[str, Progress]
         )
         known = named.get(str(number))
         if known is not None and known not in mixed and enqueued is not None and completed is not None:
-            found[known] = Progress(enqueued=enqueued, completed=completed)
-    return found
+            result[known] = Progress(enqueued=enqueued, completed=completed)
+    return result
 
 
 def _group_name(value: Any) -> str:

@@ -81,10 +81,10 @@ class _Profile:
     def make_tables(self) -> None:
         """Make ``held`` and ``frames``."""
         samples = self._profile.sample
-        if sum(len(one.location_id) for one in samples) > MAX_FRAMES:
+        if sum(len(sample.location_id) for sample in samples) > MAX_FRAMES:
             raise ValueError(f"stacks of more than {MAX_FRAMES:,} frames")
-        labels = [{self._text(label.key): self._text(label.str) for label in one.label} for one in samples]
-        devices = {one["device"] for one in labels if one.get("device")}
+        labels = [{self._text(label.key): self._text(label.str) for label in sample.label} for sample in samples]
+        devices = {label["device"] for label in labels if label.get("device")}
         only = devices.pop() if len(devices) == 1 else ""
         columns: dict[str, list[Any]] = {key: [] for key in ("on_device", "ordinal", "bytes", "count", "kind",
                                                              "category", "frame")}  # fmt: skip
@@ -121,7 +121,7 @@ class _Profile:
     def _stack(self, locations: Any) -> list[int]:
         """Rows of ``frames``, innermost first. Callers come first into the table, and stacks share them."""
         parent = MISSING
-        found = []
+        result = []
         for location in reversed(locations):
             lines = self._locations.get(location)
             if lines is None:
@@ -139,8 +139,8 @@ class _Profile:
                         (self._builder.code(name), self._builder.code(file) if file else MISSING, number, parent)
                     )
                 parent = self._rows[key]
-                found.append(parent)
-        return found[::-1]
+                result.append(parent)
+        return result[::-1]
 
     def _users(self, stack: list[int]) -> int:
         """The innermost frame of the user's own code, else of a package that is not JAX, else the innermost."""
@@ -154,8 +154,8 @@ class _Profile:
     def _text(self, index: int) -> str:
         if not 0 <= index < len(self._strings):
             raise ValueError(f"string {index} of {len(self._strings):,}")
-        found: str = self._strings[index]
-        return found
+        result: str = self._strings[index]
+        return result
 
 
 def _skipped(file: str) -> bool:

@@ -95,7 +95,7 @@ class Loaded:
     @property
     def traces(self) -> tuple[Trace, ...]:
         """The traces alone."""
-        return tuple(one.trace for one in self.results)
+        return tuple(result.trace for result in self.results)
 
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
@@ -141,39 +141,39 @@ def load_paths(paths: Sequence[str | Path]) -> Loaded:
 
 def discover(path: str | Path) -> Input:
     """What ``path`` leads to. ``DataError``: nothing, too much, several runs, or of no known format."""
-    place = resolve(path)
+    folder = resolve(path)
     try:
-        reader = reader_of(place)
+        reader = reader_of(folder)
     except OSError as error:
         raise DataError(f"{path}: {_error_text(error)}") from error
     if reader is not None:
-        return Input(path=str(place), units=(_run_at(place) or str(place),))
-    if place.is_dir():
-        return Input(path=str(place), units=_units_below(place), folder=True)
-    raise DataError(f"{path}: {describe_file(place)}; perfscope reads: {', '.join(known_formats())}")
+        return Input(path=str(folder), units=(_run_at(folder) or str(folder),))
+    if folder.is_dir():
+        return Input(path=str(folder), units=_units_below(folder), folder=True)
+    raise DataError(f"{path}: {describe_file(folder)}; perfscope reads: {', '.join(known_formats())}")
 
 
 def resolve(path: str | Path) -> Path:
     """Where ``path`` leads: itself, or the run of that name (``latest``, or how its id begins). It exists."""
-    place = Path(path)
+    folder = Path(path)
     try:
-        if place.exists():
-            return place
+        if folder.exists():
+            return folder
         runs = [run.name for run in run_folders.kept_directories(Path(run_folders.RUNS_FOLDER))]
     except (OSError, ValueError) as error:  # a name too long, or with a null byte
         raise DataError(f"{path}: {_error_text(error)}") from error
-    if str(path) == run_folders.LATEST or (place.name and any(name.startswith(str(path)) for name in runs)):
+    if str(path) == run_folders.LATEST or (folder.name and any(name.startswith(str(path)) for name in runs)):
         return run_folders.find(str(path))
     raise DataError(f"{path}: no such file or folder")
 
 
-def reader_of(place: Path) -> ModuleType | None:
+def reader_of(path: Path) -> ModuleType | None:
     """The reader that knows what lies at ``place``, or ``None``. ``OSError`` if it cannot be opened."""
-    if not place.is_dir() and not place.is_file():
+    if not path.is_dir() and not path.is_file():
         return None
-    head = b"" if place.is_dir() else read_head(place)
+    head = b"" if path.is_dir() else read_head(path)
     for reader in _readers():
-        if reader.sniff(place, head):
+        if reader.sniff(path, head):
             return reader
     return None
 
@@ -192,26 +192,26 @@ def known_formats() -> tuple[str, ...]:
     return tuple(sorted({*READERS, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
 
 
-def _run_at(place: Path) -> DividedRun | None:
+def _run_at(path: Path) -> DividedRun | None:
     """The parts of the run at ``place``, ``None`` where no run is. ``DataError`` if its manifest is corrupt."""
-    with _as_data_error(place):
-        return divide_run(place) if place.is_dir() and run_folders.is_run(place) else None
+    with _as_data_error(path):
+        return divide_run(path) if path.is_dir() and run_folders.is_run(path) else None
 
 
 def _units_below(folder: Path) -> tuple[Unit, ...]:
     """What may be traces below a folder, sorted. ``DataError``: too many files, or several runs."""
     places = tuple(_candidates(folder))
-    runs = [place for place in places if place.is_dir()]
+    runs = [path for path in places if path.is_dir()]
     if len(runs) > 1:
         raise DataError(f"{folder}: holds several runs ({runs[0].name}, {runs[1].name} ...); name one, or `latest`")
     return tuple(map(_unit, places))
 
 
-def _unit(place: Path) -> Unit:
+def _unit(path: Path) -> Unit:
     try:
-        return _run_at(place) or str(place)
+        return _run_at(path) or str(path)
     except DataError as error:
-        return Skipped(path=str(place), reason=str(error).removeprefix(f"{place}: "), broken=True)
+        return Skipped(path=str(path), reason=str(error).removeprefix(f"{path}: "), broken=True)
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
@@ -264,19 +264,19 @@ def read_task(task: Task) -> TaskResult:
 
 def _read_part(part: RunPart) -> Sequence[Trace]:
     """The traces of one part of a run; none if it captured nothing."""
-    found: Sequence[Trace] = importlib.import_module(READERS["run"]).read_part(part)
-    return found
+    result: Sequence[Trace] = importlib.import_module(READERS["run"]).read_part(part)
+    return result
 
 
-def _read_place(place: Path) -> Sequence[Trace] | None:
+def _read_place(path: Path) -> Sequence[Trace] | None:
     """The traces of a file, or of a folder that is one source; ``None`` for a file that is no trace."""
-    reader = reader_of(place)
+    reader = reader_of(path)
     if reader is None:
-        return () if place.is_dir() else None
-    read: Trace | Sequence[Trace] = reader.read(place)
+        return () if path.is_dir() else None
+    read: Trace | Sequence[Trace] = reader.read(path)
     traces = (read,) if isinstance(read, Trace) else tuple(read)
     if not traces:
-        raise DataError(f"{place}: no trace in it")
+        raise DataError(f"{path}: no trace in it")
     return traces
 
 
@@ -309,12 +309,12 @@ def assemble(inputs: Sequence[Input], results: Iterable[TaskResult]) -> Loaded:
     seen: set[tuple[Path, int | None]] = set()
     traces: list[ReadTrace] = []
     for part in parts:
-        traces += [one for one in part.results if _identity(one.trace) not in seen]
-        seen.update(_identity(one.trace) for one in part.results)
+        traces += [result for result in part.results if _identity(result.trace) not in seen]
+        seen.update(_identity(result.trace) for result in part.results)
     traces = _with_missing_ranks(traces)
     return Loaded(
-        results=_join_program_files(traces, ", ".join(one.trace.source.path for one in traces)),
-        skipped=tuple(one for part in parts for one in part.skipped),
+        results=_join_program_files(traces, ", ".join(trace.trace.source.path for trace in traces)),
+        skipped=tuple(skipped for part in parts for skipped in part.skipped),
         run=parts[0].run if len(parts) == 1 else None,
     )
 
@@ -325,30 +325,30 @@ def _identity(trace: Trace) -> tuple[Path, int | None]:
 
 def _assemble_input(given: Input, results: Sequence[TaskResult]) -> Loaded:
     remaining = iter(results)
-    held: list[TaskResult] = []
+    task_results: list[TaskResult] = []
     for unit in given.units:
         mine = [next(remaining) for _ in _tasks_of(unit)]
         if isinstance(unit, Skipped):
-            held.append(TaskResult(skipped=unit))
+            task_results.append(TaskResult(skipped=unit))
         else:
-            held += mine if isinstance(unit, str) else _run_results(unit, mine)
-    traces = [one for result in held for one in result.traces]
-    skipped = tuple(result.skipped for result in held if result.skipped is not None)
+            task_results += mine if isinstance(unit, str) else _run_results(unit, mine)
+    traces = [trace for result in task_results for trace in result.traces]
+    skipped = tuple(result.skipped for result in task_results if result.skipped is not None)
     runs = [unit for unit in given.units if isinstance(unit, DividedRun)]
     if not traces:
         raise _no_trace(given, skipped)
     if given.folder:
         traces = list(_join_program_files(sorted(traces, key=_by_rank), given.path))
     elif runs:
-        traces.sort(key=lambda one: trace_order(one.trace))
-    lost = [f"{Path(one.path).name} was not read: {one.reason}" for one in skipped if one.broken]
+        traces.sort(key=lambda trace: trace_order(trace.trace))
+    lost = [f"{Path(file.path).name} was not read: {file.reason}" for file in skipped if file.broken]
     traces[0] = _noted(traces[0], *lost)
     return Loaded(results=tuple(traces), skipped=skipped, run=_manifest(runs[0].run) if runs else None)
 
 
 def _run_results(divided: DividedRun, results: Sequence[TaskResult]) -> Sequence[TaskResult]:
     """What was read of the parts of a run; or why there is nothing at all."""
-    if any(one.traces or one.skipped is not None for one in results):
+    if any(result.traces or result.skipped is not None for result in results):
         return results
     reason = why_nothing_captured(divided.run)
     return [TaskResult(skipped=Skipped(path=divided.path, reason=reason, broken=True))]
@@ -357,7 +357,7 @@ def _run_results(divided: DividedRun, results: Sequence[TaskResult]) -> Sequence
 def _no_trace(given: Input, skipped: Sequence[Skipped]) -> DataError:
     if not given.folder:
         return skipped[0].error() if skipped else DataError(f"{given.path}: no trace in it")
-    broken = [one for one in skipped if one.broken]
+    broken = [file for file in skipped if file.broken]
     if broken:
         return DataError(f"{given.path}: no readable trace: {Path(broken[0].path).name}: {broken[0].reason}")
     if skipped:
@@ -373,18 +373,18 @@ def _manifest(run: Run) -> dict[str, Any]:
     return manifest
 
 
-def _noted(one: ReadTrace, *notes: str) -> ReadTrace:
-    return replace(one, trace=one.trace.noted(*notes)) if notes else one
+def _noted(trace: ReadTrace, *notes: str) -> ReadTrace:
+    return replace(trace, trace=trace.trace.noted(*notes)) if notes else trace
 
 
 def _with_missing_ranks(traces: Sequence[ReadTrace]) -> list[ReadTrace]:
     """The first of a run's traces says which ranks of the world there is none of."""
     noted = list(traces)
-    sources = {index: one.trace.source for index, one in enumerate(traces)}
-    ranked = {index: one for index, one in sources.items() if one.format == "run" and one.rank is not None}
+    sources = {index: trace.trace.source for index, trace in enumerate(traces)}
+    ranked = {index: source for index, source in sources.items() if source.format == "run" and source.rank is not None}
     if ranked:
-        ranks = {one.rank for one in ranked.values() if one.rank is not None}
-        note = missing_ranks(ranks, max(one.world_size or 0 for one in ranked.values()))
+        ranks = {source.rank for source in ranked.values() if source.rank is not None}
+        note = missing_ranks(ranks, max(source.world_size or 0 for source in ranked.values()))
         if note is not None:
             first = min(ranked)
             noted[first] = _noted(noted[first], note)
@@ -393,11 +393,11 @@ def _with_missing_ranks(traces: Sequence[ReadTrace]) -> list[ReadTrace]:
 
 def _join_program_files(traces: Sequence[ReadTrace], path: str) -> tuple[ReadTrace, ...]:
     """Several files of compiled programs and nothing else as one trace: they are no ranks. Others as they are."""
-    if len(traces) > 1 and all(holds_programs_only(one.trace) for one in traces):
-        return (ReadTrace(trace=join_programs([one.trace for one in traces], path)),)
+    if len(traces) > 1 and all(holds_programs_only(trace.trace) for trace in traces):
+        return (ReadTrace(trace=join_programs([trace.trace for trace in traces], path)),)
     return tuple(traces)
 
 
-def _by_rank(one: ReadTrace) -> tuple[bool, int, str]:
-    rank = one.trace.source.rank
-    return (rank is None, rank or 0, one.trace.source.path)
+def _by_rank(trace: ReadTrace) -> tuple[bool, int, str]:
+    rank = trace.trace.source.rank
+    return (rank is None, rank or 0, trace.trace.source.path)

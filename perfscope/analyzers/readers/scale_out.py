@@ -59,16 +59,17 @@ _LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+@", re.IGNORECASE)
 def shown_url(url: str) -> str:
     """The URL without login and without the values of parameters but ``SHOWN``."""
     scheme, rest, login = _parts(url)
-    place, mark, query = rest.partition("?")
-    given = "&".join(_shown_parameter(one) for one in query.split("&"))
-    return f"{scheme}{HIDDEN + '@' if login else ''}{place}{mark}{given if query else ''}"
+    address, mark, query = rest.partition("?")
+    given = "&".join(_shown_parameter(parameter) for parameter in query.split("&"))
+    return f"{scheme}{HIDDEN + '@' if login else ''}{address}{mark}{given if query else ''}"
 
 
 def without_secrets(text: str, url: str) -> str:
     """A text about ``url`` (an error of its storage) without what ``shown_url`` hides, and without other keys."""
     text = text.replace(url, shown_url(url))
     _, rest, login = _parts(url)
-    values = [one.partition("=")[2] for one in rest.partition("?")[2].split("&") if _shown_parameter(one) != one]
+    parameters = rest.partition("?")[2].split("&")
+    values = [given.partition("=")[2] for given in parameters if _shown_parameter(given) != given]
     for secret in sorted({login, *login.split(":"), *values}, key=len, reverse=True):
         for spelled in (secret, unquote(secret)):
             if len(spelled) >= LEAST_SECRET:
@@ -78,10 +79,10 @@ def without_secrets(text: str, url: str) -> str:
 
 def _parts(url: str) -> tuple[str, str, str]:
     """Scheme, what follows the login, and the login; ``''`` if there is none. A secret may have slashes in it."""
-    found = _SCHEME.match(url)
-    if found is None:
+    match = _SCHEME.match(url)
+    if match is None:
         return "", url, ""
-    scheme, rest = found[0], url[found.end() :]
+    scheme, rest = match[0], url[match.end() :]
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if "@" in host:
         login = host.rpartition("@")[0]
@@ -153,12 +154,12 @@ def fetched(url: str) -> Iterator[Path]:
 def files_below(url: str, folders: Sequence[str]) -> list[str]:
     """Paths, relative to ``url``, of all files in ``folders`` of it, sorted. ``DataError`` if it cannot be listed."""
     system, root = _opened(url)
-    found: list[str] = []
+    result: list[str] = []
     for folder in folders:
         _check_inside(url, folder)
         with _one_line(url):
-            found += (_below(file, root) for file in system.find(f"{root.rstrip('/')}/{folder}"))
-    return sorted(found)
+            result += (_below(file, root) for file in system.find(f"{root.rstrip('/')}/{folder}"))
+    return sorted(result)
 
 
 def fetch_all(url: str, names: Sequence[str], folder: Path) -> None:
@@ -223,7 +224,7 @@ def _below(file: str, folder: str) -> str:
 def _error_text(error: Exception, url: str) -> str:
     """What kind of failure it is, and the first line of what the storage says."""
     lines = without_secrets(str(error), url).splitlines()
-    kind = next((said for one, said in _REASONS if isinstance(error, one)), type(error).__name__)
+    kind = next((text for one, text in _REASONS if isinstance(error, one)), type(error).__name__)
     return f"{kind} ({lines[0]})" if lines and kind != type(error).__name__ else ": ".join([kind, *lines[:1]])
 
 
@@ -264,11 +265,11 @@ def _divided(root: str, names: Sequence[str]) -> DividedRun | Skipped:
     with tempfile.TemporaryDirectory(prefix="perfscope-") as folder:
         try:
             fetch_all(root, manifests, Path(folder))
-            found = divide_run(Path(folder))
+            run = divide_run(Path(folder))
         except DataError as error:
             reason = str(error).removeprefix(f"{shown}: ").removeprefix(f"{folder}/")
             return Skipped(path=shown, reason=reason, broken=True)
-    return replace(found, path=shown, parts=tuple(replace(part, path=root) for part in found.parts))
+    return replace(run, path=shown, parts=tuple(replace(part, path=root) for part in run.parts))
 
 
 # One remote task at a time: fetched, read and worked on while the copy lasts.
@@ -296,15 +297,15 @@ def work_on_copy(task: Task, work: Callable[[TaskResult], TaskResult]) -> TaskRe
         return TaskResult(skipped=Skipped(path=shown, reason=reason, broken=True))
 
 
-def _relocated(result: TaskResult, copy: str, place: str, shown: str) -> TaskResult:
+def _relocated(result: TaskResult, copy: str, url: str, shown: str) -> TaskResult:
     traces = []
-    for one in result.traces:
-        builder = TraceBuilder.of(one.trace)
-        builder.relocate(copy, place)
+    for trace in result.traces:
+        builder = TraceBuilder.of(trace.trace)
+        builder.relocate(copy, url)
         traces.append(ReadTrace(trace=builder.build()))
     lost = result.skipped
     if lost is not None:
-        lost = replace(lost, path=shown, reason=lost.reason.replace(copy, place))
+        lost = replace(lost, path=shown, reason=lost.reason.replace(copy, url))
     return TaskResult(traces=tuple(traces), skipped=lost)
 
 
@@ -356,20 +357,20 @@ def work_on_cluster(
     with _connected(distributed, address) as client:
         _check_workers(client, address)
         futures = client.map(work, tasks, pure=False, retries=RETRIES)
-        place_of = {future.key: place for place, future in enumerate(futures)}
+        place_of = {future.key: index for index, future in enumerate(futures)}
         ended = distributed.as_completed(futures, loop=client.loop)
         del futures  # or the cluster would hold every digest to the end
         killed = []
         for future in ended:
-            place = place_of[future.key]
+            index = place_of[future.key]
             done = _done(distributed, future)
             future.release()
             if isinstance(done, LostTask):
-                killed.append(place)
+                killed.append(index)
             else:
-                yield place, done
-        for place in killed:  # one at a time: Dask also blames tasks that only waited on a worker that was killed
-            yield place, _done(distributed, client.submit(work, tasks[place], pure=False))
+                yield index, done
+        for index in killed:  # one at a time: Dask also blames tasks that only waited on a worker that was killed
+            yield index, _done(distributed, client.submit(work, tasks[index], pure=False))
 
 
 def _connected(distributed: Any, address: str) -> Any:

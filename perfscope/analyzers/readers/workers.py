@@ -41,8 +41,8 @@ def cores() -> int:
 
 def work_here(work: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | LostTask]]:
     """The executor in this process: one task after the other."""
-    for place, task in enumerate(tasks):
-        yield place, work(task)
+    for index, task in enumerate(tasks):
+        yield index, work(task)
 
 
 def work_through(
@@ -56,13 +56,13 @@ def work_through(
         yield from work_here(work, tasks)
         return
     died: list[int] = []
-    for place, done in _round(work, tasks, deque(range(len(tasks))), jobs):
+    for index, done in _round(work, tasks, deque(range(len(tasks))), jobs):
         if isinstance(done, LostTask):
-            died.append(place)
+            died.append(index)
         else:
-            yield place, done
-    for place in died:
-        yield from _round(work, tasks, deque([place]), 1)
+            yield index, done
+    for index in died:
+        yield from _round(work, tasks, deque([index]), 1)
 
 
 def _round(
@@ -76,7 +76,7 @@ def _round(
                 workers.append(worker)
                 worker.give(waiting, tasks)
             ready = wait([worker.line for worker in workers])
-            for worker in [one for one in workers if one.line in ready]:
+            for worker in [worker for worker in workers if worker.line in ready]:
                 done = worker.take()
                 yield worker.place, done
                 if isinstance(done, LostTask) or not worker.give(waiting, tasks):

@@ -92,11 +92,11 @@ def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
     problems: list[str] = []
     with guarded("the collectives could not be summed up", traces[0].source.path if traces else "", problems):
         if sum(map(has_ranks, traces)) > 1:
-            jobs += [_job(one) for one in rank_sets(traces) if _shown(one)]
+            jobs += [_job(rank_set) for rank_set in rank_sets(traces) if _shown(rank_set)]
         processes = process_sets(traces)
-        joined = {id(member.trace) for one in processes for member in one.ranks.job.members}
+        joined = {id(member.trace) for process in processes for member in process.ranks.job.members}
         several = [one for trace in traces if id(trace) not in joined and (one := trace.fact(device_set)) is not None]
-        jobs += [_of_devices(one) for one in (*(one.devices for one in processes), *several)]
+        jobs += [_of_devices(device_set) for device_set in (*(process.devices for process in processes), *several)]
     if problems:
         return CollectivesSection(problems=tuple(problems))
     return CollectivesSection(jobs=tuple(jobs[:MOST_JOBS]), jobs_left=max(0, len(jobs) - MOST_JOBS))
@@ -110,7 +110,7 @@ def _shown(ranks: RankSet) -> bool:
 def _job(ranks: RankSet) -> JobCollectives:
     table = table_of(ranks)
     clocks: Clocks = ranks.clocks
-    worst = sorted(table.ranks, key=lambda one: -one.wait_ns)[:MOST_RANKS]
+    worst = sorted(table.ranks, key=lambda total: -total.wait_ns)[:MOST_RANKS]
     pairs = kinds_of(ranks.pairing)
     return JobCollectives(
         label=ranks.job.label(),
@@ -128,29 +128,29 @@ def _job(ranks: RankSet) -> JobCollectives:
         groups_left=max(0, len(ranks.groups) - MOST_GROUPS),
         kinds=table.kinds[:MOST_KINDS],
         kinds_left=max(0, len(table.kinds) - MOST_KINDS),
-        ranks=tuple(sorted(worst, key=lambda one: one.rank)),
+        ranks=tuple(sorted(worst, key=lambda total: total.rank)),
         ranks_left=max(0, len(table.ranks) - MOST_RANKS),
         notes=ranks.notes,
     )
 
 
-def _of_devices(found: DeviceSet) -> JobCollectives:
-    worst = sorted(found.totals, key=lambda one: -one.wait_ns)[:MOST_RANKS]
+def _of_devices(device_set: DeviceSet) -> JobCollectives:
+    worst = sorted(device_set.totals, key=lambda total: -total.wait_ns)[:MOST_RANKS]
     return JobCollectives(
-        label=found.label(),
+        label=device_set.label(),
         members="device",
-        world_size=found.world_size,
-        recorded=found.devices,
+        world_size=device_set.world_size,
+        recorded=device_set.devices,
         missing=(),
-        matched=found.matched,
-        unmatched=found.unmatched,
+        matched=device_set.matched,
+        unmatched=device_set.unmatched,
         clock_offset_ns=0,
         clock_uncertainty_ns=0,
         groups=(),
         groups_left=0,
-        kinds=found.kinds[:MOST_KINDS],
-        kinds_left=max(0, len(found.kinds) - MOST_KINDS),
-        ranks=tuple(sorted(worst, key=lambda one: one.rank)),
-        ranks_left=max(0, len(found.totals) - MOST_RANKS),
-        notes=found.notes,
+        kinds=device_set.kinds[:MOST_KINDS],
+        kinds_left=max(0, len(device_set.kinds) - MOST_KINDS),
+        ranks=tuple(sorted(worst, key=lambda total: total.rank)),
+        ranks_left=max(0, len(device_set.totals) - MOST_RANKS),
+        notes=device_set.notes,
     )

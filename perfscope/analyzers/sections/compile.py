@@ -66,20 +66,20 @@ NO_COMPILE = CompileSection()
 
 def compile_section(traces: Sequence[Trace]) -> CompileSection:
     """The section of all traces; a trace whose log breaks it is named in ``problems``."""
-    found: list[tuple[str, CompileSummary]] = []
+    result: list[tuple[str, CompileSummary]] = []
     problems: list[str] = []
     for index, trace in enumerate(traces):
         with guarded("what torch.compile did could not be summed up", trace.source.path, problems):
             summary = trace.fact(compile_summary)
             if summary is not None:
                 label = f"source {index}" if summary.rank is None else f"rank {summary.rank}"
-                found.append((label, summary))
-    if not found:
+                result.append((label, summary))
+    if not result:
         return replace(NO_COMPILE, problems=tuple(problems))
-    label, longest = max(found, key=lambda pair: pair[1].total_ns)
+    label, longest = max(result, key=lambda pair: pair[1].total_ns)
     detail, left, records = _bounded(longest)
     return CompileSection(
-        ranks=tuple(_rank(*pair) for pair in found),
+        ranks=tuple(_rank(*pair) for pair in result),
         detail=detail,
         detail_label=label,
         left=left,
@@ -116,7 +116,8 @@ def _bounded(summary: CompileSummary) -> tuple[CompileSummary, dict[str, int], d
         "recompiles": sum(row.count for row in summary.recompile_rows[MOST_ROWS:]),
     }
     kernels = [
-        replace(one, ops=one.ops[:MOST_OPS], places=one.places[:MOST_PLACES]) for one in summary.kernels[:MOST_ROWS]
+        replace(kernel, ops=kernel.ops[:MOST_OPS], places=kernel.places[:MOST_PLACES])
+        for kernel in summary.kernels[:MOST_ROWS]
     ]
     kept = replace(
         summary,

@@ -67,7 +67,7 @@ NO_MEMORY = MemorySection()
 
 def memory_section(traces: Sequence[Trace]) -> MemorySection:
     """The section of all traces; a trace whose memories break it is named in ``problems``."""
-    found: dict[tuple[str, str, bool], list[tuple[int, Memory]]] = {}
+    result: dict[tuple[str, str, bool], list[tuple[int, Memory]]] = {}
     problems: list[str] = []
     left = 0
     for source, trace in enumerate(traces):
@@ -76,11 +76,11 @@ def memory_section(traces: Sequence[Trace]) -> MemorySection:
             left += mine.left
             for memory in mine.memories:
                 program = memory.label if memory.space == "program" else ""
-                found.setdefault((memory.space, program, memory.of_driver), []).append((source, memory))
-    entries = sorted(map(_entry, found.values()), key=lambda one: -one.worst.peak_bytes)
+                result.setdefault((memory.space, program, memory.of_driver), []).append((source, memory))
+    entries = sorted(map(_entry, result.values()), key=lambda entry: -entry.worst.peak_bytes)
     drawn = [
-        one if place < MOST_PICTURES else replace(one, worst=replace(one.worst, picture=None))
-        for place, one in enumerate(entries[:MOST_MEMORIES])
+        entry if index < MOST_PICTURES else replace(entry, worst=replace(entry.worst, picture=None))
+        for index, entry in enumerate(entries[:MOST_MEMORIES])
     ]
     return MemorySection(
         entries=tuple(drawn),
@@ -95,7 +95,7 @@ def _entry(found: list[tuple[int, Memory]]) -> MemoryEntry:
     rows = [
         RankMemory(
             rank=memory.rank,
-            source=at,
+            source=index,
             label=memory.label,
             peak_bytes=memory.peak_bytes,
             reserved_bytes=None if memory.reserved is None else memory.reserved.peak_bytes,
@@ -104,7 +104,7 @@ def _entry(found: list[tuple[int, Memory]]) -> MemoryEntry:
             step=memory.step,
             out_of_memory=memory.out_of_memory,
         )
-        for at, memory in (ordered if len(ordered) > 1 else [])
+        for index, memory in (ordered if len(ordered) > 1 else [])
     ]
     return MemoryEntry(
         worst=worst, source=source, others=tuple(rows[:MOST_RANKS]), others_left=max(0, len(rows) - MOST_RANKS)

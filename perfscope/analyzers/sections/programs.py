@@ -58,7 +58,7 @@ NO_PROGRAMS = ProgramsSection()
 
 def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
     """The section of all traces; a trace whose programs break it is named in ``problems``."""
-    found: list[Program] = []
+    result: list[Program] = []
     spots: list[HotSpots] = []
     problems: list[str] = []
     spots_left = 0
@@ -67,19 +67,21 @@ def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
             continue
         with guarded("the compiled programs could not be summed up", trace.source.path, problems):
             mine, hot = trace.fact(programs), trace.fact(hot_instructions)
-            found += mine
-            spots += [one.top(MOST_ROWS) for one in hot[:MOST_SPOTS]]
+            result += mine
+            spots += [hot_spots.top(MOST_ROWS) for hot_spots in hot[:MOST_SPOTS]]
             spots_left += max(0, len(hot) - MOST_SPOTS)
     if len(traces) > 1:
-        found.sort(key=lambda one: -(one.execution.instructions_ns if one.execution else -1))
-        spots.sort(key=lambda one: -one.total_ns)
-    ran = [one for one in found if one.execution is not None]
+        result.sort(key=lambda program: -(program.execution.instructions_ns if program.execution else -1))
+        spots.sort(key=lambda hot_spots: -hot_spots.total_ns)
+    ran = [program for program in result if program.execution is not None]
     return ProgramsSection(
-        programs=tuple(found[:MOST_PROGRAMS]),
-        programs_left=max(0, len(found) - MOST_PROGRAMS),
+        programs=tuple(result[:MOST_PROGRAMS]),
+        programs_left=max(0, len(result) - MOST_PROGRAMS),
         ran=len(ran),
-        instructions_ns=sum(one.execution.instructions_ns for one in ran if one.execution is not None),
-        on_cpu=bool(ran) and all(one.platform in ("cpu", None) for one in ran) and any(one.platform for one in ran),
+        instructions_ns=sum(program.execution.instructions_ns for program in ran if program.execution is not None),
+        on_cpu=bool(ran)
+        and all(program.platform in ("cpu", None) for program in ran)
+        and any(program.platform for program in ran),
         hot_spots=tuple(spots[:MOST_SPOTS]),
         spots_left=spots_left + max(0, len(spots) - MOST_SPOTS),
         problems=tuple(problems),
@@ -136,11 +138,11 @@ def estimate_section(traces: Sequence[Trace]) -> EstimateSection:
         if trace.target is None:
             continue
         recorded = [other for other in traces if other is not trace and _ran_on(other, trace.target.device.name)]
-        found, step = _of_trace(trace, recorded, problems)
-        programs += found
+        program_times, step = _of_trace(trace, recorded, problems)
+        programs += program_times
         if step is not None:
             steps.append(step)
-    programs.sort(key=lambda one: -one.estimate.step_ns.middle * (one.calls or 1))
+    programs.sort(key=lambda program_time: -program_time.estimate.step_ns.middle * (program_time.calls or 1))
     return EstimateSection(
         programs=tuple(programs[:MOST_MODELLED]),
         programs_left=max(0, len(programs) - MOST_MODELLED),
@@ -153,8 +155,8 @@ def _ran_on(trace: Trace, device: str) -> bool:
     """Whether a trace is a recording of programs on a device of that name."""
     if not len(trace.rows["hlo_ops"]):
         return False
-    found = recorded_device(trace)
-    return found is not None and found.name == device
+    result = recorded_device(trace)
+    return result is not None and result.name == device
 
 
 def _of_trace(
@@ -188,12 +190,12 @@ def _modelled(trace: Trace, index: int, module: HloModule) -> Estimate:
 def _calibrated(
     modelled: Estimate, module: HloModule, recorded: Sequence[Trace], problems: list[str]
 ) -> Calibration | None:
-    found: Calibration | None = None
+    calibration: Calibration | None = None
     for other in recorded:
         path = other.source.path
         with guarded(f"{module.name} could not be held against {path}", path, problems):  # the model stands without it
-            found = found or calibrate(modelled, module, other)
-    return None if found is None else bounded(found, MOST_ROWS)
+            calibration = calibration or calibrate(modelled, module, other)
+    return None if calibration is None else bounded(calibration, MOST_ROWS)
 
 
 def _bounded(label: str, modelled: Estimate, calls: int | None, calibration: Calibration | None) -> ProgramTime:
@@ -346,7 +348,7 @@ NO_PLANS = PlanSection()
 
 def plan_section(traces: Sequence[Trace]) -> PlanSection:
     """The plans of all traces; one that breaks is named in ``problems``."""
-    found: list[PlanSummary] = []
+    summaries: list[PlanSummary] = []
     problems: list[str] = []
     for trace in traces:
         if not trace.torch_plans:
@@ -354,8 +356,8 @@ def plan_section(traces: Sequence[Trace]) -> PlanSection:
         if trace.target is None:
             problems.append("the plan names no target that is known here: nothing of it is priced")
         with guarded("the plan could not be summed up", trace.source.path, problems):
-            found.extend(_summary(work, trace) for work in trace.fact(plan_works))
-    return PlanSection(plans=tuple(found), problems=tuple(problems)) if found or problems else NO_PLANS
+            summaries.extend(_summary(work, trace) for work in trace.fact(plan_works))
+    return PlanSection(plans=tuple(summaries), problems=tuple(problems)) if summaries or problems else NO_PLANS
 
 
 def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
@@ -365,15 +367,17 @@ def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
     apart = sorted(_apart(work), key=lambda row: -row.shared_bytes)
     broken = [
         BreakRow(
-            file=one.place.file if one.place else None,
-            line=one.place.line if one.place else None,
-            functions=one.functions,
-            reason=one.breaks[0].reason,
-            eager=all(found.skipped_frame for found in one.breaks),
+            file=planned_break.place.file if planned_break.place else None,
+            line=planned_break.place.line if planned_break.place else None,
+            functions=planned_break.functions,
+            reason=planned_break.breaks[0].reason,
+            eager=all(graph_break.skipped_frame for graph_break in planned_break.breaks),
         )
-        for one in planned_breaks(work.held)
+        for planned_break in planned_breaks(work.held)
     ]
-    again = tuple((one.function or "a frame", reason) for one in plan.recompiles for reason in one.reasons[:1])
+    again = tuple(
+        (recompile.function or "a frame", reason) for recompile in plan.recompiles for reason in recompile.reasons[:1]
+    )
     made_up = tuple(
         (one.what, "-" if one.place is None else f"{one.place.file}:{one.place.line}", one.answer, one.times)
         for one in plan.made_up
@@ -416,8 +420,8 @@ def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
     )
 
 
-def _graph(one: GraphWork) -> GraphRow:
-    graph = one.graph
+def _graph(work: GraphWork) -> GraphRow:
+    graph = work.graph
     return GraphRow(
         compile_id=graph.compile_id,
         direction=graph.direction,
@@ -427,24 +431,24 @@ def _graph(one: GraphWork) -> GraphRow:
         nodes=graph.nodes,
         kernels=len(graph.kernels),
         triton=sum(kernel.name.startswith("triton_") for kernel in graph.kernels),
-        bytes=one.once.bytes,
-        flops=one.once.flops,
+        bytes=work.once.bytes,
+        flops=work.once.flops,
         saved_bytes=graph.saved_bytes,
         dynamic=graph.dynamic,
         refusals=len(graph.refusals) + graph.refusals_left,
-        device_ns=one.once.device,
+        device_ns=work.once.device,
     )
 
 
 def _kernels(work: PlanWork) -> Iterator[KernelRow]:
-    for one in work.graphs:
-        for kernel, took in zip(one.graph.kernels, one.kernels, strict=True):
+    for graph in work.graphs:
+        for kernel, took in zip(graph.graph.kernels, graph.kernels, strict=True):
             yield KernelRow(
                 name=kernel.name,
                 kind=kernel.kind,
-                compile_id=one.graph.compile_id,
-                direction=one.graph.direction,
-                calls=one.graph.calls,
+                compile_id=graph.graph.compile_id,
+                direction=graph.graph.direction,
+                calls=graph.graph.calls,
                 members=len(kernel.members),
                 ops=kernel.ops[:MOST_OPS],
                 places=kernel.places[:MOST_PLACES],
@@ -462,12 +466,12 @@ def _kernels(work: PlanWork) -> Iterator[KernelRow]:
 
 def _merged(rows: Iterable[KernelRow]) -> list[KernelRow]:
     """One row for launches of the same kernel on as many bytes: layers that are alike share one."""
-    found: dict[tuple[object, ...], KernelRow] = {}
+    result: dict[tuple[object, ...], KernelRow] = {}
     for row in rows:
         key = (row.name, row.compile_id, row.direction, row.read_bytes, row.written_bytes, row.shape, row.places[:1])
-        before = found.get(key)
-        found[key] = row if before is None else replace(before, calls=before.calls + row.calls)
-    return list(found.values())
+        before = result.get(key)
+        result[key] = row if before is None else replace(before, calls=before.calls + row.calls)
+    return list(result.values())
 
 
 def _apart(work: PlanWork) -> Iterator[ApartRow]:

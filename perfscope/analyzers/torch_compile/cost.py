@@ -54,9 +54,9 @@ def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
     """The cost of some windows. Windows may touch but not overlap on one thread; compiling in them is left out."""
     visits = len(windows)
     windows = _without_compiling(trace, windows)
-    host = union([one.start_ns for one in windows], [one.end_ns for one in windows])
+    host = union([window.start_ns for window in windows], [window.end_ns for window in windows])
     on_device = "device_work" in trace.recorded
-    host_ns = sum(one.end_ns - one.start_ns for one in windows)
+    host_ns = sum(window.end_ns - window.start_ns for window in windows)
     syncs, waited = _syncs(trace, windows, on_device=on_device)
     return EagerCost(
         cost_ns=_device_ns(trace, windows) if on_device else host.total(),
@@ -71,12 +71,12 @@ def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
 def _without_compiling(trace: Trace, windows: Sequence[Window]) -> list[Window]:
     """The windows cut where something is compiled: the first run of what follows a break compiles it."""
     busy = trace.fact(compiling)
-    found = []
-    for one in windows:
-        free = complement(busy, one.start_ns, one.end_ns)
+    result = []
+    for window in windows:
+        free = complement(busy, window.start_ns, window.end_ns)
         for start, end in zip(free.starts.tolist(), free.ends.tolist(), strict=True):
-            found.append(Window(thread=one.thread, start_ns=start, end_ns=end))
-    return found
+            result.append(Window(thread=window.thread, start_ns=start, end_ns=end))
+    return result
 
 
 def _device_ns(trace: Trace, windows: Sequence[Window]) -> int:
@@ -108,15 +108,15 @@ def _idle_for(trace: Trace, device: int, busy: Intervals, windows: Sequence[Wind
     idle = complement(busy, int(busy.starts[0]), int(busy.ends[-1]))
     launched, began = _launches(trace, device)
     total, reached = 0, 0
-    for one in sorted(windows, key=lambda one: one.start_ns):
-        behind = int(np.searchsorted(launched, one.end_ns))
-        until = int(began[behind]) if behind < len(began) else one.end_ns
-        begin = max(one.start_ns, reached)
+    for window in sorted(windows, key=lambda window: window.start_ns):
+        behind = int(np.searchsorted(launched, window.end_ns))
+        until = int(began[behind]) if behind < len(began) else window.end_ns
+        begin = max(window.start_ns, reached)
         if until <= begin:
             continue
         lost = int(covered(idle, [begin], [until])[0])
-        syncs = np.searchsorted(waits, one.end_ns) > np.searchsorted(waits, one.start_ns)
-        total += lost if syncs else min(lost, one.end_ns - one.start_ns)
+        syncs = np.searchsorted(waits, window.end_ns) > np.searchsorted(waits, window.start_ns)
+        total += lost if syncs else min(lost, window.end_ns - window.start_ns)
         reached = until
     return total
 
@@ -147,10 +147,10 @@ def _syncs(trace: Trace, windows: Sequence[Window], *, on_device: bool) -> tuple
 
 def _inside(windows: Sequence[Window], threads: Int64, times: Int64) -> np.ndarray:
     """Mask: begins in one of the windows, on its thread."""
-    found = np.zeros(len(times), bool)
-    for thread in {one.thread for one in windows}:
-        begun = sorted((one.start_ns, one.end_ns) for one in windows if one.thread == thread)
+    result = np.zeros(len(times), bool)
+    for thread in {window.thread for window in windows}:
+        begun = sorted((window.start_ns, window.end_ns) for window in windows if window.thread == thread)
         starts, ends = (np.array(part, np.int64) for part in zip(*begun, strict=True))
-        place = np.searchsorted(starts, times, side="right") - 1
-        found |= (threads == thread) & (place >= 0) & (times < ends[np.maximum(place, 0)])
-    return found
+        positions = np.searchsorted(starts, times, side="right") - 1
+        result |= (threads == thread) & (positions >= 0) & (times < ends[np.maximum(positions, 0)])
+    return result

@@ -64,7 +64,7 @@ class Side:
     @property
     def collectives(self) -> tuple[str, ...]:
         """Collectives of all graphs, in order."""
-        return tuple(name for one in self.compiles for name in one.collectives)
+        return tuple(name for compiled in self.compiles for name in compiled.collectives)
 
 
 def side_of(trace: Trace) -> Side | None:
@@ -78,23 +78,27 @@ def side_of(trace: Trace) -> Side | None:
     again: dict[str, list[Recompile]] = defaultdict(list)
     for recompile in log.recompiles:
         again[recompile.compile_id].append(recompile)
-    turns = Counter(one.compile_id for one in log.compiles)
+    turns = Counter(compilation.compile_id for compilation in log.compiles)
     seen: Counter[str] = Counter()
     times = trace.fact(compile_times)
     compiles = []
-    for one in times.compiles:
-        key = one.compile.compile_id
+    for compile_time in times.compiles:
+        key = compile_time.compile.compile_id
         held = _turn(graphs[key], seen[key], turns[key])
         seen[key] += 1
         why = next((reason for recompile in again[key] for reason in recompile.reasons), None)
-        compiles.append(_compiled(one.compile, held, one.total_ns, why))
-    compiles.sort(key=lambda one: one.source.start_ns or 0)
+        compiles.append(_compiled(compile_time.compile, held, compile_time.total_ns, why))
+    compiles.sort(key=lambda compiled: compiled.source.start_ns or 0)
     return Side(
         rank=rank,
         compiles=tuple(compiles),
         breaks=tuple(
-            (one.doc_id or one.reason, one.place.function if one.place else None, one.place.line if one.place else None)
-            for one in log.breaks
+            (
+                graph_break.doc_id or graph_break.reason,
+                graph_break.place.function if graph_break.place else None,
+                graph_break.place.line if graph_break.place else None,
+            )
+            for graph_break in log.breaks
         ),
         total_ns=times.total_ns,
     )
@@ -108,12 +112,12 @@ def _turn(graphs: list[Graph], turn: int, turns: int) -> list[Graph]:
     return graphs[turn * each : (turn + 1) * each] if each * turns == len(graphs) else []
 
 
-def _compiled(one: Compile, graphs: list[Graph], total_ns: int, why: str | None) -> Compiled:
+def _compiled(compilation: Compile, graphs: list[Graph], total_ns: int, why: str | None) -> Compiled:
     nodes = [(graph.direction, node) for graph in graphs for node in graph.nodes]
     return Compiled(
-        compile_id=one.compile_id,
-        function=plain_function(one.function),
-        line=one.place.line if one.place else None,
+        compile_id=compilation.compile_id,
+        function=plain_function(compilation.function),
+        line=compilation.place.line if compilation.place else None,
         ops=_hash(f"{direction} {node.op}" for direction, node in nodes),
         sizes=_hash(f"{direction} {node.op} {node.dtype} {node.shape}" for direction, node in nodes),
         collectives=tuple(
@@ -121,10 +125,10 @@ def _compiled(one: Compile, graphs: list[Graph], total_ns: int, why: str | None)
             for _, node in nodes
             if node.op.startswith(COLLECTIVES) and not any(w in node.op for w in _NOT_CALLED)
         ),
-        eager=one.has_code is False,
-        caches=tuple(sorted(one.caches.items())),
+        eager=compilation.has_code is False,
+        caches=tuple(sorted(compilation.caches.items())),
         total_ns=total_ns,
-        source=one,
+        source=compilation,
         why_again=why,
     )
 
@@ -175,13 +179,13 @@ class Divergence:
 
 def _alone_ns(side: Side, other: Side) -> int:
     """Time of the compilations of ``side`` that ``other`` has not."""
-    theirs = Counter(one.what for one in other.compiles)
+    theirs = Counter(compiled.what for compiled in other.compiles)
     spent = 0
-    for one in side.compiles:
-        if theirs[one.what]:
-            theirs[one.what] -= 1
+    for compiled in side.compiles:
+        if theirs[compiled.what]:
+            theirs[compiled.what] -= 1
         else:
-            spent += one.total_ns
+            spent += compiled.total_ns
     return spent
 
 
@@ -199,11 +203,11 @@ def _of_collectives(side: Side) -> Hashable:
 
 
 def _of_graphs(side: Side) -> Hashable:
-    return tuple(one.what for one in side.compiles)
+    return tuple(compiled.what for compiled in side.compiles)
 
 
 def _of_caches(side: Side) -> Hashable:
-    return tuple(one.caches for one in side.compiles)
+    return tuple(compiled.caches for compiled in side.compiles)
 
 
 _KEYS: tuple[tuple[Kind, Callable[[Side], Hashable]], ...] = (
@@ -229,21 +233,23 @@ def _divergence(kind: Kind, most: tuple[Side, ...], others: tuple[Side, ...]) ->
     ours, theirs = others[0].compiles, most[0].compiles
     if kind == "collectives":
         mine, their = others[0].collectives, most[0].collectives
-        at = _first(mine, their)
+        index = _first(mine, their)
         return Divergence(
             kind=kind,
             others=others,
             most=most,
-            index=at,
-            here=_holder(ours, at),
-            there=_holder(theirs, at),
-            names=(_get(mine, at), _get(their, at)),
+            index=index,
+            here=_holder(ours, index),
+            there=_holder(theirs, index),
+            names=(_get(mine, index), _get(their, index)),
         )
     if kind == "graphs":
-        at = _first([one.what for one in ours], [one.what for one in theirs])
+        index = _first([one.what for one in ours], [one.what for one in theirs])
     else:
-        at = _first([one.caches for one in ours], [one.caches for one in theirs])
-    return Divergence(kind=kind, others=others, most=most, index=at, here=_get(ours, at), there=_get(theirs, at))
+        index = _first([one.caches for one in ours], [one.caches for one in theirs])
+    return Divergence(
+        kind=kind, others=others, most=most, index=index, here=_get(ours, index), there=_get(theirs, index)
+    )
 
 
 def _first(mine: Sequence[Hashable], their: Sequence[Hashable]) -> int:
@@ -260,8 +266,8 @@ def _get(held: Sequence[HeldT], index: int) -> HeldT | None:
 
 def _holder(compiles: Sequence[Compiled], index: int) -> Compiled | None:
     """The compilation whose graphs hold the collective of that number."""
-    for one in compiles:
-        if index < len(one.collectives):
-            return one
-        index -= len(one.collectives)
+    for compiled in compiles:
+        if index < len(compiled.collectives):
+            return compiled
+        index -= len(compiled.collectives)
     return None

@@ -39,23 +39,25 @@ class CompiledFrame:
     @property
     def function(self) -> str:
         """The program's name of it; what follows a graph break is named like the function."""
-        return plain_function(next((one.function for one in self.compiles if one.function), None))
+        return plain_function(
+            next((compilation.function for compilation in self.compiles if compilation.function), None)
+        )
 
     @property
     def place(self) -> CodeLine | None:
         """Its first line, in whoever's file that is."""
-        return next((one.place for one in self.compiles if one.place), None)
+        return next((compilation.place for compilation in self.compiles if compilation.place), None)
 
     @property
     def user_place(self) -> CodeLine | None:
         """Its first line if it is the user's function, else the line of the user's that called it."""
-        stack = next((one.stack for one in self.compiles if one.stack), ())
+        stack = next((compilation.stack for compilation in self.compiles if compilation.stack), ())
         return user_place(self.place, stack)
 
     @property
     def ids(self) -> frozenset[str]:
         """Its compile ids."""
-        return frozenset(one.compile_id for one in self.compiles)
+        return frozenset(compilation.compile_id for compilation in self.compiles)
 
     @property
     def limit(self) -> GraphBreak | None:
@@ -92,11 +94,11 @@ def resumed_at(name: str | None) -> tuple[str, int] | None:
     return None if resumed is None else (resumed["function"], int(resumed["line"]))
 
 
-def user_place(place: CodeLine | None, stack: Sequence[CodeLine]) -> CodeLine | None:
+def user_place(code_line: CodeLine | None, stack: Sequence[CodeLine]) -> CodeLine | None:
     """The place itself if it is the user's, else the innermost line of the user's on the stack, else the place."""
-    if place is not None and is_users(place.file):
-        return place
-    return next((outer for outer in reversed(stack) if is_users(outer.file)), place)
+    if code_line is not None and is_users(code_line.file):
+        return code_line
+    return next((outer for outer in reversed(stack) if is_users(outer.file)), code_line)
 
 
 def is_users(file: str) -> bool:
@@ -104,14 +106,14 @@ def is_users(file: str) -> bool:
     return owner_of(file) is Owner.USER and _TORCH.search(file) is None
 
 
-def short_place(place: CodeLine) -> str:
+def short_place(code_line: CodeLine) -> str:
     """``train.py:12``, without folders."""
-    return f"{place.file.replace(chr(92), '/').rpartition('/')[2]}:{place.line}"
+    return f"{code_line.file.replace(chr(92), '/').rpartition('/')[2]}:{code_line.line}"
 
 
-def where_of(place: CodeLine | None) -> Where:
+def where_of(code_line: CodeLine | None) -> Where:
     """A place as that of a finding."""
-    return Where() if place is None else Where(file=place.file, line=place.line)
+    return Where() if code_line is None else Where(file=code_line.file, line=code_line.line)
 
 
 def doc_link(doc_id: str | None) -> str | None:
@@ -124,9 +126,9 @@ def one_line(text: str | None) -> str | None:
     return None if text is None else " ".join(text.split())[:MOST_TEXT]
 
 
-def first_hint(found: GraphBreak) -> str | None:
+def first_hint(graph_break: GraphBreak) -> str | None:
     """torch's first hint on a break, its first line."""
-    return next((one_line(hint.splitlines()[0]) for hint in found.hints if hint.strip()), None)
+    return next((one_line(hint.splitlines()[0]) for hint in graph_break.hints if hint.strip()), None)
 
 
 def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
@@ -140,30 +142,32 @@ def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
     groups: list[tuple[str, list[Compile]]] = []
     latest: dict[str, list[Compile]] = {}
     seen: dict[str, set[str]] = {}
-    for one in log.compiles:
-        frame = frame_of(one.compile_id)
-        held = latest.get(frame)
-        if held is None or one.compile_id in seen[frame]:
-            held = latest[frame] = []
+    for compilation in log.compiles:
+        frame = frame_of(compilation.compile_id)
+        compiles = latest.get(frame)
+        if compiles is None or compilation.compile_id in seen[frame]:
+            compiles = latest[frame] = []
             seen[frame] = set()
-            groups.append((frame, held))
-        held.append(one)
-        seen[frame].add(one.compile_id)
+            groups.append((frame, compiles))
+        compiles.append(compilation)
+        seen[frame].add(compilation.compile_id)
     by_frame: dict[str, list[list[Compile]]] = defaultdict(list)
-    for frame, held in groups:
-        by_frame[frame].append(held)
+    for frame, compiles in groups:
+        by_frame[frame].append(compiles)
     again: dict[int, list[Recompile]] = defaultdict(list)
     for recompile in log.recompiles:
-        found = _holder(by_frame[frame_of(recompile.compile_id)], recompile.compile_id, recompile.time_ns)
-        again[id(found)].append(recompile)
+        holder = _holder(by_frame[frame_of(recompile.compile_id)], recompile.compile_id, recompile.time_ns)
+        again[id(holder)].append(recompile)
     skipped: dict[int, list[GraphBreak]] = defaultdict(list)
     for skip in log.breaks:
         if skip.skipped_frame:
-            found = _holder(by_frame[frame_of(skip.compile_id)], skip.compile_id, skip.time_ns)
-            skipped[id(found)].append(skip)
+            holder = _holder(by_frame[frame_of(skip.compile_id)], skip.compile_id, skip.time_ns)
+            skipped[id(holder)].append(skip)
     return tuple(
-        CompiledFrame(compiles=tuple(held), recompiles=tuple(again[id(held)]), skips=tuple(skipped[id(held)]))
-        for _, held in groups
+        CompiledFrame(
+            compiles=tuple(compiles), recompiles=tuple(again[id(compiles)]), skips=tuple(skipped[id(compiles)])
+        )
+        for _, compiles in groups
     )
 
 
@@ -183,22 +187,25 @@ def compile_spans(trace: Trace, compiles: Iterable[Compile]) -> Intervals:
         return EMPTY
     starts: list[int] = []
     ends: list[int] = []
-    for one in compiles:
-        for start, end in _spans_of(trace, one):
+    for compilation in compiles:
+        for start, end in _spans_of(trace, compilation):
             starts.append(start + log.clock_offset_ns)
             ends.append(end + log.clock_offset_ns)
     return union(np.array(starts, np.int64), np.array(ends, np.int64))
 
 
-def _spans_of(trace: Trace, one: Compile) -> Iterator[tuple[int, int]]:
-    phases = trace.fact(_phases_by_id).get(one.compile_id, ())
-    begin, limit = _bounds(trace, one)
+def _spans_of(trace: Trace, compilation: Compile) -> Iterator[tuple[int, int]]:
+    phases = trace.fact(_phases_by_id).get(compilation.compile_id, ())
+    begin, limit = _bounds(trace, compilation)
     found = [(start, end) for start, end in phases if begin <= start < limit]
     if found:
         yield from found
         return
-    if one.start_ns is not None:
-        yield one.start_ns, one.start_ns + (one.duration_ns or 0) + (one.backward_ns or 0)
+    if compilation.start_ns is not None:
+        yield (
+            compilation.start_ns,
+            compilation.start_ns + (compilation.duration_ns or 0) + (compilation.backward_ns or 0),
+        )
 
 
 _NEVER = np.iinfo(np.int64).max
@@ -206,38 +213,38 @@ _ROUNDING_NS = 1_000_000
 """Metrics and events of one compilation say its start by different clock readings."""
 
 
-def _bounds(trace: Trace, one: Compile) -> tuple[int, int]:
+def _bounds(trace: Trace, compilation: Compile) -> tuple[int, int]:
     """From when to when an id stands for this compilation: it may be given anew."""
-    same = trace.fact(_compiles_by_id)[one.compile_id]
-    if len(same) == 1 or one.start_ns is None:
+    same = trace.fact(_compiles_by_id)[compilation.compile_id]
+    if len(same) == 1 or compilation.start_ns is None:
         return 0, _NEVER
-    later = [other.start_ns for other in same if other.start_ns is not None and other.start_ns > one.start_ns]
-    return one.start_ns - _ROUNDING_NS, min(later, default=_NEVER) - _ROUNDING_NS
+    later = [other.start_ns for other in same if other.start_ns is not None and other.start_ns > compilation.start_ns]
+    return compilation.start_ns - _ROUNDING_NS, min(later, default=_NEVER) - _ROUNDING_NS
 
 
 def _phases_by_id(trace: Trace) -> dict[str, list[tuple[int, int]]]:
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    result: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for phase in trace.compile_log.phases if trace.compile_log is not None else ():
         if phase.compile_id is not None:
-            found[phase.compile_id].append((phase.start_ns, phase.end_ns))
-    return found
+            result[phase.compile_id].append((phase.start_ns, phase.end_ns))
+    return result
 
 
 def _compiles_by_id(trace: Trace) -> dict[str, list[Compile]]:
-    found: dict[str, list[Compile]] = defaultdict(list)
-    for one in trace.compile_log.compiles if trace.compile_log is not None else ():
-        found[one.compile_id].append(one)
-    return found
+    result: dict[str, list[Compile]] = defaultdict(list)
+    for compilation in trace.compile_log.compiles if trace.compile_log is not None else ():
+        result[compilation.compile_id].append(compilation)
+    return result
 
 
 def _holder(frames: list[list[Compile]], compile_id: str, time_ns: int | None) -> list[Compile] | None:
     """Of the frames that had an id in turn the one it belongs to, judged by time."""
     if len(frames) == 1:
         return frames[0]
-    holding = [held for held in frames if any(one.compile_id == compile_id for one in held)]
+    holding = [compiles for compiles in frames if any(compilation.compile_id == compile_id for compilation in compiles)]
     if len(holding) < 2 or time_ns is None:
         return holding[0] if holding else None
-    begun = [held for held in holding if (held[0].start_ns or 0) <= time_ns]
+    begun = [compiles for compiles in holding if (compiles[0].start_ns or 0) <= time_ns]
     return begun[-1] if begun else holding[0]
 
 
@@ -253,20 +260,20 @@ class PlannedBreak:
     breaks: tuple[GraphBreak, ...]
 
 
-def planned_breaks(held: LoadedPlan) -> tuple[PlannedBreak, ...]:
+def planned_breaks(plan: LoadedPlan) -> tuple[PlannedBreak, ...]:
     """Lines that end graphs, in the order they were found."""
     lines: dict[tuple[str, int] | None, list[tuple[str | None, GraphBreak]]] = defaultdict(list)
     places: dict[tuple[str, int] | None, CodeLine | None] = {}
-    for function, found in held.breaks:
-        at = user_place(found.place, found.stack)
-        key = None if at is None else (at.file, at.line)
-        lines[key].append((function, found))
-        places.setdefault(key, at)
+    for function, graph_break in plan.breaks:
+        code_line = user_place(graph_break.place, graph_break.stack)
+        key = None if code_line is None else (code_line.file, code_line.line)
+        lines[key].append((function, graph_break))
+        places.setdefault(key, code_line)
     return tuple(
         PlannedBreak(
             place=places[key],
             functions=tuple(dict.fromkeys(plain_function(function) for function, _ in rows)),
-            breaks=tuple(found for _, found in rows),
+            breaks=tuple(graph_break for _, graph_break in rows),
         )
         for key, rows in lines.items()
     )

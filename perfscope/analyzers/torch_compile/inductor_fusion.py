@@ -56,20 +56,20 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
     graphs: dict[tuple[str, str], Graph] = {(graph.compile_id, graph.direction): graph for graph in log.graphs}
     users = {key: _users(graph) for key, graph in graphs.items()}
     totals = {key: touched_bytes(graph, kernels.get(key, [])) for key, graph in graphs.items()}
-    found = []
+    result = []
     for refusal in log.refusals:
         if not refusal.shared_bytes or NOTHING_LOST.search(refusal.reason):
             continue
         key = (refusal.compile_id or "", str(refusal.direction))
         held, graph = kernels.get(key, []), graphs.get(key)
-        on_cpu = any(one.backend == "cpp" for one in held)
+        on_cpu = any(kernel.backend == "cpp" for kernel in held)
         if not on_cpu and _ended_together(refusal, held):
             continue
         elsewhere = graph is None or _needed_elsewhere(refusal, graph, users[key])
         first = _named(refusal.first_kernel, refusal.first_nodes, held)
         second = _named(refusal.second_kernel, refusal.second_nodes, held)
         written, read = _lines(refusal, graph)
-        found.append(
+        result.append(
             RefusedPair(
                 refusal=refusal,
                 platform="cpu" if on_cpu else "gpu",
@@ -83,7 +83,7 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
                 read_at=read or (user_line(second) if second else None),
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int:
@@ -93,14 +93,14 @@ def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int:
     nothing. If the nodes of a kernel are not known, what all nodes would move one by one, which is no less.
     """
     by_name = {node.name: node for node in (*graph.inputs, *graph.nodes)}
-    if not kernels or any(not one.nodes for one in kernels):
+    if not kernels or any(not kernel.nodes for kernel in kernels):
         moved = (name for node in graph.nodes for name in (node.name, *set(node.inputs)))
         return sum(node_bytes(by_name[name]) for name in moved if name in by_name)
     users = _users(graph)
     outputs = set(graph.outputs)
     total = 0
-    for one in kernels:
-        own = set(one.nodes)
+    for kernel in kernels:
+        own = set(kernel.nodes)
         reads = {name for node in own if node in by_name for name in by_name[node].inputs if name not in own}
         writes = {name for name in own if name in outputs or users[name] - own}
         total += sum(node_bytes(by_name[name]) for name in reads | writes if name in by_name)
@@ -109,14 +109,14 @@ def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int:
 
 def _by_graph(kernels: Iterable[CompiledKernel]) -> dict[tuple[str, str], list[CompiledKernel]]:
     held: dict[tuple[str, str], list[CompiledKernel]] = defaultdict(list)
-    for one in kernels:
-        held[one.compile_id, one.direction].append(one)
+    for kernel in kernels:
+        held[kernel.compile_id, kernel.direction].append(kernel)
     return held
 
 
 def _ended_together(refusal: FusionRefusal, kernels: Iterable[CompiledKernel]) -> bool:
     both = {*refusal.first_nodes, *refusal.second_nodes}
-    return bool(both) and any(both <= set(one.nodes) for one in kernels)
+    return bool(both) and any(both <= set(kernel.nodes) for kernel in kernels)
 
 
 def _needed_elsewhere(refusal: FusionRefusal, graph: Graph, users: Mapping[str, set[str]]) -> bool:
@@ -154,8 +154,8 @@ def _users(graph: Graph) -> dict[str, set[str]]:
 def _named(name: str | None, nodes: Sequence[str], kernels: Sequence[CompiledKernel]) -> CompiledKernel | None:
     """The kernel of that name; of several calls of it the one that computes most of the nodes."""
     wanted = set(nodes)
-    fitting = [one for one in kernels if one.name == name]
-    return max(fitting, key=lambda one: len(wanted & set(one.nodes)), default=None)
+    fitting = [kernel for kernel in kernels if kernel.name == name]
+    return max(fitting, key=lambda kernel: len(wanted & set(kernel.nodes)), default=None)
 
 
 def node_bytes(node: GraphNode) -> int:

@@ -139,7 +139,11 @@ class CompileTimes:
     @property
     def total_ns(self) -> int:
         """Time in which something was compiled, moments once; without phases the sum of all durations."""
-        return sum(self.stages_ns.values()) if self.stages_ns else sum(one.total_ns for one in self.compiles)
+        return (
+            sum(self.stages_ns.values())
+            if self.stages_ns
+            else sum(compile_time.total_ns for compile_time in self.compiles)
+        )
 
 
 def compile_times(trace: Trace) -> CompileTimes:
@@ -160,7 +164,8 @@ def compile_times(trace: Trace) -> CompileTimes:
             by_compile[owner][stage] += spent
     return CompileTimes(
         compiles=tuple(
-            CompileTime(compile=one, stages_ns=dict(spent)) for one, spent in zip(log.compiles, by_compile, strict=True)
+            CompileTime(compile=compilation, stages_ns=dict(spent))
+            for compilation, spent in zip(log.compiles, by_compile, strict=True)
         ),
         phases=tuple(
             sorted(
@@ -168,7 +173,7 @@ def compile_times(trace: Trace) -> CompileTimes:
                     PhaseTime(name=name, stage=stage_of(name), count=n, exclusive_ns=ns)
                     for name, (n, ns) in by_name.items()
                 ),
-                key=lambda one: (-one.exclusive_ns, one.name),
+                key=lambda phase_time: (-phase_time.exclusive_ns, phase_time.name),
             )
         ),
         stages_ns=dict(sorted(by_stage.items(), key=lambda pair: -pair[1])),
@@ -182,8 +187,8 @@ def _is_compiling(phase: Phase) -> bool:
 def _owners(log: CompileLog) -> list[int | None]:
     """Of each phase the compilation it belongs to, as an index: by its id, or that of the phase around it."""
     holders: dict[str, list[int]] = defaultdict(list)
-    for index, one in enumerate(log.compiles):
-        holders[one.compile_id].append(index)
+    for index, compilation in enumerate(log.compiles):
+        holders[compilation.compile_id].append(index)
     owners: list[int | None] = []
     for phase in log.phases:
         around = phase.parent

@@ -115,32 +115,41 @@ Holders = Mapping[str, Sequence[Compile]]
 
 def holders_of(log: CompileLog) -> Holders:
     """By id the compilations that had it."""
-    found: dict[str, list[Compile]] = defaultdict(list)
-    for one in log.compiles:
-        found[one.compile_id].append(one)
-    return found
+    result: dict[str, list[Compile]] = defaultdict(list)
+    for compilation in log.compiles:
+        result[compilation.compile_id].append(compilation)
+    return result
 
 
-def holder_of(holders: Holders, found: GraphBreak) -> Compile | None:
+def holder_of(holders: Holders, graph_break: GraphBreak) -> Compile | None:
     """The compilation that a break was met in."""
-    same = holders.get(found.compile_id, ())
-    begun = [one for one in same if found.time_ns is None or (one.start_ns or 0) <= found.time_ns]
+    same = holders.get(graph_break.compile_id, ())
+    begun = [
+        compilation
+        for compilation in same
+        if graph_break.time_ns is None or (compilation.start_ns or 0) <= graph_break.time_ns
+    ]
     return (begun or same)[-1] if same else None
 
 
-def leaves_frame(holders: Holders, found: GraphBreak) -> bool:
+def leaves_frame(holders: Holders, graph_break: GraphBreak) -> bool:
     """Whether a break left all of its frame to eager mode; older versions of torch tell it of the compilation alone."""
-    holder = holder_of(holders, found)
-    return found.skipped_frame or (holder is not None and holder.has_code is False)
+    holder = holder_of(holders, graph_break)
+    return graph_break.skipped_frame or (holder is not None and holder.has_code is False)
 
 
 def break_rows(log: CompileLog, holders: Holders) -> tuple[BreakSummary, ...]:
     """By line and reason; those that left a whole frame to eager mode first, then the most frequent."""
     groups: dict[tuple[object, ...], list[tuple[GraphBreak, CodeLine | None]]] = defaultdict(list)
-    for found in log.breaks:
-        place = user_place(found.place, found.stack)
-        key = (place and (place.file, place.line), found.reason, found.doc_id, leaves_frame(holders, found))
-        groups[key].append((found, place))
+    for graph_break in log.breaks:
+        code_line = user_place(graph_break.place, graph_break.stack)
+        key = (
+            code_line and (code_line.file, code_line.line),
+            graph_break.reason,
+            graph_break.doc_id,
+            leaves_frame(holders, graph_break),
+        )
+        groups[key].append((graph_break, code_line))
     rows = [
         BreakSummary(
             place=held[0][1],
@@ -148,7 +157,7 @@ def break_rows(log: CompileLog, holders: Holders) -> tuple[BreakSummary, ...]:
             doc_id=held[0][0].doc_id,
             count=len(held),
             whole_frame=bool(key[-1]),
-            hint=next((one.hints[0] for one, _ in held if one.hints), None),
+            hint=next((graph_break.hints[0] for graph_break, _ in held if graph_break.hints), None),
         )
         for key, held in groups.items()
     ]
@@ -158,11 +167,13 @@ def break_rows(log: CompileLog, holders: Holders) -> tuple[BreakSummary, ...]:
 def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
     """By frame and by what the guard is about; its values stand behind one another."""
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    guards = [parse_guard(one.reasons[0]) if one.reasons else None for one in log.recompiles]
-    stacks = {one.compile_id: one.stack for one in log.compiles}
-    for index, (one, guard) in enumerate(zip(log.recompiles, guards, strict=True)):
+    guards = [parse_guard(recompile.reasons[0]) if recompile.reasons else None for recompile in log.recompiles]
+    stacks = {compilation.compile_id: compilation.stack for compilation in log.compiles}
+    for index, (recompile, guard) in enumerate(zip(log.recompiles, guards, strict=True)):
         about = None if guard is None else guard.text if guard.source is None else guard.key
-        groups[one.function, one.place and (one.place.file, one.place.line), about].append(index)
+        groups[recompile.function, recompile.place and (recompile.place.file, recompile.place.line), about].append(
+            index
+        )
     rows = []
     for members in groups.values():
         first = log.recompiles[members[0]]
@@ -189,18 +200,18 @@ def kernel_rows(kernels: Sequence[CompiledKernel], times_ns: Mapping[int, int]) 
     ``times_ns``: by index in ``kernels``.
     """
     groups: dict[tuple[str, KernelBackend], list[int]] = defaultdict(list)
-    for index, one in enumerate(kernels):
-        groups[one.name, one.backend].append(index)
+    for index, kernel in enumerate(kernels):
+        groups[kernel.name, kernel.backend].append(index)
     rows = []
     for (name, backend), members in groups.items():
-        held = [kernels[index] for index in members]
+        compiled_kernels = [kernels[index] for index in members]
         rows.append(
             KernelSummary(
                 name=name,
                 backend=backend,
-                calls=sum(one.calls for one in held),
-                ops=tuple(dict.fromkeys(op for one in held for op in one.ops)),
-                places=tuple(dict.fromkeys(place for one in held for place in one.places)),
+                calls=sum(kernel.calls for kernel in compiled_kernels),
+                ops=tuple(dict.fromkeys(op for kernel in compiled_kernels for op in kernel.ops)),
+                places=tuple(dict.fromkeys(code_line for kernel in compiled_kernels for code_line in kernel.places)),
                 time_ns=sum(times_ns.get(index, 0) for index in members)
                 if any(index in times_ns for index in members)
                 else None,
@@ -298,11 +309,11 @@ def compile_summary(trace: Trace) -> CompileSummary | None:
         path=log.path,
         torch_version=log.torch_version,
         compiles=len(log.compiles),
-        graphs=len(log.graphs) or sum(one.dynamo_graphs for one in frames),
+        graphs=len(log.graphs) or sum(frame.dynamo_graphs for frame in frames),
         graph_kind="inductor" if log.graphs else "dynamo",
         breaks=sum(row.count for row in rows if not row.whole_frame),
-        eager_frames=sum(one.state in ("eager", "partly eager") for one in frames),
-        limit_frames=sum(one.state == "recompile limit" for one in frames),
+        eager_frames=sum(frame.state in ("eager", "partly eager") for frame in frames),
+        limit_frames=sum(frame.state == "recompile limit" for frame in frames),
         recompiles=len(log.recompiles),
         caches=_caches(log.compiles),
         total_ns=times.total_ns,
@@ -312,7 +323,7 @@ def compile_summary(trace: Trace) -> CompileSummary | None:
         break_rows=rows,
         recompile_rows=recompile_rows(log),
         kernels=kernel_rows(log.kernels, trace.fact(compiled_kernel_times)),
-        unowned_ns=times.total_ns - sum(one.time_ns for one in frames),
+        unowned_ns=times.total_ns - sum(frame.time_ns for frame in frames),
         corrupt=log.corrupt,
         unknown=log.unknown,
     )
@@ -331,28 +342,31 @@ def _graphs(log: CompileLog, holders: Holders) -> dict[int, list[tuple[Direction
     Graphs have no time of their own: of an id that was given anew each further graph that is no backward belongs to
     the next compilation that traced one.
     """
-    turns = {name: [one for one in held if one.traced_graphs] or list(held) for name, held in holders.items()}
+    turns = {
+        name: [compilation for compilation in held if compilation.traced_graphs] or list(held)
+        for name, held in holders.items()
+    }
     begun: Counter[str] = Counter()
-    found: dict[int, list[tuple[Direction, int]]] = defaultdict(list)
+    result: dict[int, list[tuple[Direction, int]]] = defaultdict(list)
     for graph in log.graphs:
-        held = turns.get(graph.compile_id)
-        if not held:
+        compiles = turns.get(graph.compile_id)
+        if not compiles:
             continue
         begun[graph.compile_id] += graph.direction != "backward"
-        turn = min(max(begun[graph.compile_id], 1), len(held)) - 1
-        found[id(held[turn])].append((graph.direction, len(graph.nodes)))
-    return found
+        turn = min(max(begun[graph.compile_id], 1), len(compiles)) - 1
+        result[id(compiles[turn])].append((graph.direction, len(graph.nodes)))
+    return result
 
 
 def _frames(trace: Trace, log: CompileLog, holders: Holders) -> tuple[FrameSummary, ...]:
     """Frames of one code object together, also where it was numbered anew."""
     whole = trace.fact(compile_times)
-    times = {id(one.compile): one for one in whole.compiles}
+    times = {id(compile_time.compile): compile_time for compile_time in whole.compiles}
     graphs = _graphs(log, holders)
     broken, left = Counter[int](), set[int]()
-    for found in log.breaks:
-        holder = id(holder_of(holders, found))
-        if leaves_frame(holders, found):
+    for graph_break in log.breaks:
+        holder = id(holder_of(holders, graph_break))
+        if leaves_frame(holders, graph_break):
             left.add(holder)
         else:
             broken[holder] += 1
@@ -362,12 +376,12 @@ def _frames(trace: Trace, log: CompileLog, holders: Holders) -> tuple[FrameSumma
         key = (first.function, first.place.file, first.place.line) if first.place is not None else id(frame)
         groups[key].append(frame)
     rows = []
-    for held in groups.values():
-        compiles = [one for frame in held for one in frame.compiles]
-        mine = [pair for one in compiles for pair in graphs.get(id(one), ())]
-        breaks = sum(broken[id(one)] for one in compiles)
-        given_up = any(id(one) in left for one in compiles)
-        rows.append(_frame(held, times, mine, breaks, given_up=given_up, parted=bool(whole.stages_ns)))
+    for group in groups.values():
+        compiles = [compilation for frame in group for compilation in frame.compiles]
+        mine = [pair for compilation in compiles for pair in graphs.get(id(compilation), ())]
+        breaks = sum(broken[id(compilation)] for compilation in compiles)
+        given_up = any(id(compilation) in left for compilation in compiles)
+        rows.append(_frame(group, times, mine, breaks, given_up=given_up, parted=bool(whole.stages_ns)))
     return tuple(sorted(rows, key=lambda row: -row.time_ns))
 
 
@@ -384,25 +398,31 @@ def _frame(
 
     ``parted``: the log has phases, so that a compilation without any took no moment of its own.
     """
-    compiles = [one for frame in held for one in frame.compiles]
+    compiles = [compilation for frame in held for compilation in frame.compiles]
     stages: Counter[Stage] = Counter()
-    for one in compiles:
-        stages.update(times[id(one)].stages_ns)
-    name = next((one.function for one in compiles if one.function), None)
+    for compilation in compiles:
+        stages.update(times[id(compilation)].stages_ns)
+    name = next((compilation.function for compilation in compiles if compilation.function), None)
     resumed = resumed_at(name)
     return FrameSummary(
         function=plain_function(name),
         after_line=None if resumed is None else resumed[1],
         place=held[0].user_place,
         compiles=len(compiles),
-        restarts=sum(one.attempts - 1 for one in compiles),
+        restarts=sum(compilation.attempts - 1 for compilation in compiles),
         graphs=tuple(_groups(graphs)),
-        dynamo_graphs=sum(one.traced_graphs for one in compiles),
+        dynamo_graphs=sum(compilation.traced_graphs for compilation in compiles),
         breaks=breaks,
         recompiles=sum(len(frame.recompiles) for frame in held),
         caches=_caches(compiles),
-        cache_reasons=tuple(dict.fromkeys(reason for one in compiles for reason in one.cache_reasons.values())),
-        time_ns=sum(times[id(one)].total_ns for one in compiles if parted == bool(times[id(one)].stages_ns)),
+        cache_reasons=tuple(
+            dict.fromkeys(reason for compilation in compiles for reason in compilation.cache_reasons.values())
+        ),
+        time_ns=sum(
+            times[id(compilation)].total_ns
+            for compilation in compiles
+            if parted == bool(times[id(compilation)].stages_ns)
+        ),
         stages_ns=dict(stages.most_common()),
         state=_state(held, compiles, any_graph=bool(graphs), given_up=given_up),
     )
@@ -422,25 +442,30 @@ def _state(
     """A frame without code of which no record says why holds nothing to compile, unless it was compiled before."""
     if any(frame.limit is not None for frame in held):
         return "recompile limit"
-    worked = any_graph or any(one.traced_graphs and one.has_code is not False for one in compiles)
+    worked = any_graph or any(
+        compilation.traced_graphs and compilation.has_code is not False for compilation in compiles
+    )
     if given_up or any(map(_failed, held)) or any(frame.skips for frame in held):
         return "partly eager" if worked else "eager"
-    if any(not one.complete for one in compiles):
+    if any(not compilation.complete for compilation in compiles):
         return "unfinished"
     return "compiled" if worked else "nothing to compile"
 
 
 def _failed(frame: CompiledFrame) -> bool:
     """Whether a compilation of it says that it failed, or left without code what earlier ones had graphs of."""
-    worked = any(one.traced_graphs for one in frame.compiles)
-    return any(one.complete and one.has_code is False and (worked or one.fail_type) for one in frame.compiles)
+    worked = any(compilation.traced_graphs for compilation in frame.compiles)
+    return any(
+        compilation.complete and compilation.has_code is False and (worked or compilation.fail_type)
+        for compilation in frame.compiles
+    )
 
 
 def _caches(compiles: Iterable[Compile]) -> dict[str, dict[CacheResult, int]]:
     """By cache and result; a forward's and a backward's lookups in one cache are counted together."""
     found: dict[str, dict[CacheResult, int]] = {}
-    for one in compiles:
-        for cache, result in one.caches.items():
+    for compilation in compiles:
+        for cache, result in compilation.caches.items():
             counts = found.setdefault(cache.removesuffix("_backward"), {})
             counts[result] = counts.get(result, 0) + 1
     return found

@@ -45,9 +45,9 @@ def dump_beside(path: Path, ending: str) -> Path | None:
     parts = path.name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         for suffix in (ending, f"{ending}.gz", f"{ending}.xz"):
-            found = path.with_name(".".join(parts[:count]) + suffix)
-            if found != path and found.is_file():
-                return found
+            result = path.with_name(".".join(parts[:count]) + suffix)
+            if result != path and result.is_file():
+                return result
     return None
 
 
@@ -71,12 +71,12 @@ def thunks_beside(path: Path) -> tuple[Thunks | None, str | None]:
     try:
         with open_bytes(dump, MAX_THUNK_BYTES) as data:
             raw = io.BytesIO(data) if isinstance(data, bytes) else data
-            found = read_thunks(line.decode("utf-8", "replace") for line in iter(raw.readline, b""))
+            thunks = read_thunks(line.decode("utf-8", "replace") for line in iter(raw.readline, b""))
     except DataError as error:
         return None, f"the launches are taken from the schedule: {error}"
-    if not found.thunks:
+    if not thunks.thunks:
         return None, f"the launches are taken from the schedule: {dump}: no thunk is in it"
-    return found, None
+    return thunks, None
 
 
 MOST_NAMED = 3
@@ -124,7 +124,9 @@ def holds_programs_only(trace: Trace) -> bool:
 
 def _trace(path: str, format_name: str, modules: Sequence[HloModule], notes: Sequence[str]) -> Trace:
     builder = TraceBuilder(path, format_name)
-    builder.events = sum(len(one.instructions) for module in modules for one in module.computations.values())
+    builder.events = sum(
+        len(computation.instructions) for module in modules for computation in module.computations.values()
+    )
     builder.programs = len(modules)
     builder.note(*_notes(modules), *notes)
     builder.record("hlo")
@@ -132,8 +134,8 @@ def _trace(path: str, format_name: str, modules: Sequence[HloModule], notes: Seq
 
 
 def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:
-    one = len(modules) == 1
-    what = "this is a compiled program, not a recording of its run" if one else (
+    single = len(modules) == 1
+    what = "this is a compiled program, not a recording of its run" if single else (
         f"these are {len(modules):,} compiled programs, no recording of a run"
     )  # fmt: skip
     notes = [f"{what}: every number is modelled or structural"]
@@ -162,8 +164,15 @@ def _once(modules: Sequence[HloModule]) -> list[HloModule]:
 def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
     """What tells a program from another of its name: all that it computes, whatever spelled it."""
     return frozenset(
-        (computation.name, one.name, one.opcode, one.shape.dtype, one.shape.dims, one.operands)
-        for computation, one in module.instructions()
+        (
+            computation.name,
+            instruction.name,
+            instruction.opcode,
+            instruction.shape.dtype,
+            instruction.shape.dims,
+            instruction.operands,
+        )
+        for computation, instruction in module.instructions()
     )
 
 

@@ -31,9 +31,9 @@ def unoptimized_program(source: str) -> HloModule | None:
         for count in range(len(parts) - 1, 0, -1):
             stem = ".".join(parts[:count])
             for end in (ending + packed for ending in _ENDS for packed in _PACKED):
-                found = path.with_name(f"{stem}{_WORD}{end}")
-                if found != path and found.is_file():
-                    return _read(found)
+                result = path.with_name(f"{stem}{_WORD}{end}")
+                if result != path and result.is_file():
+                    return _read(result)
     except OSError:
         return None
     return None

@@ -78,10 +78,10 @@ def locate(data: Buffer, path: str) -> Document:
     if data[first : first + 1] == b"[":
         before, start = b"", first + 1
     else:
-        found = _ARRAY.search(data)
-        if found is None:
+        match = _ARRAY.search(data)
+        if match is None:
             raise DataError(f'{path}: no "traceEvents" in it: not a trace of torch.profiler')
-        before, start = data[first : found.start()], found.end()
+        before, start = data[first : match.start()], match.end()
     end = _array_end(data, start)
     if end is None:
         raise DataError(f"{path}: cut off or corrupt: the event array does not end (read {len(data):,} bytes)")
@@ -107,8 +107,8 @@ def _array_end(data: Buffer, start: int) -> int | None:
 
 
 def _next_event(shown: str, position: int) -> int | None:
-    found = _CUT_TEXT.search(shown, position)
-    return None if found is None else found.end() - 1
+    match = _CUT_TEXT.search(shown, position)
+    return None if match is None else match.end() - 1
 
 
 def _walk(shown: str, position: int) -> tuple[int, bool]:
@@ -134,8 +134,8 @@ def _walk(shown: str, position: int) -> tuple[int, bool]:
 
 
 def _white(shown: str, position: int) -> int:
-    found = _WHITE_TEXT.match(shown, position)
-    return found.end() if found else position
+    match = _WHITE_TEXT.match(shown, position)
+    return match.end() if match else position
 
 
 def _completes(rest: bytes, *, is_list: bool) -> bool:

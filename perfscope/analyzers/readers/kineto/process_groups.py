@@ -61,7 +61,7 @@ def peers_of_spans(spans: Mapping[str, Array], names: list[str], ops: Mapping[st
     ``spans``: ``start_ns`` and ``thread`` of host spans, ``names`` their operations. ``ops``: ``start_ns``, ``end_ns``,
     ``thread``, ``receives``, ``peer`` of the ops. An op begins one span: where two seem to be in it, neither is its.
     """
-    found = np.full(len(names), MISSING, np.int64)
+    result = np.full(len(names), MISSING, np.int64)
     for receives, operation in enumerate(OPERATION_OF.values()):
         wanted = np.flatnonzero([name == operation for name in names])
         held = np.flatnonzero(ops["receives"] == receives)
@@ -74,15 +74,15 @@ def peers_of_spans(spans: Mapping[str, Array], names: list[str], ops: Mapping[st
             inside = spans["start_ns"][rows] <= ops["end_ns"][mine[at]]
             rows, at = rows[inside], at[inside]
             once = np.bincount(at, minlength=len(mine))[at] == 1
-            found[rows[once]] = ops["peer"][mine[at[once]]]
-    return found
+            result[rows[once]] = ops["peer"][mine[at[once]]]
+    return result
 
 
 def table_of(columns: Mapping[str, Array], members: list[tuple[int, str, Any]]) -> dict[str, Array]:
     """Columns of the ops among a chunk's slices; ``members``: (place in ``columns``, name, arguments) of them."""
-    places = [place for place, _, _ in members]
+    positions = [index for index, _, _ in members]
     return {
-        **{name: columns[name][places] for name in ("start_ns", "end_ns", "thread")},
+        **{name: columns[name][positions] for name in ("start_ns", "end_ns", "thread")},
         "receives": np.array([OPERATION_OF[name] == "recv" for _, name, _ in members], np.int8),
         "peer": np.array([peer_in_group(bytes(args.concrete)) for _, _, args in members], np.int64),
     }
@@ -126,12 +126,12 @@ def process_groups(head: Head) -> tuple[ProcessGroup, ...]:
         entries = msgspec.json.decode(listed, type=list[msgspec.Raw]) if listed else []
     except (ValueError, RecursionError):
         return ()
-    found: dict[str, ProcessGroup | None] = {}
+    result: dict[str, ProcessGroup | None] = {}
     for entry in entries[:MOST_GROUPS]:
         group = _group(entry)
         if group is not None:  # two of one name cannot be told apart
-            found[group.name] = None if group.name in found and found[group.name] != group else group
-    return tuple(group for group in found.values() if group is not None)
+            result[group.name] = None if group.name in result and result[group.name] != group else group
+    return tuple(group for group in result.values() if group is not None)
 
 
 def _group(entry: msgspec.Raw) -> ProcessGroup | None:

@@ -168,8 +168,8 @@ class Shard:
 
     def _messages(self, columns: Columns, members: list[Any]) -> None:
         codes = [code for name in OPERATION_OF if (code := self.strings.get(name)) is not None]
-        places = np.flatnonzero(np.isin(columns["name"], codes)).tolist() if codes else []
-        told = [(place, members[place].name, members[place].args) for place in places if members[place].args]
+        positions = np.flatnonzero(np.isin(columns["name"], codes)).tolist() if codes else []
+        told = [(index, members[index].name, members[index].args) for index in positions if members[index].args]
         if told:
             self.tables["messages"].append(table_of(columns, told))
 

@@ -221,11 +221,11 @@ class Tables:
         """Sizes and groups, joined to their kernels by correlation id (start time where it has none)."""
         starts = Lookup(described["start_ns"], np.arange(len(described["start_ns"])))
         match = starts(collectives["start_ns"])
-        found = match != MISSING
+        result = match != MISSING
         numbers = ("group_size", "elements_in", "elements_out", "sequence", "peer")
         for name in ("group", "description", "ranks", "dtype", *numbers):
             values = np.full(len(match), MISSING, described[name].dtype)
-            values[found] = described[name][match[found]]
+            values[result] = described[name][match[result]]
             collectives[name] = values
         collectives["group_size"] = collectives["group_size"].astype(np.int32)
         named = self._by_name(
@@ -235,7 +235,7 @@ class Tables:
             ),
             np.int32,
         )
-        collectives["name"] = np.where(found, named[np.maximum(match, 0)], collectives["name"]).astype(np.int32)
+        collectives["name"] = np.where(result, named[np.maximum(match, 0)], collectives["name"]).astype(np.int32)
 
     def _syncs(self, columns: Columns) -> None:
         if columns:

@@ -70,9 +70,9 @@ def notes_of(
 
 def _setting(database: Export, key: str) -> str | None:
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-        found = database.settings(table, (key,))
-        if found:
-            return found[key]
+        result = database.settings(table, (key,))
+        if result:
+            return result[key]
     return None
 
 
@@ -81,10 +81,10 @@ def _absent(database: Export, rows: Mapping[str, Rows]) -> list[str]:
     if len(rows["kernels"]) or len(rows["copies"]):
         return []
     key = "PROCESS_0:COLLECT_CUDA_TRACE"
-    told = database.settings("META_DATA_CAPTURE", (key,)).get(key, "").lower()
-    if told in ("true", "1"):
+    text = database.settings("META_DATA_CAPTURE", (key,)).get(key, "").lower()
+    if text in ("true", "1"):
         return ["CUDA was traced, and no work on a device was recorded"]
-    if told in ("false", "0"):
+    if text in ("false", "0"):
         return ["CUDA was not traced (`nsys profile --trace=cuda,nvtx,osrt`)"]
     if any(table.startswith(_CUDA_TABLES) and len(rows["calls"]) for table in database.tables):
         return ["calls of CUDA were recorded, and no work on a device"]
@@ -140,15 +140,15 @@ def build(database: Export, shown: str) -> list[Trace]:
     events = [sum(_rows(columns) for columns in part.values()) for part in parts]
     events[0] = session.pool.events - sum(events[1:])
     traces = []
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         communicators = _communicators(part["slices"], session.pool.strings, host.payloads)
         tables = Tables(session, part, {one: size for one, (size, _) in communicators.items()})
         tables.collectives(host.payloads)
-        identity = _identity(shown, place, len(owners), communicators)
+        identity = _identity(shown, index, len(owners), communicators)
         trace = TraceBuilder(shown, FORMAT)
-        trace.rank, trace.world_size, trace.events = identity.rank, identity.world_size, events[place]
+        trace.rank, trace.world_size, trace.events = identity.rank, identity.world_size, events[index]
         trace.strings, trace.rows = session.pool.strings, tables.rows
-        if place == 0:
+        if index == 0:
             trace.unplaced = session.pool.unplaced
         trace.record_tables(without=("python_stack", "autograd"))
         trace.note(*notes_of(database, trace, device, tables.steps, identity.how))
@@ -194,21 +194,21 @@ def _of(columns: Columns, process: int | None) -> Columns:
 
 def _communicators(slices: Columns, strings: list[str], fields: list[Fields]) -> dict[int, tuple[int, int]]:
     """NCCL communicator -> (ranks, this process's rank), where its creation was recorded."""
-    found = {}
+    result = {}
     for row in np.flatnonzero(slices["payload"] != MISSING).tolist():
         told = fields[slices["payload"][row]]
         if strings[slices["name"][row]].startswith("nccl") and {"communicator", "ranks", "rank"} <= set(told):
             size, rank = told["ranks"], told["rank"]
             if 0 <= rank < size < 1 << 24:
-                found[told["communicator"]] = (size, rank)
-    return found
+                result[told["communicator"]] = (size, rank)
+    return result
 
 
-def _identity(shown: str, place: int, count: int, communicators: Mapping[int, tuple[int, int]]) -> Identity:
+def _identity(shown: str, index: int, count: int, communicators: Mapping[int, tuple[int, int]]) -> Identity:
     if communicators:
         size, rank = max(communicators.values())
         return Identity(rank=rank, world_size=size, how=None)
     if count > 1:
         how = f"{count} processes with work on devices in one file: their ranks are their order by process id"
-        return Identity(rank=place, world_size=None, how=how)
+        return Identity(rank=index, world_size=None, how=how)
     return Identity(rank=rank_in_name(Path(shown)), world_size=None, how=None)

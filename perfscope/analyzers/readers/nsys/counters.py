@@ -89,7 +89,7 @@ def _cards(session: Session) -> Columns:
         )
         if isinstance(text, str)
     }
-    cards = {card: place for place, card in enumerate(np.unique(rows["globalId"]).tolist())}
+    cards = {card: index for index, card in enumerate(np.unique(rows["globalId"]).tolist())}
     first, kind = distinct_rows(rows["globalId"], rows["metricsListId"], rows["metricsIdx"])
     codes = [
         session.pool.code(f"NIC {cards[card]}: {metrics[group, index]}") if (group, index) in metrics else -1
@@ -128,7 +128,7 @@ def _numbers(text: object) -> dict[str, float]:
         held = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         return {}
-    found = {}
+    result = {}
     for key, value in held.items() if isinstance(held, dict) else ():
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             continue
@@ -137,8 +137,8 @@ def _numbers(text: object) -> dict[str, float]:
         except (ValueError, OverflowError):
             continue
         if np.isfinite(number):
-            found[str(key)[:100]] = number
-    return found
+            result[str(key)[:100]] = number
+    return result
 
 
 def _by_key(first: Array, second: Array, named: dict[tuple[int, int], int]) -> Array:

@@ -114,27 +114,29 @@ class Database:
             for batch in self._batches(query, table):
                 split = [row[: len(present)] for row in batch] if beside else batch
                 block = self._integers(split, table)
-                grown.append({name: np.ascontiguousarray(block[:, place]) for place, name in enumerate(present)})
-                for place, name in enumerate(others):
+                grown.append({name: np.ascontiguousarray(block[:, index]) for index, name in enumerate(present)})
+                for index, name in enumerate(others):
                     at = len(present) + beside.index(name) if name in beside else None
-                    values[place].extend(
-                        [None] * len(batch) if at is None else [keeps[place](row[at]) for row in batch]
+                    values[index].extend(
+                        [None] * len(batch) if at is None else [keeps[index](row[at]) for row in batch]
                     )
-        found = grown.take() if len(grown) else {}
-        size = len(next(iter(found.values()), ()))
-        return {name: found.get(name, np.full(size, NULL)) for name in names}, values
+        result = grown.take() if len(grown) else {}
+        size = len(next(iter(result.values()), ()))
+        return {name: result.get(name, np.full(size, NULL)) for name in names}, values
 
     def texts(self, ids: set[int]) -> dict[int, str]:
         """The strings of ``StringIds`` with those ids; no other is read, for one may hold the environment."""
-        found: dict[int, str] = {}
+        result: dict[int, str] = {}
         if not {"id", "value"} <= self.columns("StringIds"):
-            return found
+            return result
         wanted = sorted(ids)
         for low in range(0, len(wanted), 500):
             listed = ", ".join(str(one) for one in wanted[low : low + 500])
             sql = f"SELECT id, SUBSTR(value, 1, {TEXT_BYTES}) FROM StringIds WHERE id IN ({listed})"  # noqa: S608 (integers)
-            found.update({one: text for one, text in self._rows(sql) if isinstance(one, int) and isinstance(text, str)})
-        return found
+            result.update(
+                {one: text for one, text in self._rows(sql) if isinstance(one, int) and isinstance(text, str)}
+            )
+        return result
 
     def settings(self, table: str, keys: tuple[str, ...]) -> dict[str, str]:
         """Values of a table of names and values, of the given keys alone."""

@@ -89,13 +89,13 @@ def _kernels(session: Session) -> tuple[Columns, Columns]:
 
 
 def _product(rows: Columns, names_: tuple[str, ...], limit: int) -> Array:
-    found = np.ones(len(rows["start_ns"]), np.int64)
-    known = np.ones(len(found), bool)
+    result = np.ones(len(rows["start_ns"]), np.int64)
+    known = np.ones(len(result), bool)
     for name in names_:
         side = rows.pop(name)
         known &= (side > 0) & (side < _MOST_THREADS)
-        found = np.where(known & (found < limit // np.maximum(side, 1)), found * side, 0)
-    return np.where(known & (found > 0), found, MISSING)
+        result = np.where(known & (result < limit // np.maximum(side, 1)), result * side, 0)
+    return np.where(known & (result > 0), result, MISSING)
 
 
 def _graphs(session: Session, nodes: Columns) -> Columns:
@@ -163,17 +163,17 @@ def _waits(session: Session, work: tuple[Columns, ...]) -> Columns:
 
 def _contexts(session: Session, work: tuple[Columns, ...]) -> dict[tuple[int, int], int]:
     """(process, context) -> number of the device."""
-    found: dict[tuple[int, int], int] = {}
+    result: dict[tuple[int, int], int] = {}
     for table in ("TARGET_INFO_CUDA_NULL_STREAM", "TARGET_INFO_CUDA_CONTEXT_INFO"):
         rows = session.database.integers(table, "hwId", "vmId", "processId", "contextId", "deviceId")
         for hardware, machine, pid, context, device in zip(*(rows[name].tolist() for name in rows), strict=True):
             if NULL not in (hardware, machine, pid, context, device) and 0 <= pid <= 0xFFFFFF:
-                found[(hardware & 0xFF) << 32 | (machine & 0xFF) << 24 | pid, context] = device
+                result[(hardware & 0xFF) << 32 | (machine & 0xFF) << 24 | pid, context] = device
     for columns in work:  # what ran there tells best
         each, _ = distinct_rows(columns["process"], columns["contextId"], columns["device"])
         places = zip(*(columns[name][each].tolist() for name in ("process", "contextId", "device")), strict=True)
-        found |= {(process, context): device for process, context, device in places}
-    return found
+        result |= {(process, context): device for process, context, device in places}
+    return result
 
 
 def products(session: Session, process: int, ordinals: list[int]) -> list[Product | None]:

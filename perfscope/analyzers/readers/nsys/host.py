@@ -94,7 +94,7 @@ def _cut_off(slices: Columns, exits: list[int], ended_ns: int | None) -> Array:
 
 def _numbers(texts: dict[int, str], pattern: re.Pattern[str], *, full: bool) -> dict[int, int]:
     match = pattern.fullmatch if full else pattern.match
-    return {code: int(found[1][:18]) for code, text in texts.items() if (found := match(text)) is not None}
+    return {code: int(result[1][:18]) for code, text in texts.items() if (result := match(text)) is not None}
 
 
 def _apart(slices: Columns, rows: Array) -> Array:
@@ -203,9 +203,9 @@ class Payloads:
         body = payload[_HEAD.size :]
         layout = self._layouts.get((domain, schema), {})
         return {
-            name: struct.unpack_from(f"<{code}", body, at)[0]
-            for name, (at, code) in layout.items()
-            if at + struct.calcsize(code) <= len(body)
+            name: struct.unpack_from(f"<{code}", body, index)[0]
+            for name, (index, code) in layout.items()
+            if index + struct.calcsize(code) <= len(body)
         }
 
 
@@ -216,7 +216,7 @@ def messages(calls: Sequence[Call], launches: Iterable[tuple[int, int]], size_of
     communicator. Kernels of which the calls do not tell what they moved are left out.
     """
     inside = _innermost(calls, launches)
-    found: dict[int, Message] = {}
+    result: dict[int, Message] = {}
     pending: list[Call] = []
     depth = 0
     for index, call in enumerate(calls):
@@ -228,19 +228,19 @@ def messages(calls: Sequence[Call], launches: Iterable[tuple[int, int]], size_of
             if depth == 0:
                 moved = _together(pending, size_of) if len(kernels) == 1 else None
                 if moved is not None:
-                    found[kernels[0]] = moved
+                    result[kernels[0]] = moved
                 pending = []
         elif call.name in OPERATIONS:
             if depth:
                 pending.append(call)
             elif len(kernels) == 1 and (moved := _together([call], size_of)) is not None:
-                found[kernels[0]] = moved
-    return found
+                result[kernels[0]] = moved
+    return result
 
 
 def _innermost(calls: Sequence[Call], launches: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     """Index of a call -> kernels launched in it and in no call inside it."""
-    found: dict[int, list[int]] = defaultdict(list)
+    result: dict[int, list[int]] = defaultdict(list)
     stack: list[int] = []
     following = 0
     for begun, kernel in sorted(launches):
@@ -250,8 +250,8 @@ def _innermost(calls: Sequence[Call], launches: Iterable[tuple[int, int]]) -> di
         while stack and calls[stack[-1]].end_ns <= begun:
             stack.pop()
         if stack:
-            found[stack[-1]].append(kernel)
-    return found
+            result[stack[-1]].append(kernel)
+    return result
 
 
 def _together(calls: Sequence[Call], size_of: dict[int, int]) -> Message | None:

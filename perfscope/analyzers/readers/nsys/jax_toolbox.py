@@ -88,7 +88,7 @@ def _modules(path: Path) -> tuple[list[HloModule], list[str]]:
             problems.append(f"the program {file.name} was not read: {str(error).removeprefix(f'{file}: ')}")
             continue
         numbered = _NUMBERED.match(file.name)
-        modules += [replace(one, program_id=int(numbered[1]) if numbered else None) for one in read_modules]
+        modules += [replace(module, program_id=int(numbered[1]) if numbered else None) for module in read_modules]
     return modules, problems
 
 
@@ -113,8 +113,8 @@ def _ranges(file: Path) -> pd.DataFrame:
 def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems: list[str]) -> Trace:
     pool = TraceBuilder(str(path), FORMAT)
     names = ranges["Name"].fillna("").astype(str).tolist()
-    instructions = [found[1] if (found := _INSTRUCTION.fullmatch(name)) else "" for name in names]
-    chosen = np.flatnonzero(np.array([bool(one) for one in instructions], bool))
+    instructions = [match[1] if (match := _INSTRUCTION.fullmatch(name)) else "" for name in names]
+    chosen = np.flatnonzero(np.array([bool(instruction) for instruction in instructions], bool))
     times = {name: ranges[name].to_numpy(np.float64) for name in _COLUMNS[1:]}
     start, took = times["Projected Start"][chosen], times["Projected Duration"][chosen]
     sound = np.isfinite(start) & np.isfinite(took) & (took >= 0) & (np.abs(start) < 2**53) & (took < 2**53)
@@ -134,8 +134,8 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
         "start_ns": times["Projected Start"][chosen].astype(np.int64),
         "end_ns": (times["Projected Start"][chosen] + times["Projected Duration"][chosen]).astype(np.int64),
         "name": np.array([pool.code(instructions[row]) for row in chosen.tolist()], np.int32),
-        "module": np.array([pool.code(one[1]) if one else MISSING for one in told], np.int32),
-        "program_id": np.array([int(one[2]) if one else MISSING for one in told], np.int64),
+        "module": np.array([pool.code(match[1]) if match else MISSING for match in told], np.int32),
+        "program_id": np.array([int(match[2]) if match else MISSING for match in told], np.int64),
         "run_id": _runs(roots, threads, told, times["Projected Start"]),
         "ordinal": np.array([workers.get(thread, 0) for thread in threads.tolist()], np.int64),
         "encloses": np.isin(chosen, parents[chosen]),
@@ -180,42 +180,44 @@ def _root(row: int, parents: Array, names: list[str]) -> int:
 def _workers(threads: Array, told: list[re.Match[str] | None]) -> dict[float, int]:
     """Thread -> device. Programs for one device are launched from the caller's thread: that is the first device."""
     ran: dict[float, set[str]] = {}
-    for thread, one in zip(threads.tolist(), told, strict=True):
-        ran.setdefault(thread, set()).add(one[2] if one else "")
+    for thread, match in zip(threads.tolist(), told, strict=True):
+        ran.setdefault(thread, set()).add(match[2] if match else "")
     shared = {
         thread
         for thread, programs in ran.items()
         if any(programs & others for other, others in ran.items() if other != thread)
     }
-    return {thread: place for place, thread in enumerate(sorted(shared or ran))}
+    return {thread: index for index, thread in enumerate(sorted(shared or ran))}
 
 
 def _runs(roots: list[int], threads: Array, told: list[re.Match[str] | None], start: Array) -> Array:
     """Number of the execution of its program on its thread, from 0: the same on all devices of one execution."""
     by_program: dict[tuple[str, float], set[int]] = {}
-    keys = [None if one is None else (one[2], thread) for one, thread in zip(told, threads.tolist(), strict=True)]
+    keys = [None if match is None else (match[2], thread) for match, thread in zip(told, threads.tolist(), strict=True)]
     for key, root in zip(keys, roots, strict=True):
         if key is not None:
             by_program.setdefault(key, set()).add(root)
     number = {
-        root: place
+        root: index
         for members in by_program.values()
-        for place, root in enumerate(sorted(members, key=lambda root: float(start[root])))
+        for index, root in enumerate(sorted(members, key=lambda root: float(start[root])))
     }
     return np.array([number.get(root, MISSING) for root in roots], np.int64)
 
 
 def _target(path: Path) -> dict[str, bytes]:
     """What the programs were compiled for, by the keys of ``_TARGET``; empty where they do not agree on it."""
-    found = set()
+    result = set()
     for file in sorted((path / DUMP).glob(_TARGETS)):
         try:
             with open_bytes(file, _TARGET_BYTES) as data:
                 text = bytes(data)
         except DataError:
             return {}  # a name is not worth the recording
-        found.add(tuple((key, match[1]) for key, one in _TARGET.items() if (match := one.search(text)) is not None))
-    return dict(found.pop()) if len(found) == 1 else {}
+        result.add(
+            tuple((key, match[1]) for key, pattern in _TARGET.items() if (match := pattern.search(text)) is not None)
+        )
+    return dict(result.pop()) if len(result) == 1 else {}
 
 
 def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: TraceBuilder) -> int:
@@ -224,7 +226,7 @@ def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: Trace
     leaves = leaves[np.lexsort((ops["start_ns"][leaves], ops["ordinal"][leaves]))]
     ordinals, device = np.unique(ops["ordinal"][leaves], return_inverse=True)
     texts = {code: pool.strings[code] for code in np.unique(ops["name"]).tolist()}
-    collective = {code: found[1] for code, text in texts.items() if (found := _COLLECTIVE.match(text))}
+    collective = {code: match[1] for code, text in texts.items() if (match := _COLLECTIVE.match(text))}
     kernels: Columns = {
         "start_ns": ops["start_ns"][leaves],
         "end_ns": ops["end_ns"][leaves],

@@ -86,13 +86,13 @@ class Range:
 
 def read_range(text: str) -> Range:
     """A range's text: an op of PyTorch where ``emit_nvtx`` wrote it, else an annotation."""
-    found = _TORCH_RANGE.match(text)
-    if found is None:
+    match = _TORCH_RANGE.match(text)
+    if match is None:
         return Range(name=text, kind=SliceKind.ANNOTATION)
-    kind = SliceKind.ANNOTATION if _TORCH_ANNOTATION.match(found["name"]) else SliceKind.OP
-    sequence = found["sequence"]
+    kind = SliceKind.ANNOTATION if _TORCH_ANNOTATION.match(match["name"]) else SliceKind.OP
+    sequence = match["sequence"]
     known = int(sequence) if sequence is not None and len(sequence) < 19 else None
-    return Range(name=found["name"], kind=kind, sequence=known, sizes=found["sizes"])
+    return Range(name=match["name"], kind=kind, sequence=known, sizes=match["sizes"])
 
 
 def call_name(name: str) -> str:

@@ -81,8 +81,8 @@ def exported(report: Path) -> Iterator[Path]:
 def _written_by(report: Path) -> str:
     """`` by 2025.5.1``, from the report's first line; older reports do not say it."""
     with report.open("rb") as file:
-        found = _WRITTEN_BY.search(file.read(_HEAD_BYTES))
-    return f" by {found[1].decode().replace('@', '.')}" if found else ""
+        match = _WRITTEN_BY.search(file.read(_HEAD_BYTES))
+    return f" by {match[1].decode().replace('@', '.')}" if match else ""
 
 
 def _own_version(nsys: str) -> str:
@@ -90,8 +90,8 @@ def _own_version(nsys: str) -> str:
         output = subprocess.run([nsys, "--version"], capture_output=True, timeout=30, check=False, text=True).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = _VERSION.search(output)
-    return f" ({found[1]})" if found else ""
+    match = _VERSION.search(output)
+    return f" ({match[1]})" if match else ""
 
 
 def _last_line(output: str) -> str:
@@ -124,7 +124,7 @@ class Folder:
                 "SQLite: nsys export --type sqlite REPORT"
             ) from error
         self._folder = folder
-        self._files = {place.name.removesuffix(SUFFIX): place for place in sorted(folder.glob(f"*{SUFFIX}"))}
+        self._files = {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
     @property
     def tables(self) -> frozenset[str]:
@@ -156,44 +156,44 @@ class Folder:
         if present:
             for batch in self._batches(table, [*present, *(name for name in others if name in held)]):
                 grown.append({name: self._integer(table, batch.column(name)) for name in present})
-                for place, name in enumerate(others):
-                    found = batch.column(name).to_pylist() if name in held else [None] * batch.num_rows
+                for index, name in enumerate(others):
+                    result = batch.column(name).to_pylist() if name in held else [None] * batch.num_rows
                     kept = keep.get(name)
-                    cut = [one[:TEXT_BYTES] if isinstance(one, str | bytes) else one for one in found]
-                    values[place].extend(cut if kept is None else map(kept, cut))
+                    cut = [one[:TEXT_BYTES] if isinstance(one, str | bytes) else one for one in result]
+                    values[index].extend(cut if kept is None else map(kept, cut))
         taken = grown.take() if len(grown) else {}
         size = len(next(iter(taken.values()), ()))
         return {name: taken.get(name, np.full(size, NULL)) for name in names}, values
 
     def texts(self, ids: set[int]) -> dict[int, str]:
         """As ``Database.texts``: strings of other ids are dropped batch by batch."""
-        found: dict[int, str] = {}
+        result: dict[int, str] = {}
         if not ids or not {"id", "value"} <= self.columns("StringIds"):
-            return found
+            return result
         wanted = np.array(sorted(ids), np.int64)
         for batch in self._batches("StringIds", ["id", "value"]):
             numbers = self._integer("StringIds", batch.column("id"))
             mine = np.flatnonzero(np.isin(numbers, wanted))
             texts = batch.column("value").take(self._arrow.array(mine)).to_pylist()
-            found.update(
+            result.update(
                 {
                     number: text[:TEXT_BYTES]
                     for number, text in zip(numbers[mine].tolist(), texts, strict=True)
                     if isinstance(text, str)
                 }
             )
-        return found
+        return result
 
     def settings(self, table: str, keys: tuple[str, ...]) -> dict[str, str]:
         """As ``Database.settings``: values of other keys are not looked at."""
         if not {"name", "value"} <= self.columns(table):
             return {}
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for batch in self._batches(table, ["name", "value"]):
             for row, name in enumerate(batch.column("name").to_pylist()):
                 if name in keys:
-                    found[name] = str(batch.column("value")[row].as_py())[:100]
-        return found
+                    result[name] = str(batch.column("value")[row].as_py())[:100]
+        return result
 
     def _batches(self, table: str, columns: list[str]) -> Iterator[Any]:
         opened = self._guarded(table, lambda: self._parquet.ParquetFile(self._files[table]))

@@ -178,11 +178,15 @@ class Tables:
             {
                 "ordinal": ordinals,
                 "name": np.array(
-                    [self._pool.code(one.name) if one and one.name else MISSING for one in told], np.int32
+                    [self._pool.code(product.name) if product and product.name else MISSING for product in told],
+                    np.int32,
                 ),
-                "cores": np.array([one.cores if one and one.cores else MISSING for one in told], np.int64),
+                "cores": np.array(
+                    [product.cores if product and product.cores else MISSING for product in told], np.int64
+                ),
                 "memory_bytes": np.array(
-                    [one.memory_bytes if one and one.memory_bytes else MISSING for one in told], np.int64
+                    [product.memory_bytes if product and product.memory_bytes else MISSING for product in told],
+                    np.int64,
                 ),
             },
         )
@@ -229,7 +233,7 @@ class Tables:
             return {}
         codes = [code for code in np.unique(slices["name"]).tolist() if self._pool.strings[code].startswith("nccl")]
         ranges = np.flatnonzero(np.isin(slices["name"], codes) & (self._lane == 0))
-        found: dict[int, host.Message] = {}
+        result: dict[int, host.Message] = {}
         threads = calls["thread"][kernels["call"][linked]]
         for thread in np.unique(threads).tolist():
             own = ranges[slices["thread"][ranges] == thread].tolist()
@@ -244,22 +248,22 @@ class Tables:
             ]
             launched = linked[threads == thread]
             begun = calls["start_ns"][kernels["call"][launched]]
-            found |= host.messages(told, zip(begun.tolist(), launched.tolist(), strict=True), self._ranks)
-        return found
+            result |= host.messages(told, zip(begun.tolist(), launched.tolist(), strict=True), self._ranks)
+        return result
 
     def _asked(self, rows: Array) -> dict[int, str]:
         """Communication kernel -> the operation that PyTorch's annotation around its launch names."""
         kernels, calls, slices = self.rows["kernels"], self.rows["calls"], self.rows["slices"]
         named = {
-            code: found[1]
+            code: match[1]
             for code in np.unique(slices["name"]).tolist()
-            if (found := _ASKED.match(self._pool.strings[code])) is not None
+            if (match := _ASKED.match(self._pool.strings[code])) is not None
         }
         found_in: dict[int, str] = {}
         for row in rows[kernels["call"][rows] != MISSING].tolist() if named else ():
-            place = int(calls["parent"][kernels["call"][row]])
-            while place != MISSING and int(slices["name"][place]) not in named:
-                place = int(slices["parent"][place])
-            if place != MISSING:
-                found_in[row] = named[int(slices["name"][place])]
+            index = int(calls["parent"][kernels["call"][row]])
+            while index != MISSING and int(slices["name"][index]) not in named:
+                index = int(slices["parent"][index])
+            if index != MISSING:
+                found_in[row] = named[int(slices["name"][index])]
         return found_in

@@ -58,16 +58,16 @@ class Annotations:
         name[written.row] = codes_of_fields(self._strings, written, buffer)
         value, kind = np.zeros(size, np.int64), np.full(size, MISSING, np.int64)
         for field in _NUMBERS:
-            found = fields.of(field).numbers()
-            value[found.row], kind[found.row] = found.a, NUMBER
-        found = fields.of(5).numbers()
-        value[found.row], kind[found.row] = found.a, FLOAT
-        found = fields.of(17).numbers()
-        value[found.row], kind[found.row] = self._sequences.codes(TEXTS, of[found.row], found.a), TEXT
+            result = fields.of(field).numbers()
+            value[result.row], kind[result.row] = result.a, NUMBER
+        result = fields.of(5).numbers()
+        value[result.row], kind[result.row] = result.a, FLOAT
+        result = fields.of(17).numbers()
+        value[result.row], kind[result.row] = self._sequences.codes(TEXTS, of[result.row], result.a), TEXT
         # texts are decoded only for names that are read: others may hold anything
-        found = fields.of(6).messages()
-        found = found.take(self._known(name[found.row]))
-        value[found.row], kind[found.row] = codes_of_fields(self._strings, found, buffer), TEXT
+        result = fields.of(6).messages()
+        result = result.take(self._known(name[result.row]))
+        value[result.row], kind[result.row] = codes_of_fields(self._strings, result, buffer), TEXT
         chosen = (kind != MISSING) & self._known(name) & ~((kind == TEXT) & (value == MISSING))
         if chosen.any():
             self._held.append(
@@ -80,9 +80,9 @@ class Annotations:
             )
 
     def _known(self, names: Int) -> Array:
-        used, places = np.unique(names, return_inverse=True)
+        used, inverse = np.unique(names, return_inverse=True)
         flags = np.array([one != MISSING and self._strings.strings[one] in KNOWN for one in used.tolist()], np.bool_)
-        return flags[places] if len(used) else np.zeros(len(names), np.bool_)
+        return flags[inverse] if len(used) else np.zeros(len(names), np.bool_)
 
     def columns(self, name: str) -> dict[str, Array]:
         """``event``, ``value`` and ``kind`` of every argument of that name, by event; of two the last one counts."""
@@ -102,14 +102,14 @@ class Annotations:
 
     def numbers(self, name: str, events: Int, *, blank: int = MISSING) -> Int:
         """The argument as a whole number, one an event of ``events`` (sorted or not); of text its digits."""
-        found = self.columns(name)
-        return self._at(found["event"], self._whole(found), events, blank)
+        result = self.columns(name)
+        return self._at(result["event"], self._whole(result), events, blank)
 
     def _whole(self, found: dict[str, Array]) -> Int:
         value = found["value"].copy()
-        for place in np.flatnonzero(found["kind"] == TEXT).tolist():
-            digits = "".join(filter(str.isdigit, self._strings.strings[int(value[place])]))[:18]
-            value[place] = int(digits) if digits else MISSING
+        for index in np.flatnonzero(found["kind"] == TEXT).tolist():
+            digits = "".join(filter(str.isdigit, self._strings.strings[int(value[index])]))[:18]
+            value[index] = int(digits) if digits else MISSING
         floats = found["kind"] == FLOAT
         real = value[floats].view(np.float64)
         fits = np.isfinite(real) & (np.abs(real) < 2**62)
@@ -118,33 +118,33 @@ class Annotations:
 
     def floats(self, name: str, events: Int) -> Array:
         """The argument as a float, NaN where an event has none."""
-        found = self.columns(name)
-        value = np.where(found["kind"] == FLOAT, found["value"].view(np.float64), found["value"].astype(np.float64))
-        value[found["kind"] == TEXT] = np.nan
-        bits = self._at(found["event"], value.view(np.int64), events, int(np.array(np.nan).view(np.int64)))
+        result = self.columns(name)
+        value = np.where(result["kind"] == FLOAT, result["value"].view(np.float64), result["value"].astype(np.float64))
+        value[result["kind"] == TEXT] = np.nan
+        bits = self._at(result["event"], value.view(np.int64), events, int(np.array(np.nan).view(np.int64)))
         return bits.view(np.float64)
 
     def texts(self, name: str, events: Int) -> Int:
         """The argument as a code, ``MISSING`` where an event has none; a number as its digits."""
-        found = self.columns(name)
-        value = found["value"].copy()
-        for place in np.flatnonzero(found["kind"] == NUMBER).tolist():
-            value[place] = self._strings.code(str(int(value[place])))
-        value[found["kind"] == FLOAT] = MISSING
-        return self._at(found["event"], value, events, MISSING)
+        result = self.columns(name)
+        value = result["value"].copy()
+        for index in np.flatnonzero(result["kind"] == NUMBER).tolist():
+            value[index] = self._strings.code(str(int(value[index])))
+        value[result["kind"] == FLOAT] = MISSING
+        return self._at(result["event"], value, events, MISSING)
 
     def has(self, name: str, events: Int) -> Array:
         """Flags: the event has the argument."""
-        found = self.columns(name)
-        return np.asarray(self._at(found["event"], np.ones(len(found["event"]), np.int64), events, 0) == 1)
+        result = self.columns(name)
+        return np.asarray(self._at(result["event"], np.ones(len(result["event"]), np.int64), events, 0) == 1)
 
     @staticmethod
     def _at(held: Int, value: Int, events: Int, blank: int) -> Int:
         result = np.full(len(events), blank, np.int64)
         if len(held):
-            place = np.maximum(np.searchsorted(held, events, side="right") - 1, 0)
-            same = held[place] == events
-            result[same] = value[place[same]]
+            positions = np.maximum(np.searchsorted(held, events, side="right") - 1, 0)
+            same = held[positions] == events
+            result[same] = value[positions[same]]
         return result
 
 

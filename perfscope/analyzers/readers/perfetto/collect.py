@@ -51,8 +51,8 @@ class GpuEvents:
         fields = walk(buffer, messages.a, messages.b, shown)
         told = fields.of(_SPECIFICATIONS).messages()
         for start, end in zip(told.a.tolist(), told.b.tolist(), strict=True):
-            found = decode("perfetto.Specifications", buffer.data[start:end], shown)
-            self._stage_names.update({number: one.name for number, one in enumerate(found.stage)})
+            result = decode("perfetto.Specifications", buffer.data[start:end], shown)
+            self._stage_names.update({number: one.name for number, one in enumerate(result.stage)})
         duration = fields.of(2).numbers().column(count, MISSING)
         queue = fields.of(3).numbers().column(count, 0)
         queue_number = fields.of(13).numbers()
@@ -140,10 +140,10 @@ class Collector:
         if len(interned.row):
             self.sequences.intern(buffer, interned, generation[interned.row], self.shown)
         for row, start, end in _spans(fields.of(_DEFAULTS)):
-            found = decode("perfetto.TracePacketDefaults", buffer.data[start:end], self.shown)
+            result = decode("perfetto.TracePacketDefaults", buffer.data[start:end], self.shown)
             self.sequences.defaults[int(generation[row])] = (
-                found.timestamp_clock_id,
-                found.track_event_defaults.track_uuid,
+                result.timestamp_clock_id,
+                result.track_event_defaults.track_uuid,
             )
         for _, start, end in _spans(fields.of(_DESCRIPTOR)):
             track = track_of(decode("perfetto.TrackDescriptor", buffer.data[start:end], self.shown))
@@ -159,22 +159,32 @@ class Collector:
                 self.unplaced[what] += seen
         events = fields.of(_TRACK_EVENT).messages()
         if len(events.row):
-            at = events.row
-            self._track_events(buffer, events, time[at], clock[at], sequence[at], generation[at])
+            positions = events.row
+            self._track_events(
+                buffer, events, time[positions], clock[positions], sequence[positions], generation[positions]
+            )
         stages = fields.of(_GPU_STAGE).messages()
         if len(stages.row):
-            at = stages.row
-            self.gpu.stages(buffer, stages, time[at], clock[at], sequence[at], generation[at], self.shown)
+            positions = stages.row
+            self.gpu.stages(
+                buffer,
+                stages,
+                time[positions],
+                clock[positions],
+                sequence[positions],
+                generation[positions],
+                self.shown,
+            )
         for row, start, end in _spans(fields.of(_GPU_COUNTER)):
-            found = decode("perfetto.GpuCounterEvent", buffer.data[start:end], self.shown)
-            self.gpu.counter(found, int(time[row]), int(clock[row]), int(sequence[row]))
+            result = decode("perfetto.GpuCounterEvent", buffer.data[start:end], self.shown)
+            self.gpu.counter(result, int(time[row]), int(clock[row]), int(sequence[row]))
 
     def _times(self, buffer: Buffer, fields: Fields, sequence: Int, generation: Int, count: int) -> tuple[Int, Int]:
         """Time of each packet in ns, and the machine's clock it is on; ``MISSING``: on a clock that nobody defined."""
         time = fields.of(8).numbers().column(count, MISSING)
         clock = fields.of(58).numbers().column(count, 0)
-        kinds, places = np.unique(generation, return_inverse=True)
-        default = np.array([self.sequences.defaults.get(one, (0, 0))[0] for one in kinds.tolist()], np.int64)[places]
+        kinds, inverse = np.unique(generation, return_inverse=True)
+        default = np.array([self.sequences.defaults.get(kind, (0, 0))[0] for kind in kinds.tolist()], np.int64)[inverse]
         clock = np.where(clock == 0, np.where(default == 0, self.clocks.primary, default), clock)
         timed = np.zeros(count, np.bool_)
         timed[fields.of(8).row] = True
@@ -210,9 +220,9 @@ class Collector:
         count = len(messages.row)
         first = len(self.events)
         fields = walk(buffer, messages.a, messages.b, self.shown)
-        kinds, places = np.unique(generation, return_inverse=True)
-        default = np.array([signed(self.sequences.defaults.get(one, (0, 0))[1]) for one in kinds.tolist()], np.int64)
-        track = default[places]
+        kinds, inverse = np.unique(generation, return_inverse=True)
+        default = np.array([signed(self.sequences.defaults.get(kind, (0, 0))[1]) for kind in kinds.tolist()], np.int64)
+        track = default[inverse]
         track = np.where(track == 0, unnamed_track(sequence), track)
         told = fields.of(11).numbers()
         track[told.row] = told.a
@@ -242,19 +252,19 @@ class Collector:
 
     def _texts(self, buffer: Buffer, fields: Fields, generation: Int, kind: int, number: int, plain: int) -> Int:
         """Codes of names or (first) categories, interned or written out; ``MISSING`` where there is none."""
-        found = np.full(len(generation), MISSING, np.int64)
+        result = np.full(len(generation), MISSING, np.int64)
         interned = fields.of(number)
         interned = interned.take(np.arange(len(interned.row))[::-1])  # the first of several wins
         single = interned.numbers()
-        found[single.row] = self.sequences.codes(kind, generation[single.row], single.a)
+        result[single.row] = self.sequences.codes(kind, generation[single.row], single.a)
         packed = interned.messages()
         packed = packed.take(packed.b > packed.a)
         if len(packed.row):  # packed numbers: the first of them
-            found[packed.row] = self.sequences.codes(kind, generation[packed.row], varint(buffer, packed.a)[0])
+            result[packed.row] = self.sequences.codes(kind, generation[packed.row], varint(buffer, packed.a)[0])
         written = fields.of(plain).messages()
         written = written.take(np.arange(len(written.row))[::-1])
-        found[written.row] = codes_of_fields(self.strings, written, buffer)
-        return found
+        result[written.row] = codes_of_fields(self.strings, written, buffer)
+        return result
 
     @staticmethod
     def _flows(buffer: Buffer, fields: Fields, count: int) -> Int:
@@ -276,26 +286,28 @@ class Collector:
         size = len(legacy.row)
         phase = fields.of(2).numbers().column(size, 0)
         kinds = np.array([_PHASES.get(one, 0) for one in phase.tolist()], np.int64)
-        at = legacy.row
-        columns["kind"][at] = np.where(columns["kind"][at] == 0, kinds, columns["kind"][at])
+        positions = legacy.row
+        columns["kind"][positions] = np.where(columns["kind"][positions] == 0, kinds, columns["kind"][positions])
         duration = fields.of(3).numbers().column(size, MISSING)
         whole = (kinds == COMPLETE) & (duration >= 0) & (duration < 1 << 52)
-        columns["end_ns"][at] = np.where(whole, columns["time_ns"][at] + duration * 1_000, columns["end_ns"][at])
+        columns["end_ns"][positions] = np.where(
+            whole, columns["time_ns"][positions] + duration * 1_000, columns["end_ns"][positions]
+        )
         named = fields.of(1).numbers().column(size, 0)
-        names = self.sequences.codes(NAMES, generation[at], named)
-        columns["name"][at] = np.where(columns["name"][at] == MISSING, names, columns["name"][at])
-        self._overridden(fields, columns["track"], at)
+        names = self.sequences.codes(NAMES, generation[positions], named)
+        columns["name"][positions] = np.where(columns["name"][positions] == MISSING, names, columns["name"][positions])
+        self._overridden(fields, columns["track"], positions)
         unknown = int((kinds == 0).sum())
         if unknown:
             self.unplaced["legacy events of other phases"] += unknown
 
-    def _overridden(self, fields: Fields, track: Array, at: Int) -> None:
+    def _overridden(self, fields: Fields, track: Array, positions: Int) -> None:
         """Legacy events of another thread than the one that wrote them: they name it by its ids."""
         told = fields.of(19).numbers()
-        pid = fields.of(18).numbers().column(len(at), 0)[told.row] & _ID
+        pid = fields.of(18).numbers().column(len(positions), 0)[told.row] & _ID
         tid = told.a & _ID
         uuid = -(1 << 61) - (pid << 30) - tid
-        track[at[told.row]] = uuid
+        track[positions[told.row]] = uuid
         for one, process, thread in set(zip(uuid.tolist(), pid.tolist(), tid.tolist(), strict=True)):
             self.tracks[one] = Track(uuid=one, pid=process, tid=thread)
 

@@ -85,8 +85,8 @@ def _without_lone_ends(order: Int, ends: Array, track: Int) -> tuple[Int, Array,
         return order, ends, track, 0
     depth = _depth(ends, track)
     # lowest depth so far of the track, 0 before it: shifted apart, so that one pass serves all tracks
-    place = np.cumsum(np.concatenate(([0], np.diff(track) != 0)))
-    apart = place * (2 * len(order) + 1)
+    positions = np.cumsum(np.concatenate(([0], np.diff(track) != 0)))
+    apart = positions * (2 * len(order) + 1)
     lowest = np.minimum(np.minimum.accumulate(depth - apart) + apart, 0)
     before = np.concatenate(([0], lowest[:-1]))
     before[np.concatenate(([True], np.diff(track) != 0))] = 0
@@ -176,14 +176,14 @@ def _on_one_clock(collector: Collector, held: Columns, column: str) -> Array:
     keep = np.ones(len(clock), np.bool_)
     if kinds == [kinds[0]] and kinds[0] != MISSING:
         return keep  # all on one clock: no snapshot is needed
-    for one in kinds:
-        mine = clock == one
-        found = None if one == MISSING else collector.clocks.to_primary(one, held[column][mine])
-        if found is None:
+    for kind in kinds:
+        mine = clock == kind
+        result = None if kind == MISSING else collector.clocks.to_primary(kind, held[column][mine])
+        if result is None:
             keep[mine] = False
             collector.unplaced["events on a clock that no snapshot relates to the others"] += int(mine.sum())
         else:
-            held[column][mine] = found
+            held[column][mine] = result
     return keep
 
 
@@ -191,7 +191,7 @@ def _sources(collector: Collector, rows: Columns) -> dict[int, Mapping[str, Any]
     """What an export of ours says of the traces in it, by sequence; empty for any other file."""
     category = collector.strings.code(words.SOURCE)
     chosen = np.flatnonzero((rows["category"] == category) & (rows["kind"] == INSTANT))
-    found: dict[int, Mapping[str, Any]] = {}
+    result: dict[int, Mapping[str, Any]] = {}
     codes = collector.annotations.texts("source", rows["event"][chosen])
     for sequence, code in zip(rows["sequence"][chosen].tolist(), codes.tolist(), strict=True):
         try:
@@ -199,8 +199,8 @@ def _sources(collector: Collector, rows: Columns) -> dict[int, Mapping[str, Any]
         except (json.JSONDecodeError, RecursionError):
             said = None
         if isinstance(said, dict):
-            found.setdefault(sequence, said)
-    return found
+            result.setdefault(sequence, said)
+    return result
 
 
 def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, Any] | None) -> Trace:

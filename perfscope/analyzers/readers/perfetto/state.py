@@ -27,12 +27,12 @@ def codes_of_fields(strings: TraceBuilder, fields: Fields, buffer: Buffer) -> In
     """Codes of fields that hold text."""
     known: dict[bytes, int] = {}
     codes = np.empty(len(fields.a), np.int64)
-    for place, (start, end) in enumerate(zip(fields.a.tolist(), fields.b.tolist(), strict=True)):
+    for index, (start, end) in enumerate(zip(fields.a.tolist(), fields.b.tolist(), strict=True)):
         raw = buffer.data[start:end]
         code = known.get(raw)
         if code is None:
             code = known[raw] = strings.code(raw.decode("utf-8", "replace"))
-        codes[place] = code
+        codes[index] = code
     return codes
 
 
@@ -51,16 +51,16 @@ class Sequences:
     def generations(self, sequence: Int, flags: Int, cleared: Int) -> Int:
         """Generation of each packet; packets in their order, shapes (n,)."""
         begins = ((flags & _CLEARED) != 0) | (cleared > 0)
-        found = np.empty(len(sequence), np.int64)
+        result = np.empty(len(sequence), np.int64)
         for one in np.unique(sequence).tolist():
             mine = np.flatnonzero(sequence == one)
             if one not in self._current:
                 self._current[one] = self._new()
             fresh = np.cumsum(begins[mine])
             ids = np.array([self._current[one], *(self._new() for _ in range(int(fresh[-1])))], np.int64)
-            found[mine] = ids[fresh]
+            result[mine] = ids[fresh]
             self._current[one] = int(ids[-1])
-        return found
+        return result
 
     def _new(self) -> int:
         self._count += 1
@@ -68,29 +68,29 @@ class Sequences:
 
     def intern(self, buffer: Buffer, messages: Fields, generation: Int, shown: str) -> None:
         """Take in the ``InternedData`` of packets; ``generation`` of each of ``messages``."""
-        held = walk(buffer, messages.a, messages.b, shown).messages()
-        held = held.take(np.isin(held.number, _KINDS))
-        inner = walk(buffer, held.a, held.b, shown)
-        numbers = inner.of(1).numbers().column(len(held.a), 0)
+        fields = walk(buffer, messages.a, messages.b, shown).messages()
+        fields = fields.take(np.isin(fields.number, _KINDS))
+        inner = walk(buffer, fields.a, fields.b, shown)
+        numbers = inner.of(1).numbers().column(len(fields.a), 0)
         named = inner.of(2).messages()
-        codes = np.full(len(held.a), self.strings.code(""), np.int64)
+        codes = np.full(len(fields.a), self.strings.code(""), np.int64)
         codes[named.row] = codes_of_fields(self.strings, named, buffer)
-        columns = (held.number, generation[held.row], numbers, codes)
+        columns = (fields.number, generation[fields.row], numbers, codes)
         for kind, of, number, code in zip(*(column.tolist() for column in columns), strict=True):
             self._interned.setdefault(kind, {}).setdefault(of, {})[number] = code
 
     def codes(self, kind: int, generation: Int, number: Int) -> Int:
         """Codes of interned strings; ``MISSING`` for a number that the generation never defined."""
-        found = np.full(len(number), MISSING, np.int64)
+        result = np.full(len(number), MISSING, np.int64)
         tables = self._interned.get(kind, {})
         for of in np.unique(generation).tolist():
             table = tables.get(of)
             if table is None:
                 continue
             mine = np.flatnonzero(generation == of)
-            used, places = np.unique(number[mine], return_inverse=True)
-            found[mine] = np.array([table.get(one, MISSING) for one in used.tolist()], np.int64)[places]
-        return found
+            used, inverse = np.unique(number[mine], return_inverse=True)
+            result[mine] = np.array([table.get(one, MISSING) for one in used.tolist()], np.int64)[inverse]
+        return result
 
 
 # The clocks of a Perfetto trace: every time on its primary clock.
@@ -170,8 +170,8 @@ class Clocks:
         if not pairs:
             return None
         own, primary = np.array(pairs, np.int64).T
-        place = np.maximum(np.searchsorted(own, times_ns, side="right") - 1, 0)
-        return np.asarray(times_ns + (primary - own)[place], np.int64)
+        positions = np.maximum(np.searchsorted(own, times_ns, side="right") - 1, 0)
+        return np.asarray(times_ns + (primary - own)[positions], np.int64)
 
 
 def is_sequence_clock(clock: int) -> bool:
@@ -250,26 +250,26 @@ class Tracks:
 
     def thread_of(self, uuid: int) -> Track:
         """The thread at or above a track; the track itself where there is none."""
-        for one in self._upwards(uuid):
-            if one.tid is not None:
-                return one
+        for track in self._upwards(uuid):
+            if track.tid is not None:
+                return track
         return self.get(uuid)
 
     def process_of(self, uuid: int) -> Track:
         """The process at or above a track, or its topmost one."""
         last = self.get(uuid)
-        for one in self._upwards(uuid):
-            last = one
-            if one.tid is None and one.pid is not None:
-                return one
+        for track in self._upwards(uuid):
+            last = track
+            if track.tid is None and track.pid is not None:
+                return track
         return last
 
     def _upwards(self, uuid: int) -> list[Track]:
-        found = []
+        result = []
         for _ in range(MOST_STEPS):
-            one = self.get(uuid)
-            found.append(one)
-            if not one.parent or one.parent == uuid:
+            track = self.get(uuid)
+            result.append(track)
+            if not track.parent or track.parent == uuid:
                 break
-            uuid = one.parent
-        return found
+            uuid = track.parent
+        return result

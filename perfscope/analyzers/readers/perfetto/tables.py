@@ -142,9 +142,9 @@ class Threads:
 
     def _row(self, uuid: int) -> int:
         track = self._tracks.thread_of(uuid) if self._own else self._tracks.get(uuid)
-        found = self._rows.get(track.uuid)
-        if found is None:
-            found = self._rows[track.uuid] = len(self._names)
+        result = self._rows.get(track.uuid)
+        if result is None:
+            result = self._rows[track.uuid] = len(self._names)
             process, thread = self._named(track)
             known = thread
             count = 1
@@ -153,7 +153,7 @@ class Threads:
                 known = f"{thread} ({count})"
             self._taken.add((process, known))
             self._names.append((process, known))
-        return found
+        return result
 
     def _named(self, track: Track) -> tuple[str, str]:
         process = self._tracks.process_of(track.uuid)
@@ -207,25 +207,25 @@ class Tables:
     def _split(self, events: Events) -> dict[Place, Events]:
         used, inverse = np.unique(events["category"], return_inverse=True)
         texts = ["" if code == MISSING else self._strings.strings[code] for code in used.tolist()]
-        places = np.array([place_of(text, own=self._own) for text in texts], np.int64)[inverse]
+        place_codes = np.array([place_of(text, own=self._own) for text in texts], np.int64)[inverse]
         self._samples = events.take(np.flatnonzero(events["kind"] == COUNTER))
-        sample_places = places[events["kind"] == COUNTER]
+        sample_places = place_codes[events["kind"] == COUNTER]
         self._samples = self._samples.take(np.flatnonzero(sample_places != Place.DRAWN))
         rest = events["kind"] != COUNTER
-        devices = (places == Place.KERNEL) | (places == Place.COPY)
+        devices = (place_codes == Place.KERNEL) | (place_codes == Place.COPY)
         lost = devices & rest & ~self._has_device(events)
-        places[lost] = Place.SLICE  # of no known device and stream: a span like any other
+        place_codes[lost] = Place.SLICE  # of no known device and stream: a span like any other
         marks = (events["kind"] == INSTANT) & ~np.isin(
-            places, (Place.MEMORY, Place.SOURCE, Place.DEVICE, Place.FINDING)
+            place_codes, (Place.MEMORY, Place.SOURCE, Place.DEVICE, Place.FINDING)
         )
-        places[marks] = Place.SLICE
-        return {place: events.take(np.flatnonzero(rest & (places == place))) for place in Place}
+        place_codes[marks] = Place.SLICE
+        return {place: events.take(np.flatnonzero(rest & (place_codes == place))) for place in Place}
 
     def _has_device(self, events: Events) -> Array:
-        held = self._collector.annotations
+        annotations = self._collector.annotations
         flags = np.zeros(len(events), np.bool_)
         for name in (words.DEVICE_ARGUMENT, "agent", "dst_agent"):
-            flags |= held.has(name, events["event"])
+            flags |= annotations.has(name, events["event"])
         return flags
 
     def add_gpu_spans(self, spans: Columns) -> None:
@@ -432,6 +432,6 @@ class Tables:
 
 
 def _inverse(order: Int) -> Int:
-    found = np.empty(len(order), np.int64)
-    found[order] = np.arange(len(order))
-    return found
+    result = np.empty(len(order), np.int64)
+    result[order] = np.arange(len(order))
+    return result

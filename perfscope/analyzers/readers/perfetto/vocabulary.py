@@ -197,7 +197,7 @@ SLICE_KINDS: dict[str, SliceKind] = {
 def place_of(category: str, *, own: bool) -> Place:
     """Where events of a category go; ``own``: the file is an export of ours."""
     lowered = category.lower()
-    found = PLACES.get(lowered)
-    if found is None and own:
-        found = OWN_PLACES.get(lowered)
-    return Place.SLICE if found is None else found
+    result = PLACES.get(lowered)
+    if result is None and own:
+        result = OWN_PLACES.get(lowered)
+    return Place.SLICE if result is None else result

@@ -73,30 +73,30 @@ class Fields:
 
     def column(self, size: int, blank: int) -> Int:
         """The number of each of ``size`` messages, the last one where it is there twice; ``blank`` where it is not."""
-        found = np.full(size, blank, np.int64)
-        found[self.row] = self.a
-        return found
+        result = np.full(size, blank, np.int64)
+        result[self.row] = self.a
+        return result
 
 
 def walk(buffer: Buffer, start: Int, end: Int, shown: str) -> Fields:
     """The fields of the messages at ``[start[i], end[i])``. ``DataError`` if one reaches beyond its message."""
     rows = np.flatnonzero(start < end)
-    place, limit = start[rows], end[rows]
+    positions, limit = start[rows], end[rows]
     rounds: list[tuple[Int, Int, Int, Int]] = []
     while len(rows):
-        key, place = varint(buffer, place)
+        key, positions = varint(buffer, positions)
         number, kind = key >> 3, key & 7
-        begin = place
+        begin = positions
         value = np.zeros(len(rows), np.int64)
         stop = np.full(len(rows), -1, np.int64)
-        place = place.copy()
+        positions = positions.copy()
         counted = (kind == VARINT) | (kind == BYTES)
-        value[counted], place[counted] = varint(buffer, begin[counted])
+        value[counted], positions[counted] = varint(buffer, begin[counted])
         sized = kind == BYTES
-        if ((value[sized] < 0) | (value[sized] > limit[sized] - place[sized])).any():
+        if ((value[sized] < 0) | (value[sized] > limit[sized] - positions[sized])).any():
             raise _corrupt(shown)
-        stop[sized] = place[sized] + value[sized]
-        value[sized], place[sized] = place[sized], stop[sized]
+        stop[sized] = positions[sized] + value[sized]
+        value[sized], positions[sized] = positions[sized], stop[sized]
         for of_kind, size in ((FIXED64, 8), (FIXED32, 4)):
             fixed = kind == of_kind
             if fixed.any():
@@ -105,12 +105,12 @@ def walk(buffer: Buffer, start: Int, end: Int, shown: str) -> Fields:
                     raise _corrupt(shown)
                 bits = buffer.words[begin[fixed]]
                 value[fixed] = (bits if size == 8 else bits & np.uint64(0xFFFFFFFF)).view(np.int64)
-                place[fixed] += size
-        if (place > limit).any() or (number == 0).any() or not np.isin(kind, (0, 1, 2, 5)).all():
+                positions[fixed] += size
+        if (positions > limit).any() or (number == 0).any() or not np.isin(kind, (0, 1, 2, 5)).all():
             raise _corrupt(shown)
         rounds.append((rows, number, value, stop))
-        left = place < limit
-        rows, place, limit = rows[left], place[left], limit[left]
+        left = positions < limit
+        rows, positions, limit = rows[left], positions[left], limit[left]
     if not rounds:
         none = np.empty(0, np.int64)
         return Fields(row=none, number=none, a=none, b=none)
@@ -120,9 +120,9 @@ def walk(buffer: Buffer, start: Int, end: Int, shown: str) -> Fields:
     return Fields(row=row, number=number, a=a, b=b)
 
 
-def varint(buffer: Buffer, place: Int) -> tuple[Int, Int]:
+def varint(buffer: Buffer, positions: Int) -> tuple[Int, Int]:
     """The numbers at ``place`` (their low 64 bits) and the places after them."""
-    word = buffer.words[place]
+    word = buffer.words[positions]
     stops = ~word & _STOPS
     lowest = stops & (~stops + np.uint64(1))
     keep = (lowest << np.uint64(1)) - np.uint64(1)  # all bits up to the last byte's; all of them if it wraps
@@ -132,13 +132,13 @@ def varint(buffer: Buffer, place: Int) -> tuple[Int, Int]:
     bits = (bits & np.uint64(0x000000000FFFFFFF)) | ((bits & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4))
     size = np.searchsorted(_LAST_BYTE, lowest) + 1
     if (lowest == 0).any():
-        bits, size = _long(buffer, place, bits, size, lowest == 0)
-    return bits.view(np.int64), place + size
+        bits, size = _long(buffer, positions, bits, size, lowest == 0)
+    return bits.view(np.int64), positions + size
 
 
-def _long(buffer: Buffer, place: Int, bits: Words, size: Int, rows: Array) -> tuple[Words, Int]:
+def _long(buffer: Buffer, positions: Int, bits: Words, size: Int, rows: Array) -> tuple[Words, Int]:
     """Numbers of nine and ten bytes. Of an eleventh nothing is known: the tenth ends it, as in other readers."""
-    at = place[rows] + 8
+    at = positions[rows] + 8
     ninth, tenth = buffer.bytes[at].astype(np.uint64), buffer.bytes[at + 1].astype(np.uint64)
     more = ninth >= 0x80
     high = (ninth & np.uint64(0x7F)) << np.uint64(56)
@@ -188,40 +188,40 @@ class Piece:
 def pieces(data: Data, shown: str, left: UnpackState, *, nested: bool = False) -> Iterator[Piece]:
     """All packets in order. ``DataError`` if the data is cut off within one, or holds anything else."""
     size = len(data)
-    place = begin = 0
+    index = begin = 0
     starts, ends = array("q"), array("q")
-    while place < size:
-        if data[place] != _PACKET:
-            raise DataError(f"{shown}: cut off or corrupt: byte {place:,} begins no packet")
-        length, place = _length(data, place + 1, shown)
-        if place + length > size:
+    while index < size:
+        if data[index] != _PACKET:
+            raise DataError(f"{shown}: cut off or corrupt: byte {index:,} begins no packet")
+        length, index = _length(data, index + 1, shown)
+        if index + length > size:
             raise DataError(
-                f"{shown}: cut off: byte {place:,} claims a packet of {length:,} bytes where {size - place:,} are left"
+                f"{shown}: cut off: byte {index:,} claims a packet of {length:,} bytes where {size - index:,} are left"
             )
         if length > LARGEST_PACKET:
             raise DataError(f"{shown}: a packet of {length:,} bytes: refused")
-        mark = data[place] if length > 2 else 0
-        if mark == _COMPRESSED[0] and data[place + 1] == _COMPRESSED[1]:
+        mark = data[index] if length > 2 else 0
+        if mark == _COMPRESSED[0] and data[index + 1] == _COMPRESSED[1]:
             yield from _piece(data, begin, starts, ends)
             if nested:
                 raise DataError(f"{shown}: corrupt: compressed packets within compressed packets")
-            yield from pieces(_unpacked(bytes(data[place : place + length]), shown, left), shown, left, nested=True)
-            begin, starts, ends = place + length, array("q"), array("q")
-        elif mark == _ZSTD[0] and data[place + 1] == _ZSTD[1]:
+            yield from pieces(_unpacked(bytes(data[index : index + length]), shown, left), shown, left, nested=True)
+            begin, starts, ends = index + length, array("q"), array("q")
+        elif mark == _ZSTD[0] and data[index + 1] == _ZSTD[1]:
             left.zstd += 1
         else:
-            starts.append(place - begin)
-            ends.append(place + length - begin)
-        place += length
-        if place - begin >= PIECE:
+            starts.append(index - begin)
+            ends.append(index + length - begin)
+        index += length
+        if index - begin >= PIECE:
             yield from _piece(data, begin, starts, ends)
-            begin, starts, ends = place, array("q"), array("q")
+            begin, starts, ends = index, array("q"), array("q")
     yield from _piece(data, begin, starts, ends)
 
 
-def _length(data: Data, at: int, shown: str) -> tuple[int, int]:
+def _length(data: Data, index: int, shown: str) -> tuple[int, int]:
     try:
-        return wire.varint(data, at, len(data))
+        return wire.varint(data, index, len(data))
     except wire.WireError as error:
         raise DataError(f"{shown}: cut off or corrupt: {error}") from error
 
@@ -237,8 +237,8 @@ def _piece(data: Data, begin: int, starts: array[int], ends: array[int]) -> Iter
 
 def _unpacked(packet: bytes, shown: str, left: UnpackState) -> bytes:
     """The packets within one (field 50, zlib), no more than the file may come to."""
-    length, place = _length(packet, 2, shown)
-    packed = packet[place : place + length]
+    length, index = _length(packet, 2, shown)
+    packed = packet[index : index + length]
     room = min(LARGEST_PACKET, LARGEST_UNPACKED - left.unpacked)
     decoder = zlib.decompressobj()
     try:

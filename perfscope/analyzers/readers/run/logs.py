@@ -58,7 +58,7 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
     try:
         said = _read_steps(path.parent / "steps.json")
         watched = said.fusion_problem is None
-        spans = tuple(StepSpan(step=one.step, start_ns=one.start_ns, end_ns=one.end_ns) for one in said.spans)
+        spans = tuple(StepSpan(step=span.step, start_ns=span.start_ns, end_ns=span.end_ns) for span in said.spans)
         log = replace(
             log,
             steps=spans,
@@ -71,17 +71,17 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
     fusion = path.parent / "fusion.jsonl"
     if fusion.exists():
         try:
-            found = read_fusion(fusion)
+            fusion_log = read_fusion(fusion)
         except DataError as error:
             notes.append(f"fusion decisions are corrupt: {error}")
             watched = False
         else:
             watched = True
-            log = replace(log, refusals=with_kernels(found.refusals, log.kernels))
-            if found.damaged:
-                notes.append(f"fusion decisions: {found.damaged:,} lines are corrupt and left out")
-            if found.left_out:
-                notes.append(f"fusion decisions: {found.left_out:,} refusals beyond the limit were not kept")
+            log = replace(log, refusals=with_kernels(fusion_log.refusals, log.kernels))
+            if fusion_log.damaged:
+                notes.append(f"fusion decisions: {fusion_log.damaged:,} lines are corrupt and left out")
+            if fusion_log.left_out:
+                notes.append(f"fusion decisions: {fusion_log.left_out:,} refusals beyond the limit were not kept")
     cached = sum("hit" in compiled.caches.values() for compiled in log.compiles)
     if cached:
         notes.append(

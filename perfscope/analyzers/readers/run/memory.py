@@ -111,17 +111,17 @@ class MemoryMoments:
 
 def read_moments(folder: Path) -> MemoryMoments:
     """The profiles of a process; never raises for corrupt ones."""
-    found: dict[str, Trace | None] = {}
+    result: dict[str, Trace | None] = {}
     notes = []
     for moment in MOMENTS:
         path = folder / f"{moment}{SUFFIX}"
-        found[moment] = None
+        result[moment] = None
         if path.is_file():
             try:
-                found[moment] = jax_memory.read(path)
+                result[moment] = jax_memory.read(path)
             except DataError as error:
                 notes.append(f"a device memory profile is corrupt: {error}")
-    return MemoryMoments(before=found["before"], after=found["after"], notes=tuple(notes))
+    return MemoryMoments(before=result["before"], after=result["after"], notes=tuple(notes))
 
 
 # Reads ``tensors.json.gz``: what a PyTorch program held when its recordings began (`perfscope run`).
@@ -173,7 +173,7 @@ class TensorListings:
     def __init__(self, document: _Document) -> None:
         """Hold it; ``ValueError`` if its parts do not fit together."""
         self._texts = document.strings
-        self._by_pass = {one.pass_name: one for one in document.listings}
+        self._by_pass = {listing.pass_name: listing for listing in document.listings}
         for one in self._by_pass.values():
             self._check(one)
 
@@ -198,7 +198,7 @@ class TensorListings:
             {
                 "name": [first + code for code in names],
                 "module": [MISSING if code is None else first + code for code in listing.module] + [MISSING] * summed,
-                "category": [CATEGORY.get(one, MemoryCategory.UNKNOWN) for one in categories],
+                "category": [CATEGORY.get(category, MemoryCategory.UNKNOWN) for category in categories],
                 "on_device": [_type(device) != "cpu" for device in devices],
                 "ordinal": [_ordinal(device) for device in devices],
                 "address": np.array([*listing.address, *([0] * summed)], np.uint64),

@@ -51,11 +51,11 @@ class Recordings:
         self._of |= {process.directory: _complete(trace, process) for process, trace in pairs}
         self.further += traces[len(pairs) :]
         if len(traces) == 1 and len(processes) > 1:
-            said = (
+            text = (
                 f"{len(processes)} processes in one timeline: what no device tells apart is one trace, and its steps "
                 "are of the thread with most"
             )
-            self.notes[processes[0].directory] = said
+            self.notes[processes[0].directory] = text
 
 
 def _complete(trace: Trace, process: Process) -> Trace:

@@ -37,8 +37,13 @@ class RunPart:
 
     def artifacts(self) -> tuple[str, ...]:
         """Paths of what was recorded, relative to the run directory, each once."""
-        found = (one.artifact for process in self.processes for one in process.captures if one.artifact is not None)
-        return tuple(dict.fromkeys(found))
+        result = (
+            capture.artifact
+            for process in self.processes
+            for capture in process.captures
+            if capture.artifact is not None
+        )
+        return tuple(dict.fromkeys(result))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +63,15 @@ def divide_run(path: Path) -> DividedRun:
         path=str(path),
         run=run,
         parts=tuple(
-            RunPart(path=str(path), run=bare, processes=tuple(held), several=len(run.processes) > 1)
-            for held in _by_shared_recording(run.processes)
+            RunPart(path=str(path), run=bare, processes=tuple(processes), several=len(run.processes) > 1)
+            for processes in _by_shared_recording(run.processes)
         ),
     )
 
 
 def shared_recording(process: Process) -> str | None:
     """The recording of Nsight Systems that a process shares with others, by its path in the run."""
-    return next((one.artifact for one in process.captures if one.tool == NSYS and one.artifact), None)
+    return next((capture.artifact for capture in process.captures if capture.tool == NSYS and capture.artifact), None)
 
 
 def _by_shared_recording(processes: Sequence[Process]) -> Iterable[list[Process]]:
@@ -87,6 +92,6 @@ def why_nothing_captured(run: Run) -> str:
     """Why there is no trace in a run of which nothing is corrupt."""
     if run.state == "running":
         return "nothing was captured yet: the run is in progress, and no pass of it has ended"
-    reasons = [one.reason for process in run.processes for one in process.captures if one.reason]
+    reasons = [capture.reason for process in run.processes for capture in process.captures if capture.reason]
     why = (reasons or list(run.notes) or ["the program ended before a step was complete"])[0]
     return why if why.startswith("nothing was captured") else f"nothing was captured: {why}"

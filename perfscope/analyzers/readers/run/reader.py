@@ -77,7 +77,7 @@ def why_no_step(run: Run, process: Process) -> str:
     asked = _requested(run)
     if asked is not None:
         return asked
-    structure = next((one for one in process.captures if one.tool == "op_graph"), None)
+    structure = next((capture for capture in process.captures if capture.tool == "op_graph"), None)
     if structure is None:
         return (
             "the run has no structure pass, which records the op graph of a step: record it with perfscope run at its "
@@ -116,7 +116,7 @@ def _requested(run: Run) -> str | None:
 
 
 def _of_jax(process: Process) -> str:
-    programs = next((one for one in process.captures if one.tool == "jax_hlo"), None)
+    programs = next((capture for capture in process.captures if capture.tool == "jax_hlo"), None)
     if programs is not None and programs.artifact is None and programs.reason:
         return (
             f"the run has no compiled XLA program: {programs.reason}. Put the step under jax.jit, and keep "
@@ -184,7 +184,7 @@ def _compiling_ns(trace: Trace, log: CompileLog | None) -> int:
     """What torch.compile compiled within the traced steps."""
     if log is None:
         return 0
-    phases = union([one.start_ns for one in log.phases], [one.end_ns for one in log.phases])
+    phases = union([phase.start_ns for phase in log.phases], [phase.end_ns for phase in log.phases])
     steps = trace.rows["steps"]
     starts, ends = steps["start_ns"] - log.clock_offset_ns, steps["end_ns"] - log.clock_offset_ns
     return intersection_total(phases, union(starts, ends))

@@ -57,7 +57,7 @@ _RESUME = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
 
 def parse_break(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
     """The break that a ``dynamo_graph_break_reason`` tells of."""
-    at = _AT.search(text)
+    match = _AT.search(text)
     said = _reason_text(text)
     first = said.split(_SECOND, 1)[0]
     stack = _user_stack(text)
@@ -68,7 +68,7 @@ def parse_break(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
         explanation=explained[0] if explained else None,
         hints=_parts(said, "Hint", MAX_ITEMS),
         doc_id=doc_id(first),
-        place=_place(at, stack) or unit.place,
+        place=_place(match, stack) or unit.place,
         stack=stack,
         skipped_frame=any(mark in text for mark in _SKIPS),
         time_ns=time_ns,
@@ -97,7 +97,7 @@ def failure_break(unit: Unit) -> GraphBreak | None:
 
 def restart_breaks(units: Sequence[Unit]) -> list[GraphBreak]:
     """Breaks of logs that have no record of them: a frame that was restarted and then resumed at a line."""
-    found = []
+    result = []
     for unit, following in pairwise(units):
         resumed = _RESUME.match(following.function or "")
         if resumed is None or not unit.restart_reasons or unit.function is None or following.place is None:
@@ -105,7 +105,7 @@ def restart_breaks(units: Sequence[Unit]) -> list[GraphBreak]:
         inner = _RESUME.match(unit.function)
         if resumed[1] != (inner[1] if inner else unit.function):
             continue
-        found.append(
+        result.append(
             GraphBreak(
                 compile_id=unit.compile_id,
                 reason=unit.restart_reasons[-1],
@@ -114,13 +114,13 @@ def restart_breaks(units: Sequence[Unit]) -> list[GraphBreak]:
                 time_ns=unit.start_ns,
             )
         )
-    return found
+    return result
 
 
 def doc_id(text: str) -> str | None:
     """torch's id of the kind of break, from the link in the text."""
-    found = _LINK.search(text)
-    return (found[1] or found[2]) if found else None
+    match = _LINK.search(text)
+    return (match[1] or match[2]) if match else None
 
 
 def _reason_text(text: str) -> str:
@@ -146,32 +146,32 @@ def _headline(text: str) -> str:
 def _parts(text: str, mark: str, most: int) -> tuple[str, ...]:
     """What follows each ``mark``, up to the next mark or to where the text is no longer indented under it."""
     pieces = _MARK.split(text)
-    found = []
+    result = []
     for name, piece in zip(pieces[1::2], pieces[2::2], strict=True):
         if name == mark:
             said = _OUTSIDE.split(piece, maxsplit=1)[0]
-            found.append(clean("\n".join(line.strip() for line in said.strip().split("\n")).strip()))
-    return tuple(dict.fromkeys(found))[:most]
+            result.append(clean("\n".join(line.strip() for line in said.strip().split("\n")).strip()))
+    return tuple(dict.fromkeys(result))[:most]
 
 
 def _user_stack(text: str) -> tuple[CodeLine, ...]:
     """The program's frames: after ``User code traceback:`` up to dynamo's own traceback."""
     for mark in ("User code traceback:", "The graph break occurred in the following user code:", "from user code at:"):
-        at = text.find(mark)
-        if at >= 0:
-            section = text[at + len(mark) :]
+        index = text.find(mark)
+        if index >= 0:
+            section = text[index + len(mark) :]
             ended = _STACK_END.search(section)
             return places_of(section[: ended.start()] if ended else section)
-    at = text.find("while processing the following code")
-    return places_of(text[at:]) if at >= 0 else ()
+    index = text.find("while processing the following code")
+    return places_of(text[index:]) if index >= 0 else ()
 
 
-def _place(at: re.Match[str] | None, stack: tuple[CodeLine, ...]) -> CodeLine | None:
+def _place(match: re.Match[str] | None, stack: tuple[CodeLine, ...]) -> CodeLine | None:
     """The line of the break, with its function and text where the stack has them."""
-    if at is None:
+    if match is None:
         return stack[-1] if stack else None
-    file, line = clean(at[1], 4096), int(at[2])
-    same = next((one for one in reversed(stack) if one.file == file and one.line == line), None)
+    file, line = clean(match[1], 4096), int(match[2])
+    same = next((code_line for code_line in reversed(stack) if code_line.file == file and code_line.line == line), None)
     return same or CodeLine(file=file, line=line)
 
 
@@ -196,28 +196,28 @@ def failed_guards(record: Record) -> tuple[tuple[str, ...], CodeLine | None]:
     """
     payload = record.payload()
     try:
-        said = decode(payload, list[str])
+        texts = decode(payload, list[str])
     except CorruptRecordError:
         if payload.lstrip().startswith(b"["):
             raise
-        said = [payload.decode("utf-8", "replace")]
-    said = said[:MAX_ITEMS]
-    found = dict.fromkeys(clean_guard(one) for one in said)
-    return tuple(one for one in found if one), _made_at(said)
+        texts = [payload.decode("utf-8", "replace")]
+    texts = texts[:MAX_ITEMS]
+    result = dict.fromkeys(clean_guard(text) for text in texts)
+    return tuple(text for text in result if text), _made_at(texts)
 
 
-def _made_at(said: Sequence[str]) -> CodeLine | None:
+def _made_at(texts: Sequence[str]) -> CodeLine | None:
     """The line whose tracing made the first guard: ``# code  # folder/file.py:6 in f`` after it, or a stack below it.
 
     Of a file torch writes the end in the first form, perhaps from within a folder's name; a stack, perhaps below
     another guard of the same line, has the whole path.
     """
-    stacks = [places_of(text[:20_000].partition("\nUser stack trace:")[2]) for text in said]
+    stacks = [places_of(text[:20_000].partition("\nUser stack trace:")[2]) for text in texts]
     if not stacks:
         return None
     if stacks[0]:
         return stacks[0][-1]
-    first = said[0][:20_000].split("\n", 1)[0]
+    first = texts[0][:20_000].split("\n", 1)[0]
     made = _MADE_AT.search(first)
     if made is None:
         return None

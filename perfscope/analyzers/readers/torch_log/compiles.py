@@ -68,8 +68,8 @@ class Phases:
         at = _ns(event.ts)
         lane = (record.process, event.pid, event.tid)
         name = clean(event.name, 200)
-        said = event.args.compile_id if event.args else None
-        compile_id = record.compile_id if said is None or said == "None" else clean(said, 64)
+        text = event.args.compile_id if event.args else None
+        compile_id = record.compile_id if text is None or text == "None" else clean(text, 64)
         if event.ph == "B":
             if len(self._open) < MAX_SPANS:
                 self._open.setdefault((lane, name), []).append((at, compile_id))
@@ -363,7 +363,7 @@ def _start_ns(said: _Metrics) -> int | None:
 
 def _seconds(record: Record) -> dict[str, float]:
     """The times among the metrics, in seconds, by torch's name of the phase."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for key, raw in decode(record.body, dict[str, msgspec.Raw]).items():
         ending = next(((end, unit) for end, unit in _SUFFIXES if key.endswith(end)), None)
         if ending is None:
@@ -374,10 +374,10 @@ def _seconds(record: Record) -> dict[str, float]:
             value = float(bytes(raw))
         except ValueError:  # null, or no number
             continue
-        if name in _NOT_PHASES or not math.isfinite(value) or len(found) >= MAX_ITEMS:
+        if name in _NOT_PHASES or not math.isfinite(value) or len(result) >= MAX_ITEMS:
             continue
-        found.setdefault(name, value / ending[1])
-    return found
+        result.setdefault(name, value / ending[1])
+    return result
 
 
 # What the caches of the compiler answered: hit, miss, or bypass and why.

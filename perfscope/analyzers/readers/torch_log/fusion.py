@@ -99,11 +99,11 @@ def with_kernels(refusals: Iterable[FusionRefusal], kernels: Sequence[CompiledKe
         by_graph[kernel.compile_id, kernel.direction].append(kernel)
     return tuple(
         replace(
-            one,
-            first_kernel=_kernel_of(one.first_nodes, by_graph[one.compile_id, one.direction]),
-            second_kernel=_kernel_of(one.second_nodes, by_graph[one.compile_id, one.direction]),
+            refusal,
+            first_kernel=_kernel_of(refusal.first_nodes, by_graph[refusal.compile_id, refusal.direction]),
+            second_kernel=_kernel_of(refusal.second_nodes, by_graph[refusal.compile_id, refusal.direction]),
         )
-        for one in refusals
+        for refusal in refusals
     )
 
 

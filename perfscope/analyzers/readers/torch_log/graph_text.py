@@ -56,24 +56,24 @@ NO_CALL = "operator"
 def parse(text: str) -> GraphText:
     """The nodes of the first ``forward`` in ``text``; subgraphs after it are their own graphs."""
     lines = text.split("\n")
-    at = next((number for number, line in enumerate(lines) if line.lstrip().startswith("def forward(")), None)
-    if at is None:
+    index = next((number for number, line in enumerate(lines) if line.lstrip().startswith("def forward(")), None)
+    if index is None:
         return GraphText()
-    header, at = _header(lines, at)
+    header, index = _header(lines, index)
     inputs = tuple(_input(name, said) for name, said in _INPUT.findall(header) if name != "self")
-    known = {one.name for one in inputs}
+    known = {node.name for node in inputs}
     nodes: list[GraphNode] = []
-    place: CodeLine | None = None
-    for line in lines[at:]:
+    code_line: CodeLine | None = None
+    for line in lines[index:]:
         stripped = line.lstrip()
         if stripped.startswith("#"):
-            place = _place(stripped, place)
+            code_line = _place(stripped, code_line)
         elif stripped.startswith("return"):
             return GraphText(tuple(nodes), inputs, _names(stripped[len("return") :], known))
         elif stripped.startswith(("class ", "def ")):
             break
         else:
-            node = _node(line, known, place)
+            node = _node(line, known, code_line)
             if node is not None:
                 nodes.append(node)
                 known.add(node.name)
@@ -82,30 +82,32 @@ def parse(text: str) -> GraphText:
 
 def is_backward(graph: GraphText) -> bool:
     """Whether it takes gradients: AOT autograd names them ``tangents_1`` ..."""
-    return any(one.name.startswith("tangents_") for one in graph.inputs)
+    return any(node.name.startswith("tangents_") for node in graph.inputs)
 
 
-def _header(lines: list[str], at: int) -> tuple[str, int]:
+def _header(lines: list[str], index: int) -> tuple[str, int]:
     """The signature, which may go over many lines, and the line after it."""
-    held = [lines[at].split("def forward(", 1)[1]]
-    while not held[-1].rstrip().endswith(":") and at + 1 < len(lines):
-        at += 1
-        held.append(lines[at].split("  # ", 1)[0])
-    return " ".join(held), at + 1
+    held = [lines[index].split("def forward(", 1)[1]]
+    while not held[-1].rstrip().endswith(":") and index + 1 < len(lines):
+        index += 1
+        held.append(lines[index].split("  # ", 1)[0])
+    return " ".join(held), index + 1
 
 
-def _input(name: str, said: str) -> GraphNode:
-    dtype, shape = _type(said)
+def _input(name: str, text: str) -> GraphNode:
+    dtype, shape = _type(text)
     return GraphNode(name=name, op="placeholder", dtype=dtype, shape=shape)
 
 
-def _node(line: str, known: set[str], place: CodeLine | None) -> GraphNode | None:
-    found = _NODE.match(line)
-    if found is None:
+def _node(line: str, known: set[str], code_line: CodeLine | None) -> GraphNode | None:
+    match = _NODE.match(line)
+    if match is None:
         return None
-    value = found[3].split(";  ", 1)[0]
-    dtype, shape = _type(found[2] or "")
-    return GraphNode(name=found[1], op=_op(value), inputs=_names(value, known), dtype=dtype, shape=shape, place=place)
+    value = match[3].split(";  ", 1)[0]
+    dtype, shape = _type(match[2] or "")
+    return GraphNode(
+        name=match[1], op=_op(value), inputs=_names(value, known), dtype=dtype, shape=shape, place=code_line
+    )
 
 
 def _op(value: str) -> str:
@@ -123,20 +125,20 @@ def _names(value: str, known: set[str]) -> tuple[str, ...]:
 
 
 def _place(comment: str, before: CodeLine | None) -> CodeLine | None:
-    found = _FILE.match(comment)
-    if found is not None:
-        function = clean(found[3]) if found[3] else None
+    match = _FILE.match(comment)
+    if match is not None:
+        function = clean(match[3]) if match[3] else None
         return CodeLine(
-            file=clean(found[1], 4096), line=int(found[2]), function=function, code=clean(found[4].strip()) or None
+            file=clean(match[1], 4096), line=int(match[2]), function=function, code=clean(match[4].strip()) or None
         )
     return None if comment.startswith("# No stacktrace") else before
 
 
-def _type(said: str) -> tuple[str | None, tuple[int | str, ...]]:
-    found = _TYPE.match(said)
-    if found is None:
+def _type(text: str) -> tuple[str | None, tuple[int | str, ...]]:
+    match = _TYPE.match(text)
+    if match is None:
         return None, ()
-    return _DTYPES.get(found[1], found[1]), _sizes(found[2])
+    return _DTYPES.get(match[1], match[1]), _sizes(match[2])
 
 
 def _sizes(said: str) -> tuple[int | str, ...]:

@@ -40,7 +40,9 @@ def stack_traces(section: Section, record: Record) -> None:
     """Kernel to lines: the innermost of each stack, which inductor already freed of torch's own."""
     for kernel, stacks in decode(record.payload(), dict[str, list[str]]).items():
         places = [places_of(stack)[-1:] for stack in stacks[:MAX_NODES_OF_KERNEL]]
-        section.places_of[clean(kernel, 600)] = tuple(dict.fromkeys(place for one in places for place in one))
+        section.places_of[clean(kernel, 600)] = tuple(
+            dict.fromkeys(code_line for code_lines in places for code_line in code_lines)
+        )
 
 
 def triton_info(section: Section, record: Record) -> None:
@@ -88,9 +90,9 @@ def _kernel(
         nodes = defined.nodes if defined else ()
     computed = [known[name] for name in nodes if name in known]
     ops = tuple(dict.fromkeys(node.op for node in computed)) or (defined.ops if defined else one.call.ops)
-    places: tuple[CodeLine, ...] | None = section.places_of.get(one.key) or section.places_of.get(one.call.name)
-    if places is None:
-        places = tuple(dict.fromkeys(node.place for node in computed if node.place is not None))
+    code_lines: tuple[CodeLine, ...] | None = section.places_of.get(one.key) or section.places_of.get(one.call.name)
+    if code_lines is None:
+        code_lines = tuple(dict.fromkeys(node.place for node in computed if node.place is not None))
     spent = section.compile_us.get(one.call.name)
     return CompiledKernel(
         name=defined.name if defined else one.call.name,
@@ -100,7 +102,7 @@ def _kernel(
         calls=one.calls,
         nodes=nodes,
         ops=ops,
-        places=places,
+        places=code_lines,
         handle=one.call.handle,
         compile_ns=None if spent is None else round(spent * 1000),
     )

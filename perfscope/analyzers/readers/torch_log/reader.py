@@ -130,9 +130,9 @@ class Collector:
         return self.clock.epoch_ns(record.written)
 
     def _chromium(self, record: Record) -> None:
-        at = self.phases.add(record)
-        if at is not None:
-            self.clock.learn(record.written, at)
+        index = self.phases.add(record)
+        if index is not None:
+            self.clock.learn(record.written, index)
 
     def _string(self, record: Record) -> None:
         text, number = decode(record.body, tuple[str, int])
@@ -209,8 +209,8 @@ class Collector:
     def _artifact(self, record: Record) -> None:
         name = record.name
         if name == "torch_version":
-            said = decode(record.payload(), _Version).pytorch_version
-            self.version = clean(said, 100) if said else self.version
+            text = decode(record.payload(), _Version).pytorch_version
+            self.version = clean(text, 100) if text else self.version
         elif name == "recompile_reasons":
             self._recompiled(record)
         elif name == "dynamo_graph_break_reason":
@@ -256,8 +256,8 @@ class Collector:
         if len(self.breaks) >= MAX_COMPILES:
             self.left_out["graph breaks beyond the limit"] += 1
             return
-        found = breaks.parse_break(record.payload().decode("utf-8", "replace"), unit, self._now(record))
-        self.breaks.append((unit, found))
+        graph_break = breaks.parse_break(record.payload().decode("utf-8", "replace"), unit, self._now(record))
+        self.breaks.append((unit, graph_break))
 
 
 # What was collected from a log, as the model of it.
@@ -283,7 +283,7 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
     left_out = Counter(collector.left_out) + collector.phases.left_out
     if collector.units.beyond:
         left_out["records of compilations beyond the limit"] = collector.units.beyond
-    unsaid = [found for unit in units if (found := breaks.failure_break(unit)) is not None]
+    unsaid = [graph_break for unit in units if (graph_break := breaks.failure_break(unit)) is not None]
     if not collector.breaks:
         unsaid.extend(breaks.restart_breaks(units))
     made = [kernel for unit in units for section in unit.sections for kernel in kernels.build(unit, section)]
@@ -309,8 +309,8 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
 
 def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
     """Breaks, with those marked that left their frame without code: the text does not say it before torch 2.9."""
-    for unit, one in found:
-        yield replace(one, skipped_frame=True) if unit.has_code is False else one
+    for unit, graph_break in found:
+        yield replace(graph_break, skipped_frame=True) if unit.has_code is False else graph_break
 
 
 def _recompiles(collector: Collector) -> Iterator[Recompile]:

@@ -146,13 +146,13 @@ class Record:
             self._held = self.payload()
             return hashlib.md5(self._held, usedforsecurity=False).hexdigest() == said
         digest = hashlib.md5(usedforsecurity=False)
-        at = start + 1
-        while at < end:
-            stop = min(at + _PIECE, end)
+        index = start + 1
+        while index < end:
+            stop = min(index + _PIECE, end)
             if stop < end and self._data[stop - 1 : stop] == b"\n":
                 stop += 1  # the tab goes with its line end
-            digest.update(self._data[at:stop].replace(b"\n\t", b"\n"))
-            at = stop
+            digest.update(self._data[index:stop].replace(b"\n\t", b"\n"))
+            index = stop
         return digest.hexdigest() == said
 
 
@@ -166,23 +166,23 @@ class Reader:
 
     def __iter__(self) -> Iterator[Record]:
         """The records whose line and payload are intact, in order."""
-        data, size, at = self._data, len(self._data), 0
-        while at < size:
-            found = _NEXT.search(data, at)
-            end = found.start() if found else size
-            head_end = data.find(b"\n", at, end)
+        data, size, index = self._data, len(self._data), 0
+        while index < size:
+            match = _NEXT.search(data, index)
+            end = match.start() if match else size
+            head_end = data.find(b"\n", index, end)
             head_end = end if head_end < 0 else head_end
-            if head_end - at > _BLANK or data[at:head_end].strip():
+            if head_end - index > _BLANK or data[index:head_end].strip():
                 try:
-                    yield self._record(at, head_end, end)
+                    yield self._record(index, head_end, end)
                 except CorruptRecordError:
                     self.corrupt += 1
-            at = end + 1
+            index = end + 1
 
-    def _record(self, at: int, head_end: int, end: int) -> Record:
-        if head_end - at > MAX_HEAD_BYTES:
+    def _record(self, index: int, head_end: int, end: int) -> Record:
+        if head_end - index > MAX_HEAD_BYTES:
             raise CorruptRecordError("line too long")
-        line = self._data[at:head_end]
+        line = self._data[index:head_end]
         crlf = line.endswith(b"\r")
         prefix = _PREFIX.match(line)
         if prefix is None:
@@ -314,21 +314,21 @@ class Strings:
 
     def places(self, frames: Iterable[Frame]) -> tuple[CodeLine, ...]:
         """Frames as places, the innermost last; those whose file is not known are left out."""
-        found = []
+        result = []
         for frame in list(frames)[-MAX_STACK:]:
             file = self._held.get(frame.filename) if isinstance(frame.filename, int) else frame.filename
             if file is None:
                 continue
             code = None if frame.loc is None else clean(frame.loc)
             name = None if frame.name is None else clean(frame.name)
-            found.append(CodeLine(file=file, line=frame.line, function=name, code=code or None))
-        return tuple(found)
+            result.append(CodeLine(file=file, line=frame.line, function=name, code=code or None))
+        return tuple(result)
 
 
 def places_of(text: str) -> tuple[CodeLine, ...]:
     """The frames of a printed traceback, the innermost last."""
     lines = text.split("\n")
-    found = []
+    result = []
     for number, line in enumerate(lines):
         frame = _FRAME.match(line) if "File " in line else None
         if frame is None:
@@ -336,7 +336,7 @@ def places_of(text: str) -> tuple[CodeLine, ...]:
         following = lines[number + 1].strip() if number + 1 < len(lines) else ""
         code = "" if _FRAME.match(following) or set(following) <= set("^~ ") else following
         name = frame[3].strip() if frame[3] else None
-        found.append(
+        result.append(
             CodeLine(
                 file=clean(frame[1], 4096),
                 line=int(frame[2]),
@@ -344,4 +344,4 @@ def places_of(text: str) -> tuple[CodeLine, ...]:
                 code=clean(code) or None,
             )
         )
-    return tuple(found[-MAX_STACK:])
+    return tuple(result[-MAX_STACK:])

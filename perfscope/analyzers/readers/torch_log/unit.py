@@ -114,30 +114,30 @@ def _comment(line: str, stripped: str, held: _Comments) -> None:
 
 
 def _define(line: str, code: Code, held: _Comments) -> None:
-    found = _DEFINED.match(line)
-    if found is None:
+    match = _DEFINED.match(line)
+    if match is None:
         return
-    backend = _BACKENDS.get(found[2], "other")
-    name = found[1]
-    if backend == "triton" and found[3] and found[3] != _GENERIC:
-        name = found[3]
+    backend = _BACKENDS.get(match[2], "other")
+    name = match[1]
+    if backend == "triton" and match[3] and match[3] != _GENERIC:
+        name = match[3]
     ops = tuple(dict.fromkeys(op for op in held.nodes.values() if op)) or held.ops
-    code.defined[found[1]] = Defined(name, backend, tuple(held.nodes), ops)
+    code.defined[match[1]] = Defined(name, backend, tuple(held.nodes), ops)
 
 
 def _call(line: str, code: Code, held: _Comments) -> bool:
     """Note the call in ``line``; false if there is none."""
     run = _RUN.match(line) or _CALLED.match(line)
     if run is not None and run[1] in code.defined:
-        found = Call(run[1], code.defined[run[1]].backend)
+        call = Call(run[1], code.defined[run[1]].backend)
     elif (extern := _EXTERN.match(line) or _FALLBACK.match(line)) is not None:
-        found = Call(extern[1], "extern", ops=held.ops)
+        call = Call(extern[1], "extern", ops=held.ops)
     else:
         return False
     # several handles stand together where inductor put a call's comments first: the one of its name is its own
-    own = next((one for one in held.handles if one.rpartition(":")[0] == found.name), None)
-    found.handle = own or (held.handles[0] if len(held.handles) == 1 else None)
-    code.calls.append(found)
+    own = next((handle for handle in held.handles if handle.rpartition(":")[0] == call.name), None)
+    call.handle = own or (held.handles[0] if len(held.handles) == 1 else None)
+    code.calls.append(call)
     return True
 
 

@@ -173,14 +173,14 @@ def decode_numbers(raw: Sequence[bytes]) -> Int64:
     # Strings of a fixed width are padded with zeros after their end, which is what the numbers need too.
     table = np.array(raw, f"S{_WIDTH}").view(np.uint8).reshape(len(raw), _WIDTH)
     opcode = table[:, 0]
-    found = np.full(len(raw), MISSING, np.int64)
+    result = np.full(len(raw), MISSING, np.int64)
     short = table[:, 1:5].copy().view("<i4")[:, 0].astype(np.int64)
-    found = np.where(opcode == _BININT, short, found)
-    found = np.where((opcode == _BININT1) | (opcode == _BININT2), short & 0xFFFF, found)
+    result = np.where(opcode == _BININT, short, result)
+    result = np.where((opcode == _BININT1) | (opcode == _BININT2), short & 0xFFFF, result)
     long = table[:, 2:10].copy().view("<i8")[:, 0]
     width = np.minimum(table[:, 1].astype(np.int64), 8) * 8
     room = np.where((width == 0) | (width == 64), 0, 64 - width)
-    return np.where(opcode == _LONG1, (long << room) >> room, found)
+    return np.where(opcode == _LONG1, (long << room) >> room, result)
 
 
 ACTIONS = {
@@ -214,34 +214,34 @@ class History:
     notes: list[str]
 
 
-def history_of(entries: Entries, held: Rows, reserved: int | None) -> History:
+def history_of(entries: Entries, rows: Rows, reserved: int | None) -> History:
     """The rows of ``entries`` of one device.
 
     ``held``: its blocks at the snapshot; ``reserved``: bytes of its segments then, ``None`` if that says nothing.
     """
-    found = History(columns={}, before=0, timed=True, unplaced={}, repairs={}, notes=[])
-    columns = _placed(entries, found)
+    history = History(columns={}, before=0, timed=True, unplaced={}, repairs={}, notes=[])
+    columns = _placed(entries, history)
     times = columns.pop("time_us")
-    columns["time_ns"] = _times(times, found)
+    columns["time_ns"] = _times(times, history)
     del times
-    before, agree = _before(columns, held)
-    found.before = len(before["address"])
+    before, agree = _before(columns, rows)
+    history.before = len(before["address"])
     if agree:
-        columns["allocated_bytes"] = _allocated(columns, held)
+        columns["allocated_bytes"] = _allocated(columns, rows)
     else:
-        found.notes.append(
+        history.notes.append(
             "the history and the blocks held at the end contradict each other: totals of allocated bytes are not known"
         )
     at_end = None if reserved is None else _reserved(columns, reserved)
     if at_end is not None and (not agree or (at_end >= columns["allocated_bytes"]).all()):
         columns["reserved_bytes"] = at_end
     elif reserved is not None:
-        found.notes.append("segments are missing in the history: totals of reserved bytes are not known")
-    found.columns = _joined(before, columns)
-    return found
+        history.notes.append("segments are missing in the history: totals of reserved bytes are not known")
+    history.columns = _joined(before, columns)
+    return history
 
 
-def _placed(entries: Entries, found: History) -> dict[str, npt.NDArray[Any]]:
+def _placed(entries: Entries, history: History) -> dict[str, npt.NDArray[Any]]:
     """Columns of the entries that are allocator events, sizes signed; ``time_us`` among them."""
     words = entries.words["action"]
     meaning = np.array([*(int(ACTIONS.get(word, MISSING)) for word in words), MISSING], np.int16)
@@ -251,9 +251,9 @@ def _placed(entries: Entries, found: History) -> dict[str, npt.NDArray[Any]]:
     known, whole = action != MISSING, (size >= 0) & (size < LARGEST_BLOCK)
     for code, count in zip(*np.unique(codes[~known], return_counts=True), strict=True):
         word = words[code] if code != MISSING else "none"
-        found.unplaced[f"entries of the action {word[:40]}"] = int(count)
+        history.unplaced[f"entries of the action {word[:40]}"] = int(count)
     if (known & ~whole).any():
-        found.unplaced["entries without a possible size"] = int((known & ~whole).sum())
+        history.unplaced["entries without a possible size"] = int((known & ~whole).sum())
     chosen: Any = slice(None) if (known & whole).all() else np.flatnonzero(known & whole)
     action, size = action[chosen].astype(np.uint8), size[chosen]
     columns: dict[str, npt.NDArray[Any]] = {
@@ -264,7 +264,7 @@ def _placed(entries: Entries, found: History) -> dict[str, npt.NDArray[Any]]:
         "frame": entries.column("frame")[chosen],
         "time_us": entries.column("time_us")[chosen],
     }
-    _failures(columns, entries.column("device_free")[chosen], found)
+    _failures(columns, entries.column("device_free")[chosen], history)
     if entries.words["category"]:
         kinds = [_category(word) for word in entries.words["category"]]
         columns["category"] = np.array([*kinds, 0], np.uint8)[entries.column("category")[chosen]]
@@ -273,31 +273,31 @@ def _placed(entries: Entries, found: History) -> dict[str, npt.NDArray[Any]]:
     return columns
 
 
-def _failures(columns: Mapping[str, npt.NDArray[Any]], free: Int64, found: History) -> None:
+def _failures(columns: Mapping[str, npt.NDArray[Any]], free: Int64, history: History) -> None:
     for row in np.flatnonzero(columns["action"] == MemoryAction.OUT_OF_MEMORY)[:3].tolist():
         left = f", {int(free[row]):,} bytes were free on the device" if free[row] >= 0 else ""
-        found.notes.append(f"out of memory: {int(columns['bytes'][row]):,} bytes were asked for{left}")
+        history.notes.append(f"out of memory: {int(columns['bytes'][row]):,} bytes were asked for{left}")
 
 
 def _category(word: str) -> int:
     return int(MemoryCategory.__members__.get(word.upper(), MemoryCategory.UNKNOWN))
 
 
-def _times(times: Int64, found: History) -> Int64:
+def _times(times: Int64, history: History) -> Int64:
     """In ns, never backwards; numbers of the entries where the source has no times."""
     if not len(times) or (times < 0).any():
-        found.timed = not len(times)
+        history.timed = not len(times)
         return np.arange(len(times), dtype=np.int64)
     if int(times.max()) > _LAST_MICROSECOND:
         raise DataError("times beyond the year 2262: refused")
     sorted_times = np.maximum.accumulate(times)
     if back := int((sorted_times != times).sum()):
-        found.repairs["times of the history that run backwards"] = back
+        history.repairs["times of the history that run backwards"] = back
     sorted_times *= 1000
     return sorted_times
 
 
-def _before(columns: Mapping[str, npt.NDArray[Any]], held: Rows) -> tuple[dict[str, npt.NDArray[Any]], bool]:
+def _before(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> tuple[dict[str, npt.NDArray[Any]], bool]:
     """Blocks held before the first entry, and whether entries and state agree."""
     chosen = (columns["action"] == MemoryAction.ALLOCATE) | (columns["action"] == MemoryAction.FREE)
     events = np.flatnonzero(chosen).astype(np.int32)  # of a history of millions, every array counts
@@ -314,13 +314,13 @@ def _before(columns: Mapping[str, npt.NDArray[Any]], held: Rows) -> tuple[dict[s
     agree = not (~first[1:] & (frees[1:] == frees[:-1])).any()
     agree = agree and not (~first[1:] & frees[1:] & (size[1:] != -size[:-1])).any()  # frees are negative
 
-    in_use = np.flatnonzero((held["state"] != HeldState.FREE) & (held["address"] != 0))
-    at_end = held["address"][in_use].astype(np.int64)
-    asked = np.where(held["requested_bytes"] != MISSING, held["requested_bytes"], held["bytes"])[in_use]
-    place = np.searchsorted(address[last], at_end)
+    in_use = np.flatnonzero((rows["state"] != HeldState.FREE) & (rows["address"] != 0))
+    at_end = rows["address"][in_use].astype(np.int64)
+    asked = np.where(rows["requested_bytes"] != MISSING, rows["requested_bytes"], rows["bytes"])[in_use]
+    positions = np.searchsorted(address[last], at_end)
     heard = np.zeros(len(at_end), bool)
-    inside = place < int(last.sum())
-    heard[inside] = address[last][place[inside]] == at_end[inside]
+    inside = positions < int(last.sum())
+    heard[inside] = address[last][positions[inside]] == at_end[inside]
     still = last & ~frees
     agree = agree and int(still.sum()) == int(heard.sum()) and len(np.unique(at_end)) == len(at_end)
     if agree and len(at_end):
@@ -334,14 +334,14 @@ def _before(columns: Mapping[str, npt.NDArray[Any]], held: Rows) -> tuple[dict[s
         "address": np.concatenate((columns["address"][early], at_end[~heard])),
         "bytes": np.concatenate((freed, asked[~heard])),
         "stream": np.concatenate((columns["stream"][early], np.full(len(unheard), MISSING))),
-        "frame": np.concatenate((np.full(len(early), MISSING), held["frame"][unheard])),
+        "frame": np.concatenate((np.full(len(early), MISSING), rows["frame"][unheard])),
     }, agree
 
 
-def _allocated(columns: Mapping[str, npt.NDArray[Any]], held: Rows) -> Int64:
+def _allocated(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> Int64:
     """Bytes asked for in blocks that are not free yet, after each entry: (n,)."""
-    in_use = held["state"] != HeldState.FREE
-    asked = np.where(held["requested_bytes"] != MISSING, held["requested_bytes"], held["bytes"])
+    in_use = rows["state"] != HeldState.FREE
+    asked = np.where(rows["requested_bytes"] != MISSING, rows["requested_bytes"], rows["bytes"])
     return _back_from(int(asked[in_use].sum()), columns, (MemoryAction.ALLOCATE, MemoryAction.FREE))
 
 

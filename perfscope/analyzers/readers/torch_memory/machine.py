@@ -65,27 +65,27 @@ class Layout:
         self._tries += 1
         if self._tries > MOST_TRIES or not raw.startswith(b"}\x94(") or not raw.endswith(b"u"):
             return
-        at, keys = 3, []
-        while at < len(raw) - 1:
-            field = _FIELD.match(raw, at, len(raw) - 1)
+        index, keys = 3, []
+        while index < len(raw) - 1:
+            field = _FIELD.match(raw, index, len(raw) - 1)
             if field is None:
                 return
             keys.append(field[1])
-            at = field.end()
+            index = field.end()
         self._merge(keys, memo)
 
     def _merge(self, keys: list[bytes], memo: Sequence[Any]) -> None:
         if all(key in self.keys for key in keys):
             return
-        merged, at = list(self.keys), 0
+        merged, index = list(self.keys), 0
         for key in keys:
             if key in merged:
-                if merged.index(key) < at:
+                if merged.index(key) < index:
                     return
-                at = merged.index(key) + 1
+                index = merged.index(key) + 1
             else:
-                merged.insert(at, key)
-                at += 1
+                merged.insert(index, key)
+                index += 1
         names: list[Any] = [memo[place_of(key)] if place_of(key) < len(memo) else None for key in merged]
         if any(type(name) is not str for name in names) or len(set(names)) < len(names) or len(names) > _MOST_FIELDS:
             return
@@ -105,8 +105,8 @@ def place_of(get: bytes) -> int:
 
 def pair_of(raw: bytes) -> tuple[int, int] | None:
     """The two numbers of a pickled pair; ``None`` for any other value."""
-    found = _TWO.fullmatch(raw)
-    return None if found is None else (_number(found[1]), _number(found[2]))
+    match = _TWO.fullmatch(raw)
+    return None if match is None else (_number(match[1]), _number(match[2]))
 
 
 def _number(raw: bytes) -> int:
@@ -136,17 +136,17 @@ class FastEntries:
         self._known: dict[bytes, Any] = {}
         self._kept = 0
 
-    def matches(self, data: bytes | mmap.mmap, at: int, frame_end: int) -> bool:
+    def matches(self, data: bytes | mmap.mmap, index: int, frame_end: int) -> bool:
         """Whether the pattern matches the entry that begins at ``at``."""
         entry = self.layout.entry
-        return entry is not None and entry.match(data, at, _end(data, at, frame_end)) is not None
+        return entry is not None and entry.match(data, index, _end(data, index, frame_end)) is not None
 
-    def read(self, entries: Entries, data: bytes | mmap.mmap, at: int, frame_end: int) -> int:
+    def read(self, entries: Entries, data: bytes | mmap.mmap, index: int, frame_end: int) -> int:
         """Take the entries from ``at`` on that the pattern matches within the frame; where they end."""
-        end = _end(data, at, frame_end)
+        end = _end(data, index, frame_end)
         if self.layout.pattern is None:
-            return at
-        rows = self.layout.pattern.findall(data, at, end)
+            return index
+        rows = self.layout.pattern.findall(data, index, end)
         rest = rows[-1][-1]
         if rest:
             rows.pop()
@@ -156,40 +156,40 @@ class FastEntries:
     def _add(self, entries: Entries, rows: list[tuple[bytes, ...]]) -> None:
         names = self.layout.names
         frames_at = names.index("frames") if "frames" in names else -1
-        shared = [at for at, name in enumerate(names) if name not in NUMBERS]
-        unread = {at for at in shared if names[at] not in (*WORDS, *_POOL_NAMES, "frames")}
+        shared = [index for index, name in enumerate(names) if name not in NUMBERS]
+        unread = {index for index in shared if names[index] not in (*WORDS, *_POOL_NAMES, "frames")}
         frames, known, keep = [], self._known, self._memo.append
         for row in rows:
             keep(FORGOTTEN)
             stack = MISSING
-            for at in shared:
-                raw = row[at]
+            for index in shared:
+                raw = row[index]
                 value = known.get(raw)
                 if value is not None:
                     keep(value)
                 elif not raw:
                     continue
                 elif raw[0] in _GETS:
-                    if at == frames_at:
+                    if index == frames_at:
                         stack = self._shared_stack(raw)
                     continue
-                elif at in unread and raw[0] == _FAST_TEXT:
+                elif index in unread and raw[0] == _FAST_TEXT:
                     keep(UNREAD)
                 else:
                     value = self._learn(raw)
                     if value is None:
                         continue
                     keep(value)
-                if at == frames_at:
+                if index == frames_at:
                     stack = value.row if type(value) is Stack else MISSING
             frames.append(stack)
         columns = list(zip(*rows, strict=True))
-        numbers = {name: columns[at] for at, name in enumerate(names) if name in NUMBERS}
+        numbers = {name: columns[index] for index, name in enumerate(names) if name in NUMBERS}
         words: dict[str, list[int]] = {}
-        for at, name in enumerate(names):
+        for index, name in enumerate(names):
             word = "pool_id" if name in _POOL_NAMES else name
             if word in WORDS:
-                words[word] = self._words(entries, word, columns[at])
+                words[word] = self._words(entries, word, columns[index])
         entries.add(numbers, words, frames)
 
     def _shared_stack(self, raw: bytes) -> int:
@@ -199,10 +199,10 @@ class FastEntries:
         return value.row if type(value) is Stack else MISSING
 
     def _get(self, raw: bytes) -> Any:
-        place = place_of(raw)
-        if place >= len(self._memo):
-            raise DataError(f"nothing is kept at place {place:,}")
-        return self._memo[place]
+        index = place_of(raw)
+        if index >= len(self._memo):
+            raise DataError(f"nothing is kept at place {index:,}")
+        return self._memo[index]
 
     def _learn(self, raw: bytes) -> Any:
         """What the memo keeps of a value that is no ``GET``; ``None``: nothing, numbers are not kept."""
@@ -223,12 +223,12 @@ class FastEntries:
 
     def _list(self, raw: bytes) -> list[Any]:
         """The items of a list of ``GET``."""
-        found, at = [], 3 if raw[2:3] == b"(" else 2
-        while at < len(raw) - 1:
-            size = 2 if raw[at] == _GETS[0] else 5
-            found.append(self._get(raw[at : at + size]))
-            at += size
-        return found
+        result, index = [], 3 if raw[2:3] == b"(" else 2
+        while index < len(raw) - 1:
+            size = 2 if raw[index] == _GETS[0] else 5
+            result.append(self._get(raw[index : index + size]))
+            index += size
+        return result
 
     def _words(self, entries: Entries, name: str, column: tuple[bytes, ...]) -> list[int]:
         codes: dict[bytes, int] = {}
@@ -238,9 +238,9 @@ class FastEntries:
         return [codes[raw] for raw in column]
 
 
-def _end(data: bytes | mmap.mmap, at: int, frame_end: int) -> int:
+def _end(data: bytes | mmap.mmap, index: int, frame_end: int) -> int:
     """Where to look from ``at`` to at most: a frame opcode may stand between any two others."""
-    return min(frame_end if frame_end > at else at + _WINDOW, at + 16 * _WINDOW, len(data))
+    return min(frame_end if frame_end > index else index + _WINDOW, index + 16 * _WINDOW, len(data))
 
 
 TRACES = "device_traces"

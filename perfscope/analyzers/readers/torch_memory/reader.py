@@ -60,8 +60,8 @@ class Annotations:
         inner = np.full(len(edges), MISSING, np.int32)
         for row in range(len(slices)):  # callers stand in front of what they call, which then paints over them
             inner[np.searchsorted(edges, start[row]) : np.searchsorted(edges, end[row])] = row
-        place = np.searchsorted(edges, times_ns, side="right") - 1
-        return np.where(place >= 0, inner[np.maximum(place, 0)], MISSING).astype(np.int32)
+        positions = np.searchsorted(edges, times_ns, side="right") - 1
+        return np.where(positions >= 0, inner[np.maximum(positions, 0)], MISSING).astype(np.int32)
 
 
 def annotations_of(found: Any, strings: TraceBuilder) -> Annotations:
@@ -99,9 +99,9 @@ def _rows(ranges: list[tuple[int, int, int, str]], strings: TraceBuilder) -> dic
     order = nesting_order(thread, start, end)
     start, end, thread, name = start[order], end[order], thread[order], name[order]
     steps = [
-        (row, found) for row, code in enumerate(name.tolist()) if (found := _STEP.fullmatch(strings.strings[code]))
+        (row, match) for row, code in enumerate(name.tolist()) if (match := _STEP.fullmatch(strings.strings[code]))
     ]
-    places = np.array([row for row, _ in steps], np.int64)
+    positions = np.array([row for row, _ in steps], np.int64)
     return {
         "threads": Rows(TABLES["threads"], {
             "process": np.full(len(devices), strings.code("memory snapshot")),
@@ -112,8 +112,8 @@ def _rows(ranges: list[tuple[int, int, int, str]], strings: TraceBuilder) -> dic
             "kind": np.full(len(start), SliceKind.ANNOTATION), "parent": parents(thread, start, end),
         }),
         "steps": Rows(TABLES["steps"], {
-            "start_ns": start[places], "end_ns": end[places], "name": name[places],
-            "number": np.array([int(found[1]) for _, found in steps], np.int64),
+            "start_ns": start[positions], "end_ns": end[positions], "name": name[positions],
+            "number": np.array([int(match[1]) for _, match in steps], np.int64),
         }),
     }  # fmt: skip
 
@@ -143,9 +143,9 @@ def read(path: Path) -> Trace:
     stacks = Stacks(strings)
     try:
         with open_bytes(path) as data:
-            found = Machine(data, stacks).load()
+            result = Machine(data, stacks).load()
         del data
-        return _trace(found, stacks, strings)
+        return _trace(result, stacks, strings)
     except DataError as error:
         text = str(error)
         raise DataError(text if text.startswith(f"{path}: ") else f"{path}: not a memory snapshot: {text}") from error
@@ -155,7 +155,7 @@ def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
     if type(found) is not dict or type(found.get("segments")) is not list:
         raise DataError("no dictionary with segments")
     histories = [one for one in found.get("device_traces") or () if type(one) is Entries]
-    read = sum(one.count for one in histories)
+    read = sum(history.count for history in histories)
     host = len(histories) - 1 if _of_profile(found["segments"], histories) else None
     state = state_of(found["segments"], stacks, strings, host=host)
     annotations = annotations_of(found.get("external_annotations"), strings)
@@ -164,12 +164,12 @@ def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
     for ordinal, entries in enumerate(histories):
         if entries.count:
             _pools(entries, strings)
-            place = MISSING if ordinal == host else ordinal
-            held = state.held.take(
-                np.flatnonzero((state.held["ordinal"] == place) & (state.held["on_device"] != (ordinal == host)))
+            index = MISSING if ordinal == host else ordinal
+            rows = state.held.take(
+                np.flatnonzero((state.held["ordinal"] == index) & (state.held["on_device"] != (ordinal == host)))
             )
-            part = history_of(entries, held, None if host is not None else state.reserved.get(ordinal, 0))
-            part.columns |= _constant(len(part.columns["action"]), on_device=ordinal != host, ordinal=place)
+            part = history_of(entries, rows, None if host is not None else state.reserved.get(ordinal, 0))
+            part.columns |= _constant(len(part.columns["action"]), on_device=ordinal != host, ordinal=index)
             if len(part.columns["action"]) == part.before:  # nothing but marks: it does not say since when
                 part.columns, part.before = {}, 0
             parts.append(part)
@@ -198,7 +198,10 @@ def _of_profile(segments: list[Any], histories: list[Entries]) -> bool:
     """It was made of a profile: allocations have categories, or segments nothing that an allocator knows of its own."""
     if any(entries.words["category"] for entries in histories):
         return True
-    plain = [type(one) is dict and "allocated_size" not in one and "segment_type" not in one for one in segments]
+    plain = [
+        type(segment) is dict and "allocated_size" not in segment and "segment_type" not in segment
+        for segment in segments
+    ]
     return bool(plain) and all(plain)
 
 

@@ -56,15 +56,15 @@ class Stacks:
             if type(frame) is dict:
                 number, *parts = self._frame(frame)
                 key = (row + 1) << 32 | number
-                found = self._rows.get(key)
-                if found is None:
-                    found = self._rows[key] = len(self._parent)
-                    if found >= MOST_ROWS:
+                result = self._rows.get(key)
+                if result is None:
+                    result = self._rows[key] = len(self._parent)
+                    if result >= MOST_ROWS:
                         raise DataError(f"more than {MOST_ROWS:,} different stack frames: refused")
                     for column, value in zip((self._file, self._line, self._name), parts, strict=True):
                         column.append(value)
                     self._parent.append(row)
-                row = found
+                row = result
         made = self._made.get(row)
         if made is None:
             made = self._made[row] = Stack(row)
@@ -76,8 +76,8 @@ class Stacks:
         file = file if type(file) is str else ""
         line = line if type(line) is int and 0 < line <= _LARGEST_LINE else MISSING
         name = name if type(name) is str else ""
-        if file == _OF_PROFILER and (told := _NAMED_BY_PROFILER.fullmatch(name)) is not None:
-            file, line, name = told["file"], int(told["line"]), told["name"]
+        if file == _OF_PROFILER and (match := _NAMED_BY_PROFILER.fullmatch(name)) is not None:
+            file, line, name = match["file"], int(match["line"]), match["name"]
         key = (file, line, name)
         found = self._frames.get(key)
         if found is None:

@@ -84,20 +84,20 @@ def read(path: Path) -> Trace:
 
 def _rows(path: Path, data: bytes | mmap.mmap) -> Int64:
     """All rows, (n, 4)."""
-    at, end = data.find(b"[") + 1, data.rfind(b"]")
+    index, end = data.find(b"[") + 1, data.rfind(b"]")
     if data[end + 1 : end + 64].strip():
         raise DataError(f"{path}: cut off, or corrupt, after byte {end:,}")
     parts = []
     while True:
-        cut = data.rfind(b"]", at, min(at + _PIECE, end)) + 1
-        piece = data[at:cut]
+        cut = data.rfind(b"]", index, min(index + _PIECE, end)) + 1
+        piece = data[index:cut]
         if not _ROWS.fullmatch(piece):
-            raise DataError(f"{path}: cut off, corrupt, or not a memory timeline, after byte {at:,}")
+            raise DataError(f"{path}: cut off, corrupt, or not a memory timeline, after byte {index:,}")
         parts.append(np.fromstring(piece.translate(None, b"[] \t\r\n"), np.int64, sep=",").reshape(-1, 4))
         if not data[cut : min(cut + 64, end)].strip():
             return np.concatenate(parts)
-        at = data.find(b",", cut, cut + 64) + 1
-        if not at or data[cut : at - 1].strip():
+        index = data.find(b",", cut, cut + 64) + 1
+        if not index or data[cut : index - 1].strip():
             raise DataError(f"{path}: corrupt after byte {cut:,}")
 
 
@@ -133,7 +133,7 @@ def _of_rows(path: Path, rows: Int64) -> Trace:
 def _blocks(actions: list[int], sizes: list[int], categories: list[int]) -> tuple[Int64, int]:
     """A number for the block of each row, (n,), from 1; and how many rows let go of what no row made."""
     waiting: dict[tuple[int, int], deque[int]] = {}
-    found = np.empty(len(actions), np.int64)
+    result = np.empty(len(actions), np.int64)
     made = lost = 0
     written: deque[int] = deque()
     for row, (action, size, category) in enumerate(zip(actions, sizes, categories, strict=True)):
@@ -154,27 +154,33 @@ def _blocks(actions: list[int], sizes: list[int], categories: list[int]) -> tupl
             made += 1
             block = made
             waiting.setdefault((size, category), deque()).append(block)
-        found[row] = block
-    return found, lost
+        result[row] = block
+    return result, lost
 
 
 def _of_totals(path: Path, data: bytes) -> Trace:
     try:
         times, totals = msgspec.json.decode(data, type=tuple[list[int], list[list[int]]])
         values = np.array(totals, np.float64)
-        at = np.array(times, np.int64)
+        positions = np.array(times, np.int64)
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: corrupt, or not a memory timeline: {error}") from error
-    if values.shape != (len(at), len(CATEGORIES) + 1) or len(at) == 0 or int(at.max()) >= 2**63 // 1000:
-        raise DataError(f"{path}: corrupt, or not a memory timeline: {len(at):,} times, totals of shape {values.shape}")
+    if (
+        values.shape != (len(positions), len(CATEGORIES) + 1)
+        or len(positions) == 0
+        or int(positions.max()) >= 2**63 // 1000
+    ):
+        raise DataError(
+            f"{path}: corrupt, or not a memory timeline: {len(positions):,} times, totals of shape {values.shape}"
+        )
     builder = TraceBuilder(str(path), FORMAT)
     builder.add_strings([f"memory: {category.name.lower().replace('_', ' ')}" for category in CATEGORIES])
-    builder.events = len(at)
+    builder.events = len(positions)
     builder.table(
         "counters",
         {
-            "time_ns": np.repeat(at * 1000, len(CATEGORIES)),
-            "name": np.tile(np.arange(len(CATEGORIES)), len(at)),
+            "time_ns": np.repeat(positions * 1000, len(CATEGORIES)),
+            "name": np.tile(np.arange(len(CATEGORIES)), len(positions)),
             "value": values[:, 1:].reshape(-1),
         },
     )

@@ -42,9 +42,9 @@ class Devices:
 
     def add(self, plane: Plane, lines: list[Line]) -> None:
         """All lines of an accelerator's plane."""
-        found = names.ACCELERATOR.match(plane.name)
-        assert found is not None
-        kind, ordinal = found[1], int(found[2])
+        match = names.ACCELERATOR.match(plane.name)
+        assert match is not None
+        kind, ordinal = match[1], int(match[2])
         device = len(self._found)
         self._found.append((ordinal, plane))
         before = len(self._work)
@@ -91,9 +91,9 @@ class Devices:
     def _add_tpu(self, plane: Plane, line: Line, device: int) -> None:
         if line.name == names.MODULES_LINE:
             for key in np.unique(line.metadata).tolist():
-                found = _MODULE.match(plane.names.get(key, ""))
-                if found:
-                    self._modules[signed(int(found[2]))] = self._pool.code(found[1])
+                match = _MODULE.match(plane.names.get(key, ""))
+                if match:
+                    self._modules[signed(int(match[2]))] = self._pool.code(match[1])
             self._pool.marks["executions of modules"] += len(line)
         elif line.name == names.STEPS_LINE:
             texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
@@ -286,9 +286,9 @@ def _innermost(line: Line) -> Array:
     order = nesting_order(same, begin, finish)
     above = parents(same, begin[order], finish[order])
     inside = above[(above != MISSING) & (line.duration_ps[order] > 0)]
-    found = np.ones(len(line), bool)
-    found[order[inside]] = False
-    return found
+    result = np.ones(len(line), bool)
+    result[order[inside]] = False
+    return result
 
 
 def _number(stats: Mapping[str, object], name: str) -> int:

@@ -40,7 +40,7 @@ def events(line: Line, thread: int, freed: Array, chosen: Array, strings: Sequen
     known = {int(key): strings[int(key)] for key in np.unique(allocators) if key != MISSING}
     on_device = {key: not any(side in text.lower() for side in ("host", "cpu")) for key, text in known.items()}
     ordinals = {
-        key: int(found[1]) if on_device[key] and (found := _ORDINAL.search(text)) else MISSING
+        key: int(match[1]) if on_device[key] and (match := _ORDINAL.search(text)) else MISSING
         for key, text in known.items()
     }
     named = np.array([ordinals.get(key, MISSING) for key in allocators.tolist()], np.int64)
@@ -310,15 +310,15 @@ class Host:
         if not len(self._meetings):
             return Rows(TABLES["collectives"], {})
         columns = self._meetings.take()
-        found: dict[int, tuple[int, int]] = {}
+        result: dict[int, tuple[int, int]] = {}
         for code in np.unique(columns["key"]).tolist():
             match = _KEY.match(self._pool.strings[code]) if code != MISSING else None
             what = match["what"].replace(" ", "_") if match else "unknown"
             devices = f"[{match['devices']}]" if match and match["devices"] else ""
-            found[code] = self._pool.code(what), self._pool.code(devices) if devices else MISSING
+            result[code] = self._pool.code(what), self._pool.code(devices) if devices else MISSING
         keys = columns.pop("key").tolist()
-        columns["name"] = np.array([found[code][0] for code in keys], np.int32)
-        columns["ranks"] = np.array([found[code][1] for code in keys], np.int32)
+        columns["name"] = np.array([result[code][0] for code in keys], np.int32)
+        columns["ranks"] = np.array([result[code][1] for code in keys], np.int32)
         columns["group_size"] = columns["group_size"].astype(np.int32)
         columns["slice"] = ident[columns.pop("ident")]
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))

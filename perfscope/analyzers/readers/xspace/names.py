@@ -70,8 +70,8 @@ _COPY_SIDES = {"H2D": CopyKind.HOST_TO_DEVICE, "D2H": CopyKind.DEVICE_TO_HOST, "
 
 def instruction(event: str) -> str:
     """``fusion.1`` of ``%fusion.1 = f32[8]{0} fusion(...)``; a bare name is given back."""
-    found = _INSTRUCTION.match(event)
-    return found[1] if found else event
+    match = _INSTRUCTION.match(event)
+    return match[1] if match else event
 
 
 def is_communication(name: str) -> bool:
@@ -81,8 +81,8 @@ def is_communication(name: str) -> bool:
 
 def collective(name: str) -> str | None:
     """``all_reduce`` of the instruction ``all-reduce-start.3``; None if it is no collective."""
-    found = _COLLECTIVE.match(name)
-    return found[1].replace("-", "_") if found else None
+    match = _COLLECTIVE.match(name)
+    return match[1].replace("-", "_") if match else None
 
 
 def is_copy(name: str) -> bool:
@@ -108,10 +108,10 @@ def copy_kind(name: str) -> int:
 
 def copied_shape_kind(event: str) -> int:
     """Direction of a TPU copy from its text: memory space 5 is the host's. ``UNKNOWN`` where no shape is written."""
-    found = _COPIED.search(event)
-    if found is None:
+    match = _COPIED.search(event)
+    if match is None:
         return int(CopyKind.UNKNOWN)
-    target, source = (_HOST_SPACE in side for side in found.groups())
+    target, source = (_HOST_SPACE in side for side in match.groups())
     if target == source:
         return int(CopyKind.DEVICE_TO_DEVICE)
     return int(CopyKind.DEVICE_TO_HOST if target else CopyKind.HOST_TO_DEVICE)
@@ -136,11 +136,11 @@ def launch_size(details: str) -> tuple[int | None, int | None, float | None]:
 
     ROCm writes occupancy 0 where it does not know it.
     """
-    found = _LAUNCH.search(details)
-    if found is None:
+    match = _LAUNCH.search(details)
+    if match is None:
         return None, None, None
-    x, y, z, a, b, c = (int(number) for number in found.groups()[:6])
-    percent = found[7].strip(".") if found[7] else ""
+    x, y, z, a, b, c = (int(number) for number in match.groups()[:6])
+    percent = match[7].strip(".") if match[7] else ""
     return x * y * z, a * b * c, (float(percent) or None) if percent else None
 
 

@@ -170,12 +170,12 @@ def read_plane(data: Data, start: int, end: int, shown: str) -> Plane:
 
 
 def _stats(stats: Any, names: Mapping[int, str]) -> dict[str, int | float | str | bytes]:
-    found: dict[str, int | float | str | bytes] = {}
+    result: dict[str, int | float | str | bytes] = {}
     for stat in stats:
         text = names.get(stat.ref_value, "") if stat.ref_value else stat.str_value
         number = stat.int64_value or stat.uint64_value or stat.double_value
-        found[names.get(stat.metadata_id, "")] = text or stat.bytes_value or number
-    return found
+        result[names.get(stat.metadata_id, "")] = text or stat.bytes_value or number
+    return result
 
 
 def read_lines(data: Data, plane: Plane, code: Any, shown: str) -> Iterator[Line]:

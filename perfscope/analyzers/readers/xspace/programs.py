@@ -60,7 +60,7 @@ class Placement:
         """
         if not len(ops) or not assignments:
             return None
-        at = {key: {device: place for place, device in enumerate(ids)} for key, ids in assignments.items()}
+        at = {key: {device: index for index, device in enumerate(ids)} for key, ids in assignments.items()}
         local: dict[int, set[int]] = {}
         for number, device in self._told:
             local.setdefault(number, set()).add(device)
@@ -68,13 +68,13 @@ class Placement:
         hosted = ops["slice"] != MISSING
         keys = np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["ordinal"], hosted])
         distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
-        found, devices = [], set()
+        result, devices = [], set()
         for module, program, ordinal, on_host in distinct.T.tolist():
             device = ordinal if on_host else known.get(ordinal, MISSING)
-            place = at.get((module, program), {}).get(device, MISSING) if device != MISSING else MISSING
-            found.append(place)
-            devices |= {device} if place != MISSING else set()
-        ops["place"][:] = np.asarray(found, np.int64)[inverse.reshape(-1)]
+            index = at.get((module, program), {}).get(device, MISSING) if device != MISSING else MISSING
+            result.append(index)
+            devices |= {device} if index != MISSING else set()
+        ops["place"][:] = np.asarray(result, np.int64)[inverse.reshape(-1)]
         largest: tuple[int, ...] = max(assignments.values(), key=len)
         return self._process(devices, sorted(largest), hosted) if devices else None
 
@@ -117,9 +117,9 @@ def device_assignment(proto: bytes, shown: str) -> tuple[int, ...]:
         for assignment in _fields(proto, module.start, module.end, _ASSIGNMENT, shown):
             for partition in _fields(proto, assignment.start, assignment.end, _PARTITIONS, shown):
                 ids = [
-                    one
+                    number
                     for part in _fields(proto, partition.start, partition.end, _IDS, shown)
-                    for one in numbers(proto, part, shown)
+                    for number in numbers(proto, part, shown)
                 ]
                 held += len(ids)
                 if held > MAX_GROUP_IDS:
@@ -128,8 +128,8 @@ def device_assignment(proto: bytes, shown: str) -> tuple[int, ...]:
     replicas = {len(ids) for ids in by_partition}
     if len(replicas) != 1:
         return ()
-    places = tuple(ids[replica] for replica in range(replicas.pop()) for ids in by_partition)
-    return places if len(set(places)) == len(places) else ()
+    positions = tuple(ids[replica] for replica in range(replicas.pop()) for ids in by_partition)
+    return positions if len(set(positions)) == len(positions) else ()
 
 
 def _fields(data: bytes, start: int, end: int, number: int, shown: str) -> list[Field]:
@@ -185,7 +185,7 @@ class Programs:
         XLA annotates the launch with the wrapped instruction (``ThunkInfo::WithProfileAnnotation(inst)``), which is in
         no computation that runs: ``reduce-scatter.60`` of ``reduce-scatter-start``, an ``async-start`` in the program.
         """
-        codes = {text: at for at, text in enumerate(strings)}
+        codes = {text: index for index, text in enumerate(strings)}
         on_device = ops["slice"] == MISSING
         for module in self.modules:
             if module.platform == "tpu" or module.name not in codes:  # a TPU's rows are of the start itself
@@ -207,16 +207,16 @@ class Programs:
         on_device = _programs_of(ops, ops["slice"] == MISSING, strings) if len(ops) else set()
         ran = on_host - on_device
         return tuple(
-            replace(one, platform="cpu")
-            if one.platform is None and one.is_scheduled and (one.name, one.program_id) in ran
-            else one
-            for one in self.modules
+            replace(module, platform="cpu")
+            if module.platform is None and module.is_scheduled and (module.name, module.program_id) in ran
+            else module
+            for module in self.modules
         )
 
 
 def started(module: HloModule) -> dict[str, str]:
     """Operation that XLA made asynchronous -> the start that the program has in its place."""
-    return {one.wraps: one.name for _, one in module.instructions() if one.wraps}
+    return {instruction.wraps: instruction.name for _, instruction in module.instructions() if instruction.wraps}
 
 
 def _programs_of(ops: Rows, chosen: npt.NDArray[np.bool_], strings: Sequence[str]) -> set[tuple[str, int]]:

@@ -187,8 +187,8 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def _is_session(folder: Path) -> bool:
-    place = Path(os.path.abspath(folder))
-    if place.parent.name != _PROFILE_FOLDERS[1] or place.parent.parent.name != _PROFILE_FOLDERS[0]:
+    path = Path(os.path.abspath(folder))
+    if path.parent.name != _PROFILE_FOLDERS[1] or path.parent.parent.name != _PROFILE_FOLDERS[0]:
         return False
     return bool(_files(folder))
 
@@ -218,7 +218,7 @@ def read(path: Path) -> Trace | list[Trace]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(place for place in folder.iterdir() if place.name.endswith(_SUFFIXES))
+    return sorted(path for path in folder.iterdir() if path.name.endswith(_SUFFIXES))
 
 
 def read_file(path: Path) -> Trace:

@@ -95,7 +95,9 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         for trace in traces
         if trace.compile_log is not None and trace.source.rank is not None
     }
-    done = {rank: [_what(one.compile) for one in (*use.cold, *use.uncached)] for rank, use in uses.items()}
+    done = {
+        rank: [_what(compile_time.compile) for compile_time in (*use.cold, *use.uncached)] for rank, use in uses.items()
+    }
     if len(uses) < 2 or len({tuple(what) for what in done.values()}) > 1:
         return
     least = min(use.spared_ns for use in uses.values())
@@ -103,7 +105,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         return
     ranks = tuple(sorted(rank for rank in uses if rank is not None))
     first = uses[ranks[0]]
-    dearest = max((*first.cold, *first.uncached), key=lambda one: one.cached_ns).compile
+    dearest = max((*first.cold, *first.uncached), key=lambda compile_time: compile_time.cached_ns).compile
     yield Finding(
         subject="every rank compiles the same cold",
         title=f"{len(ranks)} ranks each compile the same {len(done[ranks[0]]):,} graphs cold, "
@@ -143,7 +145,7 @@ class CacheUse:
     @property
     def spared_ns(self) -> int:
         """What warm caches would have spared at most."""
-        return sum(one.cached_ns for one in (*self.cold, *self.uncached))
+        return sum(compile_time.cached_ns for compile_time in (*self.cold, *self.uncached))
 
 
 def cache_use(trace: Trace) -> CacheUse:
@@ -151,26 +153,26 @@ def cache_use(trace: Trace) -> CacheUse:
     first = {id(frame.compiles[0]) for frame in trace.fact(compiled_frames)}
     held: dict[Warmth | None, list[CompileTime]] = {"cold": [], "warm": [], "uncached": [], None: []}
     again = []
-    for one in trace.fact(compile_times).compiles:
-        if id(one.compile) in first:
-            held[warmth(one.compile)].append(one)
+    for compile_time in trace.fact(compile_times).compiles:
+        if id(compile_time.compile) in first:
+            held[warmth(compile_time.compile)].append(compile_time)
         else:
-            again.append(one)
+            again.append(compile_time)
     return CacheUse(
         cold=tuple(held["cold"]), warm=tuple(held["warm"]), uncached=tuple(held["uncached"]), again=tuple(again)
     )
 
 
-def warmth(one: Compile) -> Warmth | None:
+def warmth(compilation: Compile) -> Warmth | None:
     """Whether its graphs came from a cache; ``None``: it has none, or was given up.
 
     What inductor makes of a graph is the dear part: where its cache hit, AOT autograd's own may have been bypassed.
     """
-    inductor = [result for cache, result in one.caches.items() if cache.startswith("fx_graph")]
-    answers = inductor or list(one.caches.values())
+    inductor = [result for cache, result in compilation.caches.items() if cache.startswith("fx_graph")]
+    answers = inductor or list(compilation.caches.values())
     if answers:
         return "warm" if all(result == "hit" for result in answers) else "cold"
-    return "uncached" if one.graph_ops and one.fail_type is None else None
+    return "uncached" if compilation.graph_ops and compilation.fail_type is None else None
 
 
 def repeated_part(log: CompileLog, compiles: Iterable[Compile]) -> float:
@@ -180,7 +182,7 @@ def repeated_part(log: CompileLog, compiles: Iterable[Compile]) -> float:
     once, all but the first were not compiled. Nodes without a line, and whatever stands fewer than ``MIN_REPEATS``
     times, count as made once.
     """
-    wanted = {one.compile_id for one in compiles}
+    wanted = {compilation.compile_id for compilation in compiles}
     nodes = again = 0
     for graph in log.graphs:
         if graph.compile_id not in wanted:
@@ -262,20 +264,20 @@ def bypass_advice(reason: str) -> str:
     )
 
 
-def _what(one: Compile) -> tuple[str, str | None, int | None]:
-    return (one.compile_id, one.function, one.graph_ops)
+def _what(compilation: Compile) -> tuple[str, str | None, int | None]:
+    return (compilation.compile_id, compilation.function, compilation.graph_ops)
 
 
 def _cold(trace: Trace, use: CacheUse) -> Finding:
     log = compile_log_of(trace)
     missed = (*use.cold, *use.uncached)
-    dearest = max(missed, key=lambda one: one.cached_ns)
+    dearest = max(missed, key=lambda compile_time: compile_time.cached_ns)
     stages: dict[Stage, int] = defaultdict(int)
-    for one in missed:
-        for stage, spent in one.stages_ns.items():
+    for compile_time in missed:
+        for stage, spent in compile_time.stages_ns.items():
             stages[stage] += spent
     top = max(stages, key=lambda stage: stages[stage], default=None)
-    whole = sum(one.total_ns for one in (*missed, *use.warm))
+    whole = sum(compile_time.total_ns for compile_time in (*missed, *use.warm))
     title = (
         f"compiling takes {format_ns(whole)}, of which warm caches would spare up to {format_ns(use.spared_ns)} "
         f"({len(missed):,} of {len(missed) + len(use.warm):,} compilations missed them)"
@@ -294,9 +296,14 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
         basis="measured",
         cost_ns=use.spared_ns,
         where=where_of(user_place(dearest.compile.place, dearest.compile.stack)),
-        evidence=tuple(_row(one) for one in sorted(missed, key=lambda one: -one.total_ns)[:MAX_ROWS]),
-        spans=spans_within(trace, compile_spans(trace, [one.compile for one in missed])),
-        advice=cold_advice(top, repeated_part(log, [one.compile for one in missed]), asked=bool(use.cold)),
+        evidence=tuple(
+            _row(compile_time)
+            for compile_time in sorted(missed, key=lambda compile_time: -compile_time.total_ns)[:MAX_ROWS]
+        ),
+        spans=spans_within(trace, compile_spans(trace, [compile_time.compile for compile_time in missed])),
+        advice=cold_advice(
+            top, repeated_part(log, [compile_time.compile for compile_time in missed]), asked=bool(use.cold)
+        ),
     )
 
 
@@ -306,24 +313,24 @@ def _severity(spared_ns: int) -> Severity:
 
 def _in_steps(trace: Trace, whole: int) -> str:
     """How long that is in steps, and how much of all compiling lies in recorded ones."""
-    said = ""
+    text = ""
     if trace.step_times_ns:
         step = median(trace.step_times_ns)
-        said += f"; as long as {whole / step:,.0f} steps" if step else ""
+        text += f"; as long as {whole / step:,.0f} steps" if step else ""
     windows = trace.fact(step_windows)
     log = compile_log_of(trace)
     inside = intersection_total(compile_spans(trace, log.compiles), union(windows.starts, windows.ends))
-    return said + (f"; {format_ns(inside)} of all compiling lies in the recorded steps" if inside else "")
+    return text + (f"; {format_ns(inside)} of all compiling lies in the recorded steps" if inside else "")
 
 
-def _row(one: CompileTime) -> dict[str, Cell]:
-    stages, place = one.stages_ns, user_place(one.compile.place, one.compile.stack)
+def _row(compile_time: CompileTime) -> dict[str, Cell]:
+    stages, code_line = compile_time.stages_ns, user_place(compile_time.compile.place, compile_time.compile.stack)
     return {
-        "compile_id": one.compile.compile_id,
-        "frame": plain_function(one.compile.function) + (f" ({short_place(place)})" if place else ""),
-        "ops": one.compile.graph_ops,
-        "caches": _answers(one.compile),
-        "total_ns": one.total_ns,
+        "compile_id": compile_time.compile.compile_id,
+        "frame": plain_function(compile_time.compile.function) + (f" ({short_place(code_line)})" if code_line else ""),
+        "ops": compile_time.compile.graph_ops,
+        "caches": _answers(compile_time.compile),
+        "total_ns": compile_time.total_ns,
         "tracing_ns": stages.get(Stage.TRACING, 0),
         "aot_ns": stages.get(Stage.AOT, 0),
         "lowering_ns": stages.get(Stage.LOWERING, 0),
@@ -334,24 +341,24 @@ def _row(one: CompileTime) -> dict[str, Cell]:
     }
 
 
-def _answers(one: Compile) -> str:
-    if len(set(one.caches.values())) == 1:
-        return f"each a {next(iter(one.caches.values()))}"
-    return ", ".join(f"{cache} {result}" for cache, result in sorted(one.caches.items())) or "not asked"
+def _answers(compilation: Compile) -> str:
+    if len(set(compilation.caches.values())) == 1:
+        return f"each a {next(iter(compilation.caches.values()))}"
+    return ", ".join(f"{cache} {result}" for cache, result in sorted(compilation.caches.items())) or "not asked"
 
 
 def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
     """One finding for each cache and reason."""
     groups: dict[tuple[str, str], list[CompileTime]] = defaultdict(list)
-    for one in (*use.cold, *use.warm):
-        for cache, result in one.compile.caches.items():
+    for compile_time in (*use.cold, *use.warm):
+        for cache, result in compile_time.compile.caches.items():
             if result == "bypass":
-                groups[cache, one.compile.cache_reasons.get(cache, "no reason given")].append(one)
+                groups[cache, compile_time.compile.cache_reasons.get(cache, "no reason given")].append(compile_time)
     for (cache, reason), members in groups.items():
-        spent = sum(_refused_ns(cache, one) for one in members)
+        spent = sum(_refused_ns(cache, member) for member in members)
         if spent < MIN_BYPASSED_NS:
             continue
-        worst = max(members, key=lambda one: _refused_ns(cache, one)).compile
+        worst = max(members, key=lambda compile_time: _refused_ns(cache, compile_time)).compile
         yield Finding(
             subject=f"not cacheable ({cache})",
             title=f"{len(members):,} compilations are not cacheable ({cache}: {reason}): {format_ns(spent)} at each "
@@ -360,12 +367,14 @@ def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
             basis="measured",
             cost_ns=spent,
             where=where_of(user_place(worst.place, worst.stack)),
-            evidence=tuple(_row(one) for one in sorted(members, key=lambda one: -one.total_ns)[:MAX_ROWS]),
-            spans=spans_within(trace, compile_spans(trace, [one.compile for one in members])),
+            evidence=tuple(
+                _row(member) for member in sorted(members, key=lambda compile_time: -compile_time.total_ns)[:MAX_ROWS]
+            ),
+            spans=spans_within(trace, compile_spans(trace, [member.compile for member in members])),
             advice=bypass_advice(reason),
         )
 
 
-def _refused_ns(cache: str, one: CompileTime) -> int:
+def _refused_ns(cache: str, compile_time: CompileTime) -> int:
     """What the refusal costs: of AOT autograd's cache its own stage, of inductor's all that is behind it."""
-    return one.stages_ns.get(Stage.AOT, 0) if cache == "aotautograd" else one.cached_ns
+    return compile_time.stages_ns.get(Stage.AOT, 0) if cache == "aotautograd" else compile_time.cached_ns

@@ -65,8 +65,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each function and line that leaves it to eager mode, however many frames that are."""
     compile_log_of(trace)
     groups: dict[tuple[str, Where], list[Fallback]] = defaultdict(list)
-    for one in trace.fact(fallbacks):
-        groups[one.frame.function, where_of(one.place)].append(one)
+    for fallback in trace.fact(fallbacks):
+        groups[fallback.frame.function, where_of(fallback.place)].append(fallback)
     for (function, where), members in groups.items():
         finding = _finding(trace, function, where, members)
         if finding is not None:
@@ -121,7 +121,11 @@ def fallbacks(trace: Trace) -> tuple[Fallback, ...]:
         Fallback(
             frame=frame,
             skip=frame.skips[0],
-            inner=tuple(one for one in reached.get(_code(frame.place), ()) if one.compile_id not in frame.ids),
+            inner=tuple(
+                compilation
+                for compilation in reached.get(_code(frame.place), ())
+                if compilation.compile_id not in frame.ids
+            ),
             windows=tuple(windows[index]) if index in windows else (() if index in ran else None),
             ran=index in ran,
         )
@@ -129,25 +133,25 @@ def fallbacks(trace: Trace) -> tuple[Fallback, ...]:
     )
 
 
-def _code(place: CodeLine | None) -> tuple[str, str] | None:
-    return None if place is None or place.function is None else (place.file, place.function)
+def _code(code_line: CodeLine | None) -> tuple[str, str] | None:
+    return None if code_line is None or code_line.function is None else (code_line.file, code_line.function)
 
 
 def _reached(trace: Trace) -> dict[tuple[str, str] | None, list[Compile]]:
     """By file and function: compilations that made a graph and were reached through it."""
-    found: dict[tuple[str, str] | None, list[Compile]] = defaultdict(list)
-    for one in trace.compile_log.compiles if trace.compile_log is not None else ():
-        if one.has_code is False or not one.graph_ops:
+    result: dict[tuple[str, str] | None, list[Compile]] = defaultdict(list)
+    for compilation in trace.compile_log.compiles if trace.compile_log is not None else ():
+        if compilation.has_code is False or not compilation.graph_ops:
             continue
-        for code in {_code(place) for place in one.stack[:-1]}:
-            found[code].append(one)
-    return found
+        for code in {_code(code_line) for code_line in compilation.stack[:-1]}:
+            result[code].append(compilation)
+    return result
 
 
 def _is_file(frame: CompiledFrame, file: str) -> bool:
     """Kineto leaves out what a path shares with ``sys.path``."""
-    place = frame.place
-    return place is not None and (place.file == file or place.file.endswith("/" + file))
+    code_line = frame.place
+    return code_line is not None and (code_line.file == file or code_line.file.endswith("/" + file))
 
 
 def _windows(trace: Trace, frames: list[CompiledFrame]) -> tuple[dict[int, list[Window]], frozenset[int]]:
@@ -160,19 +164,19 @@ def _windows(trace: Trace, frames: list[CompiledFrame]) -> tuple[dict[int, list[
     if not ran:
         return {}, ran
     slices = trace.rows["slices"]
-    found: dict[int, list[Window]] = defaultdict(list)
+    result: dict[int, list[Window]] = defaultdict(list)
     before: int | None = None
     for row in _top_level(trace):
         owner = _owner(trace, stacked, row, shown)
         start, end, thread = (int(slices[name][row]) for name in ("start_ns", "end_ns", "thread"))
         if owner is not None:
-            last = found[owner][-1] if found[owner] else None
+            last = result[owner][-1] if result[owner] else None
             if before == owner and last is not None and last.thread == thread:
-                found[owner][-1] = Window(thread=thread, start_ns=last.start_ns, end_ns=end)
+                result[owner][-1] = Window(thread=thread, start_ns=last.start_ns, end_ns=end)
             else:
-                found[owner].append(Window(thread=thread, start_ns=start, end_ns=end))
+                result[owner].append(Window(thread=thread, start_ns=start, end_ns=end))
         before = owner
-    return found, ran
+    return result, ran
 
 
 def _top_level(trace: Trace) -> Iterator[int]:
@@ -209,25 +213,25 @@ def _shown(stacked: Trace, frames: list[CompiledFrame]) -> dict[int, int]:
     for index, frame in enumerate(frames):
         by_function[frame.function].append(index)
     slices = stacked.rows["slices"]
-    found = {}
+    result = {}
     for code in np.unique(slices["name"][slices["kind"] == SliceKind.PYTHON]).tolist():
         shown = parse_frame(stacked.text(code))
         for index in by_function.get(shown.function, ()) if shown is not None else ():
             if shown is not None and _is_file(frames[index], shown.file):
-                found[code] = index
+                result[code] = index
                 break
-    return found
+    return result
 
 
 def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallback]) -> Finding | None:
     first, whole = members[0], trace.fact(steady_ns)
-    known = [one.windows for one in members if one.windows is not None]
+    known = [member.windows for member in members if member.windows is not None]
     cost = eager_cost(trace, [window for windows in known for window in windows]) if known else None
-    if cost is not None and cost.host_ns == 0 and any(one.at_limit for one in members):
+    if cost is not None and cost.host_ns == 0 and any(member.at_limit for member in members):
         cost = None  # eager since a step that was not recorded
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
-    count = len({inner.compile_id for one in members for inner in one.inner})
+    count = len({inner.compile_id for member in members for inner in member.inner})
     inner = f"; {count:,} function{'s' if count > 1 else ''} it calls {'are' if count > 1 else 'is'} compiled"
     why = "its limit of compilations is reached" if first.at_limit else first.skip.reason
     return Finding(
@@ -238,7 +242,7 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
         cost_ns=None if cost is None else cost.cost_ns,
         cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
         where=where,
-        evidence=tuple(row for one in members for row in _rows(one))[:MAX_ROWS],
+        evidence=tuple(row for member in members for row in _rows(member))[:MAX_ROWS],
         spans=spans_of_windows(window for windows in known for window in windows),
         advice=_advice(first),
     )
@@ -251,16 +255,16 @@ def _in_words(cost: EagerCost | None, whole: int) -> str:
     return f"; {what} {format_ns(cost.cost_ns)} ({format_share(cost.cost_ns, whole)})"
 
 
-def _rows(one: Fallback) -> Iterable[Mapping[str, Cell]]:
-    for skip in one.frame.skips:
-        yield _row("skipped", skip.compile_id, one.frame.function, skip)
-    for inner in one.inner:
-        place = inner.place
+def _rows(fallback: Fallback) -> Iterable[Mapping[str, Cell]]:
+    for skip in fallback.frame.skips:
+        yield _row("skipped", skip.compile_id, fallback.frame.function, skip)
+    for inner in fallback.inner:
+        code_line = inner.place
         yield {
             "what": "compiled",
             "compile_id": inner.compile_id,
             "function": inner.function,
-            "line": None if place is None else f"{place.file}:{place.line}",
+            "line": None if code_line is None else f"{code_line.file}:{code_line.line}",
             "graph_ops": inner.graph_ops,
             "reason": None,
             "explanation": None,
@@ -269,12 +273,12 @@ def _rows(one: Fallback) -> Iterable[Mapping[str, Cell]]:
 
 
 def _row(what: str, compile_id: str, function: str, skip: GraphBreak) -> Mapping[str, Cell]:
-    place = skip.place
+    code_line = skip.place
     return {
         "what": what,
         "compile_id": compile_id,
         "function": function,
-        "line": None if place is None else f"{place.file}:{place.line}",
+        "line": None if code_line is None else f"{code_line.file}:{code_line.line}",
         "graph_ops": None,
         "reason": skip.reason,
         "explanation": one_line(skip.explanation),
@@ -282,15 +286,15 @@ def _row(what: str, compile_id: str, function: str, skip: GraphBreak) -> Mapping
     }
 
 
-def _advice(one: Fallback) -> str:
-    if one.at_limit:
+def _advice(fallback: Fallback) -> str:
+    if fallback.at_limit:
         return (
             "End the recompilations that used the limit up (rules recompilation and dynamic_shape_churn name guard and "
             "line); raising torch._dynamo.config.recompile_limit only moves it."
         )
-    hint = first_hint(one.skip)
-    said = f" torch says: {hint}" if hint else ""
+    hint = first_hint(fallback.skip)
+    text = f" torch says: {hint}" if hint else ""
     return (
         "Move the line out of the loop or of the compiled function, or put it into a function marked with "
-        "@torch._dynamo.disable; torch.compile(..., fullgraph=True) makes it an error." + said
+        "@torch._dynamo.disable; torch.compile(..., fullgraph=True) makes it an error." + text
     )

@@ -111,16 +111,16 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
     log = trace.compile_log
     if log is None:
         return ()
-    eager = {one.compile_id for one in log.compiles if one.has_code is False}
+    eager = {compilation.compile_id for compilation in log.compiles if compilation.has_code is False}
     groups: dict[tuple[str, int] | None, list[GraphBreak]] = defaultdict(list)
     places: dict[tuple[str, int] | None, CodeLine | None] = {}
-    for found in log.breaks:
-        if found.skipped_frame or found.compile_id in eager:
+    for graph_break in log.breaks:
+        if graph_break.skipped_frame or graph_break.compile_id in eager:
             continue
-        place = user_place(found.place, found.stack)
-        key = None if place is None else (place.file, place.line)
-        groups[key].append(found)
-        places.setdefault(key, place)
+        code_line = user_place(graph_break.place, graph_break.stack)
+        key = None if code_line is None else (code_line.file, code_line.line)
+        groups[key].append(graph_break)
+        places.setdefault(key, code_line)
     windows = _windows(trace, groups)
     return tuple(
         BrokenLine(
@@ -136,16 +136,16 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
 
 
 def _frames(trace: Trace, breaks: Iterable[GraphBreak]) -> tuple[CompiledFrame, ...]:
-    found = [frame for one in breaks for frame in trace.fact(_frames_by_id).get(one.compile_id, ())]
-    return tuple({id(frame): frame for frame in found}.values())
+    frames = [frame for graph_break in breaks for frame in trace.fact(_frames_by_id).get(graph_break.compile_id, ())]
+    return tuple({id(frame): frame for frame in frames}.values())
 
 
 def _frames_by_id(trace: Trace) -> dict[str, list[CompiledFrame]]:
-    found: dict[str, list[CompiledFrame]] = defaultdict(list)
+    result: dict[str, list[CompiledFrame]] = defaultdict(list)
     for frame in trace.fact(compiled_frames):
         for compile_id in frame.ids:
-            found[compile_id].append(frame)
-    return found
+            result[compile_id].append(frame)
+    return result
 
 
 def _in_steps(trace: Trace) -> tuple[Region, ...]:
@@ -154,20 +154,20 @@ def _in_steps(trace: Trace) -> tuple[Region, ...]:
     if not steps.count:
         return trace.fact(regions)
     kept = []
-    for one in trace.fact(regions):
-        begun = one.own[0].start_ns if one.own else None
+    for region in trace.fact(regions):
+        begun = region.own[0].start_ns if region.own else None
         if begun is None or bool(((steps.starts <= begun) & (begun < steps.ends)).any()):
-            kept.append(one)
+            kept.append(region)
     return tuple(kept)
 
 
 def _seen(trace: Trace, breaks: Iterable[GraphBreak]) -> bool | None:
     """Frames are asked for, not compilations: after a recompilation another id runs the same line."""
     runs = trace.fact(_in_steps)
-    if not runs or any(one.compile_id is None for one in runs):
+    if not runs or any(run.compile_id is None for run in runs):
         return None
     ids = frozenset().union(*(frame.ids for frame in _frames(trace, breaks)))
-    return any(one.compile_id in ids for one in runs)
+    return any(run.compile_id in ids for run in runs)
 
 
 def _windows(
@@ -175,33 +175,33 @@ def _windows(
 ) -> dict[tuple[str, int] | None, tuple[Window, ...]]:
     """By line: own time of the regions it breaks, and of regions inside them that have no break of their own."""
     every = trace.fact(regions)
-    if not every or any(one.compile_id is None for one in every):
+    if not every or any(region.compile_id is None for region in every):
         return {}
-    line_of = {found.compile_id: key for key, breaks in groups.items() for found in breaks}
-    holds_ops = {one.compile_id for one in _log(trace).compiles if one.graph_ops}
-    found: dict[tuple[str, int] | None, list[Window]] = defaultdict(list)
+    line_of = {graph_break.compile_id: key for key, breaks in groups.items() for graph_break in breaks}
+    holds_ops = {compilation.compile_id for compilation in _log(trace).compiles if compilation.graph_ops}
+    result: dict[tuple[str, int] | None, list[Window]] = defaultdict(list)
     blurred: set[tuple[str, int] | None] = set()
     runs = set(map(id, trace.fact(_in_steps)))
     owners: list[tuple[str, int] | None] = []
     owned: list[bool] = []
-    for one in every:  # a region stands behind the one around it
-        mine = one.compile_id in line_of
-        inherited = not mine and one.outer is not None and owned[one.outer]
+    for region in every:  # a region stands behind the one around it
+        mine = region.compile_id in line_of
+        inherited = not mine and region.outer is not None and owned[region.outer]
         owner = (
-            line_of[one.compile_id]
-            if mine and one.compile_id
-            else owners[one.outer]
-            if inherited and one.outer is not None
+            line_of[region.compile_id]
+            if mine and region.compile_id
+            else owners[region.outer]
+            if inherited and region.outer is not None
             else None
         )
         owners.append(owner)
         owned.append(mine or inherited)
-        if not owned[-1] or id(one) not in runs:
+        if not owned[-1] or id(region) not in runs:
             continue
-        if not one.graphs and one.compile_id in holds_ops:
+        if not region.graphs and region.compile_id in holds_ops:
             blurred.add(owner)  # a backend whose graphs leave no mark in the trace
-        found[owner].extend(one.own)
-    return {key: tuple(windows) for key, windows in found.items() if key not in blurred}
+        result[owner].extend(region.own)
+    return {key: tuple(windows) for key, windows in result.items() if key not in blurred}
 
 
 def _log(trace: Trace) -> CompileLog:
@@ -217,8 +217,10 @@ def _crossing(trace: Trace, breaks: Sequence[GraphBreak]) -> int | None:
     the line, or where a size is dynamic.
     """
     graphs, resumes = trace.fact(_graphs_by_id), trace.fact(_resumes)
-    broken = list(dict.fromkeys(found.compile_id for found in breaks))
-    places = {(place.function or "", place.line) for found in breaks for place in _all_places(found)}
+    broken = list(dict.fromkeys(graph_break.compile_id for graph_break in breaks))
+    places = {
+        (all_place.function or "", all_place.line) for graph_break in breaks for all_place in _all_places(graph_break)
+    }
     behind = [compile_id for place in places for compile_id in resumes.get(place, ())]
     takers = [graph for compile_id in dict.fromkeys((*broken, *behind)) for graph in graphs.get(compile_id, ())]
     taken = [(graph.compile_id, _counted(graph.inputs)) for graph in takers]
@@ -237,27 +239,27 @@ def _crossing(trace: Trace, breaks: Sequence[GraphBreak]) -> int | None:
 
 def _graphs_by_id(trace: Trace) -> dict[str, list[Graph]]:
     """Graphs of forward passes."""
-    found: dict[str, list[Graph]] = defaultdict(list)
+    result: dict[str, list[Graph]] = defaultdict(list)
     for graph in _log(trace).graphs:
         if graph.direction != "backward":
-            found[graph.compile_id].append(graph)
-    return found
+            result[graph.compile_id].append(graph)
+    return result
 
 
 def _resumes(trace: Trace) -> dict[tuple[str, int], list[str]]:
     """Compile ids of what goes on behind a line, by function and line."""
-    found: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for one in _log(trace).compiles:
-        resumed = resumed_at(one.function)
+    result: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for compilation in _log(trace).compiles:
+        resumed = resumed_at(compilation.function)
         if resumed is not None:
-            found[resumed].append(one.compile_id)
-    return found
+            result[resumed].append(compilation.compile_id)
+    return result
 
 
-def _all_places(found: GraphBreak) -> Iterable[CodeLine]:
-    yield from found.stack
-    if found.place is not None:
-        yield found.place
+def _all_places(graph_break: GraphBreak) -> Iterable[CodeLine]:
+    yield from graph_break.stack
+    if graph_break.place is not None:
+        yield graph_break.place
 
 
 def _results(graph: Graph) -> list[GraphNode]:
@@ -295,7 +297,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
         hypothetical = held.plan.compiled_by == "perfscope"
         for line in planned_breaks(held):
             first = line.breaks[0]
-            skipped = all(one.skipped_frame for one in line.breaks)
+            skipped = all(graph_break.skipped_frame for graph_break in line.breaks)
             function = line.functions[-1]
             verb = "would end a graph" if hypothetical else "ends a graph"
             what = f"{first.reason} {verb} in {function}"
@@ -309,13 +311,13 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
                 where=where_of(line.place),
                 evidence=tuple(
                     {
-                        "compile_id": one.compile_id,
-                        "reason": one.reason,
-                        "explanation": one_line(one.explanation),
-                        "frame_stays_eager": "yes" if one.skipped_frame else "no",
-                        "doc": doc_link(one.doc_id),
+                        "compile_id": graph_break.compile_id,
+                        "reason": graph_break.reason,
+                        "explanation": one_line(graph_break.explanation),
+                        "frame_stays_eager": "yes" if graph_break.skipped_frame else "no",
+                        "doc": doc_link(graph_break.doc_id),
                     }
-                    for one in line.breaks[:MAX_ROWS]
+                    for graph_break in line.breaks[:MAX_ROWS]
                 ),
                 advice=_advice(first),
             )
@@ -338,7 +340,7 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
         cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
         cost_bytes=line.crossing_bytes if cost is None else None,
         where=where_of(line.place),
-        evidence=tuple(_row(trace, line, one, cost) for one in line.breaks[:MAX_ROWS]),
+        evidence=tuple(_row(trace, line, graph_break, cost) for graph_break in line.breaks[:MAX_ROWS]),
         spans=spans_of_windows(line.windows or ()),
         advice=_advice(first),
     )
@@ -352,14 +354,19 @@ def _in_words(cost: EagerCost | None, whole: int) -> str:
     return f"; {what} {format_ns(cost.cost_ns)} ({format_share(cost.cost_ns, whole)}) between graphs{waits}"
 
 
-def _row(trace: Trace, line: BrokenLine, found: GraphBreak, cost: EagerCost | None) -> Mapping[str, Cell]:
-    broken = [one for frame in line.frames for one in frame.compiles if one.compile_id == found.compile_id]
+def _row(trace: Trace, line: BrokenLine, graph_break: GraphBreak, cost: EagerCost | None) -> Mapping[str, Cell]:
+    broken = [
+        compilation
+        for frame in line.frames
+        for compilation in frame.compiles
+        if compilation.compile_id == graph_break.compile_id
+    ]
     return {
-        "compile_id": found.compile_id,
-        "function": next((one.function for one in broken if one.function), None),
-        "reason": found.reason,
-        "explanation": one_line(found.explanation),
-        "doc": doc_link(found.doc_id),
+        "compile_id": graph_break.compile_id,
+        "function": next((compilation.function for compilation in broken if compilation.function), None),
+        "reason": graph_break.reason,
+        "explanation": one_line(graph_break.explanation),
+        "doc": doc_link(graph_break.doc_id),
         "compile_ns": compile_spans(trace, broken).total(),
         "line_host_ns": None if cost is None else cost.host_ns,
         "line_sync_wait_ns": None if cost is None else cost.sync_wait_ns,
@@ -367,7 +374,7 @@ def _row(trace: Trace, line: BrokenLine, found: GraphBreak, cost: EagerCost | No
     }
 
 
-def _advice(found: GraphBreak) -> str:
-    hint = first_hint(found)
-    fix = FIXES.get(found.doc_id or "", OTHER_FIX)
+def _advice(graph_break: GraphBreak) -> str:
+    hint = first_hint(graph_break)
+    fix = FIXES.get(graph_break.doc_id or "", OTHER_FIX)
     return fix if hint is None else f"{fix} torch says: {hint}"

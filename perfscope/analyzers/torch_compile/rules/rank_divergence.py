@@ -78,42 +78,42 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     if twice:
         raise AbstainError(f"several logs are of rank {min(twice)}: which of them belong together is not known")
     traces_of = {trace.source.rank: trace for trace in logged}
-    for found in divergences(sides):
-        if found.kind != "caches" or found.wait_ns >= MIN_WAIT_NS:
-            yield replace(_finding(found), spans=tuple(_spans(found, traces_of)))
+    for divergence in divergences(sides):
+        if divergence.kind != "caches" or divergence.wait_ns >= MIN_WAIT_NS:
+            yield replace(_finding(divergence), spans=tuple(_spans(divergence, traces_of)))
 
 
-def _spans(found: Divergence, traces_of: Mapping[int | None, Trace]) -> Iterator[Span]:
+def _spans(divergence: Divergence, traces_of: Mapping[int | None, Trace]) -> Iterator[Span]:
     """When the first compilation that differs was worked on: on the ranks that part, then on the others."""
-    for sides, one in ((found.others, found.here), (found.most, found.there)):
-        at = next((place for place, each in enumerate(sides[0].compiles) if each is one), None)
-        if one is None or at is None:
+    for sides, compiled in ((divergence.others, divergence.here), (divergence.most, divergence.there)):
+        index = next((index for index, each in enumerate(sides[0].compiles) if each is compiled), None)
+        if compiled is None or index is None:
             continue
         for side in sides[:MOST_NAMED]:
-            mine = side.compiles[at : at + 1]
-            if [each.what for each in mine] == [one.what]:
+            mine = side.compiles[index : index + 1]
+            if [each.what for each in mine] == [compiled.what]:
                 trace = traces_of[side.rank]
-                held = spans_within(trace, compile_spans(trace, [each.source for each in mine]))
-                yield from (replace(span, rank=side.rank) for span in held)
+                spans = spans_within(trace, compile_spans(trace, [each.source for each in mine]))
+                yield from (replace(span, rank=side.rank) for span in spans)
 
 
-def _finding(found: Divergence) -> Finding:
-    wait = found.wait_ns or None
-    one = found.here or found.there
-    place = user_place(one.source.place, one.source.stack) if one is not None else None
-    title = f"{_ranks(found.others)} {_difference(found)}"
+def _finding(divergence: Divergence) -> Finding:
+    wait = divergence.wait_ns or None
+    compiled = divergence.here or divergence.there
+    code_line = user_place(compiled.source.place, compiled.source.stack) if compiled is not None else None
+    title = f"{_ranks(divergence.others)} {_difference(divergence)}"
     if wait is not None:
         title += f"; ranks wait up to {format_ns(wait)} for it"
     return Finding(
-        subject=_SUBJECTS[found.kind],
+        subject=_SUBJECTS[divergence.kind],
         title=title,
-        severity=_severity(found, wait),
+        severity=_severity(divergence, wait),
         basis="structural" if wait is None else "modelled",
         cost_ns=wait,
-        where=where_of(place),
-        ranks=tuple(sorted(side.rank for side in found.others)),
-        evidence=tuple(_row(side, found) for side in (*found.others, *found.most)[:MAX_ROWS]),
-        advice=_advice(found),
+        where=where_of(code_line),
+        ranks=tuple(sorted(side.rank for side in divergence.others)),
+        evidence=tuple(_row(side, divergence) for side in (*divergence.others, *divergence.most)[:MAX_ROWS]),
+        advice=_advice(divergence),
     )
 
 
@@ -124,31 +124,40 @@ _SUBJECTS = {
 }
 
 
-def _severity(found: Divergence, wait: int | None) -> Severity:
-    if found.kind == "collectives" or (wait is not None and wait >= HIGH_NS):
+def _severity(divergence: Divergence, wait: int | None) -> Severity:
+    if divergence.kind == "collectives" or (wait is not None and wait >= HIGH_NS):
         return "high"
-    return "medium" if found.kind == "graphs" else "low"
+    return "medium" if divergence.kind == "graphs" else "low"
 
 
-def _difference(found: Divergence) -> str:
+def _difference(divergence: Divergence) -> str:
     """Both sides of the first difference."""
-    others = f"{_ranks(found.most)} {'do' if len(found.most) > 1 else 'does'}"
-    if found.kind == "collectives":
-        here, there = (name or "no more" for name in found.names)
-        return f"{_calls(found.others)} {here} as collective {found.index + 1:,}, where {_ranks(found.most)} "\
-            f"{_calls(found.most)} {there}{_in(found.here or found.there)}"  # fmt: skip
-    if found.kind == "caches":
-        return f"found {_cached(found.here)} in compilation {found.index + 1:,} ({_named(found.here)}), " \
-            f"where {_ranks(found.most)} found {_cached(found.there)}"  # fmt: skip
-    verb = "compile" if len(found.others) > 1 else "compiles"
-    if found.here is None:
-        return f"{verb} {_count(found.others)}, {_ranks(found.most)} {_count(found.most)}: the first one more is " \
-            f"{_named(found.there)}{_why(found.there)}"  # fmt: skip
-    if found.there is None:
-        known = found.here is not None and found.here.what[:2] in {one.what[:2] for one in found.most[0].compiles}
-        return f"{verb} {_named(found.here)}{' again' if known else ''} and {others} not{_why(found.here)}"
-    return f"{verb} {_named(found.here)} as compilation {found.index + 1:,}, where {_ranks(found.most)} " \
-        f"{'compile' if len(found.most) > 1 else 'compiles'} {_named(found.there)}{_why(found.here)}"  # fmt: skip
+    here, there, most = divergence.here, divergence.there, divergence.most
+    others = f"{_ranks(most)} {'do' if len(most) > 1 else 'does'}"
+    if divergence.kind == "collectives":
+        here_name, there_name = (name or "no more" for name in divergence.names)
+        return (
+            f"{_calls(divergence.others)} {here_name} as collective {divergence.index + 1:,}, where {_ranks(most)} "
+            f"{_calls(most)} {there_name}{_in(here or there)}"
+        )
+    if divergence.kind == "caches":
+        return (
+            f"found {_cached(here)} in compilation {divergence.index + 1:,} ({_named(here)}), "
+            f"where {_ranks(most)} found {_cached(there)}"
+        )
+    verb = "compile" if len(divergence.others) > 1 else "compiles"
+    if here is None:
+        return (
+            f"{verb} {_count(divergence.others)}, {_ranks(most)} {_count(most)}: the first one more is "
+            f"{_named(there)}{_why(there)}"
+        )
+    if there is None:
+        known = here.what[:2] in {compiled.what[:2] for compiled in most[0].compiles}
+        return f"{verb} {_named(here)}{' again' if known else ''} and {others} not{_why(here)}"
+    return (
+        f"{verb} {_named(here)} as compilation {divergence.index + 1:,}, where {_ranks(most)} "
+        f"{'compile' if len(most) > 1 else 'compiles'} {_named(there)}{_why(here)}"
+    )
 
 
 def _calls(sides: Sequence[Side]) -> str:
@@ -164,58 +173,60 @@ def _ranks(sides: Sequence[Side]) -> str:
     return named_ranks(sorted(side.rank for side in sides), MOST_NAMED)
 
 
-def _named(one: Compiled | None) -> str:
-    if one is None:
+def _named(compiled: Compiled | None) -> str:
+    if compiled is None:
         return "nothing more"
-    if one.eager:
-        return f"no graph of {one.function} ({_at(one)})"
-    ops = f", {one.source.graph_ops:,} ops" if one.source.graph_ops is not None else ""
-    return f"{one.function} ({_at(one)}{ops})"
+    if compiled.eager:
+        return f"no graph of {compiled.function} ({_at(compiled)})"
+    ops = f", {compiled.source.graph_ops:,} ops" if compiled.source.graph_ops is not None else ""
+    return f"{compiled.function} ({_at(compiled)}{ops})"
 
 
-def _at(one: Compiled) -> str:
-    return short_place(one.source.place) if one.source.place is not None else one.compile_id
+def _at(compiled: Compiled) -> str:
+    return short_place(compiled.source.place) if compiled.source.place is not None else compiled.compile_id
 
 
-def _in(one: Compiled | None) -> str:
-    return "" if one is None else f" in {_named(one)}"
+def _in(compiled: Compiled | None) -> str:
+    return "" if compiled is None else f" in {_named(compiled)}"
 
 
-def _why(one: Compiled | None) -> str:
-    return "" if one is None or one.why_again is None else f"; {one.why_again.splitlines()[0][:200]}"
+def _why(compiled: Compiled | None) -> str:
+    return "" if compiled is None or compiled.why_again is None else f"; {compiled.why_again.splitlines()[0][:200]}"
 
 
-def _cached(one: Compiled | None) -> str:
+def _cached(compiled: Compiled | None) -> str:
     return (
-        "no cache" if one is None or not one.caches else ", ".join(f"{cache} {result}" for cache, result in one.caches)
+        "no cache"
+        if compiled is None or not compiled.caches
+        else ", ".join(f"{cache} {result}" for cache, result in compiled.caches)
     )
 
 
-def _row(side: Side, found: Divergence) -> dict[str, Cell]:
-    ours = side in found.others
-    one = found.here if ours else found.there
+def _row(side: Side, divergence: Divergence) -> dict[str, Cell]:
+    ours = side in divergence.others
+    compiled = divergence.here if ours else divergence.there
     return {
         "rank": side.rank,
-        "compiles": _named(one),
-        "collective": found.names[0 if ours else 1],
-        "ops_hash": None if one is None else one.ops,
-        "caches": _cached(one),
-        "recompiled_because": None if one is None else one.why_again,
+        "compiles": _named(compiled),
+        "collective": divergence.names[0 if ours else 1],
+        "ops_hash": None if compiled is None else compiled.ops,
+        "caches": _cached(compiled),
+        "recompiled_because": None if compiled is None else compiled.why_again,
         "compilations": len(side.compiles),
         "graph_breaks": len(side.breaks),
         "compile_ns": side.total_ns,
     }
 
 
-def _advice(found: Divergence) -> str:
-    if found.kind == "caches":
+def _advice(divergence: Divergence) -> str:
+    if divergence.kind == "caches":
         return (
             "Give every machine the same caches: one rank's torch.compiler.save_cache_artifacts() in shared storage, "
             "torch.compiler.load_cache_artifacts() on all of them before the first compiled call."
         )
-    one = found.here or found.there
+    compiled = divergence.here or divergence.there
     advice = "Keep what depends on the rank (dist.get_rank(), a flag, a path) out of the compiled function. "
-    if one is not None and one.why_again is not None and "size" in one.why_again:
+    if compiled is not None and compiled.why_again is not None and "size" in compiled.why_again:
         advice = (
             "Give every rank the same sizes (drop_last=True, padding), or mark what differs before the first call: "
             "torch._dynamo.mark_dynamic(batch, 0); torch._dynamo.config.enable_compiler_collectives = True makes ranks "

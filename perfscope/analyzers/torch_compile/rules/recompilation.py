@@ -149,7 +149,7 @@ class Again:
     def values_of(self, guard: Guard) -> tuple[str, ...]:
         """Values that the earlier compilations were made for, as far as guards of the same key name them."""
         same = [one for one in self.guards if one is not None and one.key == guard.key]
-        return tuple(dict.fromkeys(one.expected for one in same if one.expected is not None))
+        return tuple(dict.fromkeys(guard.expected for guard in same if guard.expected is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,14 +169,14 @@ def compiled_again(trace: Trace) -> tuple[Again, ...]:
     log = trace.compile_log
     if log is None:
         return ()
-    steps = (log.step_at(one.start_ns) for one in log.compiles if one.start_ns is not None)
+    steps = (log.step_at(compilation.start_ns) for compilation in log.compiles if compilation.start_ns is not None)
     first = min((step for step in steps if step is not None), default=None)
-    found = []
+    result = []
     for frame in trace.fact(compiled_frames):
         again = _frame_again(trace, log, frame, first)
         if again is not None:
-            found.append(again)
-    return tuple(found)
+            result.append(again)
+    return tuple(result)
 
 
 def churn_of(again: Again) -> Churn | None:
@@ -189,7 +189,7 @@ def churn_of(again: Again) -> Churn | None:
     if not counted:
         return None
     (tensor, dimension), most = counted.most_common(1)[0]
-    every = [parse_guard(one.reasons[0]) for one in again.frame.recompiles if one.reasons]
+    every = [parse_guard(recompile.reasons[0]) for recompile in again.frame.recompiles if recompile.reasons]
     about = [guard for guard in every if guard.key == ("size", tensor, dimension)]
     said = (size for guard in about for size in (guard.expected, guard.actual) if size is not None)
     sizes = {int(size) for size in said if size.isdecimal()}
@@ -201,9 +201,9 @@ def churn_of(again: Again) -> Churn | None:
 def user_line(trace: Trace, again: Again) -> CodeLine | None:
     """The user's line: the one that most often made the guard necessary, else the frame's."""
     made = Counter(
-        place
-        for one, guard in zip(again.places, again.guards, strict=True)
-        if guard is not None and (place := _whole(trace, one)) is not None
+        line
+        for place, guard in zip(again.places, again.guards, strict=True)
+        if guard is not None and (line := _whole(trace, place)) is not None
     )
     return made.most_common(1)[0][0] if made else again.frame.user_place
 
@@ -211,13 +211,15 @@ def user_line(trace: Trace, again: Again) -> CodeLine | None:
 def rows_of(trace: Trace, again: Again) -> tuple[Mapping[str, Cell], ...]:
     """Evidence: one row a compilation, the dearest first."""
     rows: list[dict[str, Cell]] = []
-    for one, guard, place, step in zip(again.compiles, again.guards, again.places, again.steps, strict=True):
-        line = _whole(trace, place)
+    for compilation, guard, code_line, step in zip(
+        again.compiles, again.guards, again.places, again.steps, strict=True
+    ):
+        line = _whole(trace, code_line)
         rows.append(
             {
-                "compile_id": one.compile_id,
+                "compile_id": compilation.compile_id,
                 "step": step,
-                "spent_ns": compile_spans(trace, (one,)).total(),
+                "spent_ns": compile_spans(trace, (compilation,)).total(),
                 "guard": guard.text if guard is not None else None,
                 "guard_made_at": f"{line.file}:{line.line}" if line is not None else None,
             }
@@ -230,22 +232,27 @@ def _frame_again(trace: Trace, log: CompileLog, frame: CompiledFrame, first_step
     reasons = _reasons(frame)
     chosen: list[Compile] = []
     steps: list[int | None] = []
-    for one in frame.compiles[1:]:
-        step = log.step_at(one.start_ns) if one.start_ns is not None else None
+    for compilation in frame.compiles[1:]:
+        step = log.step_at(compilation.start_ns) if compilation.start_ns is not None else None
         if first_step is not None and (step is None or step <= first_step):
             continue
-        if one.traced_graphs or one.has_code is not False:  # the one that hit the limit compiled nothing
-            chosen.append(one)
+        if (
+            compilation.traced_graphs or compilation.has_code is not False
+        ):  # the one that hit the limit compiled nothing
+            chosen.append(compilation)
             steps.append(step)
     different = len(chosen) if first_step is None else len(set(steps))
     if different < MIN_RECOMPILATIONS:
         return None
-    said = [reasons.get(one.compile_id) for one in chosen]
+    said = [reasons.get(compilation.compile_id) for compilation in chosen]
     return Again(
         frame=frame,
         compiles=tuple(chosen),
-        guards=tuple(parse_guard(one.reasons[0]) if one is not None and one.reasons else None for one in said),
-        places=tuple(one.guard_place if one is not None else None for one in said),
+        guards=tuple(
+            parse_guard(recompile.reasons[0]) if recompile is not None and recompile.reasons else None
+            for recompile in said
+        ),
+        places=tuple(recompile.guard_place if recompile is not None else None for recompile in said),
         steps=tuple(steps),
         spent_ns=compile_spans(trace, chosen).total(),
         over_steps=None if first_step is None else _over_steps(trace, log),
@@ -262,33 +269,35 @@ def _over_steps(trace: Trace, log: CompileLog) -> int:
 
 
 def _reasons(frame: CompiledFrame) -> dict[str, Recompile]:
-    return {one.compile_id: one for one in frame.recompiles}
+    return {recompile.compile_id: recompile for recompile in frame.recompiles}
 
 
-def _whole(trace: Trace, place: CodeLine | None) -> CodeLine | None:
+def _whole(trace: Trace, code_line: CodeLine | None) -> CodeLine | None:
     """The user's place with its whole path where the log has it elsewhere; ``None`` if it is not the user's."""
-    if place is None:
+    if code_line is None:
         return None
-    if not place.file.startswith("/"):  # torch keeps the end of a long path, perhaps from within a folder's name
-        full = {file for file in trace.fact(_files) if file.endswith(place.file)}
+    if not code_line.file.startswith("/"):  # torch keeps the end of a long path, perhaps from within a folder's name
+        full = {file for file in trace.fact(_files) if file.endswith(code_line.file)}
         if len(full) == 1:
-            place = CodeLine(file=full.pop(), line=place.line, function=place.function, code=place.code)
-    return place if is_users(place.file) else None
+            code_line = CodeLine(file=full.pop(), line=code_line.line, function=code_line.function, code=code_line.code)
+    return code_line if is_users(code_line.file) else None
 
 
 def _files(trace: Trace) -> frozenset[str]:
     """All files that the log names with their whole path."""
     log = trace.compile_log
-    return frozenset(place.file for place in (_places(log) if log is not None else ()) if place.file.startswith("/"))
+    return frozenset(
+        code_line.file for code_line in (_places(log) if log is not None else ()) if code_line.file.startswith("/")
+    )
 
 
 def _places(log: CompileLog) -> Iterable[CodeLine]:
-    for one in log.compiles:
-        yield from one.stack
-        if one.place is not None:
-            yield one.place
-    for found in log.breaks:
-        yield from found.stack
+    for compilation in log.compiles:
+        yield from compilation.stack
+        if compilation.place is not None:
+            yield compilation.place
+    for graph_break in log.breaks:
+        yield from graph_break.stack
     for kernel in log.kernels:
         yield from kernel.places
     for graph in log.graphs:
@@ -458,26 +467,26 @@ def planned_again(trace: Trace) -> tuple[PlannedAgain, ...]:
     plans = [held.plan for held in trace.torch_plans if held.plan.compiled_by == "program"]
     if not plans:
         raise AbstainError("the program compiles nothing itself")
-    found = []
+    result = []
     for plan in plans:
         frames = defaultdict(list)
-        for one in plan.recompiles:
-            frames[one.compile_id.partition("/")[0]].append(one)
+        for recompile in plan.recompiles:
+            frames[recompile.compile_id.partition("/")[0]].append(recompile)
         for rows in frames.values():
             if len(rows) < MIN_RECOMPILATIONS:
                 continue
             guards = [parse_guard(_OF_WHICH.sub("", row.reasons[0])) for row in rows if row.reasons]
             most = Counter(guard.key for guard in guards).most_common(1)
-            place = rows[0].place
-            found.append(
+            plan_line = rows[0].place
+            result.append(
                 PlannedAgain(
                     function=plain_function(rows[0].function),
-                    where=Where() if place is None else Where(file=place.file, line=place.line),
+                    where=Where() if plan_line is None else Where(file=plan_line.file, line=plan_line.line),
                     recompilations=len(rows),
                     guards=tuple(guard for guard in guards if guard.key == most[0][0]),
                 )
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
@@ -503,7 +512,9 @@ def _planned_finding(again: PlannedAgain) -> Finding:
         severity="medium",
         basis="structural",
         where=again.where,
-        evidence=tuple({"guard": one_line(one.text), "is_about": one.in_words()} for one in again.guards[:MAX_ROWS]),
+        evidence=tuple(
+            {"guard": one_line(guard.text), "is_about": guard.in_words()} for guard in again.guards[:MAX_ROWS]
+        ),
         advice=fix if guard is None else fix.format(source=guard.source, dimension=guard.dimension),
     )
 
@@ -544,7 +555,7 @@ def _jax_finding(trace: Trace, function: str, again: list[CompileEvent], spanned
         cost_ns=cost,
         cost_ns_per_step=per_step,
         where=Where(file=file, line=line),
-        evidence=tuple(_jax_row(step, found) for step, found in _by_step(again)[:MAX_ROWS]),
+        evidence=tuple(_jax_row(step, events) for step, events in _by_step(again)[:MAX_ROWS]),
         spans=spans_within(trace, _spent(again)),
         advice="Call it with what it has seen before: pad shapes to a few sizes, pass numbers that change as arrays "
         "(jnp.int32(i)) instead of static arguments, and make the jitted function once, outside the loop.",
@@ -560,12 +571,12 @@ def _by_step(again: list[CompileEvent]) -> list[tuple[int, list[CompileEvent]]]:
     return sorted(steps.items(), key=lambda pair: (-_union_ns(pair[1]), pair[0]))
 
 
-def _jax_row(step: int, found: list[CompileEvent]) -> dict[str, str | int | float | None]:
+def _jax_row(step: int, events: list[CompileEvent]) -> dict[str, str | int | float | None]:
     return {
         "step": step,
-        "compilations": sum(event.kind == "compile" for event in found),
-        "spent_ns": _union_ns(found),
-        "reason": next((event.reason[:300] for event in found if event.reason), None),
+        "compilations": sum(event.kind == "compile" for event in events),
+        "spent_ns": _union_ns(events),
+        "reason": next((event.reason[:300] for event in events if event.reason), None),
     }
 
 

@@ -161,12 +161,12 @@ def _groups(trace: Trace) -> list[_Group]:
         op = int(kernels["op"][row])
         name, shapes = (MISSING, MISSING) if op == MISSING else (int(slices["name"][op]), int(slices["shapes"][op]))
         members.setdefault((int(kernels["device"][row]), int(kernels["name"][row]), name, shapes), []).append(row)
-    found = []
+    result = []
     for (device, kernel, _, shapes), rows in members.items():
         peaks = _device(trace, device)
         if peaks.matrix_dtypes:
-            found.append(_group(trace, peaks, rows, trace.text(kernel), trace.text(shapes)))
-    return found
+            result.append(_group(trace, peaks, rows, trace.text(kernel), trace.text(shapes)))
+    return result
 
 
 def _group(trace: Trace, device: Device, rows: list[int], kernel: str, shapes: str) -> _Group:
@@ -201,12 +201,12 @@ def _bytes(trace: Trace, op: int) -> int:
 
 def _device(trace: Trace, row: int) -> Device:
     name = trace.text(int(trace.rows["devices"]["name"][row]))
-    found = find_device(name)
-    if found is None:
+    device = find_device(name)
+    if device is None:
         raise AbstainError(
             f"float32 matrix products ran, but the peaks of device {name or 'without a recorded name'!r} are not known"
         )
-    return found
+    return device
 
 
 def _op_name(trace: Trace, op: int) -> str | None:

@@ -43,14 +43,14 @@ def planned_products(work: PlanWork) -> tuple[PlannedProduct, ...]:
     if plan.compiled_by != "program" and work.held.eager is not None:
         return tuple(_of_ops(work.held.eager, plan.float32_products))
     outside = () if work.held.outside is None else tuple(_of_ops(work.held.outside, plan.float32_products))
-    return (*(one for held in work.graphs for one in _of_graph(held.graph)), *outside)
+    return (*(product for graph in work.graphs for product in _of_graph(graph.graph)), *outside)
 
 
 def mixed_precision(products: Iterable[PlannedProduct]) -> str | None:
     """The 16-bit dtype of a program that does most of its multiplying in one; ``None``: it does not."""
     flops: dict[str, int] = defaultdict(int)
-    for one in products:
-        flops[one.dtype] += one.runs * one.flops
+    for product in products:
+        flops[product.dtype] += product.runs * product.flops
     most = max(HALVES, key=lambda dtype: flops[dtype])
     return most if 2 * flops[most] > sum(flops.values()) else None
 
@@ -64,7 +64,9 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
     for work in trace.fact(plan_works):
         products, target = planned_products(work), trace.target
         mixed = mixed_precision(products)
-        found = tuple(one for one in products if one.dtype in (("float32", "tf32") if mixed else ("float32",)))
+        found = tuple(
+            product for product in products if product.dtype in (("float32", "tf32") if mixed else ("float32",))
+        )
         if target is None or not found:
             continue
         device = target.device
@@ -72,25 +74,28 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
             raise AbstainError(f"no faster precision for products is known of {device.name}")
         fast = mixed if mixed is not None and mixed in device.peak_flops else device.matrix_dtypes[0]
         floor = shortest_ns(target)
-        saved = [one.runs * (_ns(device, one, one.dtype, floor) - _ns(device, one, fast, floor)) for one in found]
+        saved = [
+            product.runs * (_ns(device, product, product.dtype, floor) - _ns(device, product, fast, floor))
+            for product in found
+        ]
         cost = sum(saved)
         whole = work.as_run.device.low
         if cost <= 0 or cost < least * whole:
             continue
         by_place: dict[tuple[str | None, int | None], int] = defaultdict(int)
-        for one, gained in zip(found, saved, strict=True):
-            by_place[one.file, one.line] += gained
+        for product, gained in zip(found, saved, strict=True):
+            by_place[product.file, product.line] += gained
         file, line = max(by_place, key=lambda place: by_place[place])
-        slow = max(found, key=lambda one: one.runs * one.flops).dtype
+        slow = max(found, key=lambda product: product.runs * product.flops).dtype
         ratio = peak_ratio(device, fast, slow)
-        flops = sum(one.runs * one.flops for one in found)
+        flops = sum(product.runs * product.flops for product in found)
         among = "" if mixed is None else f" in a program that multiplies in {mixed} otherwise"
         order = sorted(range(len(found)), key=lambda index: -saved[index])
         yield Finding(
             subject="float32 matrix products" if mixed is None else f"float32 products among {mixed} ones",
-            title=f"{sum(one.runs for one in found):,} matrix products a step ({format_count(flops)}FLOPs) multiply in "
-            f"{slow}{among}; in {fast} (peak {ratio:.1f}x) {format_ns(cost)} less a step ({format_share(cost, whole)}) "
-            f"on {device.name}",
+            title=f"{sum(product.runs for product in found):,} matrix products a step ({format_count(flops)}FLOPs) "
+            f"multiply in {slow}{among}; in {fast} (peak {ratio:.1f}x) {format_ns(cost)} less a step "
+            f"({format_share(cost, whole)}) on {device.name}",
             severity=severity_of(cost, whole),
             basis="modelled",
             cost_ns=cost,
@@ -113,21 +118,21 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
         )
 
 
-def _ns(device: Device, one: PlannedProduct, dtype: str, floor: int) -> int:
+def _ns(device: Device, product: PlannedProduct, dtype: str, floor: int) -> int:
     """Low end of its time in a precision: arithmetic at the peak, or bytes at the bandwidth, or ``floor``."""
-    roof = kernel_roof(device, flops=one.flops, dtype=dtype, precision="highest", moved=one.bytes)
+    roof = kernel_roof(device, flops=product.flops, dtype=dtype, precision="highest", moved=product.bytes)
     return round(max(roof.roof_ns, floor))
 
 
 def _of_graph(graph: PlannedGraph) -> Iterator[PlannedProduct]:
     for kernel in graph.kernels:
         if kernel.kind == "product" and kernel.dtype is not None and kernel.flops:
-            place = kernel.places[0] if kernel.places else None
+            plan_line = kernel.places[0] if kernel.places else None
             yield PlannedProduct(
                 op=kernel.name,
                 dtype=kernel.dtype,
-                file=None if place is None else place.file,
-                line=None if place is None else place.line,
+                file=None if plan_line is None else plan_line.file,
+                line=None if plan_line is None else plan_line.line,
                 shape=kernel.shape,
                 runs=graph.calls,
                 flops=kernel.flops,

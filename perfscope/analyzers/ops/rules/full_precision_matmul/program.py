@@ -57,28 +57,28 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
     total = sum(cost.total.flops for cost in judged)
     places: dict[tuple[str, Where], list[_Full]] = defaultdict(list)
     for cost in judged:
-        for one in _of_cpu(cost) if on_cpu else _all(cost):
-            where = where_of(one.row.instruction)
-            places[one.kind.dtype, Where(file=where.file, line=where.line)].append(one)
+        for product in _of_cpu(cost) if on_cpu else _all(cost):
+            where = where_of(product.row.instruction)
+            places[product.kind.dtype, Where(file=where.file, line=where.line)].append(product)
     for (dtype, where), found in places.items():
         saving = None if on_cpu else price(trace, _parts(trace, found))
-        flops = sum(one.row.total.flops for one in found)
+        flops = sum(product.row.total.flops for product in found)
         # a saving of low severity is less than a step's usual spread: bound by memory, the precision costs nothing
         if flops >= MIN_FLOPS_SHARE * total if saving is None else saving.severity != "low":
-            found.sort(key=lambda one: -one.row.total.flops)
+            found.sort(key=lambda product: -product.row.total.flops)
             yield _finding(trace, dtype, where, found, total, saving, on_cpu=on_cpu)
 
 
 def _all(cost: ModuleCost) -> list[_Full]:
     """Products in full precision; fusions and loops around them are left out."""
-    found = []
+    result = []
     for row in cost.rows:
         if row.place == "control" or not row.runs or row.instruction.opcode in ("fusion", "async-start"):
             continue
         kind = next(filter(_is_full, row.once.products), None)
         if kind is not None:
-            found.append(_Full(cost=cost, row=row, kind=kind))
-    return found
+            result.append(_Full(cost=cost, row=row, kind=kind))
+    return result
 
 
 def _is_full(kind: Product) -> bool:
@@ -95,7 +95,11 @@ def _of_cpu(cost: ModuleCost) -> list[_Full]:
     products = cost.total.products
     wide = sum(flops for kind, flops in products.items() if kind.dtype == "f64")
     own = wide > OWN_TYPE_SHARE * sum(products.values())
-    return [one for one in found if not (own if one.kind.dtype == "f64" else _widened(cost, one.row, callers))]
+    return [
+        product
+        for product in found
+        if not (own if product.kind.dtype == "f64" else _widened(cost, product.row, callers))
+    ]
 
 
 def _widened(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> bool:
@@ -110,11 +114,11 @@ def _widened(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> bool:
 def _parts(trace: Trace, found: Iterable[_Full]) -> list[Part]:
     """By kernel: its roof as it is, less its roof in the fast precision."""
     known = trace.fact(program_device)
-    holders = {id(one.cost): kernels_of(one.cost) for one in found}
+    holders = {id(product.cost): kernels_of(product.cost) for product in found}
     kernels: dict[int, tuple[ModuleCost, InstructionCost]] = {}
-    for one in found:
-        for kernel in holders[id(one.cost)].around(one.row):
-            kernels[id(kernel)] = (one.cost, kernel)
+    for product in found:
+        for kernel in holders[id(product.cost)].around(product.row):
+            kernels[id(kernel)] = (product.cost, kernel)
     return [
         Part(
             module=cost.module,
@@ -145,7 +149,7 @@ def _in_fast(cost: Cost) -> Cost:
 def _finding(
     trace: Trace, dtype: str, where: Where, found: list[_Full], total: int, saving: Price | None, *, on_cpu: bool
 ) -> Finding:
-    flops = sum(one.row.total.flops for one in found)
+    flops = sum(product.row.total.flops for product in found)
     name = "float64" if dtype == "f64" else "float32"
     share = flops / total if total else 0.0
     several = len(found) > 1
@@ -172,15 +176,15 @@ def _finding(
         where=where,
         evidence=tuple(
             {
-                "product": one.row.instruction.name,
-                "program": one.cost.module.name,
-                "from": one.row.instruction.op_name[-120:] or None,
-                "asked": one.kind.precision,
-                "times": one.row.runs,
-                "gflops": one.row.total.flops / 1e9,
-                "flops_share": one.row.total.flops / total,
+                "product": product.row.instruction.name,
+                "program": product.cost.module.name,
+                "from": product.row.instruction.op_name[-120:] or None,
+                "asked": product.kind.precision,
+                "times": product.row.runs,
+                "gflops": product.row.total.flops / 1e9,
+                "flops_share": product.row.total.flops / total,
             }
-            for one in found[:MAX_ROWS]
+            for product in found[:MAX_ROWS]
         ),
         spans=spans_of_parts(trace, _parts(trace, found)),
         advice="Leave float64 to the host: without jax_enable_x64, or with x.astype(jnp.float32) before the product."

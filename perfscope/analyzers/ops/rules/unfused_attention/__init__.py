@@ -250,17 +250,17 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
         eager = work.held.eager
         if work.held.plan.compiled_by != "program" or eager is None or target is None:
             continue
-        attentions = [one for one in find_attentions(eager) if not one.by_sdpa]
+        attentions = [attention for attention in find_attentions(eager) if not attention.by_sdpa]
         kernels = _score_kernels(work)
         kernel_bytes = sum(size for _, _, size in kernels)
         whole = work.as_run.device.low
-        score_bytes = sum(one.bytes for one in attentions)
+        score_bytes = sum(attention.bytes for attention in attentions)
         places: dict[tuple[str | None, int | None], list[GraphAttention]] = defaultdict(list)
-        for one in attentions:
-            op = eager.ops[one.matmuls[0]]
-            places[op.file, op.line].append(one)
+        for attention in attentions:
+            op = eager.ops[attention.matmuls[0]]
+            places[op.file, op.line].append(attention)
         for (file, line), members in places.items():
-            moved = round(kernel_bytes * sum(one.bytes for one in members) / score_bytes) if score_bytes else 0
+            moved = round(kernel_bytes * sum(member.bytes for member in members) / score_bytes) if score_bytes else 0
             saved = bytes_ns(target, moved)
             if not moved or saved < MIN_SHARE * whole:
                 continue
@@ -286,9 +286,9 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
 def _score_kernels(work: PlanWork) -> list[tuple[str, str, int]]:
     """(kernel, direction, bytes a step) of kernels that hold a softmax or its backward, not of the products."""
     return [
-        (kernel.name, one.graph.direction, one.graph.calls * kernel.bytes)
-        for one in work.graphs
-        for kernel in one.graph.kernels
+        (kernel.name, graph.graph.direction, graph.graph.calls * kernel.bytes)
+        for graph in work.graphs
+        for kernel in graph.graph.kernels
         if _holds_softmax(kernel)
     ]
 

@@ -49,52 +49,54 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         raise AbstainError("the programs call kernels that are not known, and no matrix product that is")
     places = _places(trace.fact(written_attention))
     for where, members in places.items():
-        whole = sum({id(one.cost): one.cost.total.bytes for one in members}.values())
-        moved = sum(one.bytes + one.chip_bytes for one in members)
+        whole = sum({id(member.cost): member.cost.total.bytes for member in members}.values())
+        moved = sum(member.bytes + member.chip_bytes for member in members)
         share = moved / whole if whole else float(moved > 0)
-        if any(_is_long(one) for one in members) and share >= MIN_SHARE:
-            yield _finding(trace, where, sorted(members, key=lambda one: -one.bytes), whole)
+        if any(_is_long(member) for member in members) and share >= MIN_SHARE:
+            yield _finding(trace, where, sorted(members, key=lambda attention: -attention.bytes), whole)
 
 
 def _places(found: Iterable[WrittenAttention]) -> dict[Where, list[WrittenAttention]]:
     """By line. What backward computes again may bear the line of `jax.checkpoint`: it goes to its forward."""
     places: dict[Where, list[WrittenAttention]] = {}
     again: list[WrittenAttention] = []
-    for one in found:
-        (again if one.phase == "recompute" else places.setdefault(_where(one), [])).append(one)
-    for one in again:
-        where = _where(one)
+    for attention in found:
+        (again if attention.phase == "recompute" else places.setdefault(_where(attention), [])).append(attention)
+    for attention in again:
+        where = _where(attention)
         if where not in places:
-            alike = [place for place, members in places.items() if any(_is_alike(one, other) for other in members)]
+            alike = [
+                where for where, members in places.items() if any(_is_alike(attention, other) for other in members)
+            ]
             where = alike[0] if len(alike) == 1 else where
-        places.setdefault(where, []).append(one)
+        places.setdefault(where, []).append(attention)
     return places
 
 
-def _is_alike(one: WrittenAttention, other: WrittenAttention) -> bool:
+def _is_alike(attention: WrittenAttention, other: WrittenAttention) -> bool:
     """Scores of the same size, from heads of the same size, in the same program."""
-    mine, theirs = one.group.scores[0], other.group.scores[0]
-    return one.cost is other.cost and (mine.size, mine.summed) == (theirs.size, theirs.summed)
+    mine, theirs = attention.group.scores[0], other.group.scores[0]
+    return attention.cost is other.cost and (mine.size, mine.summed) == (theirs.size, theirs.summed)
 
 
-def _where(one: WrittenAttention) -> Where:
+def _where(attention: WrittenAttention) -> Where:
     """The line of the scores."""
-    where = where_of(one.group.place)
+    where = where_of(attention.group.place)
     return (
         Where(file=where.file, line=where.line) if where.file is not None else Where(op=where.op, module=where.module)
     )
 
 
-def _is_long(one: WrittenAttention) -> bool:
-    needed = one.group.fused_bytes
-    return needed is not None and one.shape.bytes >= MIN_SCORES * needed
+def _is_long(attention: WrittenAttention) -> bool:
+    needed = attention.group.fused_bytes
+    return needed is not None and attention.shape.bytes >= MIN_SCORES * needed
 
 
 def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole: int) -> Finding:
-    moved = sum(one.bytes for one in members)
-    worst = next(one for one in members if _is_long(one))
-    on_cpu = all(one.cost.module.platform == "cpu" for one in members)
-    inside = sum(one.chip_bytes for one in members)
+    moved = sum(member.bytes for member in members)
+    worst = next(member for member in members if _is_long(member))
+    on_cpu = all(member.cost.module.platform == "cpu" for member in members)
+    inside = sum(member.chip_bytes for member in members)
     on_chip = not moved and inside > 0
     priced = None if on_cpu or on_chip else _price(trace, members)
     title = f"attention is written out {_times(members)} a run: "
@@ -124,7 +126,7 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
         cost_ns_per_step=None if priced is None else priced.cost_ns_per_step,
         cost_bytes=None if on_cpu or on_chip else moved,
         where=where,
-        evidence=tuple(_row(one) for one in members[:MAX_ROWS]),
+        evidence=tuple(_row(member) for member in members[:MAX_ROWS]),
         spans=spans_of_parts(trace, _parts(trace, members)),
         advice=TPU_ADVICE if worst.cost.module.platform == "tpu" else GPU_ADVICE,
     )
@@ -137,39 +139,39 @@ def _price(trace: Trace, members: list[WrittenAttention]) -> Price | None:
 def _parts(trace: Trace, members: Iterable[WrittenAttention]) -> list[Part]:
     return [
         Part(
-            module=one.cost.module,
-            instructions=tuple(use.instruction.name for use in one.uses),
-            modelled_ns=bytes_ns(trace, one.bytes),
+            module=member.cost.module,
+            instructions=tuple(use.instruction.name for use in member.uses),
+            modelled_ns=bytes_ns(trace, member.bytes),
         )
-        for one in members
+        for member in members
     ]
 
 
-def _row(one: WrittenAttention) -> dict[str, Cell]:
-    uses = sorted(one.uses, key=lambda use: -use.runs * use.bytes)
+def _row(attention: WrittenAttention) -> dict[str, Cell]:
+    uses = sorted(attention.uses, key=lambda use: -use.runs * use.bytes)
     return {
-        "scores": one.group.scores[0].instruction.name,
-        "program": one.cost.module.name,
-        "phase": one.phase,
-        "score_shape": _shape(one),
-        "score_dtype": one.shape.dtype,
-        "score_bytes": one.shape.bytes,
-        "times": one.times,
+        "scores": attention.group.scores[0].instruction.name,
+        "program": attention.cost.module.name,
+        "phase": attention.phase,
+        "score_shape": _shape(attention),
+        "score_dtype": attention.shape.dtype,
+        "score_bytes": attention.shape.bytes,
+        "times": attention.times,
         "launches": sum(use.runs for use in uses),
-        "between_kernels_bytes": one.bytes,
-        "vmem_bytes": one.chip_bytes or None,
+        "between_kernels_bytes": attention.bytes,
+        "vmem_bytes": attention.chip_bytes or None,
         "worst_kernels": ", ".join(use.instruction.name for use in uses[:4]),
-        "q_k_v_o_bytes": one.group.fused_bytes,
+        "q_k_v_o_bytes": attention.group.fused_bytes,
     }
 
 
 def _times(members: list[WrittenAttention]) -> str:
     """How often attention is computed: what backward computes again is no attention more."""
-    own = [one for one in members if one.group.fused_bytes is not None]
-    forward = [one for one in own if one.phase == "forward"] or own
-    count = sum(one.times for one in forward)
+    own = [member for member in members if member.group.fused_bytes is not None]
+    forward = [attention for attention in own if attention.phase == "forward"] or own
+    count = sum(attention.times for attention in forward)
     return "once" if count == 1 else f"{count:,} times"
 
 
-def _shape(one: WrittenAttention) -> str:
-    return "x".join(map(str, one.shape.dims)) or "scalar"
+def _shape(attention: WrittenAttention) -> str:
+    return "x".join(map(str, attention.shape.dims)) or "scalar"

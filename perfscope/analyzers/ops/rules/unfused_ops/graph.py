@@ -93,10 +93,14 @@ def chain_sites(trace: Trace) -> tuple[Site, ...]:
 
 def _attention_ops(trace: Trace, graph: OpGraph) -> set[int]:
     """Score ops, and all that torch's own math fallback runs on its line."""
-    found = trace.fact(graph_attentions)
-    fallback = {(graph.ops[one.softmax].file, graph.ops[one.softmax].line) for one in found if one.by_sdpa}
+    attentions = trace.fact(graph_attentions)
+    fallback = {
+        (graph.ops[attention.softmax].file, graph.ops[attention.softmax].line)
+        for attention in attentions
+        if attention.by_sdpa
+    }
     on_line = {index for index, op in enumerate(graph.ops) if (op.file, op.line) in fallback and op.file is not None}
-    return on_line | {index for one in found for index in one.ops}
+    return on_line | {index for attention in attentions for index in attention.ops}
 
 
 def chain_text(names: tuple[str, ...]) -> str:

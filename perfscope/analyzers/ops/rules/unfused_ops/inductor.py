@@ -57,15 +57,18 @@ def inductor_findings(trace: Trace) -> Iterator[Finding]:
         if pair.platform == "gpu" or pair.value_bytes >= CPU_CACHE_BYTES:
             places[_where(pair), pair.refusal.reason].append(_priced(trace, pair))
     for (where, reason), pairs in places.items():
-        found = _finding(trace, where, reason, pairs)
-        if found is not None:
-            yield found
+        finding = _finding(trace, where, reason, pairs)
+        if finding is not None:
+            yield finding
 
 
 def _where(pair: RefusedPair) -> Where:
     """The user's line that reads the value, else the one that writes it."""
-    at: list[CodeLine] = [place for place in (pair.read_at, pair.written_at) if place is not None]
-    mine = next((place for place in at if owner_of(place.file) is Owner.USER), at[0] if at else None)
+    code_lines: list[CodeLine] = [code_line for code_line in (pair.read_at, pair.written_at) if code_line is not None]
+    mine = next(
+        (code_line for code_line in code_lines if owner_of(code_line.file) is Owner.USER),
+        code_lines[0] if code_lines else None,
+    )
     if mine is not None:
         return where_of(mine)
     return Where(kernel=pair.second.name if pair.second else pair.refusal.second)
@@ -117,21 +120,21 @@ def _slowest(trace: Trace) -> Device | None:
     """The device of the trace with the slowest memory; ``None`` if one of them is not known."""
     names = [trace.text(int(code)) for code in trace.rows["devices"]["name"]]
     known = [device for name in names if (device := find_device(name)) is not None]
-    return min(known, key=lambda one: one.memory_bandwidth) if known and len(known) == len(names) else None
+    return min(known, key=lambda device: device.memory_bandwidth) if known and len(known) == len(names) else None
 
 
 def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> Finding | None:
-    pairs.sort(key=lambda one: (-(one.saved_ns or 0), -one.pair.saved_bytes))
-    timed = all(one.saved_ns is not None for one in pairs)
+    pairs.sort(key=lambda pair: (-(pair.saved_ns or 0), -pair.pair.saved_bytes))
+    timed = all(pair.saved_ns is not None for pair in pairs)
     moved, graph_bytes = _bytes_of_a_run(pairs)
-    saved = min(sum(one.saved_ns or 0 for one in pairs), whole_ns(trace)) if timed else None
+    saved = min(sum(pair.saved_ns or 0 for pair in pairs), whole_ns(trace)) if timed else None
     if saved is not None:
         if not saved or saved < MIN_SHARE * whole_ns(trace):
             return None
     elif moved < max(MIN_BYTES, MIN_SHARE * graph_bytes):
         return None
     means = fusion_reason(reason)
-    count = len({(one.pair.refusal.first, one.pair.refusal.second) for one in pairs})
+    count = len({(pair.pair.refusal.first, pair.pair.refusal.second) for pair in pairs})
     title = (
         f"inductor kept {_pairs(count)} of neighbouring kernels apart: {means.meaning}; "
         f"{format_bytes(moved)} a run go through memory between them"
@@ -149,7 +152,7 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
         cost_ns_per_step=None if saved is None else per_step(trace, saved),
         cost_bytes=moved,
         where=where,
-        evidence=tuple(_row(one) for one in pairs[:MAX_ROWS]),
+        evidence=tuple(_row(pair) for pair in pairs[:MAX_ROWS]),
         spans=_spans(trace, pairs),
         advice=_advice(means),
     )
@@ -163,8 +166,8 @@ def _spans(trace: Trace, pairs: Iterable[_Priced]) -> tuple[Span, ...]:
         sorted(
             {
                 row
-                for one in pairs
-                for kernel in (one.pair.first, one.pair.second)
+                for pair in pairs
+                for kernel in (pair.pair.first, pair.pair.second)
                 if kernel is not None
                 for row in rows.get(kernel, ())
             }
@@ -175,7 +178,7 @@ def _spans(trace: Trace, pairs: Iterable[_Priced]) -> tuple[Span, ...]:
 def _severity(saved: int | None, whole: int, moved: int, graph_bytes: int, pairs: Sequence[_Priced]) -> Severity:
     if saved is not None:
         return severity_of(saved, whole)
-    gpu = any(one.pair.platform == "gpu" for one in pairs)
+    gpu = any(pair.pair.platform == "gpu" for pair in pairs)
     return "medium" if gpu and graph_bytes and moved >= MEDIUM_SHARE * graph_bytes else "low"
 
 
@@ -185,14 +188,14 @@ def _bytes_of_a_run(pairs: Iterable[_Priced]) -> tuple[int, int]:
     Of the compilations of a frame only that with most counts: a call runs one of them.
     """
     frames: dict[str, dict[str, list[RefusedPair]]] = defaultdict(lambda: defaultdict(list))
-    for one in pairs:
-        compile_id = one.pair.refusal.compile_id or ""
-        frames[compile_id.rpartition("/")[0]][compile_id].append(one.pair)
+    for pair in pairs:
+        compile_id = pair.pair.refusal.compile_id or ""
+        frames[compile_id.rpartition("/")[0]][compile_id].append(pair.pair)
     moved = total = 0
     for compiled in frames.values():
-        worst = max(compiled.values(), key=lambda held: sum(one.saved_bytes for one in held))
-        moved += sum(one.saved_bytes for one in worst)
-        total += sum({one.refusal.direction: one.graph_bytes or 0 for one in worst}.values())
+        worst = max(compiled.values(), key=lambda pairs: sum(pair.saved_bytes for pair in pairs))
+        moved += sum(pair.saved_bytes for pair in worst)
+        total += sum({pair.refusal.direction: pair.graph_bytes or 0 for pair in worst}.values())
     return moved, total
 
 
@@ -246,7 +249,7 @@ class Apart:
 
 def pairs_apart(work: PlanWork) -> tuple[Apart, ...]:
     """Pairs with a value between them whose reason is not one that is right. A pair with two reasons counts once."""
-    found: dict[tuple[int, int, int], Apart] = {}
+    result: dict[tuple[int, int, int], Apart] = {}
     for number, one in enumerate(work.graphs):
         for refusal in one.graph.refusals:
             if not refusal.shared_bytes or NOTHING_LOST.search(refusal.reason):
@@ -254,8 +257,8 @@ def pairs_apart(work: PlanWork) -> tuple[Apart, ...]:
             first, second = one.graph.kernels[refusal.first], one.graph.kernels[refusal.second]
             saved = refusal.shared_bytes * (1 if refusal.needed_elsewhere else 2)
             apart = Apart(graph=one.graph, refusal=refusal, first=first, second=second, saved_bytes=saved)
-            found.setdefault((number, refusal.first, refusal.second), apart)
-    return tuple(found.values())
+            result.setdefault((number, refusal.first, refusal.second), apart)
+    return tuple(result.values())
 
 
 def plan_findings(trace: Trace) -> Iterator[Finding]:
@@ -267,10 +270,10 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
         whole = (work.compiled or work.inside).device.low
         places: dict[tuple[PlanLine | None, str], list[Apart]] = defaultdict(list)
         for apart in pairs_apart(work):
-            place = next(iter((*apart.second.places, *apart.first.places)), None)
-            places[place, apart.refusal.reason].append(apart)
-        for (place, reason), pairs in places.items():
-            moved = sum(one.graph.calls * one.saved_bytes for one in pairs)
+            plan_line = next(iter((*apart.second.places, *apart.first.places)), None)
+            places[plan_line, apart.refusal.reason].append(apart)
+        for (plan_line, reason), pairs in places.items():
+            moved = sum(pair.graph.calls * pair.saved_bytes for pair in pairs)
             saved = round(bytes_ns(target.device, moved))
             if not saved or saved < MIN_SHARE * whole:
                 continue
@@ -285,18 +288,18 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
                 cost_ns=saved,
                 cost_ns_per_step=saved,
                 cost_bytes=moved,
-                where=Where() if place is None else Where(file=place.file, line=place.line),
+                where=Where() if plan_line is None else Where(file=plan_line.file, line=plan_line.line),
                 evidence=tuple(
                     {
-                        "writes": one.first.name,
-                        "reads": one.second.name,
-                        "direction": one.graph.direction,
-                        "inductor_says": one.refusal.reason,
-                        "value_bytes": one.refusal.shared_bytes,
-                        "saved_bytes": one.saved_bytes,
-                        "runs_a_step": one.graph.calls,
+                        "writes": pair.first.name,
+                        "reads": pair.second.name,
+                        "direction": pair.graph.direction,
+                        "inductor_says": pair.refusal.reason,
+                        "value_bytes": pair.refusal.shared_bytes,
+                        "saved_bytes": pair.saved_bytes,
+                        "runs_a_step": pair.graph.calls,
                     }
-                    for one in sorted(pairs, key=lambda one: -one.saved_bytes)[:MAX_ROWS]
+                    for pair in sorted(pairs, key=lambda one: -one.saved_bytes)[:MAX_ROWS]
                 ),
                 advice=_advice(means),
             )
