@@ -10,7 +10,7 @@ from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import kernel_roof, peak_ratio
 from perfscope.analyzers.ops.graph_time import flow_of, short_name
 from perfscope.analyzers.plans import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
-from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedGraph
 from perfscope.model.trace import Trace
@@ -101,21 +101,22 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
             cost_ns=cost,
             cost_ns_per_step=cost,
             where=Where(op=found[order[0]].op, file=file, line=line),
-            evidence=tuple(
-                {
-                    "op": found[index].op,
-                    "at": Where(file=found[index].file, line=found[index].line).label(),
-                    "shape": found[index].shape,
-                    "multiplied_in": found[index].dtype,
-                    "runs": found[index].runs,
-                    "flops": found[index].flops,
-                    "saved_ns": saved[index],
-                    "peaks_from": device.source,
-                }
-                for index in order[:MAX_ROWS]
-            ),
+            evidence=tuple(_row(found[index], saved[index], device) for index in order[:MAX_ROWS]),
             advice=advice(device, mixed),
         )
+
+
+def _row(product: PlannedProduct, saved_ns: int, device: Device) -> dict[str, Cell]:
+    return {
+        "op": product.op,
+        "at": Where(file=product.file, line=product.line).label(),
+        "shape": product.shape,
+        "multiplied_in": product.dtype,
+        "runs": product.runs,
+        "flops": product.flops,
+        "saved_ns": saved_ns,
+        "peaks_from": device.source,
+    }
 
 
 def _ns(device: Device, product: PlannedProduct, dtype: str, floor: int) -> int:
