@@ -258,8 +258,8 @@ def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool) -> s
     if options.step_annotation is not None:
         return f"{what}: no annotation named {options.step_annotation!r} was seen"
     return (
-        f"{what}: no steps were found (perfscope.step(), prof.step(), an annotation named like a step, "
-        f"an optimizer's step, calls of a jitted function; {first_step(options)} go by before the first capture). "
+        f"{what}: no steps were found (perfscope.step(), prof.step(), an annotation named like a step, an optimizer's "
+        f"step, calls of a jitted function or of a model; {first_step(options)} go by before the first capture). "
         "Call perfscope.step() at the end of the loop's body, name its annotation with --step-annotation, or take the "
         "whole program with --whole"
     )

@@ -127,7 +127,7 @@ class Session:
             return self._frameworks[0]
         if source in (Source.STEP_TRACE, Source.JITTED):
             return "jax"
-        if source in (Source.PROFILER, Source.ANNOTATION, Source.OPTIMIZER):
+        if source in (Source.PROFILER, Source.ANNOTATION, Source.OPTIMIZER, Source.MODULE):
             return "torch"
         jax_computes = self._jax is not None and self._jax.hooks.called and not self._hooks.optimizers
         return "jax" if jax_computes else "torch"

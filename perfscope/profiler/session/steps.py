@@ -1,4 +1,4 @@
-"""Finds the steps of a program that may not know of us: listens to six sources and settles on one."""
+"""Finds the steps of a program that may not know of us: listens to seven sources and settles on one."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class Source(IntEnum):
     ANNOTATION = 3
     OPTIMIZER = 4
     JITTED = 5
+    MODULE = 6
+    """Calls of the model of a program without an optimizer."""
 
 
 class Recorder(Protocol):
@@ -72,8 +74,8 @@ class StepFinder:
 
     ``perfscope.step()`` rules wherever it is called, else the program's own ``prof.step()``, else jax's
     ``StepTraceAnnotation``, else an annotation that is named like a step, else the first optimizer that
-    steps, else the first jitted function that is called again and again. Events of other threads than
-    the first one's are not steps.
+    steps, else the first jitted function, or the first model, that is called again and again. Events of
+    other threads than the first one's are not steps. Calls of a model are given up for any better source.
     """
 
     def __init__(self, options: CaptureOptions, recorder: Recorder, forget: Callable[[Source], None]) -> None:
@@ -82,7 +84,7 @@ class StepFinder:
         self._forget = forget
         self._wanted = options.step_annotation
         # With --steps far away, the warm-up still is where the source is settled.
-        self._warmup = min(first_step(options), max(1, options.warmup))
+        self.warmup = min(first_step(options), max(1, options.warmup))
         self._threads: dict[Source, int] = {}
         self.completed: dict[Source, int] = {}
         """Complete steps by source."""
@@ -106,6 +108,7 @@ class StepFinder:
             Source.STEP_TRACE: f"StepTraceAnnotation {self._names.get(source, '')}",
             Source.OPTIMIZER: "optimizer.step",
             Source.JITTED: f"calls of {self._names.get(source, '')}",
+            Source.MODULE: f"calls of {self._names.get(source, '')}",
         }
         return names.get(source) or f"annotation {self._family}"
 
@@ -231,20 +234,21 @@ class StepFinder:
         if not self._mine(source):
             return
         completed = self.completed.setdefault(source, 0)
-        if self.source is not None and source is Source.EXPLICIT and self.source is not Source.EXPLICIT:
+        replaceable = source is Source.EXPLICIT or self.source is Source.MODULE
+        if self.source is not None and replaceable and source < self.source:
             self.recorder.unsettled()
             self.source = None
         if self.source is None and self._may_settle(source, completed):
             self.source = source
             for other in Source:
-                if other not in (source, Source.EXPLICIT):
+                if other not in (source, Source.EXPLICIT) and not (source is Source.MODULE and other < source):
                     self._forget(other)
             self.recorder.settled(self.label(source), completed)
         if source == self.source:
             self.recorder.begin(completed)
 
     def _may_settle(self, source: Source, completed: int) -> bool:
-        least = self._warmup
+        least = self.warmup
         if source is Source.EXPLICIT and not self._with_used:
             least = max(2, least)  # only the second call shows that the first was no `with`
         if completed < least:

@@ -12,6 +12,7 @@ from typing import Any
 from perfscope.profiler.patching import Undo, replace, undo_all, wrap
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.module_calls import ModuleCalls
 
 # Keeps torch's profilers apart: a range that opened under one recording must not close under another.
 #
@@ -89,6 +90,7 @@ class Hooks:
         # Before the others: these stay when the hooks of the step sources, which stand on them, go.
         self._always = [*self._guard.install(), self._hook_profilers(ours, make_way)]
         self._undo = {
+            Source.MODULE: [ModuleCalls(finder).install()],
             Source.OPTIMIZER: [self._hook_optimizers(finder)],
             Source.PROFILER: [_hook_profiler_step(finder)],
             Source.ANNOTATION: [_hook_record_function(finder), *_hook_cuda_nvtx(finder)],

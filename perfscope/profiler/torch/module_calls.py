@@ -1,0 +1,117 @@
+"""Steps of a program without an optimizer: from one call of its model to the next.
+
+A generation loop calls its model once a token, an evaluation loop once a batch. Every module is watched until one has
+been called often enough from outside all others; from then on that one alone. Hooks of one module and of all modules
+are public in torch. They must not be there while torch.compile looks at a module: a graph made with them would be made
+again without them. So modules that the program compiles are watched from outside, and the hooks of all modules go when
+``torch.compile`` is called.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from perfscope.profiler.patching import Undo, wrap
+from perfscope.profiler.session.steps import Source, StepFinder
+
+TRAINING_CALLS = 16
+"""Further calls that are awaited while gradients are recorded: an optimizer that steps after several batches comes
+first, and its steps are better."""
+
+
+class ModuleCalls:
+    """Finds the module whose calls are the steps and reports them as ``Source.MODULE``."""
+
+    def __init__(self, finder: StepFinder) -> None:
+        """Nothing is watched yet. ``finder``: who is told."""
+        self._finder = finder
+        self._inside = threading.local()
+        self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._all: list[Any] = []
+        self._single: list[Any] = []
+        self._compile: Undo | None = None
+
+    def install(self) -> Undo:
+        """Watch all modules, and ``torch.compile``. Returns what takes every hook out."""
+        import torch
+        from torch.nn.modules import module
+
+        self._all = [
+            module.register_module_forward_pre_hook(self._enter),
+            module.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        self._compile = wrap(torch, "compile", self._compiling)
+        return self._remove
+
+    def _remove(self) -> None:
+        self._leave_all()
+        for handle in self._single:
+            handle.remove()
+        self._single = []
+
+    def _leave_all(self) -> None:
+        for handle in self._all:
+            handle.remove()
+        self._all = []
+        if self._compile is not None:
+            self._compile()
+            self._compile = None
+
+    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_(*arguments: Any, **named: Any) -> Any:
+            import torch
+
+            for handle in self._all:
+                handle.remove()
+            self._all = []
+            compiled = original(*arguments, **named)
+            if isinstance(compiled, torch.nn.Module):
+                self._single.append(compiled.register_forward_pre_hook(self._called_alone))
+            return compiled
+
+        return compile_
+
+    def _enter(self, module: Any, _: Any) -> None:
+        if _is_compiling():
+            return
+        self._inside.depth = getattr(self._inside, "depth", 0) + 1
+        if self._inside.depth == 1:
+            self._called(module)
+
+    def _leave(self, *_: Any) -> None:
+        if not _is_compiling():
+            self._inside.depth = max(0, getattr(self._inside, "depth", 0) - 1)
+
+    def _called_alone(self, module: Any, _: Any) -> None:
+        if not _is_compiling():
+            self._called(module)
+
+    def _called(self, module: Any) -> None:
+        import torch
+
+        known, calls = self._calls.get(id(module), (None, 0))
+        calls = 1 if known is None or known() is not module else calls + 1
+        self._calls[id(module)] = (weakref.ref(module), calls)
+        least = self._finder.warmup + (TRAINING_CALLS if torch.is_grad_enabled() else 0)
+        if calls > least:
+            self._follow(module, calls - 2)
+
+    def _follow(self, module: Any, before: int) -> None:
+        """The calls of ``module`` are the steps; ``before`` of them were over when the last one began."""
+        self._remove()
+        self._calls = {}
+        self._single = [module.register_forward_pre_hook(self._again)]
+        self._finder.called(Source.MODULE, type(module).__name__, before)
+
+    def _again(self, *_: Any) -> None:
+        if not _is_compiling():
+            self._finder.edge(Source.MODULE)
+
+
+def _is_compiling() -> bool:
+    import torch
+
+    return bool(torch.compiler.is_compiling())

@@ -1,0 +1,152 @@
+"""Steps of programs without an optimizer: which calls of which module, and that torch is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from perfscope.model.capture import CaptureOptions
+from perfscope.profiler.session.steps import Source, StepFinder
+from perfscope.profiler.torch.hooks import Hooks
+
+pytestmark = pytest.mark.torch
+
+WARMUP = 3
+
+
+class Recorder:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.source: str | None = None
+        self.begun: list[int] = []
+        self.starts_over = 0
+
+    def settled(self, source: str, completed: int) -> None:
+        self.source = source
+
+    def unsettled(self) -> None:
+        self.starts_over += 1
+        self.begun = []
+
+    def broken(self, error: Exception) -> None:
+        raise error
+
+    def begin(self, number: int) -> None:
+        self.begun.append(number)
+
+    def end(self, now: int) -> None:
+        assert now > 0
+
+
+@pytest.fixture
+def found() -> Iterator[tuple[Recorder, Hooks]]:
+    recorder, hooks = Recorder(), Hooks()
+    finder = StepFinder(CaptureOptions(warmup=WARMUP), recorder, hooks.forget)
+    hooks.install(finder, ours=lambda: False, make_way=lambda: None)
+    yield recorder, hooks
+    hooks.remove()
+
+
+def net() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+
+def test_calls_of_the_outermost_module_are_steps(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    model = net()
+    with torch.no_grad():
+        for _ in range(10):
+            model(torch.ones(2, 4))
+    assert recorder.source == "calls of Sequential"
+    assert recorder.begun == list(range(WARMUP, 10))
+
+
+def test_modules_that_are_called_once_or_twice_are_no_loop(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    encoder, denoiser, decoder = torch.nn.Linear(4, 4), net(), torch.nn.Tanh()
+    with torch.no_grad():
+        value = encoder(torch.ones(2, 4)) + encoder(torch.zeros(2, 4))
+        for _ in range(8):
+            value = denoiser(value)
+        decoder(value)
+    assert recorder.source == "calls of Sequential"
+    assert recorder.begun[-1] == 7
+
+
+def test_an_optimizer_is_better_also_when_it_comes_late(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        for _ in range(8):
+            model(torch.ones(2, 4))
+    for _ in range(6):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert (recorder.source, recorder.starts_over) == ("optimizer.step", 1)
+    assert recorder.begun[-1] == 6
+
+
+def test_batches_that_are_accumulated_are_no_steps(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    model = net()
+    optimizer = torch.optim.Rprop(model.parameters())  # classes are hooked when they are first used
+    for _ in range(5):
+        for _ in range(8):
+            model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert (recorder.source, recorder.starts_over) == ("optimizer.step", 0)
+
+
+def test_a_failing_call_is_over(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    model = net()
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                model(torch.ones(2, 5))
+        for _ in range(8):
+            model(torch.ones(2, 4))
+    assert recorder.source == "calls of Sequential"
+    assert recorder.begun[-1] == 9
+
+
+def test_a_compiled_module_is_watched_from_outside_and_compiled_once(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    torch._dynamo.reset()
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(net(), backend=backend)
+    with torch.no_grad():
+        for _ in range(8):
+            compiled(torch.ones(2, 4))
+    assert recorder.begun == list(range(WARMUP, 8))
+    assert len(graphs) == 1
+
+
+def test_torch_is_left_as_it_was() -> None:
+    before = (torch.compile, dict(torch_module._global_forward_hooks), dict(torch_module._global_forward_pre_hooks))
+    hooks = Hooks()
+    finder = StepFinder(CaptureOptions(warmup=WARMUP), Recorder(), hooks.forget)
+    hooks.install(finder, ours=lambda: False, make_way=lambda: None)
+    model = net()
+    with torch.no_grad():
+        for _ in range(6):
+            model(torch.ones(2, 4))
+    assert len(model._forward_pre_hooks) == 1
+    hooks.forget(Source.MODULE)
+    hooks.remove()
+    assert len(model._forward_pre_hooks) == 0
+    now = (torch.compile, dict(torch_module._global_forward_hooks), dict(torch_module._global_forward_pre_hooks))
+    assert now == before
