@@ -83,7 +83,7 @@ def test_modules_that_are_called_once_or_twice_are_no_loop(found: tuple[Recorder
 def test_an_optimizer_is_better_also_when_it_comes_late(found: tuple[Recorder, Hooks]) -> None:
     recorder, _ = found
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.ASGD(model.parameters())  # classes are hooked when they are first used
     with torch.no_grad():
         for _ in range(8):
             model(torch.ones(2, 4))
