@@ -12,7 +12,7 @@ from perfscope.analyzers.plans.time import launches
 from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.analyzers.registry import load_rule
 from perfscope.commands.compile import request_of
-from perfscope.model.documents.torch_plan import PlanMemory, StepMemory
+from perfscope.model.documents.torch_plan import ALL_STEPS, PlanMemory, StepMemory
 from perfscope.model.torch_plan import LoadedPlan, PlannedGraph
 from perfscope.model.trace import Trace
 from perfscope.profiler.ahead.common.compile import compile_program
@@ -194,11 +194,30 @@ def test_a_model_that_no_machine_holds_is_planned(tmp_path: Path) -> None:
     assert sum(kernel.flops or 0 for kernel in products) == (26 * 3 - 1) * 2 * 1024 * 16384**2
 
 
+def test_a_forward_loop_without_an_optimizer_is_planned_step_by_step(tmp_path: Path) -> None:
+    """Eager and planned are one call each of the same model, not the rest of the program."""
+    plan = only(planned(tmp_path, FORWARD)).plan
+    assert (plan.compiled_by, plan.stopped) == ("perfscope", ALL_STEPS)
+    (graph,) = plan.graphs
+    assert (graph.direction, graph.calls, plan.steps_from) == ("inference", 1, "calls of Sequential")
+
+
+FORWARD = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)).cuda().eval()
+value = torch.randn(8, 64, device="cuda")
+with torch.no_grad():
+    for _ in range(12):
+        value = model(value)
+"""
+
+
 def test_a_generating_loop_is_planned_and_its_graphs_are_said_not_to_be_replayed(tmp_path: Path) -> None:
     plan = only(planned(tmp_path, torch_programs.GENERATES)).plan
     assert plan.failure is None
     assert {graph.direction for graph in plan.graphs} == {"inference"}
-    assert sum(graph.calls for graph in plan.graphs) == 10
+    assert sum(graph.calls for graph in plan.graphs) == 1  # a step is a token
     assert any("CUDA graphs" in text for text in plan.not_covered)
 
 

@@ -75,6 +75,7 @@ class Hooks:
         self._undo: dict[Source, list[Undo]] = {}
         self._always: list[Undo] = []
         self._guard = RangeGuard()
+        self._modules: ModuleCalls | None = None
         self._first_optimizer: Callable[[], Any] = lambda: None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that have stepped."""
@@ -87,14 +88,20 @@ class Hooks:
         ``ours()``: whether the profiler that starts is our own; ``make_way()``: called before one of
         the program's own starts.
         """
+        self._modules = ModuleCalls(finder)
         # Before the others: these stay when the hooks of the step sources, which stand on them, go.
         self._always = [*self._guard.install(), self._hook_profilers(ours, make_way)]
         self._undo = {
-            Source.MODULE: [ModuleCalls(finder).install()],
+            Source.MODULE: [self._modules.install()],
             Source.OPTIMIZER: [self._hook_optimizers(finder)],
             Source.PROFILER: [_hook_profiler_step(finder)],
             Source.ANNOTATION: [_hook_record_function(finder), *_hook_cuda_nvtx(finder)],
         }
+
+    def module_ended(self, module: Any) -> None:
+        """A call of a module ended whose hooks were compiled with it."""
+        if self._modules is not None:
+            self._modules.ended(module)
 
     def forget(self, source: Source) -> None:
         """Take the hooks of a source out."""

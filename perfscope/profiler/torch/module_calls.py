@@ -1,4 +1,4 @@
-"""Steps of a program without an optimizer: from one call of its model to the next.
+"""Steps of a program without an optimizer: from the end of one call of its model to the end of the next.
 
 A generation loop calls its model once a token, an evaluation loop once a batch. Every module is watched until one has
 been called often enough from outside all others; from then on that one alone. Hooks of one module and of all modules
@@ -32,6 +32,7 @@ class ModuleCalls:
         self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._all: list[Any] = []
         self._single: list[Any] = []
+        self._followed: weakref.ref[Any] | None = None
         self._compile: Undo | None = None
 
     def install(self) -> Undo:
@@ -69,23 +70,28 @@ class ModuleCalls:
             self._all = []
             compiled = original(*arguments, **named)
             if isinstance(compiled, torch.nn.Module):
-                self._single.append(compiled.register_forward_pre_hook(self._called_alone))
+                self._single.append(compiled.register_forward_hook(self._called_alone, always_call=True))
             return compiled
 
         return compile_
 
-    def _enter(self, module: Any, _: Any) -> None:
+    def ended(self, module: Any) -> None:
+        """A call of ``module`` ended that its hooks do not see: they were compiled with it."""
+        if self._followed is not None and self._followed() is module:
+            self._finder.edge(Source.MODULE)
+
+    def _enter(self, *_: Any) -> None:
+        if not _is_compiling():
+            self._inside.depth = getattr(self._inside, "depth", 0) + 1
+
+    def _leave(self, module: Any, *_: Any) -> None:
         if _is_compiling():
             return
-        self._inside.depth = getattr(self._inside, "depth", 0) + 1
-        if self._inside.depth == 1:
+        self._inside.depth = max(0, getattr(self._inside, "depth", 0) - 1)
+        if self._inside.depth == 0:
             self._called(module)
 
-    def _leave(self, *_: Any) -> None:
-        if not _is_compiling():
-            self._inside.depth = max(0, getattr(self._inside, "depth", 0) - 1)
-
-    def _called_alone(self, module: Any, _: Any) -> None:
+    def _called_alone(self, module: Any, *_: Any) -> None:
         if not _is_compiling():
             self._called(module)
 
@@ -96,14 +102,15 @@ class ModuleCalls:
         calls = 1 if known is None or known() is not module else calls + 1
         self._calls[id(module)] = (weakref.ref(module), calls)
         least = self._finder.warmup + (TRAINING_CALLS if torch.is_grad_enabled() else 0)
-        if calls > least:
-            self._follow(module, calls - 2)
+        if calls >= least:
+            self._follow(module, calls - 1)
 
     def _follow(self, module: Any, before: int) -> None:
-        """The calls of ``module`` are the steps; ``before`` of them were over when the last one began."""
+        """The calls of ``module`` are the steps: one ended now, and ``before`` earlier."""
         self._remove()
         self._calls = {}
-        self._single = [module.register_forward_pre_hook(self._again)]
+        self._single = [module.register_forward_hook(self._again, always_call=True)]
+        self._followed = weakref.ref(module)
         self._finder.called(Source.MODULE, type(module).__name__, before)
 
     def _again(self, *_: Any) -> None:

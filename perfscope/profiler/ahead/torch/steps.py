@@ -165,6 +165,7 @@ class PlanSteps:
             finally:
                 if steps._wraps:
                     torch.nn.Module.__call__ = compiled_call
+                steps._hooks.module_ended(module)
 
         torch.nn.Module.__call__ = compiled_call
 
