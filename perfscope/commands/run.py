@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -33,8 +34,8 @@ class RunCommand(click.Command):
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """The usage line names the three ways to say what to run."""
-        return ["[OPTIONS]", "script.py ARGS... | -m module ARGS... | -- command ARGS..."]
+        """The usage line names the ways to say what to run."""
+        return ["[OPTIONS]", "script.py ARGS... | torchrun ARGS... | -m module ARGS... | -- command ARGS..."]
 
     def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str], str]:
         takes_value = {
@@ -52,9 +53,18 @@ class RunCommand(click.Command):
             if word.startswith("-m") and not word.startswith("--"):
                 return args[:index], [word[2:], *args[index + 1 :]], "module"
             if not word.startswith("-") or word == "-":
-                return args[:index], args[index:], "script"
+                return args[:index], args[index:], "command" if _is_launcher(word) else "script"
             index += 2 if takes_value.get(word, False) else 1
         return args, [], "script"
+
+
+LAUNCHERS = frozenset({"accelerate.commands.launch", "torch.distributed.launch", "torch.distributed.run"})
+"""Modules that start the program's processes, which are then captured too."""
+
+
+def _is_launcher(word: str) -> bool:
+    """Whether a word that is no file is a command on the path: ``torchrun``, ``accelerate``, ``deepspeed`` ..."""
+    return word != "-" and Path(word).name == word and not Path(word).exists() and shutil.which(word) is not None
 
 
 @click.command(
@@ -80,7 +90,9 @@ class RunCommand(click.Command):
 @click.option(
     "--xla-dump", is_flag=True, help="JAX: have XLA write each program it compiles, and why ops were not fused."
 )
-@click.option("--follow", is_flag=True, help="Capture in Python processes that the program starts (always with --).")
+@click.option(
+    "--follow", is_flag=True, help="Capture in Python processes that the program starts (always with -- and launchers)."
+)
 @output_folder_option("the run directories")
 @click.option("--name", help="Name of the run; the script's if not given.")
 @click.option(
@@ -122,8 +134,9 @@ def run(
 ) -> int:
     """Run a PyTorch or JAX program under profilers and report what costs time in it.
 
-    Options before the program are perfscope's, everything behind it is the program's. It sees what it
-    sees under plain python; its steps are found by themselves.
+    Options before the program are perfscope's, everything after it is the program's. It sees what it
+    sees under plain python; its steps are found by themselves. A launcher on the path (torchrun, accelerate,
+    deepspeed, mpirun ...) is started as it is, and the Python processes that it starts are captured.
     """
     from perfscope.model.untrusted_text import sanitize
     from perfscope.profiler.launch.record import record
@@ -140,7 +153,9 @@ def run(
         xla_dump=xla_dump,
         capture=capture,
     )
-    recorded = record(_target(context), options, root=output, name=name, follow=follow, run_id=run_id, wait_s=wait)
+    target = _target(context)
+    follow = follow or (target.module and target.arguments[0] in LAUNCHERS)
+    recorded = record(target, options, root=output, name=name, follow=follow, run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
         if not quiet and recorded.leads:
             _say_alone(recorded)

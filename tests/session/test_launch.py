@@ -244,6 +244,7 @@ def split(*words: str) -> tuple[dict[str, object], tuple[str, ...], str]:
         (["-mpkg", "-q"], {}, ("pkg", "-q"), "module"),
         (["-q", "--", "torchrun", "-q", "train.py"], {"quiet": True}, ("torchrun", "-q", "train.py"), "command"),
         (["-oruns", "-"], {"output": Path("runs")}, ("-",), "script"),
+        (["-q", "sh", "-q", "train.sh"], {"quiet": True}, ("sh", "-q", "train.sh"), "command"),
         (["--name", "-m", "train.py"], {"name": "-m"}, ("train.py",), "script"),
     ],
 )
