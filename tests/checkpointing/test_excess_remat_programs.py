@@ -20,6 +20,7 @@ from perfscope.analyzers.checkpointing.program_remat import (
     timeline_of,
     usable_bytes,
 )
+from perfscope.analyzers.checkpointing.rules.excess_remat.policies import Candidate
 from perfscope.analyzers.devices import DEVICES, named_device
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.hlo.buffers import peak_bytes
@@ -512,3 +513,13 @@ def test_sizes_are_of_devices_that_are_known() -> None:
     for name, size in DESCRIBED.items():  # vendors count in powers of ten or of two, and some of it is not to be had
         assert 0.98 * GIGABYTES[name] * 10**9 < size < 1.01 * GIGABYTES[name] * 2**30
     assert set(USABLE_SHARE) == {"gpu", "tpu"}
+
+
+@pytest.mark.parametrize(("flops", "again"), [(0.0, 0), (1e9, 0), (1e9, 10_000_000)])
+def test_programs_that_recompute_alike_do_not_beat_each_other(flops: float, again: int) -> None:
+    program = Candidate(
+        index=0, name="jit_step", signature=(), again=again, flops=flops, exact=True, share=0.0, assigned=True, peak=8
+    )
+    assert not program.beats(program)
+    assert not program.beats(replace(program, index=1))
+    assert program.beats(replace(program, again=again + 100_000_000)) == (flops <= 2e9)

@@ -51,7 +51,8 @@ class Candidate:
     def beats(self, other: Candidate) -> bool:
         """Whether this program recomputes less and needs no more memory; peaks must be known in the same way."""
         leaner = self.assigned == other.assigned and self.peak <= (1 + other.tolerance) * other.peak
-        return leaner and other.again - self.again >= MIN_FLOPS_SHARE * other.flops
+        less = other.again - self.again
+        return leaner and less > 0 and less >= MIN_FLOPS_SHARE * other.flops
 
 
 def candidates(trace: Trace) -> tuple[Candidate, ...]:
