@@ -91,7 +91,7 @@ def memory(
         for trace in loaded.traces
     ]
     steps = step_models(traces)
-    unseen = (*steps.unseen, *(f"{one.path}: {one.reason}" for one in loaded.skipped if one.broken))
+    unseen = (*steps.unseen, *(f"{skipped.path}: {skipped.reason}" for skipped in loaded.skipped if skipped.broken))
     if not steps.models:
         raise DataError(unseen[0] if unseen else f"{path}: no step to plan for")
     model, trace = _compiled_or_estimated(steps.models[0], traces, estimate=estimate or most is not None, quiet=quiet)
@@ -126,7 +126,9 @@ def _compiled_or_estimated(
     """
     from perfscope.analyzers.checkpointing.jax_layers.estimate import EXACT
 
-    trace = next((one for one in traces if model.framework == "jax" and one.hlo and one.op_graph is None), traces[0])
+    trace = next(
+        (trace for trace in traces if model.framework == "jax" and trace.hlo and trace.op_graph is None), traces[0]
+    )
     if not estimate and model.framework == "jax" and trace.source.format == "compiled":
         model, reason = advise_compile.with_compiled_peaks(trace, model, quiet=quiet)
         if reason:
@@ -135,15 +137,15 @@ def _compiled_or_estimated(
     if command is None:
         return model, trace
     note = advise_compile.exact_note(command, verifiable=trace.source.format == "compiled")
-    return replace(model, notes=tuple(note if one == EXACT else one for one in model.notes)), trace
+    return replace(model, notes=tuple(note if text == EXACT else text for text in model.notes)), trace
 
 
 def parse_size(text: str) -> int:
     """``80GiB``, ``80G``, ``80GB`` (decimal), ``1.5 TiB``, ``1073741824`` in bytes; ``UsageError`` else."""
-    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE | re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None:
         raise UsageError(f"--budget {text[:40]}: not a size; write 80GiB, 512MiB or a number of bytes")
-    number, prefix, suffix = found[1], found[2].lower(), (found[3] or "").lower()
+    number, prefix, suffix = match[1], match[2].lower(), (match[3] or "").lower()
     factor = _DECIMAL[prefix + "b"] if prefix and suffix == "b" else 1 << _UNITS[prefix]
     size = round(float(number) * factor)
     if not 0 < size < 1 << 62:

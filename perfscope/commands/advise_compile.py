@@ -70,15 +70,15 @@ def verified_plans(
     settable = [plan for plan in predicted if plan.checkpoint is not None]
     chosen = settable if most is None else settable[:most]
     programs = _with_policies(run, [plan.checkpoint for plan in chosen if plan.checkpoint is not None], quiet=quiet)
-    found = []
+    result = []
     for plan in predicted:
         if plan.checkpoint is None:
-            found.append(plan)
+            result.append(plan)
         elif plan.checkpoint in programs:
-            found.append(_compared(plan, programs[plan.checkpoint], run))
+            result.append(_compared(plan, programs[plan.checkpoint], run))
         else:
-            found.append(replace(plan, reason="not asked for: --verify takes more of them"))
-    return tuple(found)
+            result.append(replace(plan, reason="not asked for: --verify takes more of them"))
+    return tuple(result)
 
 
 def with_compiled_peaks(trace: Trace, model: StepModel, *, quiet: bool) -> tuple[StepModel, str]:
@@ -144,10 +144,10 @@ def _of_recording(trace: Trace) -> str | None:
     words = command[1:] if command[:1] == ("python",) else command
     if not words or HIDDEN in "".join(words):
         return None
-    found, name = trace.fact(program_device), "NAME"
-    if found is not None and (found.recorded or found.given):
+    device, name = trace.fact(program_device), "NAME"
+    if device is not None and (device.recorded or device.given):
         try:
-            name = parse_target(found.device.name).asked
+            name = parse_target(device.device.name).asked
         except PerfscopeError:
             name = "NAME"
     return shlex.join(["perfscope", "compile", "--target", name, "--sweep", "checkpoint=none,dots,full", *words])
@@ -176,9 +176,9 @@ def _program(trace: Trace, folder: Path, manifest: Compiled, model: StepModel) -
     from perfscope.analyzers.checkpointing.verified import program_of
 
     source = trace.hlo[program_of(trace, model.label)].source
-    for one in manifest.programs:
-        if source == f"{trace.source.path}/{one.file}":
-            return one
+    for program in manifest.programs:
+        if source == f"{trace.source.path}/{program.file}":
+            return program
     raise DataError(f"{folder}: the manifest has no program {model.label}")
 
 
@@ -247,25 +247,25 @@ def _with_policies(
     """The run's program with each policy: what is kept, the rest compiled as many at once as the machine allows."""
     from perfscope.profiler.ahead.sweep.pool import Job, Outcome, run_jobs
 
-    found: dict[PolicyName, PolicyProgram] = {}
+    result: dict[PolicyName, PolicyProgram] = {}
     for word in dict.fromkeys(words):
         folder = _kept(run.folder, run.manifest, word)
         if folder is not None:
-            found[word] = PolicyProgram(folder=folder, kept=True)
-    left = [word for word in dict.fromkeys(words) if word not in found]
+            result[word] = PolicyProgram(folder=folder, kept=True)
+    left = [word for word in dict.fromkeys(words) if word not in result]
     root = run.folder / VERIFIED
     jobs = [Job(request=_request(run, word), root=str(root), name=f"{run.program.name}-{word}") for word in left]
 
     def finished(number: int, outcome: Outcome) -> None:
         folder = root / outcome.folder if outcome.state == "compiled" else None
         reason = "" if folder is not None else outcome.reason or "interrupted"
-        found[left[number]] = PolicyProgram(folder=folder, reason=reason)
+        result[left[number]] = PolicyProgram(folder=folder, reason=reason)
         _tell(f"--checkpoint {left[number]}: {reason or 'compiled'}", quiet=quiet)
 
     if jobs:
         _tell(f"compiling {run.program.name} with --checkpoint {', '.join(left)}", quiet=quiet)
         run_jobs(jobs, finished)
-    return {word: found.get(word, PolicyProgram(folder=None, reason="interrupted")) for word in words}
+    return {word: result.get(word, PolicyProgram(folder=None, reason="interrupted")) for word in words}
 
 
 def _tell(text: str, *, quiet: bool) -> None:
@@ -289,19 +289,19 @@ def _kept(folder: Path, manifest: Compiled, word: str) -> Path | None:
     """What an earlier call compiled from the same sources with the same compiler; the latest."""
     from perfscope.model.documents import compile_manifest
 
-    for place in _folders(folder / VERIFIED):
+    for path in _folders(folder / VERIFIED):
         try:
-            found = compile_manifest.load(place)
+            compiled = compile_manifest.load(path)
         except DataError:
             continue
-        same = found.sources == manifest.sources and found.versions == manifest.versions
-        if same and found.complete and found.checkpoint is not None and found.checkpoint.policy == word:
-            return place
+        same = compiled.sources == manifest.sources and compiled.versions == manifest.versions
+        if same and compiled.complete and compiled.checkpoint is not None and compiled.checkpoint.policy == word:
+            return path
     return None
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    held = sorted((one for one in root.glob("*") if one.is_dir() and not one.is_symlink()), reverse=True)
+    held = sorted((item for item in root.glob("*") if item.is_dir() and not item.is_symlink()), reverse=True)
     yield from held[:MOST_KEPT]
 
 

@@ -150,9 +150,9 @@ def compile_(
         raise UsageError("--jobs, --again and --html belong to --sweep NAME=VALUES and --fit NAME=RANGE")
     resolved = parse_target(target, memory)
     worst = DONE
-    for one in _frameworks(framework, words, module=kind == "module"):
+    for item in _frameworks(framework, words, module=kind == "module"):
         request = request_of(
-            words, module=kind == "module", framework=one, target=resolved, functions=functions, checkpoint=checkpoint,
+            words, module=kind == "module", framework=item, target=resolved, functions=functions, checkpoint=checkpoint,
             until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx, registers=registers,
         )  # fmt: skip
         folder = compiled_in(request, output, name, quiet=quiet)
@@ -223,8 +223,8 @@ class _Progress:
         if self._on:
             from perfscope.model.untrusted_text import sanitize
 
-            said = f"perfscope: {sanitize(text)[:60]} ({time.monotonic() - self._began:.0f} s)"
-            print(f"\r\x1b[2K{said}", end="", file=sys.stderr, flush=True)
+            sentence = f"perfscope: {sanitize(text)[:60]} ({time.monotonic() - self._began:.0f} s)"
+            print(f"\r\x1b[2K{sentence}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Leave the terminal's line empty."""
@@ -236,14 +236,14 @@ def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Fr
     """Which frameworks' parts of the program are looked at; ``UsageError`` where that is none."""
     from perfscope.profiler.ahead.common.program import frameworks_of
 
-    found = frameworks_of(words, module=module)
+    results = frameworks_of(words, module=module)
     if asked == "jax":
-        found = ("jax",)
+        results = ("jax",)
     elif asked == "torch":
-        found = ("torch",)
-    if not found:
+        results = ("torch",)
+    if not results:
         raise UsageError(f"{words[0]}: it imports neither jax nor torch; --framework says which one it uses")
-    return found
+    return results
 
 
 def _bytes(text: str) -> int:

@@ -67,14 +67,14 @@ def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
     axes = parse_axes(asked.sweeps)
     searched = None if asked.fit is None else fit_axis(asked.fit, axes)
     every = axes if searched is None else (*axes, searched)
-    found = variants(every, asked.words)
-    first = found if searched is None else found[:: len(searched.values)]
-    _need_compilers([_request(asked, one, request_for) for one in first])
+    results = variants(every, asked.words)
+    first = results if searched is None else results[:: len(searched.values)]
+    _need_compilers([_request(asked, variant, request_for) for variant in first])
     name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
     folder = create(asked.output, f"{name}-{'sweep' if searched is None else 'fit'}", latest=False)
     sweep = _Sweep(
-        asked=asked, axes=every, searched=searched, variants=found,
-        request_for=lambda one: _request(asked, one, request_for), folder=folder, name=name,
+        asked=asked, axes=every, searched=searched, variants=results,
+        request_for=lambda variant: _request(asked, variant, request_for), folder=folder, name=name,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
     try:
@@ -132,12 +132,12 @@ class _Sweep:
             "grow evenly, so of sizes that are not in the table nothing is claimed"
         )
         lines = {begin: Bisection(sizes) for begin in range(0, len(self.variants), sizes)}
-        while tries := {begin: at for begin, line in lines.items() if (at := line.next()) is not None}:
-            self._compile([begin + at for begin, at in tries.items()])
-            for begin, at in tries.items():
-                point = self.points[begin + at]
+        while tries := {begin: index for begin, line in lines.items() if (index := line.next()) is not None}:
+            self._compile([begin + index for begin, index in tries.items()])
+            for begin, index in tries.items():
+                point = self.points[begin + index]
                 state = None if point is None else point.state
-                lines[begin].tell(at, {"fits": True, "does not fit": False}.get(state or ""))
+                lines[begin].tell(index, {"fits": True, "does not fit": False}.get(state or ""))
 
     def _request(self, number: int) -> Request:
         if number not in self._requests:
@@ -169,7 +169,7 @@ class _Sweep:
         if jobs:
             run_jobs(
                 jobs,
-                lambda at, outcome: self._ended(left[at], outcome),
+                lambda index, outcome: self._ended(left[index], outcome),
                 most_at_once=self.asked.jobs,
                 memory_bytes=self.asked.host_memory_bytes,
             )
@@ -218,7 +218,7 @@ class _Sweep:
         self._write()
         point = self.points[number]
         if point is not None and not self.asked.quiet:
-            done = sum(one is not None for one in self.points)
+            done = sum(point is not None for point in self.points)
             of = f"{done} of {len(self.points)}" if self.searched is None else f"{done}"
             what = _said(point)
             click.echo(f"perfscope: {of}: {sanitize(point.words())}: {sanitize(what, 200)}", err=True)
@@ -252,13 +252,13 @@ class _Sweep:
         tried = {value for point in points for name, value in point.settings if name == self.axes[-1].name}
         swept = [
             Swept(
-                name=one.name, kind=one.kind,
-                values=tuple(value for value in one.values if one is not self.searched or value in tried),
+                name=axis.name, kind=axis.kind,
+                values=tuple(value for value in axis.values if axis is not self.searched or value in tried),
             )
-            for one in self.axes
+            for axis in self.axes
         ]  # fmt: skip
         command = ("-m", *self.asked.words) if self.asked.module else self.asked.words
-        notes = [*self.notes, *dict.fromkeys(said for one in self._requests.values() for said in _assumed(one))]
+        notes = [*self.notes, *dict.fromkeys(text for request in self._requests.values() for text in _assumed(request))]
         document = sweep_document(
             swept, points, name=self.name, command=redact(command), created_utc=self.created_utc, notes=notes
         )
@@ -271,11 +271,11 @@ def _need_compilers(requests: Sequence[Request]) -> None:
     from perfscope.profiler.ahead.common.build_key import compiler_kind
     from perfscope.profiler.ahead.targets import plugins
 
-    found = {compiler_kind(one): plugins.find(compiler_kind(one)) for one in requests}
-    absent = [one for one in found.values() if isinstance(one, plugins.MissingPlugin)]
-    if absent and len(absent) == len(found):
-        one = absent[0]
-        raise DataError(f"{requests[0].target.asked} cannot be compiled for here: {one.reason}; {one.install}")
+    result = {compiler_kind(request): plugins.find(compiler_kind(request)) for request in requests}
+    absent = [item for item in result.values() if isinstance(item, plugins.MissingPlugin)]
+    if absent and len(absent) == len(result):
+        plugin = absent[0]
+        raise DataError(f"{requests[0].target.asked} cannot be compiled for here: {plugin.reason}; {plugin.install}")
 
 
 def _request(asked: SweepAsked, variant: Variant, request_for: RequestFor) -> Request:
@@ -313,7 +313,7 @@ def _short(variant: Variant) -> str:
 
 def _assumed(request: Request) -> tuple[str, ...]:
     assumptions = request.target.description.get("assumptions")
-    return tuple(str(one) for one in assumptions) if isinstance(assumptions, list) else ()
+    return tuple(str(assumption) for assumption in assumptions) if isinstance(assumptions, list) else ()
 
 
 def _kept_text(key: str) -> bytes:
@@ -326,19 +326,19 @@ def _kept(root: Path, keys: set[str]) -> dict[str, Path]:
     """Run folders of earlier sweeps by key, the latest of each; only those that are asked for."""
     import msgspec
 
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     if not keys:
-        return found
+        return result
     places = sorted(root.glob(f"*/{VARIANTS}/*/{KEPT}"), reverse=True)
-    for place in places[:MOST_SEARCHED]:
+    for path in places[:MOST_SEARCHED]:
         try:
-            said = msgspec.json.decode(place.read_bytes())
+            said = msgspec.json.decode(path.read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue
         key = said.get("key") if isinstance(said, dict) else None
         if isinstance(key, str) and key in keys:
-            found.setdefault(key, place.parent)
-    return found
+            result.setdefault(key, path.parent)
+    return result
 
 
 def _beside(folder: Path, sweep: Path) -> Path:

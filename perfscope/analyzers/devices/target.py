@@ -125,13 +125,13 @@ def described_target(description: object) -> Target:
     pattern is not run.
     """
     try:
-        found: Target = msgspec.convert(_with_pattern(description), Target, strict=True)
+        target: Target = msgspec.convert(_with_pattern(description), Target, strict=True)
     except msgspec.ValidationError as error:
         raise DataError(f"description of the target: {error}") from None
-    fault = _fault(found)
+    fault = _fault(target)
     if fault is not None:
         raise DataError(f"description of the target: {fault}")
-    return found
+    return target
 
 
 def _with_pattern(description: object) -> object:
@@ -139,7 +139,7 @@ def _with_pattern(description: object) -> object:
     name = device.get("name") if isinstance(device, dict) else None
     if not isinstance(description, dict) or not isinstance(device, dict) or not isinstance(name, str):
         return description
-    known = next((one for one in DEVICES if one.name == name), None)
+    known = next((device for device in DEVICES if device.name == name), None)
     pattern = f"^{re.escape(name)}$" if known is None else known.match
     return {**description, "device": {**device, "match": pattern}}
 

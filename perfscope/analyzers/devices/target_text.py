@@ -60,11 +60,11 @@ MOST_BYTES = 1 << 50
 
 def read_bytes_text(text: str, option: str) -> int:
     """Bytes of a size. ``option`` stands in front of the error: ``UsageError`` for whatever is no size."""
-    found = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,9})?)\s*([a-z]+)\s*", text.lower()) if len(text) < 64 else None
-    unit = None if found is None else _UNITS.get(found[2])
-    if found is None or unit is None:
+    match = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,9})?)\s*([a-z]+)\s*", text.lower()) if len(text) < 64 else None
+    unit = None if match is None else _UNITS.get(match[2])
+    if match is None or unit is None:
         raise UsageError(f"{option} {text[:40]}: no size; write it with its unit, e.g. 40GiB")
-    size = round(float(found[1]) * unit)
+    size = round(float(match[1]) * unit)
     if not 1 << 20 <= size <= MOST_BYTES:
         raise UsageError(f"{option} {text[:40]}: it may be 1 MiB to 1 PiB")
     return size
@@ -101,8 +101,8 @@ def parse_target(text: str, memory: str | None = None) -> Target:
     ``UsageError`` in one line for whatever is no target, with the names that come close.
     """
     asked = text.strip()
-    found = read_target(asked) if asked.lower().endswith(".toml") else named_target(asked)
-    return found if memory is None else with_memory(found, memory)
+    target = read_target(asked) if asked.lower().endswith(".toml") else named_target(asked)
+    return target if memory is None else with_memory(target, memory)
 
 
 def named_target(asked: str) -> Target:
@@ -110,21 +110,21 @@ def named_target(asked: str) -> Target:
     if not asked or len(asked) > LONGEST or not asked.isprintable():
         raise UsageError("--target: give the name of a device, e.g. h100, h100x8 or v5e:2x4")
     tight = re.sub(r"\s+", "", asked.lower())
-    found = _tpu(asked, tight)
-    if found is None and "@" in asked:
+    target = _tpu(asked, tight)
+    if target is None and "@" in asked:
         raise UsageError(f"--target {asked}: hosts are told of TPU slices alone; of GPUs: nodes x devices")
-    return found or _gpu(asked) or _refuse(asked)
+    return target or _gpu(asked) or _refuse(asked)
 
 
 def with_memory(target: Target, memory: str) -> Target:
     """The same devices with another amount of memory: a smaller edition, or what is left beside others."""
-    said = f"each device has {memory.strip()} of memory, as --memory says"
+    text = f"each device has {memory.strip()} of memory, as --memory says"
     if target.platform == "tpu":
-        said += "; the compiler is not told: it plans for what the chip has"
-    return replace(target, memory_bytes=read_bytes_text(memory, "--memory"), assumptions=(*target.assumptions, said))
+        text += "; the compiler is not told: it plans for what the chip has"
+    return replace(target, memory_bytes=read_bytes_text(memory, "--memory"), assumptions=(*target.assumptions, text))
 
 
-def gpus(asked: str, device: Device, nodes: int, each: int, said: tuple[str, ...] = ()) -> Target:
+def gpus(asked: str, device: Device, nodes: int, each: int, texts: tuple[str, ...] = ()) -> Target:
     """GPUs of nodes that are alike."""
     count = nodes * each
     if not 1 <= count <= MOST_DEVICES:
@@ -132,12 +132,12 @@ def gpus(asked: str, device: Device, nodes: int, each: int, said: tuple[str, ...
     network, assumed = _network(device, nodes, each)
     return Target(
         asked=asked, device=device, count=count, topology=(nodes, each), platform="gpu",
-        memory_bytes=device.memory_bytes, network=network, source=_source(device), assumptions=(*said, *assumed),
+        memory_bytes=device.memory_bytes, network=network, source=_source(device), assumptions=(*texts, *assumed),
     )  # fmt: skip
 
 
 def chips(
-    asked: str, device: Device, shape: tuple[int, ...], said: tuple[str, ...] = (), *, hosts: int | None = None
+    asked: str, device: Device, shape: tuple[int, ...], texts: tuple[str, ...] = (), *, hosts: int | None = None
 ) -> Target:
     """A slice of TPUs. ``hosts``: how many it is of, where somebody said."""
     platform: Platform = "tpu"
@@ -153,13 +153,13 @@ def chips(
         )
     host = host_shape(asked, device, shape, hosts)
     if prod(shape) > 1 and hosts is None:
-        said = (*said, _hosts_said(shape, host))
+        texts = (*texts, _hosts_said(shape, host))
     open_axes = [str(axis) for axis in shape if axis > 2 and not closes(device, axis)]
     if open_axes and prod(shape) > 1:
-        said = (*said, f"the slice does not close to a ring along its axes of {' and '.join(open_axes)} chips")
+        texts = (*texts, f"the slice does not close to a ring along its axes of {' and '.join(open_axes)} chips")
     return Target(
         asked=asked, device=device, count=count, topology=shape, platform=platform, host_shape=host,
-        memory_bytes=device.memory_bytes, source=_source(device), assumptions=said,
+        memory_bytes=device.memory_bytes, source=_source(device), assumptions=texts,
     )  # fmt: skip
 
 
@@ -182,31 +182,31 @@ def known_names() -> tuple[str, ...]:
 
 
 def _tpu(asked: str, tight: str) -> Target | None:
-    tight, _, behind = tight.partition("@")
-    said_hosts = re.fullmatch(r"(\d{1,5})(?:hosts?)?", behind)
-    found = re.fullmatch(r"(?:tpu[-_:]?)?([a-z0-9]+?)(?:([:=_-])(\d+(?:x\d+)*))?", tight)
-    name = None if found is None else CHIPS.get(found[1]) or CHIPS.get("tpu" + found[1])
-    if found is None or name is None:
+    tight, _, text = tight.partition("@")
+    said_hosts = re.fullmatch(r"(\d{1,5})(?:hosts?)?", text)
+    match = re.fullmatch(r"(?:tpu[-_:]?)?([a-z0-9]+?)(?:([:=_-])(\d+(?:x\d+)*))?", tight)
+    name = None if match is None else CHIPS.get(match[1]) or CHIPS.get("tpu" + match[1])
+    if match is None or name is None:
         return None
     if "@" in asked and said_hosts is None:
         raise UsageError(f"--target {asked}: behind @ stands a number of hosts, e.g. v5e:2x4@2hosts")
     hosts = None if said_hosts is None else int(said_hosts[1])
-    device = next(one for one in DEVICES if one.name == name)
-    if found[3] is None:
+    device = next(device for device in DEVICES if device.name == name)
+    if match[3] is None:
         return chips(asked, device, default_shape(device, 1), hosts=hosts)
-    sides = tuple(int(side) for side in found[3].split("x"))
+    sides = tuple(int(side) for side in match[3].split("x"))
     if len(sides) > 1:
         return chips(asked, device, slice_shape(asked, device, sides), hosts=hosts)
-    number, said = sides[0], tuple[str, ...]()
-    if found[2] == "-" and found[1] in _BY_CORES:
+    number, texts = sides[0], tuple[str, ...]()
+    if match[2] == "-" and match[1] in _BY_CORES:
         if number % 2:
             raise UsageError(
-                f"--target {asked}: it counts TensorCores, two a chip; for chips write {found[1]}:{number}"
+                f"--target {asked}: it counts TensorCores, two a chip; for chips write {match[1]}:{number}"
             )
-        number, said = number // 2, (f"{found[1]}-{sides[0]} counts TensorCores: {number // 2} chips",)
+        number, texts = number // 2, (f"{match[1]}-{sides[0]} counts TensorCores: {number // 2} chips",)
     shape = default_shape(device, number, asked)
-    said = (*said, f"{number} chips are a slice of {'x'.join(map(str, shape))}") if number > 1 else said
-    return chips(asked, device, shape, said, hosts=hosts)
+    texts = (*texts, f"{number} chips are a slice of {'x'.join(map(str, shape))}") if number > 1 else texts
+    return chips(asked, device, shape, texts, hosts=hosts)
 
 
 def _gpu(asked: str) -> Target | None:
@@ -217,20 +217,20 @@ def _gpu(asked: str) -> Target | None:
         name, numbers = front[2], [int(front[1])]
     device = _device(name)
     while device is None and len(numbers) < 2:
-        found = re.fullmatch(r"(.*[^\s_:-])[\s_:-]*[x*:]\s*(\d{1,7})", name)
-        if found is None:
+        match = re.fullmatch(r"(.*[^\s_:-])[\s_:-]*[x*:]\s*(\d{1,7})", name)
+        if match is None:
             return None
-        name, numbers = found[1], [int(found[2]), *numbers]
+        name, numbers = match[1], [int(match[2]), *numbers]
         device = _device(name)
     if device is None:
         return None
-    said = _edition(name, device)
+    texts = _edition(name, device)
     if len(numbers) == 2:
         if device.node is not None and numbers[1] > device.node.devices:
             raise UsageError(
                 f"--target {asked}: {numbers[1]} devices a node; {device.name} comes in nodes of {device.node.devices}"
             )
-        return gpus(asked, device, numbers[0], numbers[1], said)
+        return gpus(asked, device, numbers[0], numbers[1], texts)
     count = numbers[0] if numbers else 1
     device, joined = _in_a_node(device) if count > 1 else (device, ())
     most = device.node.devices if device.node is not None else 8
@@ -240,7 +240,7 @@ def _gpu(asked: str) -> Target | None:
             f"write nodes x devices, e.g. {name}x{-(-count // most)}x{most}"
         )
     nodes = max(1, count // most)
-    return gpus(asked, device, nodes, count // nodes, (*said, *joined))
+    return gpus(asked, device, nodes, count // nodes, (*texts, *joined))
 
 
 def _device(name: str) -> Device | None:
@@ -249,8 +249,8 @@ def _device(name: str) -> Device | None:
     if table is None and re.search(r"[x*:]\s*\d+$", name):
         return None  # a number of devices: "h100 pcie x8" is no name, though a driver's pattern finds one in it
     wanted = plain if table is None else _plain(table)
-    found = next((one for one in DEVICES if _plain(one.name) == wanted), None) or find_device(name)
-    return None if found is None or found.vendor == "Google" else found
+    device = next((device for device in DEVICES if _plain(device.name) == wanted), None) or find_device(name)
+    return None if device is None or device.vendor == "Google" else device
 
 
 def _plain(name: str) -> str:
@@ -261,7 +261,7 @@ def _in_a_node(device: Device) -> tuple[Device, tuple[str, ...]]:
     """The edition of it that comes in nodes, where the table's line stands for several."""
     if device.name != "A100 40GB":
         return device, ()
-    sold = next(one for one in DEVICES if one.name == "A100 SXM 80GB")
+    sold = next(device for device in DEVICES if device.name == "A100 SXM 80GB")
     joined = replace(device, link=sold.link, link_bandwidth=sold.link_bandwidth, node=sold.node)
     return joined, (f"several {device.name} are taken for the SXM module, joined by {sold.link}",)
 
@@ -275,20 +275,20 @@ def _edition(name: str, device: Device) -> tuple[str, ...]:
 
 
 def _network(device: Device, nodes: int, each: int) -> tuple[Network | None, tuple[str, ...]]:
-    said: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     if each > 1 and device.node is None:
-        said = (f"nobody said what joins {device.name} in a node: collectives are not timed",)
+        texts = (f"nobody said what joins {device.name} in a node: collectives are not timed",)
     if nodes == 1:
-        return None, said
+        return None, texts
     usual = device.network
     link = None if usual is None else named_link(usual.link)
     if usual is None or link is None:
-        return None, (*said, "nobody said what joins the nodes: collectives between them are not timed")
+        return None, (*texts, "nobody said what joins the nodes: collectives between them are not timed")
     cards = max(1, usual.cards * each // (device.node.devices if device.node is not None else each))
     network = Network(link=link.name, cards=cards, card_bandwidth=float(link.bandwidth), source=usual.source)
     gigabits = link.bandwidth * 8 // 10**9
     return network, (
-        *said,
+        *texts,
         f"nodes are joined by {cards} cards of {link.name} ({gigabits} Gb/s) each, as usual for {device.name}; "
         "a target file says otherwise",
     )
@@ -326,7 +326,7 @@ def read_target(path: str) -> Target:
         raise UsageError(
             f"{file.where}: device: {base[:40]}: a device without a number; nodes and devices tell how many"
         )
-    device, said = _file_device(file, like.device)
+    device, texts = _file_device(file, like.device)
     shown = Path(path).name
     wrong, advice = _PLATFORM_KEYS[like.platform]
     unfit = next((key for key in wrong if key in file), None)
@@ -334,19 +334,19 @@ def read_target(path: str) -> Target:
         raise UsageError(f"{file.where}: {unfit}: {advice}")
     if like.platform == "tpu":
         shape = named_target(f"{base}:{file.text('slice', 40)}").topology if "slice" in file else like.topology
-        found = chips(shown, device, shape, hosts=file.count("hosts") if "hosts" in file else None)
+        target = chips(shown, device, shape, hosts=file.count("hosts") if "hosts" in file else None)
     else:
         each = file.count("devices", 1)
         if device.node is not None and each > device.node.devices:
             device = replace(device, node=replace(device.node, devices=each, host_devices=each, source=shown))
-        found = gpus(shown, device, file.count("nodes", 1), each)
+        target = gpus(shown, device, file.count("nodes", 1), each)
     if "network" in file:
         network = read_network(file)
-        kept = tuple(one for one in found.assumptions if not one.startswith(_NETWORK_ASSUMPTIONS))
-        found = replace(found, network=network if found.nodes > 1 else None, assumptions=kept)
+        kept = tuple(assumption for assumption in target.assumptions if not assumption.startswith(_NETWORK_ASSUMPTIONS))
+        target = replace(target, network=network if target.nodes > 1 else None, assumptions=kept)
     if "memory" in file:
-        found = replace(found, memory_bytes=_size(file, "memory"))
-    return replace(found, assumptions=(*like.assumptions, *said, *found.assumptions))
+        target = replace(target, memory_bytes=_size(file, "memory"))
+    return replace(target, assumptions=(*like.assumptions, *texts, *target.assumptions))
 
 
 _PLATFORM_KEYS = {
@@ -393,5 +393,5 @@ def _file_device(file: UserTable, like: Device) -> tuple[Device, tuple[str, ...]
     if "link" in file and like.node is None:
         each = file.count("devices", 1)
         changed["node"] = Node(joined="switch", devices=each, host_devices=each, ports=1, source=source)
-    said = f"{name} is {like.name} with numbers of the file ({', '.join(numbers)}); what it leaves out is {like.name}'s"
-    return replace(like, name=name, **changed), (said,)
+    text = f"{name} is {like.name} with numbers of the file ({', '.join(numbers)}); what it leaves out is {like.name}'s"
+    return replace(like, name=name, **changed), (text,)

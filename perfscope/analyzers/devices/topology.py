@@ -199,18 +199,18 @@ def _ranks(node: UserTable) -> tuple[int, tuple[tuple[int, ...], ...]]:
 
 def read_network(file: UserTable) -> Network:
     """The network that the table ``network`` of a file tells."""
-    told = file.table("network", NETWORK_KEYS)
-    link, cards = told.text("link"), told.count("cards")
-    rails = told.count("rails") if "rails" in told else None
+    user_table = file.table("network", NETWORK_KEYS)
+    link, cards = user_table.text("link"), user_table.count("cards")
+    rails = user_table.count("rails") if "rails" in user_table else None
     if rails is not None and cards % rails:
-        raise told.error("cards", "is no multiple of network.rails")
+        raise user_table.error("cards", "is no multiple of network.rails")
     known = named_link(link)
-    if "bandwidth_GB_per_s" in told:
-        speed, source = told.rate("bandwidth_GB_per_s") * GIGA, told.text("source")
+    if "bandwidth_GB_per_s" in user_table:
+        speed, source = user_table.rate("bandwidth_GB_per_s") * GIGA, user_table.text("source")
     elif known is None:
-        names = ", ".join(one.name for one in LINKS if one.links is None)
+        names = ", ".join(link.name for link in LINKS if link.links is None)
         raise UsageError(
-            f"{told.where}: network.link: {link}: not in the table of links ({names}): "
+            f"{user_table.where}: network.link: {link}: not in the table of links ({names}): "
             "give network.bandwidth_GB_per_s and network.source"
         )
     else:
@@ -247,11 +247,11 @@ def axes_of(device: Device) -> int:
 def default_shape(device: Device, number: int, asked: str = "") -> tuple[int, ...]:
     """The shape of a slice of ``number`` chips as it is usually had; an ``UsageError`` if there is none."""
     shapes = _DEEP if axes_of(device) == 3 else _FLAT
-    found = next((shape for shape in shapes if prod(shape) == number), None)
-    if found is None:
+    results = next((shape for shape in shapes if prod(shape) == number), None)
+    if results is None:
         sizes = ", ".join(str(prod(shape)) for shape in shapes[:8])
         raise UsageError(f"--target {asked}: no slice has {number} chips ({sizes}, ...); or give its shape")
-    return found
+    return results
 
 
 def slice_shape(asked: str, device: Device, sides: tuple[int, ...]) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def evaluate_variant(folder: Path, settings: Sequence[tuple[str, str]]) -> Varia
     except PerfscopeError as error:
         return VariantPoint(settings=tuple(settings), state="failed", reason=str(error).removeprefix(f"{folder}: "))
     point = evaluate_trace(trace, manifest.programs, settings)
-    left = [one for one in manifest.not_compiled if exceeds_memory(one.reason)]
+    left = [not_compiled for not_compiled in manifest.not_compiled if exceeds_memory(not_compiled.reason)]
     if left:
         used = required_bytes(left[0].reason) or point.peak_bytes
         return VariantPoint(
@@ -65,20 +65,20 @@ def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequ
     programs = []
     for module, program in zip(trace.hlo, _match_programs(trace.hlo, said), strict=True):
         try:
-            found = estimate(module, target)
-            programs.append(_Program(module=module, said=program, time=found.step_ns, peak=found.peak_bytes))
+            result = estimate(module, target)
+            programs.append(_Program(module=module, said=program, time=result.step_ns, peak=result.peak_bytes))
         except PerfscopeError as error:
             programs.append(_Program(module=module, said=program, time=None, peak=None, why=str(error)))
     step = programs_of_step(programs)
-    times = [one.time for one in step if one.time is not None]
-    peaks = [one.peak for one in programs if one.peak is not None]
+    times = [item.time for item in step if item.time is not None]
+    peaks = [program.peak for program in programs if program.peak is not None]
     time = (
-        Range(low=sum(one.low for one in times), high=sum(one.high for one in times))
+        Range(low=sum(item.low for item in times), high=sum(item.high for item in times))
         if len(times) == len(step)
         else None
     )
     peak = max(peaks) if len(peaks) == len(programs) else None
-    whys = [one.why for one in programs if one.why]
+    whys = [program.why for program in programs if program.why]
     if not whys and peak is None:
         whys = ["the peak of its memory is not known: no buffer assignment that can be replayed"]
     state: VariantState = "compiled"
@@ -87,8 +87,8 @@ def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequ
     return VariantPoint(
         settings=tuple(settings), state=state, target=target.shown, step=time, peak_bytes=peak,
         memory_bytes=target.memory_bytes, reason=whys[0] if whys else "",
-        inputs=_input_bytes([one.said for one in step]), programs=tuple(one.module.name for one in step),
-        fingerprints=tuple(one.said.fingerprint for one in step),
+        inputs=_input_bytes([item.said for item in step]), programs=tuple(item.module.name for item in step),
+        fingerprints=tuple(item.said.fingerprint for item in step),
     )  # fmt: skip
 
 
@@ -127,10 +127,10 @@ def programs_of_step(programs: Sequence[_Program]) -> list[_Program]:
     A step may be two programs, one for gradients and one for the update; what is called once beside a step that
     is called again makes weights, and what is called more often than the step is no part of it alone.
     """
-    longest = max(programs, key=lambda one: (one.time is None, 0 if one.time is None else one.time.middle))
+    longest = max(programs, key=lambda item: (item.time is None, 0 if item.time is None else item.time.middle))
     if longest.said.calls < 2:
         return [longest]
-    return [one for one in programs if one.said.calls == longest.said.calls]
+    return [program for program in programs if program.said.calls == longest.said.calls]
 
 
 def exceeds_memory(reason: str) -> bool:
@@ -140,23 +140,23 @@ def exceeds_memory(reason: str) -> bool:
 
 def required_bytes(reason: str) -> int | None:
     """Bytes that a refused program would take, where the compiler says so: ``Used 21.30G of 15.75G hbm``."""
-    found = _USED.search(reason)
-    return None if found is None else round(float(found[1]) * _UNITS[found[2].upper()])
+    match = _USED.search(reason)
+    return None if match is None else round(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _match_programs(modules: Sequence[HloModule], said: Sequence[CompiledProgram]) -> list[CompiledProgram]:
     """What the manifest says of each module, by its file, else by its name."""
-    found = []
+    result = []
     for module in modules:
         source = str(module.source or "")
-        match = next((one for one in said if one.file and source.endswith(one.file)), None)
-        match = match or next((one for one in said if one.name == module.name), None)
-        found.append(match or CompiledProgram(file="", name=module.name))
-    return found
+        match = next((program for program in said if program.file and source.endswith(program.file)), None)
+        match = match or next((program for program in said if program.name == module.name), None)
+        result.append(match or CompiledProgram(file="", name=module.name))
+    return result
 
 
 def _input_bytes(said: Sequence[CompiledProgram]) -> tuple[int, int] | None:
-    pairs = [(one.argument_bytes, one.output_bytes) for one in said]
+    pairs = [(program.argument_bytes, program.output_bytes) for program in said]
     known = [(first, second) for first, second in pairs if first is not None and second is not None]
     if len(known) < len(pairs):
         return None

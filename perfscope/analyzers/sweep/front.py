@@ -136,10 +136,10 @@ def pareto_front(axes: Sequence[Swept], points: Sequence[VariantPoint]) -> Front
     beaten: dict[int, tuple[int, ...]] = {}
     for members in groups.values():
         for number in members:
-            beaten[number] = tuple(one for one in members if dominates(points[one], points[number]))
+            beaten[number] = tuple(member for member in members if dominates(points[member], points[number]))
     front = frozenset(number for number, by in beaten.items() if not by and choices)
     ordered = {
-        number: tuple(sorted(by, key=lambda one: (one not in front, one))) for number, by in beaten.items() if by
+        number: tuple(sorted(by, key=lambda value: (value not in front, value))) for number, by in beaten.items() if by
     }
     return Front(
         kinds=kinds,
@@ -150,14 +150,14 @@ def pareto_front(axes: Sequence[Swept], points: Sequence[VariantPoint]) -> Front
     )
 
 
-def dominates(one: VariantPoint, other: VariantPoint) -> bool:
+def dominates(point: VariantPoint, other: VariantPoint) -> bool:
     """Whether ``one`` is nowhere worse than ``other`` and somewhere better; False where something is not known."""
-    if one.step is None or other.step is None or one.peak_bytes is None or other.peak_bytes is None:
+    if point.step is None or other.step is None or point.peak_bytes is None or other.peak_bytes is None:
         return False
     pairs = (
-        (one.step.low, other.step.low),
-        (one.step.high, other.step.high),
-        (one.peak_bytes, other.peak_bytes),
+        (point.step.low, other.step.low),
+        (point.step.high, other.step.high),
+        (point.peak_bytes, other.peak_bytes),
     )
     return all(mine <= its for mine, its in pairs) and any(mine < its for mine, its in pairs)
 
@@ -177,7 +177,7 @@ def _changes_work(axis: Swept, points: Sequence[VariantPoint]) -> bool:
     rest: dict[tuple[tuple[str, str], ...], set[tuple[int, int]]] = {}
     for point in points:
         if point.inputs is not None:
-            key = tuple(one for one in point.settings if one[0] != axis.name)
+            key = tuple(setting for setting in point.settings if setting[0] != axis.name)
             rest.setdefault(key, set()).add(point.inputs)
     seen = [inputs for inputs in rest.values() if inputs]
     known = sum(1 for point in points if point.inputs is not None)
@@ -186,11 +186,11 @@ def _changes_work(axis: Swept, points: Sequence[VariantPoint]) -> bool:
 
 
 def _indistinguishable(points: Sequence[VariantPoint], members: Sequence[int]) -> list[tuple[int, ...]]:
-    found: dict[object, list[int]] = {}
+    result: dict[object, list[int]] = {}
     for number in members:
         point = points[number]
-        found.setdefault((point.step, point.peak_bytes), []).append(number)
-    return [tuple(numbers) for numbers in found.values() if len(numbers) > 1]
+        result.setdefault((point.step, point.peak_bytes), []).append(number)
+    return [tuple(numbers) for numbers in result.values() if len(numbers) > 1]
 
 
 def _dominated(
@@ -203,7 +203,7 @@ def _dominated(
     by_choice: dict[str, dict[str, VariantPoint]] = {}
     for point in points:
         by_choice.setdefault(point.words(choices), {})[point.words(apart)] = point
-    found = []
+    result = []
     for worse, mine in by_choice.items():
         known = {size: point for size, point in mine.items() if point.judged and point.state in ("fits", "compiled")}
         if not worse or not known:
@@ -213,11 +213,11 @@ def _dominated(
                 size in its and its[size].state in ("fits", "compiled") and dominates(its[size], point)
                 for size, point in known.items()
             ):
-                found.append(Dominance(worse=worse, better=better, groups=len(known)))
-    beaten = {one.worse for one in found}
+                result.append(Dominance(worse=worse, better=better, groups=len(known)))
+    beaten = {dominance.worse for dominance in result}
     first: dict[str, Dominance] = {}
-    for one in sorted(found, key=lambda one: one.better in beaten):
-        first.setdefault(one.worse, one)
+    for dominance in sorted(result, key=lambda dominance: dominance.better in beaten):
+        first.setdefault(dominance.worse, dominance)
     return tuple(first.values())
 
 
@@ -245,18 +245,18 @@ class SizeLimit:
 
 def size_limits(sizes: Sequence[str], points: Sequence[VariantPoint]) -> tuple[SizeLimit, ...]:
     """One for each size axis and everything that is held beside it, in the order of the points."""
-    found = []
+    result = []
     for axis in sizes:
         lines: dict[str, list[VariantPoint]] = {}
         for point in points:
             rest = tuple(name for name, _ in point.settings if name != axis)
             lines.setdefault(point.words(rest), []).append(point)
-        found += [_size_limit(axis, rest, line) for rest, line in lines.items() if len(line) > 1]
-    return tuple(found)
+        result += [_size_limit(axis, rest, line) for rest, line in lines.items() if len(line) > 1]
+    return tuple(result)
 
 
 def _size_limit(axis: str, rest: str, points: Sequence[VariantPoint]) -> SizeLimit:
-    line = sorted(((int(point.value(axis) or 0), point) for point in points), key=lambda one: one[0])
+    line = sorted(((int(point.value(axis) or 0), point) for point in points), key=lambda item: item[0])
     fits_to: int | None = None
     refused: int | None = None
     unknown: list[int] = []
@@ -293,22 +293,22 @@ MAX_SENTENCES = 24
 
 def sentences(front: Front, reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> tuple[str, ...]:
     """All of them, what to leave first."""
-    said = [
+    texts = [
         *_dominated_sentences(front),
         *(_same_sentence(numbers, points, front) for numbers in _always_equal(front, points)),
         *_reached(reaches, points),
         *_counted(points),
     ]
-    if len(said) > MAX_SENTENCES:
-        said = [*said[:MAX_SENTENCES], f"and {len(said) - MAX_SENTENCES} more like these: the table has them"]
-    return tuple(said)
+    if len(texts) > MAX_SENTENCES:
+        texts = [*texts[:MAX_SENTENCES], f"and {len(texts) - MAX_SENTENCES} more like these: the table has them"]
+    return tuple(texts)
 
 
 def _dominated_sentences(front: Front) -> list[str]:
     """One sentence for all that the same choice dominates at as many sizes."""
     together: dict[tuple[str, int], list[str]] = {}
-    for one in front.dominated:
-        together.setdefault((one.better, one.groups), []).append(one.worse)
+    for dominance in front.dominated:
+        together.setdefault((dominance.better, dominance.groups), []).append(dominance.worse)
     kinds = " and ".join(front.apart)
     said = []
     for (better, groups), worse in together.items():
@@ -338,7 +338,7 @@ def _always_equal(front: Front, points: Sequence[VariantPoint]) -> list[tuple[st
     for point in points:
         if point.judged and point.state in ("fits", "compiled"):
             known.setdefault(point.words(front.choices), set()).add(point.words(front.apart))
-    return [tuple(sorted(key)) for key, sizes in together.items() if all(known.get(one) == sizes for one in key)]
+    return [tuple(sorted(key)) for key, sizes in together.items() if all(known.get(text) == sizes for text in key)]
 
 
 def _same_sentence(choices: tuple[str, ...], points: Sequence[VariantPoint], front: Front) -> str:
@@ -359,8 +359,8 @@ def _same_sentence(choices: tuple[str, ...], points: Sequence[VariantPoint], fro
 def _reached(reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> list[str]:
     """One sentence for all choices of which the same is to be said."""
     together: dict[str, list[str]] = {}
-    for one in reaches:
-        together.setdefault(_reach(one, points), []).append(one.rest)
+    for reach in reaches:
+        together.setdefault(_reach(reach, points), []).append(reach.rest)
     said = []
     for words, who in together.items():
         several = len([name for name in who if name]) > 1
@@ -372,30 +372,30 @@ def _reached(reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> li
     return said
 
 
-def _reach(one: SizeLimit, points: Sequence[VariantPoint]) -> str:
-    memory = "" if one.memory_bytes is None else f" on {format_bytes(one.memory_bytes)}"
-    refused = one.first_that_does_not
-    if one.fits_to is not None:
-        said = f"fits up to {one.axis}={one.fits_to}{memory}"
-        if one.fits_to == one.most_tried:
-            said += ", the most that was tried"
+def _reach(item: SizeLimit, points: Sequence[VariantPoint]) -> str:
+    memory = "" if item.memory_bytes is None else f" on {format_bytes(item.memory_bytes)}"
+    refused = item.first_that_does_not
+    if item.fits_to is not None:
+        text = f"fits up to {item.axis}={item.fits_to}{memory}"
+        if item.fits_to == item.most_tried:
+            text += ", the most that was tried"
         elif refused is not None:
-            said += f"; {one.axis}={refused} {_needs(one, points)}"
-    elif refused is not None and not [value for value in one.not_known if value < refused]:
-        said = f"does not fit at {one.axis}={refused}{memory}: it {_needs(one, points)}"
+            text += f"; {item.axis}={refused} {_needs(item, points)}"
+    elif refused is not None and not [value for value in item.not_known if value < refused]:
+        text = f"does not fit at {item.axis}={refused}{memory}: it {_needs(item, points)}"
     else:
-        said = f"is not known to fit at any {one.axis}"
-    if one.fits_again:
-        said += f"; it fits again at {_listed(one.axis, one.fits_again)}: the compiler recomputes more there"
-    if one.not_known and (one.fits_to is not None or refused is not None):
-        said += f"; not known: {_listed(one.axis, one.not_known)}"
-    return said
+        text = f"is not known to fit at any {item.axis}"
+    if item.fits_again:
+        text += f"; it fits again at {_listed(item.axis, item.fits_again)}: the compiler recomputes more there"
+    if item.not_known and (item.fits_to is not None or refused is not None):
+        text += f"; not known: {_listed(item.axis, item.not_known)}"
+    return text
 
 
-def _needs(one: SizeLimit, points: Sequence[VariantPoint]) -> str:
+def _needs(item: SizeLimit, points: Sequence[VariantPoint]) -> str:
     for point in points:
-        rest = tuple(name for name, _ in point.settings if name != one.axis)
-        if point.words(rest) == one.rest and point.value(one.axis) == str(one.first_that_does_not):
+        rest = tuple(name for name, _ in point.settings if name != item.axis)
+        if point.words(rest) == item.rest and point.value(item.axis) == str(item.first_that_does_not):
             return "does not" if point.peak_bytes is None else f"needs {format_bytes(point.peak_bytes)}"
     return "does not"
 
