@@ -12,7 +12,7 @@ import numpy as np
 
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.picture import memory_picture
-from perfscope.dashboards.report.hot_rows import fold_devices
+from perfscope.dashboards.report.device_rows import fold_devices
 from perfscope.dashboards.report.sections.memory_picture import (
     COLORS,
     ORDER,

@@ -14,7 +14,9 @@ from perfscope.analyzers.compare.programs.units import PLAN_PEAK
 from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.sections.programs import plan_section
-from perfscope.dashboards.report.sections.plan import plan_card, plan_details, plan_views
+from perfscope.dashboards.report.renderers.html import section_html
+from perfscope.dashboards.report.renderers.markdown import section_markdown
+from perfscope.dashboards.report.sections.plan import memory_tables, plan_sections
 from perfscope.model.documents.torch_plan import (
     MemoryHolder,
     PlanBreak,
@@ -203,18 +205,19 @@ def test_against_a_plan_without_memory_nothing_is_said_of_it(tmp_path: Path) -> 
 def test_every_report_says_peak_holders_and_whether_it_fits(tmp_path: Path) -> None:
     section = plan_section([trace_of(tmp_path, planned(80 * GIB))])
     assert not section.problems
-    (held,), (view,) = section.plans, plan_views(section)
+    (held,), (view,) = section.plans, plan_sections(section)
     assert held.fits is False
-    assert [dict(row)["fits"] for row in view.peaks] == ["no", "no"]
-    assert [dict(row)["at the peak"] for row in view.holders] == ["activation", "parameter", "others"]
-    assert dict(view.holders[0])["mostly at"] == "train.py:7"
-    for text in (plan_details(view), plan_card(view)):
+    peaks, holders = memory_tables(held)
+    assert peaks.column("fits") == ("no", "no")
+    assert holders.column("at the peak") == ("activation", "parameter", "others")
+    assert holders.column("mostly at")[0] == "train.py:7"
+    for text in (section_markdown(view), section_html(view)):
         assert "93.0 GiB" in text
         assert "train.py:7" in text
-    assert any("not in it" in note for note in view.notes)
+    assert any("not in it" in note for note in view.texts())
 
 
 def test_an_earlier_plan_says_that_it_knows_no_peak(tmp_path: Path) -> None:
-    (view,) = plan_views(plan_section([trace_of(tmp_path, plan(graph(kernel())))]))
-    assert not view.peaks
-    assert any("earlier perfscope" in note for note in view.notes)
+    section = plan_section([trace_of(tmp_path, plan(graph(kernel())))])
+    assert not any(table.rows for table in memory_tables(section.plans[0]))
+    assert any("earlier perfscope" in note for note in plan_sections(section)[0].texts())

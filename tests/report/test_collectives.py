@@ -12,10 +12,11 @@ from jsonschema import Draft202012Validator
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.sections.collectives import CollectivesSection
 from perfscope.dashboards.report import html_report, json_report, markdown, text
-from perfscope.dashboards.report.sections.collectives import collectives_view, ranks_text
+from perfscope.dashboards.report.sections.collectives import collectives_sections, ranks_text
 from tests.conftest import REPOSITORY
 from tests.ranks.build import rank_set
 from tests.report.analyses import analysis
+from tests.report.cells import rows
 
 LATE = [[0.0, 100.0, 0.0, 0.0], [0.0, 0.0, 300.0, 0.0], [50.0, 0.0, 0.0, 20.0]]
 SENTENCE = (
@@ -30,16 +31,14 @@ def judged() -> Analysis:
 
 
 def test_one_sentence_and_a_row_a_kind(judged: Analysis) -> None:
-    view = collectives_view(judged.collectives)
-    assert view is not None
-    (job,) = view.jobs
-    assert (job.title, job.headline) == ("Collectives of ranks 0-3 of 4", SENTENCE)
-    (kind,) = job.kinds
-    assert dict(kind) == {
+    (job,) = collectives_sections(judged.collectives)
+    assert (job.title, job.summary) == ("Collectives of ranks 0-3 of 4", SENTENCE)
+    (kind,) = rows(job.table(""))
+    assert kind == {
         "collective": "all_reduce", "group": "0-3 DP?", "message": "1.91 MiB", "calls": "3", "each takes": "500 us",
         "bus bandwidth": "6 GB/s", "wait of a rank": "332 us", "waiting": "18.1%", "algorithm": "RING LL",
     }  # fmt: skip
-    assert [dict(rank)["came last"] for rank in job.ranks] == ["1", "1", "1", "0"]
+    assert job.table("ranks side by side").column("came last") == (1, 1, 1, 0)
 
 
 def test_text_is_short_and_tells_all_when_asked(judged: Analysis) -> None:

@@ -21,7 +21,7 @@ from perfscope.dashboards.report.compare.document import Document, of
 from perfscope.dashboards.report.compare.program_formats import MOST_ROWS
 from perfscope.dashboards.report.compare.rows import headline, part_words, told
 from perfscope.dashboards.report.compare.wording import change, number, signed_ns, value, verdict
-from perfscope.dashboards.report.text_tables import NARROWEST
+from perfscope.dashboards.report.renderers.text import NARROWEST
 from perfscope.model.errors import DataError
 from tests.compare.programs import OPS, ddp_all_reduce, fused_program, job, program_all_reduce
 from tests.compare.runs import gpu_run, host_run

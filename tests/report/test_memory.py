@@ -17,11 +17,12 @@ from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.registry import RULES
 from perfscope.analyzers.sections.memory import MemorySection
 from perfscope.dashboards.report import html_report, json_report, markdown, text
+from perfscope.dashboards.report.blocks import Picture, Table
 from perfscope.dashboards.report.html_report import render
 from perfscope.dashboards.report.sections.advice import PlansView, plans_view
 from perfscope.dashboards.report.sections.advice_formats import caption, front_picture, render_html
-from perfscope.dashboards.report.sections.memory import memory_view
-from perfscope.dashboards.report.sections.memory_picture import ceiling, legend, memory_chart
+from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
+from perfscope.dashboards.report.sections.memory_picture import ceiling, legend, memory_chart, picture_view
 from perfscope.dashboards.report.summary import OF_MEMORY, summarize
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.memory import SourceLine
@@ -32,6 +33,7 @@ from tests.conftest import REPOSITORY
 from tests.memory.build import MemoryBuilder
 from tests.memory.test_section import of_rank
 from tests.report.analyses import analysis
+from tests.report.cells import rows
 from tests.report.test_html import Parsed
 
 TITLE = "Memory of cuda:2 on rank 2, the fullest of 4 ranks"
@@ -44,33 +46,31 @@ def judged() -> Analysis:
 
 
 def test_the_words_of_a_peak(judged: Analysis) -> None:
-    view = memory_view(judged.memory)
-    assert view is not None
-    (memory,) = view.memories
-    assert (memory.title, memory.headline) == (TITLE, HEADLINE)
-    assert view.fullest == (
+    (memory,) = memory_sections(judged.memory)
+    assert (memory.title, memory.summary) == (TITLE, HEADLINE)
+    assert memory_tile(judged.memory) == (
         "peak memory",
         "1.08 KiB",
         "cuda:2 on rank 2, the fullest of 4 ranks; held before the recording began 90.1%, activation 9.9%",
     )
-    assert view.summary == (
+    assert memory_fact(judged.memory) == (
         "memory of cuda:2 on rank 2, the fullest of 4 ranks: peak 1.08 KiB "
         "(held before the recording began 90.1%, activation 9.9%)"
     )
-    assert memory.facts == (
-        "2.93 KiB reserved at most, 63.0% of it not in use then; 1.85 KiB more than the peak in use",
-        "1000 B of the device's 3.91 KiB were never taken",
-        "peaks of all: 1.07 KiB (rank 3) to 1.08 KiB (rank 2)",
+    assert memory.texts() == (
+        "2.93 KiB reserved at most, 63.0% of it not in use then; 1.85 KiB more than the peak in use; "
+        "1000 B of the device's 3.91 KiB were never reserved; "
+        "peaks of all: 1.07 KiB (rank 3) to 1.08 KiB (rank 2); "
         "measured, allocator events of torch.profiler",
     )
-    assert [dict(row) for row in memory.categories] == [
-        {"category": "held before the recording began", "bytes": "1000 B", "share": "90.1%", "blocks": "-",
-         "known by": "the allocator's total", "mostly at": "", "there": ""},
-        {"category": "activation", "bytes": "110 B", "share": "9.9%", "blocks": "1", "known by": "phases of the step",
+    assert rows(memory.table("")) == [
+        {"category": "held before the recording began", "bytes": "1000 B", "share": "90.1%", "blocks": "",
+         "basis": "the allocator's total", "mostly at": "", "there": ""},
+        {"category": "activation", "bytes": "110 B", "share": "9.9%", "blocks": "1", "basis": "phases of the step",
          "mostly at": "train.py:3", "there": "110 B"},
     ]  # fmt: skip
-    assert dict(memory.others[0]) == {
-        "memory": "rank 2", "peak": "1.08 KiB", "reserved": "2.93 KiB", "never taken": "1000 B", "step": "4",
+    assert rows(memory.table("side by side"))[0] == {
+        "memory": "rank 2", "peak": "1.08 KiB", "reserved": "2.93 KiB", "never reserved": "1000 B", "step": "4",
         "phase": "forward",
     }  # fmt: skip
 
@@ -110,10 +110,9 @@ def test_json_is_of_the_schema_and_sums(judged: Analysis) -> None:
 
 
 def test_the_picture_says_it_in_words_and_numbers_too(judged: Analysis) -> None:
-    view = memory_view(judged.memory)
-    assert view is not None
-    picture = view.memories[0].picture
-    assert picture is not None
+    worst = judged.memory.entries[0].worst
+    assert worst.picture is not None
+    picture = picture_view(worst, worst.picture)
     drawn = memory_chart(picture, "what it shows")
     assert 'role="img" aria-label="what it shows"' in drawn
     assert "peak 1.08 KiB" in drawn
@@ -124,9 +123,10 @@ def test_the_picture_says_it_in_words_and_numbers_too(judged: Analysis) -> None:
     assert re.findall(r"</svg> ([^<]+)<", legend(picture)) == [
         "reserved (line)", "activation", "held before", "forward", "backward",
     ]  # fmt: skip
-    peak = [row for row in picture.moments if dict(row)["in use"] == "1.08 KiB"]
+    moments = rows(memory_sections(judged.memory)[0].table("the picture in numbers"))
+    peak = [row for row in moments if row["in use"] == "1.08 KiB"]
     assert len(peak) == 1
-    assert dict(peak[0]) == {
+    assert peak[0] == {
         "at": "15.0 us of 200 us", "in use": "1.08 KiB", "held before": "1000 B", "activation": "110 B",
         "reserved": "2.93 KiB",
     }  # fmt: skip
@@ -135,10 +135,11 @@ def test_the_picture_says_it_in_words_and_numbers_too(judged: Analysis) -> None:
 def test_a_moment_has_no_picture_and_no_peak() -> None:
     b = MemoryBuilder()
     b.row("held", on_device=True, ordinal=0, address=1, bytes=2048, count=1, state=0, segment=-1, category=1, frame=-1)
-    view = memory_view(analyze([b.build()], []).memory)
-    assert view is not None
-    assert (view.memories[0].headline, view.memories[0].picture) == ("2.00 KiB held at one moment", None)
-    assert view.summary == "memory of cuda:0 on rank 0: 2.00 KiB held at one moment (parameter 100.0%)"
+    memory = analyze([b.build()], []).memory
+    (section,) = memory_sections(memory)
+    assert section.summary == "2.00 KiB held at one moment"
+    assert not any(isinstance(block, Picture) for block in section.blocks)
+    assert memory_fact(memory) == "memory of cuda:0 on rank 0: 2.00 KiB held at one moment (parameter 100.0%)"
 
 
 def test_a_memory_far_smaller_than_the_largest_is_folded() -> None:
@@ -146,33 +147,31 @@ def test_a_memory_far_smaller_than_the_largest_is_folded() -> None:
     b.make(1, 1 << 20, 1)
     b.make(2, 8, 2, device=-1)
     judged = analyze([b.build()], [])
-    assert "Memory of the host" not in text.render(judged)
-    assert "and 1 more memory, with lower peaks" in text.render(judged)
+    assert "small beside these, with -v: Memory of the host" in " ".join(text.render(judged).split())
+    assert "Memory of the host: peak" not in " ".join(text.render(judged).split())
     assert "Memory of the host" in text.render(judged, verbose=True)
     assert "<summary>Memory of the host" in html_report.render(judged)
 
 
 def test_a_reserve_that_cannot_be_is_said_and_no_share_is_made_of_it() -> None:
-    view = memory_view(analyze([of_rank(0, size=5000)], []).memory)
-    assert view is not None
-    assert view.memories[0].facts[0] == (
+    (section,) = memory_sections(analyze([of_rank(0, size=5000)], []).memory)
+    (fact,) = (text for text in section.texts() if "reserved at most" in text)
+    assert fact.startswith(
         "2.93 KiB reserved at most, as recorded: less than what is in use, so one of the two is not complete"
     )
-    assert "-" not in view.memories[0].facts[0]
+    assert "-" not in fact
 
 
 def test_a_rank_that_has_two_recordings_and_one_of_two_devices_are_told_apart() -> None:
-    twice = memory_view(analyze([of_rank(0), of_rank(0, size=50)], []).memory)
-    assert twice is not None
-    assert twice.memories[0].title == "Memory of cuda:0 on rank 0, the fullest of 2 recordings"
-    assert [dict(row)["memory"] for row in twice.memories[0].others] == ["source 0", "source 1"]
+    (twice,) = memory_sections(analyze([of_rank(0), of_rank(0, size=50)], []).memory)
+    assert twice.title == "Memory of cuda:0 on rank 0, the fullest of 2 recordings"
+    assert twice.table("side by side").column("memory") == ("source 0", "source 1")
     b = MemoryBuilder()
     b.make(1, 10, 1)
     b.make(1, 20, 2, device=1)
-    once = memory_view(analyze([b.build()], []).memory)
-    assert once is not None
-    assert once.memories[0].title == "Memory of cuda:1 on rank 0, the fullest of 2 devices"
-    assert [dict(row)["memory"] for row in once.memories[0].others] == ["cuda:1", "cuda:0"]
+    (once,) = memory_sections(analyze([b.build()], []).memory)
+    assert once.title == "Memory of cuda:1 on rank 0, the fullest of 2 devices"
+    assert once.table("side by side").column("memory") == ("cuda:1", "cuda:0")
 
 
 def test_lists_that_are_cut_say_what_is_missing() -> None:
@@ -181,9 +180,9 @@ def test_lists_that_are_cut_say_what_is_missing() -> None:
         b.python(f"train.py({line + 1}): main", 10 * line, 10 * line + 9)
         b.make(line + 1, 1024, 10 * line + 1)
     held = analyze([b.build()], [])
-    assert "and 15 more, 15.0 KiB together" in text.render(held, verbose=True)
-    assert "- and 17 more, 17.0 KiB together" in markdown.render(held)
-    assert "and 5 more, 5.00 KiB together" in html_report.render(held)
+    assert "and 13 more which hold less" in text.render(held, verbose=True)
+    assert "- and 17 more which hold less" in markdown.render(held)
+    assert "and 5 more which hold less" in html_report.render(held)
 
 
 def test_what_broke_is_said_and_nothing_is_silent(judged: Analysis) -> None:
@@ -250,14 +249,14 @@ def test_a_memory_of_which_nothing_was_in_use_says_what_it_knows() -> None:
     b.make(64, 0, 1, reserved_bytes=-1, allocated_bytes=-1)
     b.free(64, 2, size=0, reserved_bytes=-1, allocated_bytes=-1)
     judged = analyze([b.build()], [])
-    view = memory_view(judged.memory)
-    assert view is not None
-    (memory,) = view.memories
-    assert (memory.headline, memory.categories, memory.lines) == ("nothing was in use", (), None)
-    assert memory.facts[0].startswith("2.00 MiB reserved at most, 100.0% of it not in use then")
-    assert memory.notes == ("all 2 events of the history are of 0 bytes",)
-    assert view.summary == "memory of cuda:0: nothing was in use"
-    assert view.fullest == ("peak memory", "0 B", "cuda:0")
+    (memory,) = memory_sections(judged.memory)
+    assert memory.summary == "nothing was in use"
+    assert not any(isinstance(block, Table) for block in memory.blocks)
+    fact, note = memory.texts()
+    assert fact.startswith("2.00 MiB reserved at most, 100.0% of it not in use then")
+    assert note == "all 2 events of the history are of 0 bytes"
+    assert memory_fact(judged.memory) == "memory of cuda:0: nothing was in use"
+    assert memory_tile(judged.memory) == ("peak memory", "0 B", "cuda:0")
     said = text.render(judged, verbose=True)
     assert "Memory of cuda:0: nothing was in use\n" in said
     assert "all 2 events of the history are of 0 bytes" in said

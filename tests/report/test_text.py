@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from perfscope.dashboards.report.renderers.text import NARROWEST
 from perfscope.dashboards.report.text import MOST_FINDINGS, render
-from perfscope.dashboards.report.text_tables import NARROWEST
 from perfscope.model.finding import Finding, Outcome
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, device, hostile, source
 

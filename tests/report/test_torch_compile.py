@@ -15,12 +15,14 @@ from perfscope.analyzers.registry import load_rule, rule_ids
 from perfscope.analyzers.sections.compile import CompileSection, RankCompile
 from perfscope.dashboards.report import html_report, json_report, markdown, text
 from perfscope.dashboards.report.abstained import COMPILE_RULES, DUMPS_ALONE, LOG_ALONE
-from perfscope.dashboards.report.sections.compile import compile_view, headline
+from perfscope.dashboards.report.blocks import Command
+from perfscope.dashboards.report.sections.compile import compile_sections, headline
 from perfscope.dashboards.report.summary import summarize
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED
 from tests.conftest import REPOSITORY, corpus_files
 from tests.report.analyses import MS, analysis, compiled, source
+from tests.report.cells import rows
 
 LOGS = corpus_files("tlparse", "*.log.gz")
 
@@ -60,42 +62,35 @@ def test_ranks_that_are_alike_are_one_and_others_are_spread() -> None:
     apart = with_ranks({}, {"graphs": 9, "total_ns": 20_000 * MS}, {})
     assert headline(apart).startswith("torch.compile, 3 ranks: 6 to 9 graphs of 1 frame, 1 graph break")
     assert "10.0 s to 20.0 s of compiling" in headline(apart)
-    view = compile_view(apart)
-    assert view is not None
-    assert view.notes[:2] == (
+    assert {
         "ranks 0, 2: 6 graphs of 1 frame, 1 graph break, 2 recompiles",
         "rank 1: 9 graphs of 1 frame, 1 graph break, 2 recompiles",
-    )
-    assert compile_view(alike) is not None
-    assert not any("ranks 0" in note for note in compile_view(alike).notes)  # type: ignore[union-attr]
+    } <= set(compile_sections(apart)[0].texts())
+    assert not any("ranks 0" in text for text in compile_sections(alike)[0].texts())
     unnamed = replace(apart, ranks=tuple(replace(one, rank=None) for one in apart.ranks))
     assert headline(unnamed).startswith("torch.compile, 3 logs:")
 
 
 def test_rows_and_sentences() -> None:
-    view = compile_view(compiled())
-    assert view is not None
-    (row,) = view.frames
-    assert dict(row.cells) == {
-        "frame": "forward", "at": "model/net.py:41", "compiled": "3x", "graphs": "3 + 3", "ops": "20-24 + 31",
+    (section,) = compile_sections(compiled())
+    assert rows(section.table("")) == [{
+        "frame": "forward", "at": "model/net.py:41", "compiled": "3", "graphs": "3 + 3", "ops": "20-24 + 31",
         "breaks": "1", "recompiled": "2x", "FX cache": "2 hits, 4 misses", "time": "10.0 s", "share": "100.0%",
         "state": "compiled",
-    }  # fmt: skip
-    assert row.details == (
+    }]  # fmt: skip
+    assert section.texts()[:4] == (
         "compile time 10.0 s: building kernels 9.00 s, dynamo 1.00 s",
-        "FX graph cache: 2 hits, 4 misses; dynamo began anew 1x",
-        "cache: forward",
-    )
-    assert view.events == (
+        "forward: compile time 10.0 s: building kernels 9.00 s, dynamo 1.00 s. FX graph cache: 2 hits, 4 misses; "
+        "dynamo restarted 1x. cache: forward",
         "1x graph break at model/net.py:41: forward (gb0059)",
         "2x recompiled: forward (model/net.py:41), guard forward == 0.1; values 0.1, 0.3, 0.5, needed at "
         "model/net.py:43",
     )
-    assert dict(view.kernels[0]) == {
+    kernels = section.table("kernels of inductor, by time in the recording (measured)")
+    assert rows(kernels) == [{
         "time": "5.00 ms", "kernel": "triton_poi_fused_forward_0", "backend": "triton", "calls": "3",
         "lines": "model/net.py:41", "ATen ops": "mul, forward",
-    }  # fmt: skip
-    assert view.kernels_title.endswith("(measured)")
+    }]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -104,9 +99,8 @@ def test_rows_and_sentences() -> None:
      ("", ":41")],
 )  # fmt: skip
 def test_a_place_is_short_and_names_no_user(file: str, said: str) -> None:
-    view = compile_view(compiled(file=file))
-    assert view is not None
-    assert dict(view.frames[0].cells)["at"] == said
+    (section,) = compile_sections(compiled(file=file))
+    assert rows(section.table(""))[0]["at"] == said
 
 
 def test_a_stage_below_half_a_percent_is_in_the_rest() -> None:
@@ -114,9 +108,8 @@ def test_a_stage_below_half_a_percent_is_in_the_rest() -> None:
     assert held.detail is not None
     first, second = held.detail.stages_ns
     stages = {first: held.detail.total_ns - 4 * MS, second: 4 * MS}
-    view = compile_view(replace(held, detail=replace(held.detail, stages_ns=stages)))
-    assert view is not None
-    assert view.stages == "compile time 10.0 s: building kernels 10.0 s, the rest 4.00 ms"
+    (section,) = compile_sections(replace(held, detail=replace(held.detail, stages_ns=stages)))
+    assert section.texts()[0] == "compile time 10.0 s: building kernels 10.0 s, the rest 4.00 ms"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +120,8 @@ def test_a_stage_below_half_a_percent_is_in_the_rest() -> None:
 )  # fmt: skip
 def test_how_to_see_the_whole_log(path: str, said: str) -> None:
     held = analysis(compile=compiled(path=path))
-    assert summarize(held).compile.hint.endswith(f": {said}")  # type: ignore[union-attr]
+    (section,) = compile_sections(held.compile)
+    assert [block.command for block in section.blocks if isinstance(block, Command)] == [said]
     assert "tlparse" not in text.render(held)
     assert said in html_report.render(held).replace("&#x27;", "'").replace("&amp;", "&")
     assert "tlparse" in text.render(held, verbose=True)
@@ -142,10 +136,10 @@ def test_short_on_a_narrow_terminal() -> None:
     assert max(map(len, lines)) <= 80
     begin = next(n for n, line in enumerate(lines) if line.split()[:2] == ["frame", "at"])
     assert lines.index("", begin) - begin <= 12
-    assert "    and 6 more, which compiled for less time" in lines
-    assert "    and 7 more of breaks and recompiles: -v shows all" in lines
-    assert "compiled kernels" not in short
-    assert "compiled kernels" in text.render(analysis(compile=held), width=80, verbose=True)
+    assert "    and 6 more frames, which compiled for less time (-v)" in lines
+    assert "    and 7 more graph breaks and recompilations (-v)" in lines
+    assert "kernels of inductor" not in short
+    assert "kernels of inductor" in text.render(analysis(compile=held), width=80, verbose=True)
 
 
 def test_every_report_tells_and_the_comment_folds_it() -> None:
@@ -155,10 +149,7 @@ def test_every_report_tells_and_the_comment_folds_it() -> None:
         assert "1x graph break at model/net.py:41" in said
         assert "2x recompiled: forward" in said
         assert "3 + 3" in said
-    assert (
-        "<details><summary>torch.compile: 1 compiled frame; 1x graph break at model/net.py:41: forward (gb0059)"
-        "</summary>" in markdown.render(held)
-    )
+    assert "<details><summary>torch.compile: 6 graphs of 1 frame, 1 graph break" in markdown.render(held)
 
 
 def test_the_page_says_of_how_many_ranks_it_speaks() -> None:
@@ -168,7 +159,7 @@ def test_the_page_says_of_how_many_ranks_it_speaks() -> None:
 
 def test_silence_where_nothing_was_compiled() -> None:
     held, with_compiled = analysis(), analysis(compile=compiled())
-    assert summarize(held).compile is None
+    assert summarize(held).sections == ()
     for render in (lambda one: text.render(one, verbose=True), markdown.render, html_report.render):
         assert "graph break" in render(with_compiled)
         assert "graph break" not in render(held)

@@ -14,8 +14,9 @@ from perfscope.analyzers.ranks.rules.exposed_communication import operation_of_k
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.registry import load_rule
+from perfscope.dashboards.report.blocks import Table
 from perfscope.dashboards.report.json_report import render as as_json
-from perfscope.dashboards.report.sections.plan import plan_views
+from perfscope.dashboards.report.sections.plan import plan_sections, steps_table
 from perfscope.model.documents.torch_plan import Bucket, PlannedCollective, PlannedProcesses, StepPosition
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
@@ -25,6 +26,7 @@ from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
 from tests.plans.build import plan, trace_of
 from tests.ranks.build import named, rank_set
 from tests.ranks.test_devices import recording as devices_of
+from tests.report.cells import rows
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report-schema.json"
 
@@ -84,17 +86,18 @@ def test_a_plan_of_one_process_waits_for_nobody(tmp_path: Path) -> None:
 
 def test_reports_tell_of_it_and_the_json_report_keeps_to_its_schema(tmp_path: Path) -> None:
     analysis = analyze([job(tmp_path, until=1)])
-    (view,) = plan_views(analysis.plans)
-    (row,) = (dict(cells) for cells in view.exchanges)
+    (view,) = plan_sections(analysis.plans)
+    (exchanges,) = (block for block in view.blocks if isinstance(block, Table) and block.heads[0].title == "collective")
+    (row,) = rows(exchanges)
     assert row["collective"] == "all-reduce"
     assert row["at"] == "train.py:7"
     assert row["bytes"] == "64.0 MiB"
-    assert row["beside it"] == "nothing"
-    said = " ".join(view.exchanged)
+    assert row["overlapped by"] == "nothing"
+    said = " ".join(view.texts())
     assert "rank 0 of 8 processes (nccl)" in said
-    assert "1 of 1 collectives of the eager step can hide behind nothing" in said
+    assert "1 of 1 collectives of the eager step overlap with nothing" in said
     assert "64.0 MiB of gradients in 1 bucket" in said
-    assert any("with launches and waits" in dict(cells) for cells in view.steps)
+    assert any(head.title == "with launches and waits" for head in steps_table(analysis.plans.plans[0]).heads)
     document = json.loads(as_json(analysis))
     Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
     (told,) = document["plans"]["plans"]

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.predict import estimate
 from perfscope.analyzers.programs import programs
-from perfscope.dashboards.report.sections.plan import plan_part
+from perfscope.dashboards.report.blocks import Column, Marked, Range, table
+from perfscope.dashboards.report.renderers.text import WIDTH, printed, sections_text, table_text
+from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.summary import summarize
 from perfscope.dashboards.report.text import findings_part, line_of, not_flagged
-from perfscope.dashboards.report.text_tables import WIDTH, fitting, printed, table_of, tail
 from perfscope.model.errors import DataError
-from perfscope.model.units import format_bytes, format_count, format_ns, format_share
+from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.predict import Estimate
     from perfscope.analyzers.programs import Program
+    from perfscope.dashboards.report.blocks import Value
     from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram
     from perfscope.model.trace import Trace
 
@@ -36,9 +38,6 @@ MOST_LINE = 300
 """Characters of a note."""
 PLACE = 34
 """Characters of a place: the end of a path tells."""
-
-_GIVE_WAY = ("at", "calls", "compiled in", "collectives", "FLOPs")
-"""Columns that go, in this order, where the terminal is too narrow; the report holds all."""
 
 
 def compiled_page(
@@ -63,8 +62,7 @@ def compiled_page(
             yield _programs_table(manifest, trace, columns)
             yield from _known_by(trace)
             yield ""
-        for plan in summary.plans:
-            yield from plan_part(plan, columns, verbose=verbose)
+        yield from sections_text(plan_sections(analysis.plans), columns, verbose=verbose)
         yield from findings_part(summary, columns, verbose=verbose)
         yield from not_flagged(summary)
         yield from _not_here(manifest, verbose=verbose)
@@ -105,33 +103,50 @@ def _target_lines(target: Target) -> Iterator[str]:
 
 
 def _programs_table(manifest: Compiled, trace: Trace, width: int) -> RenderableType:
-    said = {f"{trace.source.path}/{program.file}": program for program in manifest.programs}
-    rows = [program for program in trace.fact(programs) if program.module_index is not None]
-    held = [_cells(row, said.get(trace.hlo[row.module_index or 0].source), trace) for row in rows[:MOST_ROWS]]
-    return table_of(fitting(held, _GIVE_WAY, width))
+    by_file = {f"{trace.source.path}/{program.file}": program for program in manifest.programs}
+    rows = [program for program in trace.fact(programs) if program.module_index is not None][:MOST_ROWS]
+    made = table(_columns(by_file, trace), rows)
+    return table_text(made.heads, made.rows, width)
 
 
-def _cells(row: Program, program: CompiledProgram | None, trace: Trace) -> dict[str, str]:
-    module = trace.hlo[row.module_index or 0]
-    memory = "-" if row.peak_bytes is None else format_bytes(row.peak_bytes)
+def _columns(by_file: dict[str, CompiledProgram], trace: Trace) -> tuple[Column[Program], ...]:
+    def compiled(row: Program) -> CompiledProgram | None:
+        return by_file.get(module(row).source)
+
+    def module(row: Program) -> HloModule:
+        return trace.hlo[row.module_index or 0]
+
+    def place(row: Program) -> str:
+        program = compiled(row)
+        return "" if program is None or program.place is None else f"{program.place.file}:{program.place.line}"
+
+    def seconds(row: Program) -> str:
+        program = compiled(row)
+        known = program is not None and program.seconds_to_compile is not None
+        return f"{program.seconds_to_compile:.1f} s" if known and program is not None else "-"
+
+    return (
+        Column("program", lambda row: row.name, "code"),
+        Column("at", place, "place", drop=1, limit=PLACE),
+        Column("calls", lambda row: "-" if (program := compiled(row)) is None else program.calls, "count", drop=2),
+        Column("compiled in", seconds, "count", drop=3),
+        Column("peak memory", lambda row: _peak(row, trace), "bytes"),
+        Column("FLOPs", lambda row: _bounded(row.flops, row), "quantity", drop=5),
+        Column("HBM bytes", lambda row: _bounded(row.bytes, row), "bytes"),
+        Column("collectives", lambda row: _collectives(module(row)), "count", drop=4),
+        Column("a run takes", lambda row: _modelled(module(row), trace), "ns"),
+    )
+
+
+def _bounded(value: float | None, row: Program) -> Value:
+    return "-" if value is None else Marked(value, "" if row.exact else ">=")
+
+
+def _peak(row: Program, trace: Trace) -> str:
+    if row.peak_bytes is None:
+        return "-"
     most = None if trace.target is None else trace.target.memory_bytes
-    if row.peak_bytes is not None and most:
-        memory += f" ({format_share(row.peak_bytes, most)})"
-    at_least = "" if row.exact else ">= "
-    place = None if program is None else program.place
-    return {
-        "program": sanitize(row.name),
-        "at": "" if place is None else sanitize(tail(f"{place.file}:{place.line}", PLACE)),
-        "calls": "-" if program is None else f"{program.calls:,}",
-        "compiled in": "-"
-        if program is None or program.seconds_to_compile is None
-        else f"{program.seconds_to_compile:.1f} s",
-        "peak memory": memory,
-        "FLOPs": "-" if row.flops is None else f"{at_least}{format_count(row.flops)}",
-        "HBM bytes": "-" if row.bytes is None else f"{at_least}{format_bytes(row.bytes)}",
-        "collectives": _collectives(module),
-        "a run takes": _modelled(module, trace),
-    }
+    return format_bytes(row.peak_bytes) + (f" ({format_share(row.peak_bytes, most)})" if most else "")
 
 
 def _collectives(module: HloModule) -> str:
@@ -142,13 +157,10 @@ def _collectives(module: HloModule) -> str:
     return f"{len(collectives)}" + (f", {blocking} block" if blocking else "")
 
 
-def _modelled(module: HloModule, trace: Trace) -> str:
+def _modelled(module: HloModule, trace: Trace) -> Value:
     """The modelled time of a run as a range."""
     estimate = _estimate(module, trace)
-    if estimate is None:
-        return "-"
-    low, high = format_ns(estimate.step_ns.low), format_ns(estimate.step_ns.high)
-    return low if low == high else f"{low} to {high}"
+    return "-" if estimate is None else Range(estimate.step_ns.low, estimate.step_ns.high)
 
 
 def _estimate(module: HloModule, trace: Trace) -> Estimate | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST
 from perfscope.dashboards.report.html_page import page
-from perfscope.dashboards.report.text_tables import WIDTH, printed
+from perfscope.dashboards.report.renderers.text import WIDTH, printed
 from perfscope.model.units import format_bytes, format_count, format_ns
 from perfscope.model.untrusted_text import sanitize, sanitize_value
 

@@ -17,13 +17,8 @@ from perfscope.dashboards.report.html_findings import MOST_FINDINGS, findings
 from perfscope.dashboards.report.html_page import card, page, table
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.prose import prose
+from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.sections.account import account_card
-from perfscope.dashboards.report.sections.collectives import collectives_cards
-from perfscope.dashboards.report.sections.compile import compile_card
-from perfscope.dashboards.report.sections.estimate import estimate_card
-from perfscope.dashboards.report.sections.memory_formats import memory_cards
-from perfscope.dashboards.report.sections.plan import plan_card
-from perfscope.dashboards.report.sections.program import programs_cards
 from perfscope.dashboards.report.sections.top_work import top_card
 from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
 from perfscope.model.trace import MISSING
@@ -35,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from perfscope.analyzers.engine import Analysis, Step
-    from perfscope.dashboards.report.hot_rows import DeviceRow
+    from perfscope.dashboards.report.device_rows import DeviceRow
 
 SUFFIXES = (".html", ".htm")
 
@@ -91,17 +86,7 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield from _account_cards(summary)
     yield from findings(summary)
     yield from _top_cards(summary)
-    yield from map(plan_card, summary.plans)
-    if summary.estimate is not None:
-        yield estimate_card(summary.estimate)
-    if summary.programs is not None:
-        yield from programs_cards(summary.programs)
-    if summary.compile is not None:
-        yield compile_card(summary.compile)
-    if summary.collectives is not None:
-        yield from collectives_cards(summary.collectives)
-    if summary.memory is not None:
-        yield from memory_cards(summary.memory)
+    yield from sections_html(summary.sections)
     yield from not_flagged(summary)
     yield from _devices_and_steps(summary, analysis)
     yield from _origin_cards(summary, analysis)
@@ -183,8 +168,7 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
         note = f"median of {spread.count:,}, {how}; {around}" if spread.count > 1 else f"one, {how}"
         yield _tile("step time", format_ns(spread.median_ns), note)
-    if summary.estimate is not None and summary.estimate.tile is not None:
-        yield _tile(*summary.estimate.tile)
+    yield from (_tile(*tile) for tile in summary.tiles)
     spans = sum(device.span_ns for device in analysis.devices)
     if spans:
         yield _busy_tile(analysis, spans)
@@ -196,8 +180,6 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         best = summary.timed[0]
         share = f"{best.share} {SHARE_OF[best.per_step]}; " if best.share else ""
         yield _tile("largest saving, up to", best.saves, f"{share}{best.rule}")
-    if summary.memory is not None and summary.memory.fullest is not None:
-        yield _tile(*summary.memory.fullest)
     blind = f"; {summary.blind} could not look" if summary.blind else ""
     clean = f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean"
     yield _tile("findings", str(len(summary.findings)), f"{clean}{blind}")

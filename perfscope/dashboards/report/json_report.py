@@ -11,14 +11,16 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from perfscope.dashboards.report.json_sections import (
+    collectives_document,
+    compile_document,
+    estimate_document,
+    memory_document,
+    plans_document,
+    programs_document,
+)
 from perfscope.dashboards.report.remarks import programs_alone
 from perfscope.dashboards.report.sections.account import accounts_document
-from perfscope.dashboards.report.sections.collectives import collectives_document
-from perfscope.dashboards.report.sections.compile import compile_document
-from perfscope.dashboards.report.sections.estimate import estimate_document
-from perfscope.dashboards.report.sections.memory_formats import memory_document
-from perfscope.dashboards.report.sections.plan import plans_document
-from perfscope.dashboards.report.sections.program import programs_document
 from perfscope.dashboards.report.sections.top_work import top_document
 from perfscope.model.untrusted_text import sanitize_value
 

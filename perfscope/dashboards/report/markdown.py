@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
+from perfscope.dashboards.report.renderers.markdown import sections_markdown
 from perfscope.dashboards.report.sections.account import account_markdown
-from perfscope.dashboards.report.sections.collectives import collectives_details
-from perfscope.dashboards.report.sections.compile import compile_details
-from perfscope.dashboards.report.sections.estimate import estimate_details
-from perfscope.dashboards.report.sections.memory_formats import memory_details
-from perfscope.dashboards.report.sections.plan import plan_details
-from perfscope.dashboards.report.sections.program import programs_details
 from perfscope.dashboards.report.sections.top_work import top_markdown
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.units import format_ns
@@ -81,17 +76,8 @@ def _head(summary: Summary) -> Iterable[str]:
             yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
     if summary.top is not None:
         yield top_markdown(summary.top)
-    yield from map(plan_details, summary.plans)
-    if summary.estimate is not None:
-        yield estimate_details(summary.estimate)
-    if summary.programs is not None:
-        yield programs_details(summary.programs)
-    if summary.compile is not None:
-        yield compile_details(summary.compile)
-    if summary.collectives is not None:
-        yield collectives_details(summary.collectives)
-    if summary.memory is not None:
-        yield memory_details(summary.memory)
+    if summary.sections:
+        yield sections_markdown(summary.sections)
 
 
 def _count(summary: Summary, level: str) -> int:

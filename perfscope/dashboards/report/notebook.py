@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report import svg
-from perfscope.dashboards.report.hot_rows import fold_devices
+from perfscope.dashboards.report.device_rows import fold_devices
 from perfscope.dashboards.report.summary import SHARE_OF, summarize
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.dashboards.report.hot_rows import DeviceRow
+    from perfscope.dashboards.report.device_rows import DeviceRow
     from perfscope.dashboards.report.summary import FindingRow
     from perfscope.model.trace import Trace
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.hot_rows import span_text
+from perfscope.dashboards.report.device_rows import span_text
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:

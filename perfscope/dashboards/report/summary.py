@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.time import HOST_AHEAD
 from perfscope.dashboards.report.abstained import could_not_look, dashed, logs_alone
+from perfscope.dashboards.report.device_rows import DeviceRow, device_rows, span_text
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
-from perfscope.dashboards.report.hot_rows import DeviceRow, device_rows, span_text
 from perfscope.dashboards.report.remarks import REASON_LIMIT, memory_alone, programs_alone, remarks
+from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.account import AccountView, account_view
-from perfscope.dashboards.report.sections.collectives import CollectivesView, collectives_view
-from perfscope.dashboards.report.sections.compile import CompileView, compile_view
-from perfscope.dashboards.report.sections.estimate import EstimateView, estimate_view
-from perfscope.dashboards.report.sections.memory import MemoriesView, memory_view
-from perfscope.dashboards.report.sections.plan import PlanView, plan_views
-from perfscope.dashboards.report.sections.program import ProgramsView, programs_view, ran_on_cpu
+from perfscope.dashboards.report.sections.collectives import collectives_sections
+from perfscope.dashboards.report.sections.compile import compile_sections
+from perfscope.dashboards.report.sections.compile import headline as compile_fact
+from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
+from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
+from perfscope.dashboards.report.sections.plan import plan_sections
+from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
 from perfscope.dashboards.report.sections.top_work import TopView, top_view
-from perfscope.dashboards.report.text_tables import tail
 from perfscope.model.finding import source_label
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from perfscope.analyzers.engine import Analysis
+    from perfscope.dashboards.report.blocks import Section
     from perfscope.model.finding import Cell, Finding, Severity
     from perfscope.model.trace import Source
 
@@ -191,18 +193,10 @@ class Summary:
     """Where the step went, of the device that computes least; ``None`` where nothing tells."""
     top: TopView | None = None
     """The costliest kernels, ops, modules and lines; ``None`` where none is known."""
-    programs: ProgramsView | None = None
-    """Compiled XLA programs and where their time goes; ``None`` where there are none."""
-    compile: CompileView | None = None
-    """What torch.compile did; ``None`` where it compiled nothing."""
-    collectives: CollectivesView | None = None
-    """Ranks of a job side by side; ``None`` where there are no two."""
-    memory: MemoriesView | None = None
-    """Memories and who holds their peaks; ``None`` where none is known of."""
-    estimate: EstimateView | None = None
-    """Modelled time of programs compiled for a target; ``None`` where there are none."""
-    plans: tuple[PlanView, ...] = ()
-    """What torch.compile would make of PyTorch programs on a target."""
+    sections: tuple[Section, ...] = ()
+    """Plans, modelled time, programs, compilation, collectives and memories: those that there are."""
+    tiles: tuple[tuple[str, str, str], ...] = ()
+    """Name, value and note of further numbers at the top: modelled time, the peak of memory."""
 
     @property
     def findings(self) -> tuple[FindingRow, ...]:
@@ -213,8 +207,6 @@ class Summary:
 def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
     wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
-    compiled, memory = compile_view(analysis.compile), memory_view(analysis.memory)
-    modelled = estimate_view(analysis.estimate)
     starts = starts_by_label(analysis)
     rows = [
         _finding_row(rule, finding, wholes, starts, several=several, alone=alone)
@@ -224,9 +216,7 @@ def summarize(analysis: Analysis) -> Summary:
         headline=_headline(analysis),
         facts=(
             *_facts(analysis),
-            *([modelled.headline] if modelled is not None and modelled.headline else []),
-            *([compiled.headline] if compiled is not None and compiled.headline else []),
-            *([memory.summary] if memory is not None and memory.summary else []),
+            *filter(None, (estimate_fact(analysis.estimate), _compiled(analysis), memory_fact(analysis.memory))),
         ),
         devices=device_rows(analysis),
         account=account_view(analysis.accounts),
@@ -243,13 +233,25 @@ def summarize(analysis: Analysis) -> Summary:
         ),
         again=_again(analysis),
         remarks=tuple(remarks(analysis.sources)),
-        programs=programs_view(analysis.programs),
-        compile=compiled,
-        collectives=collectives_view(analysis.collectives),
-        memory=memory,
-        estimate=modelled,
-        plans=plan_views(analysis.plans),
+        sections=sections(analysis),
+        tiles=tuple(filter(None, (estimate_tile(analysis.estimate), memory_tile(analysis.memory)))),
     )
+
+
+def sections(analysis: Analysis) -> tuple[Section, ...]:
+    """The parts of a report after its account, findings and top work, in their order."""
+    return (
+        *plan_sections(analysis.plans),
+        *estimate_sections(analysis.estimate),
+        *programs_sections(analysis.programs),
+        *compile_sections(analysis.compile),
+        *collectives_sections(analysis.collectives),
+        *memory_sections(analysis.memory),
+    )
+
+
+def _compiled(analysis: Analysis) -> str:
+    return "" if analysis.compile.detail is None else compile_fact(analysis.compile)
 
 
 def _again(analysis: Analysis) -> str:
@@ -274,7 +276,9 @@ def _headline(analysis: Analysis) -> str:
             rank = f", {programs:,} compiled programs"
         return f"{_path(sources[0])} ({formats}{rank}, {events})"
     whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
-    return f"{len(sources)} traces, {tail(sanitize(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
+    return (
+        f"{len(sources)} traces, {place_end(sanitize(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
+    )
 
 
 def _path(source: Source) -> str:
@@ -282,10 +286,10 @@ def _path(source: Source) -> str:
     files = source.path.split(", ") if (source.programs or 0) > 1 else [source.path]
     folders = {str(PurePath(file).parent) for file in files}
     if len(files) == 1:
-        return tail(sanitize(source.path), PATH_LIMIT)
+        return place_end(sanitize(source.path), PATH_LIMIT)
     if len(folders) == 1:
-        return f"{tail(sanitize(folders.pop()), PATH_LIMIT)}, {len(files):,} files"
-    return f"{tail(sanitize(files[0]), PATH_LIMIT)} and {len(files) - 1:,} more"
+        return f"{place_end(sanitize(folders.pop()), PATH_LIMIT)}, {len(files):,} files"
+    return f"{place_end(sanitize(files[0]), PATH_LIMIT)} and {len(files) - 1:,} more"
 
 
 def _facts(analysis: Analysis) -> list[str]:
@@ -362,7 +366,7 @@ def _finding_row(
         saves="" if cost is None else f"{format_ns(cost)}{over}",
         share="" if cost is None or not whole else format_share(cost, whole),
         per_step=finding.cost_ns_per_step is not None,
-        where=tail(sanitize(finding.where.label()), WHERE_LIMIT),
+        where=place_end(sanitize(finding.where.label()), WHERE_LIMIT),
         place=tuple((what, sanitize(name)) for what, name in place if name),
         known_by=finding.basis,
         on_ranks=_on_ranks(finding.ranks) if several else "",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.engine import Step
-    from perfscope.dashboards.report.hot_rows import DeviceRow
+    from perfscope.dashboards.report.device_rows import DeviceRow
 
 PARTS = (
     ("compute", "compute_ns", "#3f7fd6"),

@@ -9,16 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
+from perfscope.dashboards.report.renderers.text import WIDTH, printed, sections_text
+from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.account import account_text
-from perfscope.dashboards.report.sections.collectives import collectives_section
-from perfscope.dashboards.report.sections.compile import compile_section
-from perfscope.dashboards.report.sections.estimate import estimate_section
-from perfscope.dashboards.report.sections.memory_formats import memory_section
-from perfscope.dashboards.report.sections.plan import plan_part
-from perfscope.dashboards.report.sections.program import programs_section
 from perfscope.dashboards.report.sections.top_work import top_text
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
-from perfscope.dashboards.report.text_tables import WIDTH, printed, tail
 from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
@@ -27,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.dashboards.report.hot_rows import DeviceRow
+    from perfscope.dashboards.report.device_rows import DeviceRow
 
 SUFFIXES = (".txt",)
 
@@ -62,18 +57,7 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
     yield from findings_part(summary, width, verbose=verbose)
     if summary.top is not None:
         yield from top_text(summary.top, width, verbose=verbose)
-    for plan in summary.plans:
-        yield from plan_part(plan, width, verbose=verbose)
-    if summary.estimate is not None:
-        yield from estimate_section(summary.estimate, width, verbose=verbose)
-    if summary.programs is not None:
-        yield from programs_section(summary.programs, width, verbose=verbose)
-    if summary.compile is not None:
-        yield from compile_section(summary.compile, width, verbose=verbose)
-    if summary.collectives is not None:
-        yield from collectives_section(summary.collectives, width, verbose=verbose)
-    if summary.memory is not None:
-        yield from memory_section(summary.memory, width, verbose=verbose)
+    yield from sections_text(summary.sections, width, verbose=verbose)
     yield from not_flagged(summary)
     yield from (line_of("  ", remark) for remark in summary.remarks)
     if verbose:
@@ -108,7 +92,7 @@ def _finding_table(rows: Sequence[FindingRow], width: int) -> RenderableType:
     table.add_column("known by", no_wrap=True)
     for row in rows:
         saves = Text(row.gain, style="dim" if row.gain == NO_TIME else _STYLES[row.severity])
-        text = tail(row.where, width * WHERE_SHARE // 100)
+        text = place_end(row.where, width * WHERE_SHARE // 100)
         title = Text(f"{row.rule}: {row.title}{row.on_ranks}" + ("" if beside else f"\n{text}"))
         title.stylize("bold", 0, len(row.rule))
         share = [Text(row.share)] if with_share else []

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perfscope.dashboards.report.blocks import Column
+from perfscope.dashboards.report.blocks import table as rows_of
 from perfscope.dashboards.report.compare.program_formats import program_cards
 from perfscope.dashboards.report.compare.rows import (
     FINDING_WORDS,
@@ -49,7 +51,7 @@ from perfscope.dashboards.report.compare.wording import NO_VERDICT, change, perc
 from perfscope.dashboards.report.html_findings import advice_html
 from perfscope.dashboards.report.html_page import card, page, table
 from perfscope.dashboards.report.prose import prose
-from perfscope.dashboards.report.sections.program import html_cells_table
+from perfscope.dashboards.report.renderers.html import blocks_html
 from perfscope.dashboards.report.svg import swatch
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, sanitize_value
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from perfscope.dashboards.report.compare.document import Document
-    from perfscope.dashboards.report.compare.types import Cause, FindingChange, Kernel, Metric, Step
+    from perfscope.dashboards.report.compare.types import Cause, FindingChange, Kernel, Metric, Part, Rank, Step
 
 
 # The document that a page carries: the whole where it is small, else cut, and still one whose parts sum.
@@ -345,14 +347,15 @@ def _parts(step: Step) -> str:
     kept = moved[:MOST_PARTS]
     if not kept:
         return ""
-    rows = [
-        (("change", signed_ns(part.delta_ns)), ("of it calls", signed_ns(part.count_ns)),
-         ("of it each call", signed_ns(part.each_ns)), ("at", sanitize(part.place)),
-         ("what", part_words(told(part), step.per)))
-        for part in kept
-    ]  # fmt: skip
+    columns: tuple[Column[Part], ...] = (
+        Column("change", lambda part: signed_ns(part.delta_ns), "ns"),
+        Column("of it calls", lambda part: signed_ns(part.count_ns), "ns"),
+        Column("of it each call", lambda part: signed_ns(part.each_ns), "ns"),
+        Column("at", lambda part: part.place, "place"),
+        Column("what", lambda part: part_words(told(part), step.per)),
+    )
     left = len(moved) - len(kept) + step.other_parts.count
-    return html_cells_table(rows) + (f'<p class="note">and {left:,} more</p>' if left else "")
+    return "".join(blocks_html((rows_of(columns, kept, few=MOST_PARTS, left=left),)))
 
 
 FIRST_CAUSES = 6
@@ -499,30 +502,30 @@ def cause_card(cause: Cause, per: str) -> str:
 def _kernels(kernels: Sequence[Kernel]) -> Iterator[str]:
     changed = changed_kernels(kernels)
     yield f"<p>{len(changed):,} of {len(kernels):,} changed, corrected for how many there are (Benjamini-Hochberg).</p>"
-    rows = [
-        (
-            ("kernel", sanitize(kernel.name)), ("base", format_ns(kernel.base_ns)),
-            ("head", format_ns(kernel.head_ns)), ("change", signed_ns(kernel.change_ns)),
-            ("relative", "" if kernel.effect is None else percent(kernel.effect)),
-            ("q", "" if kernel.q is None else f"{kernel.q:.2g}"), ("it is", kernel_word(kernel)),
-        )
-        for kernel in changed[:MOST_KERNELS]
-    ]  # fmt: skip
-    if rows:
-        yield html_cells_table(rows)
-    if len(rows) < len(changed):
-        yield f'<p class="note">and {len(changed) - len(rows):,} more</p>'
+    columns: tuple[Column[Kernel], ...] = (
+        Column("kernel", lambda kernel: kernel.name, "code", limit=TEXT_LIMIT),
+        Column("base", lambda kernel: kernel.base_ns, "ns"),
+        Column("head", lambda kernel: kernel.head_ns, "ns"),
+        Column("change", lambda kernel: signed_ns(kernel.change_ns), "ns"),
+        Column("relative", lambda kernel: "" if kernel.effect is None else percent(kernel.effect), "share"),
+        Column("q", lambda kernel: "" if kernel.q is None else f"{kernel.q:.2g}", "count"),
+        Column("it is", kernel_word),
+    )
+    kept = changed[:MOST_KERNELS]
+    if kept:
+        yield from blocks_html((rows_of(columns, kept, few=MOST_KERNELS, left=len(changed) - len(kept)),))
 
 
 def _ranks(document: Document) -> Iterator[str]:
-    rows = [
-        (("rank", str(rank.rank)), ("base", format_ns(rank.base_ns)), ("head", format_ns(rank.head_ns)),
-         ("change", signed_ns(rank.head_ns - rank.base_ns)))
-        for rank in document.ranks[:MOST_RANKS]
-    ]  # fmt: skip
-    left = len(document.ranks) - len(rows)
-    drawn = html_cells_table(rows) + (f'<p class="note">and {left:,} more</p>' if left else "")
-    yield f"<details><summary>the step of each of {len(document.ranks):,} ranks</summary>{drawn}</details>"
+    columns: tuple[Column[Rank], ...] = (
+        Column("rank", lambda rank: rank.rank, "count"),
+        Column("base", lambda rank: rank.base_ns, "ns"),
+        Column("head", lambda rank: rank.head_ns, "ns"),
+        Column("change", lambda rank: signed_ns(rank.head_ns - rank.base_ns), "ns"),
+    )
+    title = f"the step of each of {len(document.ranks):,} ranks"
+    left = max(0, len(document.ranks) - MOST_RANKS)
+    yield from blocks_html((rows_of(columns, document.ranks[:MOST_RANKS], title=title, detail=True, left=left),))
 
 
 def _method(document: Document) -> Iterator[str]:

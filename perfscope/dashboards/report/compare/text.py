@@ -26,7 +26,8 @@ from perfscope.dashboards.report.compare.rows import (
     told,
 )
 from perfscope.dashboards.report.compare.wording import SINGLE, change, percent, signed_ns, value, verdict
-from perfscope.dashboards.report.text_tables import WIDTH, printed, tail
+from perfscope.dashboards.report.renderers.text import WIDTH, printed
+from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
@@ -153,7 +154,7 @@ def _programs(document: Document, width: int, *, verbose: bool) -> Iterator[Rend
         for row in lines:
             text = "\n".join(filter(None, (row.title, row.amounts, *(row.said if row.is_worse or verbose else ()))))
             style = "bold" if row.is_worse else ""
-            table.add_row(Text(tail(row.where or "no line", width * PLACE_SHARE // 100), style=style), Text(text))
+            table.add_row(Text(place_end(row.where or "no line", width * PLACE_SHARE // 100), style=style), Text(text))
         if lines:
             yield Padding(table, (0, 0, 0, 4))
         if left:
@@ -175,7 +176,7 @@ def _causes(causes: Sequence[Cause], width: int, per: str, *, verbose: bool) -> 
     table.add_column(f"time a {per}", justify="right", no_wrap=True)
     for row in (cause_row(row, per) for row in rows):
         text = "\n".join(row.lines) + (f"\nand {row.left} more" if row.left else "")
-        table.add_row(Text(tail(row.place, width * PLACE_SHARE // 100), style="bold"), Text(text), Text(row.time))
+        table.add_row(Text(place_end(row.place, width * PLACE_SHARE // 100), style="bold"), Text(text), Text(row.time))
     yield Padding(table, (0, 0, 0, 2))
     if len(rows) < len(exact):
         yield f"  and {len(exact) - len(rows)} more places: -v shows all"

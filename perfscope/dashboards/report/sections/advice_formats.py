@@ -13,6 +13,7 @@ from rich.text import Text
 
 from perfscope.analyzers.checkpointing.wording import describe
 from perfscope.dashboards.report.html_page import page
+from perfscope.dashboards.report.renderers.text import WIDTH, hanging, printed
 from perfscope.dashboards.report.sections.advice import (
     COLUMNS,
     NOTE,
@@ -22,7 +23,6 @@ from perfscope.dashboards.report.sections.advice import (
     verified_data,
     verified_rows,
 )
-from perfscope.dashboards.report.text_tables import WIDTH, hanging, printed
 from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize
 

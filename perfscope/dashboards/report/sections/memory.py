@@ -1,44 +1,123 @@
-"""The memories of an analysis as rows and sentences, decided once for every report."""
+"""Memories: the peak of each, who holds it, and how it goes up and down over time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.memory.holders import UNSEEN
-from perfscope.dashboards.report.hot_rows import NAME_LIMIT, PLACE_LIMIT, place_end
+from perfscope.dashboards.report.blocks import Column, Picture, Section, Table, notes, table, tables
+from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.memory_picture import (
     NOT_KNOWN,
-    PictureView,
     category_words,
+    legend,
+    memory_chart,
     moment,
     picture_view,
 )
 from perfscope.model.memory import KnownBy, MemoryPhase
 from perfscope.model.units import format_bytes, format_share
-from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
+from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
     from perfscope.analyzers.memory import HeldCategory, Holders, Memory, Reserved
     from perfscope.analyzers.memory.holders import Holder
     from perfscope.analyzers.memory.picture import MemoryPicture
     from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection, RankMemory
+    from perfscope.dashboards.report.blocks import Block
     from perfscope.model.memory import SourceLine
 
+NAME_LIMIT = 28
+"""Characters of a memory's name."""
 
-# What is said of a memory: its peak in a sentence, and what is around it, the same words in every report.
+FEW_MEMORIES = 3
+"""Memories that are shown at once: a device's, and the program's or the host's beside it."""
+
+MOST_PARTS, SMALL_PART = 2, 0.01
+"""Categories of the sentence at the top, and the share of the peak from which they are worth naming there."""
+
+SMALL_MEMORY = 0.01
+"""Of the largest memory's peak: the host's few scalars beside a device full of tensors."""
+
+SMALL_PROGRAM = 0.1
+"""Of the largest program's peak: initialisation, metrics and conversions beside the step."""
+
+MOMENTS = 12
+"""Rows of the table that says the same as the picture."""
+
+_BASIS = {
+    KnownBy.NOTHING: "",
+    KnownBy.RECORDED: "the recording",
+    KnownBy.ADDRESS: "its address",
+    KnownBy.PHASE: "phases of the step",
+    KnownBy.STACK: "its stack",
+    KnownBy.OP: "its op",
+    KnownBy.SCHEDULE: "the schedule",
+}
 
 
-_PHASES = {MemoryPhase.RECOMPUTE: "recomputing forward"}
+def memory_sections(section: MemorySection) -> tuple[Section, ...]:
+    """A section for each memory, the fullest first; none where no memory is known of."""
+    memories = tuple(
+        _memory(entry, small=index >= FEW_MEMORIES or _is_small(entry, section))
+        for index, entry in enumerate(section.entries)
+    )
+    left = (f"and {section.entries_left:,} more memories, with lower peaks",) if section.entries_left else ()
+    remarks = notes(*section.problems, *left)
+    return (*memories, Section(title="Memory", blocks=remarks)) if remarks else memories
 
 
-def memory_name(memory: Memory) -> str:
-    """``cuda:0``, ``the host``, ``program jit_step``."""
-    label = shorten(sanitize(memory.label), NAME_LIMIT)
-    if memory.space == "program":
-        return f"program {label}"
-    return "the host" if memory.space == "host" else label
+def memory_fact(section: MemorySection) -> str:
+    """The fullest measured memory: ``'memory of cuda:0: peak 11.6 GiB (activation 57.3%)'``; ``''`` for none."""
+    entry = _fullest(section)
+    if entry is None:
+        return ""
+    memory = entry.worst
+    parts = f" ({', '.join(_parts(memory))})" if memory.peak_bytes else ""
+    return f"memory of {_whole_name(entry)}: {size_words(memory)}{parts}"
+
+
+def memory_tile(section: MemorySection) -> tuple[str, str, str] | None:
+    """``('peak memory', '11.6 GiB', 'cuda:0; activation 57.3%')`` of the fullest measured memory."""
+    entry = _fullest(section)
+    if entry is None:
+        return None
+    memory = entry.worst
+    what = "memory held" if memory.first == memory.last else "peak memory"
+    parts = f"; {', '.join(_parts(memory))}" if memory.peak_bytes else ""
+    return what, format_bytes(memory.peak_bytes), f"{_whole_name(entry)}{parts}"
+
+
+def _fullest(section: MemorySection) -> MemoryEntry | None:
+    return next((entry for entry in section.entries if entry.worst.basis == "measured"), None)
+
+
+def _is_small(entry: MemoryEntry, section: MemorySection) -> bool:
+    peak, program = entry.worst.peak_bytes, entry.worst.space == "program"
+    largest = section.entries[0].worst.peak_bytes
+    programs = [entry.worst.peak_bytes for entry in section.entries if entry.worst.space == "program"]
+    return peak < SMALL_MEMORY * largest or (program and peak < SMALL_PROGRAM * programs[0])
+
+
+def _memory(entry: MemoryEntry, *, small: bool) -> Section:
+    memory = entry.worst
+    title, summary = f"Memory of {_whole_name(entry)}", headline(memory)
+    facts = notes("; ".join((*_facts(memory), *_beside(entry), _basis(memory))), *memory.notes, *_unmatched(memory))
+    return Section(
+        title=title,
+        summary=summary,
+        detail=small,
+        blocks=(
+            *_drawing(memory, f"{title}: {summary}"),
+            *tables(_categories(memory)),
+            *facts,
+            *_holders("by module", "module", memory.by_module, memory.peak_bytes),
+            *_holders("by line of the program", "source line", memory.by_line, memory.peak_bytes),
+            *tables(_others(entry)),
+            *(() if memory.picture is None or _is_flat(memory.picture) else (_moments(memory, memory.picture),)),
+        ),
+    )
 
 
 def headline(memory: Memory) -> str:
@@ -52,9 +131,9 @@ def headline(memory: Memory) -> str:
     if memory.phase != MemoryPhase.UNKNOWN:
         where.append(phase_words(memory.phase))
     if memory.op is not None:
-        where.append(shorten(sanitize(memory.op), PLACE_LIMIT))
+        where.append(sanitize(memory.op))
     if memory.line is not None:
-        where.append(place_text(memory.line))
+        where.append(place_end(path_text(memory.line)))
     return f"{text}: {', '.join(where)}" if where else text
 
 
@@ -68,36 +147,68 @@ def size_words(memory: Memory) -> str:
 
 def phase_words(phase: MemoryPhase) -> str:
     """``forward``, ``recomputing forward``."""
-    return _PHASES.get(phase, phase.name.lower())
-
-
-def place_text(line: SourceLine) -> str:
-    """``…/model.py:39``: the end of a path tells."""
-    return place_end(path_text(line))
+    return "recomputing forward" if phase == MemoryPhase.RECOMPUTE else phase.name.lower()
 
 
 def path_text(line: SourceLine) -> str:
     """With the slashes that every other path has: a snapshot may come from Windows."""
-    file = sanitize(line.file, TEXT_LIMIT).replace("\\", "/")
+    file = line.file.replace("\\", "/")
     return file if line.line is None else f"{file}:{line.line}"
 
 
-def facts(memory: Memory) -> Iterator[str]:
+def _whole_name(entry: MemoryEntry) -> str:
+    memory, several = entry.worst, len(entry.others) + entry.others_left
+    label = shorten(sanitize(memory.label), NAME_LIMIT)
+    if memory.space == "program":
+        label = f"program {label}"
+    elif memory.space == "host":
+        label = "the host"
+    whose = "" if memory.rank is None else f" on rank {memory.rank}"
+    among = f", the fullest of {several:,} {_members(entry)}" if several else ""
+    return f"{label}{whose}{among}"
+
+
+def _members(entry: MemoryEntry) -> str:
+    """What stands side by side."""
+    sources = {other.source for other in entry.others}
+    if len(sources) == 1:
+        return "devices"
+    return "ranks" if _is_of_ranks(entry) and len(sources) == len(entry.others) else "recordings"
+
+
+def _is_of_ranks(entry: MemoryEntry) -> bool:
+    """Every trace is another rank's: a run has the memory at a failed allocation as a trace of its own."""
+    ranks = {other.rank for other in entry.others}
+    return None not in ranks and len(ranks) == len({other.source for other in entry.others})
+
+
+def _parts(memory: Memory) -> list[str]:
+    """The largest of its categories, what was held before among them."""
+    parts = [(category.bytes, category_words(category.category)) for category in memory.by_category]
+    largest = sorted([*parts, (memory.unseen_bytes, UNSEEN)], key=lambda item: -item[0])[:MOST_PARTS]
+    return [
+        f"{words} {format_share(bytes_, memory.peak_bytes)}"
+        for bytes_, words in largest
+        if bytes_ >= SMALL_PART * memory.peak_bytes
+    ]
+
+
+def _facts(memory: Memory) -> Iterator[str]:
     """What failed, what is reserved, what is left, whether it grows."""
     if memory.out_of_memory:
         many = "an allocation" if memory.out_of_memory == 1 else f"{memory.out_of_memory:,} allocations"
-        asked = "" if memory.failed_bytes is None else f", {format_bytes(memory.failed_bytes)} was asked for"
-        yield f"{many} failed for want of memory{asked}"
+        asked = "" if memory.failed_bytes is None else f", {format_bytes(memory.failed_bytes)} was requested"
+        yield f"{many} failed: out of memory{asked}"
     if memory.reserved is not None:
         yield from _reserved(memory, memory.reserved)
     if memory.capacity_bytes is not None and memory.headroom_bytes is not None:
         left = format_bytes(max(0, memory.headroom_bytes))
         whose = f"{left} of the device's {format_bytes(memory.capacity_bytes)}"
-        yield f"it leaves {whose}" if memory.space == "program" else f"{whose} were never taken"
+        yield f"it leaves {whose}" if memory.space == "program" else f"{whose} were never reserved"
     grown = memory.growth
     if grown is not None and grown.growing:
         full = "" if grown.steps_left is None else f": full in {grown.steps_left:,} more"
-        yield f"grows by {format_bytes(grown.bytes_per_step)} a step, over {grown.steps:,} steps{full}"
+        yield f"grows by {format_bytes(grown.bytes_per_step)} per step, over {grown.steps:,} steps{full}"
     elif grown is not None:
         yield f"does not grow from step to step, over {grown.steps:,} steps"
 
@@ -125,190 +236,6 @@ def _reserved(memory: Memory, reserved: Reserved) -> Iterator[str]:
         )
 
 
-def known_words(memory: Memory) -> str:
-    """``'measured, CUDA memory snapshot'``."""
-    text = f"{memory.basis}, {sanitize(memory.known_from)}"
-    return f"{text}: blocks that a framework's allocator took from the driver" if memory.of_driver else text
-
-
-def unmatched_words(memory: Memory) -> Iterator[str]:
-    """That events belong to no block, if some do."""
-    if memory.unmatched:
-        yield f"{memory.unmatched:,} events belong to no block: its allocation or its free was not recorded"
-
-
-Cells = tuple[tuple[str, str], ...]
-"""(column, cell); the same columns in every row of a table."""
-
-_KNOWN_BY = {
-    KnownBy.NOTHING: "",
-    KnownBy.RECORDED: "the recording",
-    KnownBy.ADDRESS: "its address",
-    KnownBy.PHASE: "phases of the step",
-    KnownBy.STACK: "its stack",
-    KnownBy.OP: "its op",
-    KnownBy.SCHEDULE: "the schedule",
-}
-
-MOST_PARTS, SMALL_PART = 2, 0.01
-"""Categories of the sentence at the top, and the share of the peak from which they are worth naming there."""
-
-SMALL_MEMORY = 0.01
-"""Of the largest memory's peak: the host's few scalars beside a device full of tensors."""
-
-SMALL_PROGRAM = 0.1
-"""Of the largest program's peak: initialisation, metrics and conversions beside the step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HolderTable:
-    """Modules or lines, most bytes first, and what is not among them."""
-
-    title: str
-    rows: tuple[Cells, ...]
-    row_bytes: tuple[int, ...]
-    """Of each row."""
-    more: int
-    """Owners that have no row, and what they hold."""
-    more_bytes: int
-
-    def left(self, most: int) -> str:
-        """``'and 12 more, 40.0 MiB together'`` behind the first ``most`` rows; ``''`` if there is nothing."""
-        count = max(0, len(self.rows) - most) + self.more
-        return f"and {count:,} more, {format_bytes(sum(self.row_bytes[most:]) + self.more_bytes)} together" * bool(
-            count
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryView:
-    """One memory, or the fullest of several ranks'."""
-
-    title: str
-    headline: str
-    """The peak, when it was, and what asked for it."""
-    facts: tuple[str, ...]
-    """What is reserved, what is left, what failed, whether it grows, how all of it is known."""
-    categories: tuple[Cells, ...]
-    """Sums to the peak."""
-    modules: HolderTable | None
-    lines: HolderTable | None
-    others: tuple[Cells, ...]
-    """Ranks or devices side by side."""
-    others_left: int
-    notes: tuple[str, ...]
-    picture: PictureView | None
-    minor: bool
-    """So small beside the largest memory that it is told of only when asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoriesView:
-    """The whole section."""
-
-    summary: str
-    """The fullest memory that was measured, in a sentence; ``''`` where there is none."""
-    fullest: tuple[str, str, str] | None
-    """The same for a glance: what it is, how much, and whose."""
-    memories: tuple[MemoryView, ...]
-    memories_left: int
-    notes: tuple[str, ...]
-
-
-def memory_view(section: MemorySection) -> MemoriesView | None:
-    """The section as rows; ``None`` where no memory is known of."""
-    if not section.entries and not section.problems:
-        return None
-    fullest = next((entry for entry in section.entries if entry.worst.basis == "measured"), None)
-    return MemoriesView(
-        summary="" if fullest is None else _summary(fullest),
-        fullest=None if fullest is None else _glance(fullest),
-        memories=tuple(_entry(entry, minor=_is_minor(entry, section)) for entry in section.entries),
-        memories_left=section.entries_left,
-        notes=tuple(sanitize(problem) for problem in section.problems),
-    )
-
-
-def _is_minor(entry: MemoryEntry, section: MemorySection) -> bool:
-    peak, program = entry.worst.peak_bytes, entry.worst.space == "program"
-    largest = section.entries[0].worst.peak_bytes
-    programs = [entry.worst.peak_bytes for entry in section.entries if entry.worst.space == "program"]
-    return peak < SMALL_MEMORY * largest or (program and peak < SMALL_PROGRAM * programs[0])
-
-
-def _entry(entry: MemoryEntry, *, minor: bool) -> MemoryView:
-    memory = entry.worst
-    return MemoryView(
-        title=_title(entry),
-        headline=headline(memory),
-        facts=(*facts(memory), *_beside(entry), known_words(memory)),
-        categories=tuple(_categories(memory)),
-        modules=_holders("by module", "module", memory.by_module, memory.peak_bytes),
-        lines=_holders("by line of the program", "source line", memory.by_line, memory.peak_bytes),
-        others=tuple(_other(other, entry) for other in entry.others),
-        others_left=entry.others_left,
-        notes=(*(sanitize(note) for note in memory.notes), *unmatched_words(memory)),
-        picture=None if memory.picture is None or _is_flat(memory.picture) else picture_view(memory, memory.picture),
-        minor=minor,
-    )
-
-
-def _summary(entry: MemoryEntry) -> str:
-    """``'memory of cuda:0: peak 11.6 GiB (activation 57.3%, optimizer state 27.2%)'``."""
-    memory = entry.worst
-    parts = f" ({', '.join(_parts(memory))})" if memory.peak_bytes else ""
-    return f"memory of {_whole_name(entry)}: {size_words(memory)}{parts}"
-
-
-def _glance(entry: MemoryEntry) -> tuple[str, str, str]:
-    """``('peak memory', '11.6 GiB', 'cuda:0; activation 57.3%, optimizer state 27.2%')``."""
-    memory = entry.worst
-    what = "memory held" if memory.first == memory.last else "peak memory"
-    parts = f"; {', '.join(_parts(memory))}" if memory.peak_bytes else ""
-    return what, format_bytes(memory.peak_bytes), f"{_whole_name(entry)}{parts}"
-
-
-def _parts(memory: Memory) -> list[str]:
-    """The largest of its categories, what was held before among them."""
-    held = [(category.bytes, category_words(category.category)) for category in memory.by_category]
-    largest = sorted([*held, (memory.unseen_bytes, UNSEEN)], key=lambda item: -item[0])[:MOST_PARTS]
-    return [
-        f"{words} {format_share(bytes_, memory.peak_bytes)}"
-        for bytes_, words in largest
-        if bytes_ >= SMALL_PART * memory.peak_bytes
-    ]
-
-
-def _is_flat(picture: MemoryPicture) -> bool:
-    """Nothing comes or goes: the table below says all of it."""
-    return bool((picture.total == picture.total[0]).all())
-
-
-def _title(entry: MemoryEntry) -> str:
-    return f"Memory of {_whole_name(entry)}"
-
-
-def _whole_name(entry: MemoryEntry) -> str:
-    several = len(entry.others) + entry.others_left
-    whose = "" if entry.worst.rank is None else f" on rank {entry.worst.rank}"
-    among = f", the fullest of {several:,} {_members(entry)}" if several else ""
-    return f"{memory_name(entry.worst)}{whose}{among}"
-
-
-def _members(entry: MemoryEntry) -> str:
-    """What stands side by side."""
-    sources = {other.source for other in entry.others}
-    if len(sources) == 1:
-        return "devices"
-    return "ranks" if _is_of_ranks(entry) and len(sources) == len(entry.others) else "recordings"
-
-
-def _is_of_ranks(entry: MemoryEntry) -> bool:
-    """Every trace is another rank's: a run has the memory at a failed allocation as a trace of its own."""
-    ranks = {other.rank for other in entry.others}
-    return None not in ranks and len(ranks) == len({other.source for other in entry.others})
-
-
 def _beside(entry: MemoryEntry) -> Iterator[str]:
     if entry.others and not entry.others_left:
         least = entry.others[-1]
@@ -318,62 +245,70 @@ def _beside(entry: MemoryEntry) -> Iterator[str]:
         )
 
 
-def _categories(memory: Memory) -> Iterator[Cells]:
-    rows = [(category.bytes, _category(category, memory)) for category in memory.by_category]
-    if memory.unseen_bytes:
-        rows.append((memory.unseen_bytes, _unseen(memory)))
-    filled = {name for _, cells in rows for name, cell in cells if cell}
-    for _, cells in sorted(rows, key=lambda row: -row[0]):
-        yield tuple((name, cell) for name, cell in cells if name in filled)
+def _basis(memory: Memory) -> str:
+    """``'measured, CUDA memory snapshot'``."""
+    text = f"{memory.basis}, {memory.known_from}"
+    return f"{text}: blocks that a framework's allocator took from the driver" if memory.of_driver else text
 
 
-def _category(category: HeldCategory, memory: Memory) -> Cells:
-    where = "" if category.place is None else place_text(category.place)
-    return (
-        ("category", category_words(category.category)),
-        *_amount(category.bytes, memory.peak_bytes, category.blocks),
-        ("known by", _KNOWN_BY[category.known_by]),
-        ("mostly at", where or place_end(sanitize(category.name or ""))),
-        ("there", format_bytes(category.place_bytes) if where or category.name else ""),
+def _unmatched(memory: Memory) -> Iterator[str]:
+    if memory.unmatched:
+        yield f"{memory.unmatched:,} events belong to no block: its allocation or its free was not recorded"
+
+
+def _is_flat(picture: MemoryPicture) -> bool:
+    """Nothing comes or goes: the table below says all of it."""
+    return bool((picture.total == picture.total[0]).all())
+
+
+def _drawing(memory: Memory, words: str) -> Iterator[Picture]:
+    if memory.picture is None or _is_flat(memory.picture):
+        return
+    view = picture_view(memory, memory.picture)
+    chart = memory_chart(view, f"{sanitize(words)}. The same in numbers below.")
+    yield Picture(f'{chart}<div class="legend">{legend(view)}</div>')
+
+
+def _categories(memory: Memory) -> Table:
+    """What holds the peak, by category; sums to it."""
+    peak = memory.peak_bytes
+    columns: tuple[Column[HeldCategory | None], ...] = (
+        Column("category", lambda row: UNSEEN if row is None else category_words(row.category)),
+        Column("bytes", lambda row: memory.unseen_bytes if row is None else row.bytes, "bytes"),
+        Column("share", lambda row: (memory.unseen_bytes if row is None else row.bytes) / peak, "share"),
+        Column("blocks", lambda row: row.blocks or None if row is not None else None, "count", drop=2),
+        Column("basis", lambda row: "the allocator's total" if row is None else _BASIS[row.known_by], drop=1),
+        Column("mostly at", lambda row: None if row is None else _mostly_at(row), "place"),
+        Column("there", lambda row: row.place_bytes if row is not None and _mostly_at(row) else None, "bytes", drop=3),
     )
+    rows: list[HeldCategory | None] = list(memory.by_category) if peak else []
+    if memory.unseen_bytes and peak:
+        rows.append(None)
+    rows.sort(key=lambda row: -(memory.unseen_bytes if row is None else row.bytes))
+    return table(columns, rows, few=5, rest="categories, which hold less")
 
 
-def _unseen(memory: Memory) -> Cells:
-    return (
-        ("category", UNSEEN),
-        *_amount(memory.unseen_bytes, memory.peak_bytes, 0),
-        ("known by", "the allocator's total"),
-        ("mostly at", ""),
-        ("there", ""),
-    )
+def _mostly_at(row: HeldCategory) -> str:
+    return row.name or "" if row.place is None else path_text(row.place)
 
 
-def _amount(bytes_: int, whole: int, blocks: int) -> Cells:
-    return (
-        ("bytes", format_bytes(bytes_)),
-        ("share", format_share(bytes_, whole)),
-        ("blocks", f"{blocks:,}" if blocks else "-"),
-    )
-
-
-def _holders(title: str, column: str, holders: Holders, peak: int) -> HolderTable | None:
-    """A table of owners; ``None`` where no owner but what is not known is told of, or nothing is held."""
+def _holders(title: str, column: str, holders: Holders, peak: int) -> tuple[Block, ...]:
+    """A table of owners; none where no owner is known or nothing is held."""
     if not peak or all(row.name is None or row.name == UNSEEN for row in holders.rows):
-        return None
-    return HolderTable(
-        title=title,
-        rows=tuple(_holder(column, row, peak) for row in holders.rows),
-        row_bytes=tuple(row.bytes for row in holders.rows),
-        more=holders.left,
-        more_bytes=holders.left_bytes,
+        return ()
+    columns: tuple[Column[Holder], ...] = (
+        Column(column, _holder_name, "place", limit=48),
+        Column("bytes", lambda row: row.bytes, "bytes"),
+        Column("share", lambda row: row.bytes / peak, "share"),
+        Column("blocks", lambda row: row.blocks or None, "count", drop=1),
     )
+    return tables(table(columns, holders.rows, title=title, detail=True, left=holders.left, rest="which hold less"))
 
 
-def _holder(column: str, holder: Holder, peak: int) -> Cells:
-    name = NOT_KNOWN if holder.name is None else sanitize(holder.name)
-    name = place_end(name if holder.line is None else path_text(holder.line))
-    many = f" ({holder.members:,} of them)" if holder.members > 1 else ""
-    return ((column, name + many), *_amount(holder.bytes, peak, holder.blocks))
+def _holder_name(holder: Holder) -> str:
+    name = NOT_KNOWN if holder.name is None else holder.name
+    name = place_end(sanitize(name if holder.line is None else path_text(holder.line)))
+    return name + (f" ({holder.members:,} of them)" if holder.members > 1 else "")
 
 
 def _whose(rank_memory: RankMemory, entry: MemoryEntry) -> str:
@@ -387,22 +322,46 @@ def _whose(rank_memory: RankMemory, entry: MemoryEntry) -> str:
     return f"{whose} {label}" if alike else whose
 
 
-def _other(rank_memory: RankMemory, entry: MemoryEntry) -> Cells:
-    shows = entry.others
-    cells = [("memory", _whose(rank_memory, entry)), ("peak", format_bytes(rank_memory.peak_bytes))]
-    cells += _optional("reserved", [other.reserved_bytes for other in shows], rank_memory.reserved_bytes)
-    cells += _optional("never taken", [other.headroom_bytes for other in shows], rank_memory.headroom_bytes)
-    if any(other.step is not None for other in shows):
-        cells.append(("step", "" if rank_memory.step is None else str(rank_memory.step)))
-    if any(other.phase != MemoryPhase.UNKNOWN for other in shows):
-        cells.append(("phase", "" if rank_memory.phase == MemoryPhase.UNKNOWN else phase_words(rank_memory.phase)))
-    if any(other.out_of_memory for other in shows):
-        cells.append(("failed", f"{rank_memory.out_of_memory:,}"))
-    return tuple(cells)
+def _others(entry: MemoryEntry) -> Table:
+    """Ranks or devices side by side."""
+    columns: tuple[Column[RankMemory], ...] = (
+        Column("memory", lambda other: _whose(other, entry)),
+        Column("peak", lambda other: other.peak_bytes, "bytes"),
+        Column("reserved", lambda other: other.reserved_bytes, "bytes"),
+        Column(
+            "never reserved",
+            lambda other: None if other.headroom_bytes is None else max(0, other.headroom_bytes),
+            "bytes",
+        ),
+        Column("step", lambda other: other.step, "count", drop=2),
+        Column("phase", lambda other: "" if other.phase == MemoryPhase.UNKNOWN else phase_words(other.phase), drop=1),
+        Column("failed", lambda other: other.out_of_memory or None, "count"),
+    )
+    return table(
+        columns, entry.others, title="side by side", detail=True, left=entry.others_left, rest="with lower peaks"
+    )
 
 
-def _optional(name: str, of_all: Sequence[int | None], value: int | None) -> list[tuple[str, str]]:
-    """A column, if any row fills it."""
-    if all(value is None for value in of_all):
-        return []
-    return [(name, "" if value is None else format_bytes(max(0, value)))]
+def _moments(memory: Memory, picture: MemoryPicture) -> Table:
+    """The picture in numbers: the highest moment of each part of the axis."""
+    total, positions = picture.total.tolist(), picture.positions.tolist()
+    span = memory.last - memory.first + 1
+    highest: dict[int, int] = {}
+    for index, position in enumerate(positions):
+        part = (position - memory.first) * MOMENTS // span
+        if part not in highest or total[index] > total[highest[part]]:
+            highest[part] = index
+    areas = {area.name: area.bytes for area in picture_view(memory, picture).areas}
+    columns: list[Column[int]] = [
+        Column("at", lambda index: moment(memory, positions[index])),
+        Column("in use", lambda index: total[index], "bytes"),
+        *(_area(name, bytes_) for name, bytes_ in areas.items()),
+    ]
+    if picture.reserved is not None:
+        reserved = picture.reserved.tolist()
+        columns.append(Column("reserved", lambda index: reserved[index], "bytes"))
+    return table(columns, list(highest.values()), title="the picture in numbers", detail=True)
+
+
+def _area(name: str, bytes_: tuple[int, ...]) -> Column[int]:
+    return Column(name, lambda index: bytes_[index], "bytes")

@@ -1,4 +1,4 @@
-"""The picture of a memory: areas, bands and marks in parts of its width and in bytes, before any format draws it."""
+"""The picture of a memory over time: its areas, bands and marks, and its drawing as inline SVG."""
 
 from __future__ import annotations
 
@@ -51,9 +51,6 @@ ORDER = (
 )  # fmt: skip
 """Bottom to top: what lasts lies below what comes and goes."""
 
-MOMENTS = 12
-"""Rows of the table that says the same as the picture."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
@@ -88,8 +85,6 @@ class PictureView:
     phases: tuple[BandView, ...]
     begins: str
     ends: str
-    moments: tuple[tuple[tuple[str, str], ...], ...]
-    """Rows of (column, cell): the picture in numbers, the highest moment of each part of the axis."""
 
 
 def moment(memory: Memory, position: int) -> str:
@@ -132,30 +127,12 @@ def picture_view(memory: Memory, picture: MemoryPicture) -> PictureView:
         phases=tuple(map(band, picture.phases)),
         begins=begins,
         ends=ends,
-        moments=tuple(_moments(memory, picture, areas)),
     )
 
 
 def category_words(category: MemoryCategory) -> str:
     """``optimizer state``; ``not known`` for blocks of no known category."""
     return NOT_KNOWN if category == MemoryCategory.UNKNOWN else category.name.lower().replace("_", " ")
-
-
-def _moments(memory: Memory, picture: MemoryPicture, areas: list[Area]) -> Iterator[tuple[tuple[str, str], ...]]:
-    total = picture.total.tolist()
-    positions = picture.positions.tolist()
-    span = memory.last - memory.first + 1
-    highest: dict[int, int] = {}
-    for index, position in enumerate(positions):
-        part = (position - memory.first) * MOMENTS // span
-        if part not in highest or total[index] > total[highest[part]]:
-            highest[part] = index
-    for index in highest.values():
-        cells = [("at", moment(memory, positions[index])), ("in use", format_bytes(total[index]))]
-        cells += [(area.name, format_bytes(area.bytes[index])) for area in areas]
-        if picture.reserved is not None:
-            cells.append(("reserved", format_bytes(int(picture.reserved[index]))))
-        yield tuple(cells)
 
 
 # The picture of a memory as inline SVG: areas by category over time, the peak marked, phases and steps below.

@@ -23,7 +23,7 @@ from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.sweep.front import Swept, VariantPoint, VariantState, pareto_front, sentences, size_limits
 from perfscope.dashboards.report.compare.types import Count, Ns, Texts, Value
 from perfscope.dashboards.report.html_page import page
-from perfscope.dashboards.report.text_tables import WIDTH, hanging, printed
+from perfscope.dashboards.report.renderers.text import WIDTH, hanging, printed
 from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
 from perfscope.model.units import format_bytes, format_ns, format_share

@@ -14,7 +14,7 @@ from rich.text import Text
 from perfscope.analyzers.time import NOT_KNOWN
 from perfscope.dashboards.report.html_page import card, table
 from perfscope.dashboards.report.markdown_text import code, in_html, markdown_table
-from perfscope.dashboards.report.text_tables import tail
+from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize, shorten
 
@@ -93,7 +93,7 @@ def _row(kind: str, row: WorkRow, top: TopWork, steps: int) -> tuple[str, ...]:
     if kind != "kernels":
         return cells
     op = "" if row.op == NOT_KNOWN else shorten(sanitize(row.op), PLACE_LIMIT)
-    return (*cells, tail(sanitize(row.line), PLACE_LIMIT), op)
+    return (*cells, place_end(sanitize(row.line), PLACE_LIMIT), op)
 
 
 def top_text(view: TopView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
@@ -114,7 +114,7 @@ def top_text(view: TopView, width: int, *, verbose: bool) -> Iterator[Renderable
             else:
                 grid.add_column(head, no_wrap=True, overflow="ellipsis", width=widths[column - FIRST_PLACE])
         for row in item.rows if verbose else item.rows[:FIRST_ROWS]:
-            places = [tail(cell, most) for cell, most in zip(row[FIRST_PLACE:columns], widths, strict=False)]
+            places = [place_end(cell, most) for cell, most in zip(row[FIRST_PLACE:columns], widths, strict=False)]
             grid.add_row(*map(Text, (*row[:FIRST_PLACE], *places)))
         yield Padding(grid, (0, 0, 0, 4))
         yield ""

@@ -9,13 +9,22 @@ from typing import Any
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.sections.programs import PlanSummary
 from perfscope.dashboards.report.abstained import logs_alone
+from perfscope.dashboards.report.blocks import notes
 from perfscope.dashboards.report.html_page import card
 from perfscope.dashboards.report.remarks import memory_alone, programs_alone
-from perfscope.dashboards.report.sections.estimate import estimate_card, estimate_view, picture
-from perfscope.dashboards.report.sections.plan import holder_rows, memory_notes, peak_rows, plan_card, plan_views
-from perfscope.dashboards.report.sections.plan import range_text as plan_range_text
-from perfscope.dashboards.report.sections.program import html_cells_table
+from perfscope.dashboards.report.renderers.html import blocks_html, sections_html
+from perfscope.dashboards.report.renderers.values import range_text
+from perfscope.dashboards.report.sections.estimate import estimate_sections, picture
+from perfscope.dashboards.report.sections.plan import (
+    ends,
+    memory_notes,
+    memory_tables,
+    peak_moment,
+    plan_sections,
+    planned_steps,
+)
 from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize
 
 # Programs that were compiled for a machine that is not there, and never ran: what is modelled of them.
@@ -48,21 +57,24 @@ def _plan_tiles(plan: PlanSummary) -> list[Tile]:
         ("Step eager, modelled", plan.eager, "op by op"),
     ]
     results = [
-        (name, plan_range_text(work.step), f"{named} on {sanitize(plan.target, 40)}, {how}, launches included")
+        (name, range_text(ends(work.step)), f"{named} on {sanitize(plan.target, 40)}, {how}, launches included")
         for name, work, how in held
         if work is not None
     ]
+    most = plan.memory_bytes
     return results + [
-        (f"Peak {row['a step']}, planned", row["peak, planned"], f"{row['of memory']} of the device's, in {row['in']}")
-        for row in map(dict, peak_rows(plan))
+        (
+            f"Peak {name}, planned",
+            format_bytes(step.peak_bytes),
+            f"{format_share(step.peak_bytes, most) if most else '-'} of the device's, in {sanitize(peak_moment(step))}",
+        )
+        for name, step in planned_steps(plan)
     ]
 
 
 def cards(analysis: Analysis) -> str:
     """The report's cards of modelled time and of plans, as HTML."""
-    view = estimate_view(analysis.estimate)
-    modelled = "" if view is None else estimate_card(view)
-    return modelled + "".join(map(plan_card, plan_views(analysis.plans)))
+    return "".join(sections_html((*estimate_sections(analysis.estimate), *plan_sections(analysis.plans))))
 
 
 def memory_cards(analysis: Analysis) -> str:
@@ -73,9 +85,8 @@ def memory_cards(analysis: Analysis) -> str:
 
 
 def _memory(plan: PlanSummary) -> str:
-    tables = "".join(html_cells_table(rows) for rows in (list(peak_rows(plan)), list(holder_rows(plan))) if rows)
-    notes = " ".join(f"{note[:1].upper()}{note[1:]}." for note in memory_notes(plan))
-    return tables + (f'<p class="note">{escape(notes)}</p>' if notes else "")
+    made = tuple(block for block in memory_tables(plan) if block.rows)
+    return "".join(blocks_html((*made, *notes(*memory_notes(plan)))))
 
 
 def schedules(analysis: Analysis) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 from perfscope.analyzers.programs import Program, programs
 from perfscope.analyzers.torch_compile import CompileSummary, FrameSummary, compile_summary, plain_function
-from perfscope.dashboards.report.sections.compile import compile_card, compile_view, place_text
-from perfscope.dashboards.report.sections.program import programs_cards, programs_view
+from perfscope.dashboards.report.renderers.html import sections_html
+from perfscope.dashboards.report.sections.compile import compile_sections, place_text
+from perfscope.dashboards.report.sections.programs import programs_sections
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import cards as modelled_cards
 from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
@@ -262,10 +263,8 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 
 def view(job: Job) -> dict[str, Any]:
     """``html``: the cards; ``tables``: those that have rows; ``bars``: compile time by frame and stage."""
-    programs, compiled = programs_view(job.analysis.programs), compile_view(job.analysis.compile)
-    cards = [modelled_cards(job.analysis), *([] if programs is None else programs_cards(programs))]
-    if compiled is not None:
-        cards.append(compile_card(compiled))
+    sections = (*programs_sections(job.analysis.programs), *compile_sections(job.analysis.compile))
+    cards = [modelled_cards(job.analysis), *sections_html(sections)]
     tables = {}
     for name, heads in HEADS.items():
         rows = [row for item in job.gathered for row in item.held["rows"][name]]

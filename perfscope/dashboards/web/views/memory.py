@@ -16,8 +16,8 @@ from perfscope.analyzers.memory import MOST_PROGRAMS
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.memory.picture import Band, MemoryPicture, memory_picture
-from perfscope.dashboards.report.sections.memory import memory_view
-from perfscope.dashboards.report.sections.memory_formats import memory_cards
+from perfscope.dashboards.report.renderers.html import sections_html
+from perfscope.dashboards.report.sections.memory import memory_sections
 from perfscope.dashboards.report.sections.memory_picture import COLORS, NOT_KNOWN, ORDER, PHASE_COLORS, UNSEEN_COLOR
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import memory_cards as planned_memory
@@ -226,7 +226,6 @@ def view(job: Job) -> dict[str, Any]:
 
     ``planned``: the peaks of planned steps, as HTML.
     """
-    view = memory_view(job.analysis.memory)
     held = [
         {**memory, "rank": item.source.rank, "whose": _whose(item, len(job.gathered))}
         for item in job.gathered
@@ -246,7 +245,7 @@ def view(job: Job) -> dict[str, Any]:
         written = read_curve(job.folder, memory)
         tables |= {f"{index}-{kind}": rows for kind, rows in written["tables"].items()}
     return {
-        "html": "" if view is None else "".join(memory_cards(view)),
+        "html": "".join(sections_html(memory_sections(job.analysis.memory), more="More memories")),
         "planned": planned_memory(job.analysis),
         "memories": chosen,
         "left": len(held) - len(chosen),

@@ -24,7 +24,8 @@ from perfscope.analyzers.ranks import (
 )
 from perfscope.analyzers.sections.collectives import MOST_JOBS
 from perfscope.analyzers.time import device_busy, step_windows
-from perfscope.dashboards.report.sections.collectives import collectives_cards, collectives_view, ranks_text
+from perfscope.dashboards.report.renderers.html import sections_html
+from perfscope.dashboards.report.sections.collectives import collectives_sections, ranks_text
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import is_jax
 from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
@@ -289,7 +290,6 @@ def view(job: Job) -> dict[str, Any]:
 
     ``jax``: it is of a JAX program.
     """
-    view = collectives_view(job.analysis.collectives)
     numbers = {(item.source.path, item.source.rank): item.place.number for item in job.gathered}
     tables: dict[str, Any] = {}
     jobs = []
@@ -309,7 +309,7 @@ def view(job: Job) -> dict[str, Any]:
     if links:
         tables["links"] = table(LINK_HEADS, sorted(links, key=lambda row: -row[3]))
     return {
-        "html": "" if view is None else "".join(collectives_cards(view)),
+        "html": "".join(sections_html(collectives_sections(job.analysis.collectives))),
         "jobs": jobs,
         "busy": busy_map([device for item in job.gathered for device in item.held["busy"]]),
         "tables": tables,

@@ -1,0 +1,177 @@
+"""What a report is made of: sections of blocks that hold values with units.
+
+Sections say what is shown; they format, escape, mask, narrow and bound nothing. The renderers in ``renderers`` do that,
+once for all sections. A new column is one line in a section, a new section one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+Unit = Literal["text", "code", "place", "ns", "bytes", "count", "quantity", "share", "bytes_per_s"]
+"""How a value is shown: ``code`` is a name of the program (cut at its end where it is too long), ``place`` a path, a
+source line or a scope (cut at its beginning), ``quantity`` a count with decimal prefixes, ``share`` a number from 0
+to 1; ns and bytes are numbers of them."""
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A value that is known to lie between two ends, in the unit of its column."""
+
+    low: Number
+    high: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A value with a mark before it: ``'>='`` of a lower bound, ``'~'`` of an approximation; ``''`` for none."""
+
+    value: Number | Range
+    mark: str
+
+
+Value = str | Number | Range | Marked | None
+"""What a cell holds; ``None`` and ``''`` show as nothing. A text in a column of numbers is shown as it is."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[T]):
+    """A column: its title, and its value in the row of an item."""
+
+    title: str
+    value: Callable[[T], Value]
+    unit: Unit = "text"
+    drop: int = 0
+    """On a narrow terminal columns go in this order, 1 first; 0 stays."""
+    limit: int = 0
+    """Characters of a name or place; 0: those of the unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A column of a table, without the way to its values."""
+
+    title: str
+    unit: Unit
+    drop: int = 0
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows, those that matter most first. Columns that no row fills are not in it."""
+
+    heads: tuple[Head, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    title: str = ""
+    few: int = 5
+    """Rows that are shown at once; the others with ``-v`` or when a fold is opened."""
+    left: int = 0
+    """Rows that are known of and not in the table."""
+    rest: str = ""
+    """What all rows that are not shown are: ``'kernels, which move less'``."""
+    detail: bool = False
+    """Shown with ``-v`` or when a fold is opened, and not at once."""
+    bar: bool = False
+    """Whether the first column of shares is drawn as bars, where there are pictures."""
+
+    def column(self, title: str) -> tuple[Value, ...]:
+        """The values of a column; ``ValueError`` if there is none of that title."""
+        index = [head.title for head in self.heads].index(title)
+        return tuple(row[index] for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph; what stands between single backticks is code."""
+
+    text: str
+    detail: bool = False
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Sentences, a line each."""
+
+    items: tuple[str, ...]
+    few: int = 6
+    left: int = 0
+    rest: str = ""
+    detail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to type, and what it does."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing, for formats that have pictures: markup whose texts are escaped, and which loads nothing."""
+
+    markup: str
+
+
+Block = Table | Text | Listing | Command | Picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A titled part of a report."""
+
+    title: str
+    summary: str = ""
+    """All of it in one sentence, which begins with a small letter and has no full stop."""
+    blocks: tuple[Block, ...] = ()
+    detail: bool = False
+    """So small beside the others that it is shown with ``-v`` or when a fold is opened only."""
+
+    def table(self, title: str) -> Table:
+        """The table of a title; ``KeyError`` if there is none."""
+        tables = {block.title: block for block in self.blocks if isinstance(block, Table)}
+        return tables[title]
+
+    def texts(self) -> tuple[str, ...]:
+        """All its sentences, in order."""
+        return tuple(
+            text
+            for block in self.blocks
+            if isinstance(block, Text | Listing)
+            for text in ((block.text,) if isinstance(block, Text) else block.items)
+        )
+
+
+def table(columns: Sequence[Column[T]], items: Sequence[T], **options: Any) -> Table:
+    """A table with a row for each of ``items``, without the columns that hold nothing; ``options``: of ``Table``."""
+    cells = [[column.value(item) for column in columns] for item in items]
+    filled = [
+        index for index in range(len(columns)) if any(row[index] is not None and row[index] != "" for row in cells)
+    ]
+    return Table(
+        heads=tuple(
+            Head(column.title, column.unit, column.drop, column.limit)
+            for column in (columns[index] for index in filled)
+        ),
+        rows=tuple(tuple(row[index] for index in filled) for row in cells),
+        **options,
+    )
+
+
+def tables(*made: Table) -> tuple[Table, ...]:
+    """Those that have a row."""
+    return tuple(block for block in made if block.rows)
+
+
+def notes(*texts: str, detail: bool = False) -> tuple[Text, ...]:
+    """A paragraph for each text that is not empty."""
+    return tuple(Text(text, detail) for text in texts if text)

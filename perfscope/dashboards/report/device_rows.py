@@ -1,0 +1,126 @@
+"""The time of devices as rows: one by one where they are few, folded where they are many and alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perfscope.model.trace import MISSING
+from perfscope.model.units import format_share
+from perfscope.model.untrusted_text import sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.analyzers.engine import Analysis
+    from perfscope.analyzers.time import DeviceTime
+
+
+MOST_DEVICE_ROWS = 8
+"""Devices shown one by one: a node's worth. More are folded."""
+
+FOLD_SPAN = 0.01
+"""Devices are folded into one row if their spans agree to 1%, the usual spread between ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """The time of one device, or of several that are alike (medians then)."""
+
+    ranks: str
+    device: str
+    count: int
+    span_ns: int
+    compute_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+
+    def shares(self) -> tuple[str, str, str, str]:
+        """Compute, exposed communication, exposed copy and idle, in percent of the span."""
+        parts = (self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.idle_ns)
+        compute, communication, copy, idle = (format_share(part, self.span_ns) for part in parts)
+        return compute, communication, copy, idle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShare:
+    """The fields of a ``DeviceTime`` that a row shows, over the whole steps."""
+
+    rank: int | None
+    ordinal: int
+    name: str
+    span_ns: int
+    compute_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+
+
+def device_rows(analysis: Analysis) -> tuple[DeviceRow, ...]:
+    """The rows of an analysis: over the steps where its account is known, else over each device's own span."""
+    shares = [
+        DeviceShare(
+            rank=account.rank,
+            ordinal=account.ordinal,
+            name=account.name,
+            span_ns=account.whole_ns,
+            compute_ns=account.total_ns["compute"],
+            exposed_communication_ns=account.total_ns["exposed_communication"],
+            exposed_copy_ns=account.total_ns["exposed_copy"],
+            idle_ns=account.whole_ns - account.busy_ns,
+        )
+        for account in analysis.accounts
+        if account.device != MISSING
+    ]
+    return fold_devices(shares or analysis.devices)
+
+
+def fold_devices(devices: Sequence[DeviceTime | DeviceShare]) -> tuple[DeviceRow, ...]:
+    """A row a device; where there are many, those that are alike to a percent share one."""
+    if len(devices) <= MOST_DEVICE_ROWS:
+        return tuple(_device_row([device]) for device in devices)
+    groups: dict[tuple[object, ...], list[DeviceTime | DeviceShare]] = {}
+    for device in devices:
+        parts = (device.compute_ns, device.exposed_communication_ns, device.exposed_copy_ns)
+        alike = tuple(round(100 * part / device.span_ns) if device.span_ns else 0 for part in parts)
+        near = [key for key in groups if key[:-1] == (device.name, alike) and _same_span(groups[key][0], device)]
+        groups.setdefault(near[0] if near else (device.name, alike, len(groups)), []).append(device)
+    rows = sorted(groups.values(), key=lambda group: -sum(device.idle_ns for device in group) / len(group))
+    if len(rows) > MOST_DEVICE_ROWS:  # the most idle ones keep their row, the rest is summed up by its median
+        kept = MOST_DEVICE_ROWS - 1
+        rows = [*rows[:kept], [device for group in rows[kept:] for device in group]]
+    return tuple(_device_row(group) for group in rows)
+
+
+def _same_span(first: DeviceTime | DeviceShare, second: DeviceTime | DeviceShare) -> bool:
+    return abs(first.span_ns - second.span_ns) <= FOLD_SPAN * max(first.span_ns, second.span_ns)
+
+
+def _device_row(group: Sequence[DeviceTime | DeviceShare]) -> DeviceRow:
+    ranks = [device.rank for device in group if device.rank is not None]
+    names = sorted({sanitize(device.name) or "device" for device in group})
+    label = names[0] if len(names) == 1 else f"{len(names)} kinds"
+    ordinals = span_text([device.ordinal for device in group])
+    middle = sorted(group, key=lambda device: device.idle_ns)[len(group) // 2]
+    return DeviceRow(
+        ranks=span_text(ranks) if ranks else "-",
+        device=f"{label} ({ordinals})" if len(group) == 1 else f"{label} (x{len(group)}, median)",
+        count=len(group),
+        span_ns=middle.span_ns,
+        compute_ns=middle.compute_ns,
+        exposed_communication_ns=middle.exposed_communication_ns,
+        exposed_copy_ns=middle.exposed_copy_ns,
+        idle_ns=middle.idle_ns,
+    )
+
+
+def span_text(numbers: Sequence[int]) -> str:
+    """``(0, 1, 2, 5)`` -> ``'0-2, 5'``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

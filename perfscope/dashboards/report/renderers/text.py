@@ -1,0 +1,151 @@
+"""Sections on a terminal: short by default, every block and row when asked; columns that do not fit are dropped."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from perfscope.dashboards.report.blocks import Command, Listing, Picture, Table, Text
+from perfscope.dashboards.report.renderers.values import WORDS, place_end, rest_text, shown
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from perfscope.dashboards.report.blocks import Block, Head, Section
+
+WIDTH = 110
+"""Columns where no terminal tells its own: a log or a file looks the same everywhere."""
+
+NARROWEST = 80
+"""Below it the columns of a table have no room for words, and wrapping by the terminal reads better."""
+
+NARROWEST_PLACE = 16
+"""Characters that a name or a place keeps in the narrowest terminal."""
+
+MOST_ROWS = 12
+"""Rows of a table with ``-v``; the JSON report holds more."""
+
+INDENT, GAP = 2, 2
+"""Columns before a table and between its columns."""
+
+
+def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, color: bool) -> str:
+    """The parts that ``parts(columns)`` gives, one below the other, without spaces at the ends of lines."""
+    into = io.StringIO()
+    console = Console(
+        file=into,
+        width=max(width, NARROWEST),
+        color_system="standard" if color else None,
+        force_terminal=color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    for part in parts(console.width):
+        console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
+
+
+def sections_text(sections: Sequence[Section], width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """Each section and an empty line; how many small ones are left out."""
+    kept = [section for section in sections if verbose or not section.detail]
+    for section in kept:
+        yield from section_text(section, width, verbose=verbose)
+        yield ""
+    if len(kept) < len(sections):
+        titles = "; ".join(sanitize(section.title) for section in sections if section not in kept)
+        yield hanging(f"small beside these, with -v: {titles}")
+        yield ""
+
+
+def section_text(section: Section, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """The title with the summary, and the blocks below it."""
+    title = sanitize(section.title)
+    line = RichText(f"{title}: {sanitize(section.summary, TEXT_LIMIT)}" if section.summary else title, overflow="fold")
+    line.stylize("bold", 0, len(title))
+    yield Padding(line, (0, 0, 0, INDENT))
+    after_table = False
+    for block in section.blocks:
+        open_table = isinstance(block, Table) and (verbose or not block.detail)
+        if after_table and open_table:
+            yield ""
+        yield from block_text(block, width, verbose=verbose)
+        after_table = open_table
+
+
+def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """One block; nothing for a detail without ``verbose``, and nothing for a picture."""
+    if isinstance(block, Picture | Command):
+        if verbose and isinstance(block, Command):
+            yield hanging(f"{block.what}: {sanitize(block.command, TEXT_LIMIT)}")
+        return
+    if block.detail and not verbose:
+        return
+    if isinstance(block, Text):
+        yield hanging(sanitize(block.text, TEXT_LIMIT), style="yellow" if block.warning else "dim")
+    elif isinstance(block, Listing):
+        items = block.items if verbose else block.items[: block.few]
+        yield from (hanging(sanitize(item, TEXT_LIMIT)) for item in items)
+        yield from _rest(rest_text(block, len(block.items) - len(items)), verbose=verbose)
+    else:
+        rows = block.rows[: max(MOST_ROWS, block.few) if verbose else block.few]
+        if block.title and block.detail:
+            yield Padding(RichText(sanitize(block.title), style="dim"), (0, 0, 0, INDENT))
+        if rows:
+            yield table_text(block.heads, rows, width)
+        yield from _rest(rest_text(block, len(block.rows) - len(rows)), verbose=verbose)
+
+
+def _rest(text: str, *, verbose: bool) -> Iterator[RenderableType]:
+    if text:
+        yield f"    {text}{'' if verbose else ' (-v)'}"
+
+
+def table_text(heads: Sequence[Head], rows: Sequence[Sequence[object]], width: int) -> RenderableType:
+    """The rows in the columns that the width holds; words stand left, numbers right."""
+    cells = [[shown(value, head) for value, head in zip(row, heads, strict=True)] for row in rows]  # type: ignore[arg-type]
+    kept, limit = _fitting(heads, cells, width)
+    table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+    for index in kept:
+        left = heads[index].unit in WORDS
+        table.add_column(heads[index].title, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for row in cells:
+        table.add_row(*(RichText(place_end(row[index], limit[index])) for index in kept))
+    return Padding(table, (0, 0, 0, INDENT))
+
+
+def _fitting(heads: Sequence[Head], cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], dict[int, int]]:
+    """The columns that stay, and how many characters each may have: the longest place gives way last."""
+    widest = {index: max(len(head.title), *(len(row[index]) for row in cells)) for index, head in enumerate(heads)}
+    kept = list(widest)
+
+    def missing() -> int:
+        return INDENT + sum(widest[index] + GAP for index in kept) - GAP - width
+
+    for index in sorted((index for index in kept if heads[index].drop), key=lambda index: heads[index].drop):
+        if missing() > 0:
+            kept.remove(index)
+    names = sorted((index for index in kept if heads[index].unit in WORDS), key=lambda index: -widest[index])
+    for index in names:
+        if missing() > 0 and heads[index].unit != "text":
+            widest[index] = max(NARROWEST_PLACE, widest[index] - missing())
+    return kept, widest
+
+
+def hanging(text: str, style: str = "dim") -> RenderableType:
+    """A paragraph below a title, indented."""
+    table = RichTable.grid(padding=0)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(RichText("    "), RichText(text, style=style))
+    return table

@@ -1,0 +1,88 @@
+"""How a value is shown in every format: its unit in the text, control characters and secrets masked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.report.blocks import Marked, Range
+from perfscope.model.units import format_bytes, format_count, format_ns, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.report.blocks import Head, Listing, Number, Table, Unit, Value
+
+NAME_LIMIT = 36
+"""Characters of a name in a table."""
+
+PLACE_LIMIT = 40
+"""Characters of a path, a source line or a scope in a table: the end tells."""
+
+NAMES = frozenset({"code", "place"})
+"""Units of columns whose words are names of the program."""
+
+WORDS = NAMES | {"text"}
+"""Units of columns that stand left; the others are numbers."""
+
+
+def shown(value: Value, head: Head) -> str:
+    """A cell as text, cut to what its column has room for."""
+    if not isinstance(value, str):
+        return number_text(value, head.unit)
+    text = sanitize(value, TEXT_LIMIT)
+    if head.unit == "place":
+        return place_end(text, head.limit or PLACE_LIMIT)
+    return shorten(text, head.limit or NAME_LIMIT) if head.unit == "code" else text
+
+
+def number_text(value: Number | Range | Marked | None, unit: Unit) -> str:
+    """A number, a range or a bound with its unit; ``''`` for ``None``."""
+    if value is None:
+        return ""
+    if isinstance(value, Marked):
+        space = " " if len(value.mark) > 1 else ""
+        return f"{value.mark}{space}{number_text(value.value, unit)}"
+    if isinstance(value, Range):
+        return range_text(value, unit)
+    match unit:
+        case "ns":
+            return format_ns(value)
+        case "bytes":
+            return format_bytes(value)
+        case "share":
+            return format_share(value, 1)
+        case "quantity":
+            return format_count(value)
+        case "bytes_per_s":
+            return f"{value / 1e9:.3g} GB/s"
+        case _:
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def range_text(value: Range, unit: Unit = "ns") -> str:
+    """``'1.20 to 3.41 ms'``; one number where both ends show alike."""
+    low, high = number_text(value.low, unit), number_text(value.high, unit)
+    if low == high:
+        return high
+    suffix = high[high.index(" ") :] if " " in high else ""
+    return f"{low.removesuffix(suffix) if suffix else low} to {high}"
+
+
+def place_end(text: str, limit: int = PLACE_LIMIT) -> str:
+    """The end of a path or scope that is too long, cut at a slash where one is."""
+    if len(text) <= limit:
+        return text
+    kept = text[-(limit - 2) :]
+    return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(text, limit)
+
+
+def rest_text(block: Table | Listing, hidden: int) -> str:
+    """``'and 12 more kernels, which move less'`` after the shown ones of a block; ``''`` where nothing is missing."""
+    missing = block.left + hidden
+    if not missing:
+        return ""
+    return f"and {missing:,} more" + (f" {block.rest}" if block.rest and missing > 1 else "")
+
+
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', ':')) else '.'}"

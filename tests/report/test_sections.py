@@ -1,0 +1,132 @@
+"""Sections in every format: golden files, and names from untrusted files in every field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.sections.programs import plan_section
+from perfscope.dashboards.report.blocks import (
+    Block,
+    Column,
+    Command,
+    Listing,
+    Marked,
+    Picture,
+    Range,
+    Section,
+    Text,
+    table,
+)
+from perfscope.dashboards.report.renderers.html import sections_html
+from perfscope.dashboards.report.renderers.markdown import sections_markdown
+from perfscope.dashboards.report.renderers.text import printed, sections_text
+from perfscope.dashboards.report.summary import sections
+from tests.memory.test_section import of_rank
+from tests.plans.build import graph, kernel, plan, trace_of
+from tests.ranks.build import rank_set
+from tests.report.analyses import analysis, compiled, programs
+from tests.report.test_collectives import LATE
+from tests.report.test_html import Parsed
+from tests.report.test_programs import sharded
+
+Golden = Callable[[str, str], None]
+
+
+def planned(folder: Any) -> Analysis:
+    section = plan_section([trace_of(folder, plan(graph(kernel())))])
+    return replace(analysis(), plans=section)
+
+
+MADE: dict[str, Callable[[Any], Analysis]] = {
+    "collectives": lambda _: analyze(rank_set(LATE, jitter_us=0), ["straggler"]),
+    "compile": lambda _: analysis(compile=compiled()),
+    "estimate": lambda _: replace(analysis(), estimate=analyze(sharded()).estimate),
+    "memory": lambda _: analyze([of_rank(rank, size=100 + 10 * rank, capacity=4000) for rank in range(2)], []),
+    "plan": planned,
+    "programs": lambda _: analysis(programs=programs()),
+}
+
+
+def terminal(shown: tuple[Section, ...], *, width: int = 100, verbose: bool = False) -> str:
+    return printed(lambda columns: sections_text(shown, columns, verbose=verbose), width=width, color=False)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_golden(name: str, tmp_path: Any, golden: Golden) -> None:
+    shown = sections(MADE[name](tmp_path))
+    golden(f"{name}.txt", terminal(shown) + "\n=== -v\n\n" + terminal(shown, verbose=True))
+    golden(f"{name}.md", sections_markdown(shown))
+    golden(f"{name}.html", "\n".join(sections_html(shown)).replace("><", ">\n<"))
+
+
+EVIL = "<script>alert(1)</script>|`x` [a](b) @team\x1b[31m\n# /home/alice/x token=hunter2hunter2"
+
+
+def hostile(text: str) -> tuple[Section, ...]:
+    """A section with ``text`` in every field that holds one."""
+    columns: tuple[Column[str], ...] = (
+        Column("text", lambda cell: cell),
+        Column("code", lambda cell: cell, "code"),
+        Column("place", lambda cell: cell, "place"),
+        Column("number", lambda cell: cell, "ns"),
+    )
+    blocks: tuple[Block, ...] = (
+        table(columns, [text], title=text),
+        table(columns, [text], title=text, detail=True),
+        Text(text),
+        Text(text, warning=True),
+        Listing(items=(text,)),
+        Command("see", text),
+    )
+    return (Section(title=text, summary=text, blocks=blocks), Section(title=text, summary=text, detail=True))
+
+
+@given(st.one_of(st.just(EVIL), st.text(min_size=1)))
+def test_no_text_of_a_file_is_obeyed(text: str) -> None:
+    shown = hostile(text)
+    said = terminal(shown, verbose=True)
+    assert not any(ord(character) < 32 and character != "\n" for character in said)
+    assert max(map(len, said.splitlines())) <= 100
+    page = "".join(sections_html(shown))
+    assert Parsed(page).open == []
+    assert "<script" not in page
+    assert "<script" not in sections_markdown(shown)
+    for form in (said, page, sections_markdown(shown)):
+        assert "hunter2hunter2" not in form
+        assert "alice" not in form
+
+
+def test_values_keep_their_unit_and_narrow_columns_go_in_order() -> None:
+    columns: tuple[Column[int], ...] = (
+        Column("name", lambda _: "a" * 60, "code"),
+        Column("time", lambda item: item, "ns"),
+        Column("first", lambda _: "b" * 30, drop=1),
+        Column("second", lambda _: "c" * 30, drop=2),
+        Column("bound", lambda item: Marked(item, ">="), "bytes"),
+        Column("range", lambda item: Range(item, 2 * item), "ns"),
+        Column("nothing", lambda _: None),
+    )
+    made = table(columns, [1_500_000])
+    assert [head.title for head in made.heads] == ["name", "time", "first", "second", "bound", "range"]
+    (wide,) = (line for line in terminal((Section(title="t", blocks=(made,)),), width=200).splitlines() if "ms" in line)
+    name, *others = wide.split()
+    assert (len(name), "…" in name) == (36, True)
+    assert " ".join(others) == f"1.50 ms {'b' * 30} {'c' * 30} >= 1.43 MiB 1.50 to 3.00 ms"
+    narrow = terminal((Section(title="t", blocks=(made,)),), width=80)
+    assert "first" not in narrow
+    assert "1.50 to 3.00 ms" in narrow
+
+
+def test_a_block_is_data_and_no_markup() -> None:
+    """Only ``Picture`` holds markup; every other field of a block is a value."""
+    for kind in (Text, Listing, Command, Section):
+        assert is_dataclass(kind)
+        assert "markup" not in {field.name for field in fields(kind)}
+    assert [field.name for field in fields(Picture)] == ["markup"]
