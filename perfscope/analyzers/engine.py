@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 from perfscope.analyzers.hlo.program import program_labels, programs_apart
+from perfscope.analyzers.ops import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
 from perfscope.analyzers.registry import load_rule, rule_ids
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
@@ -29,13 +30,10 @@ from perfscope.analyzers.sections.programs import (
 from perfscope.analyzers.time import (
     DeviceTime,
     StepAccount,
-    TopWork,
     device_times,
-    merge_top_work,
     step_accounts,
     step_windows,
     steps_work,
-    top_work,
 )
 from perfscope.model import hooks
 from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label

@@ -77,3 +77,16 @@ def bus_factor(operation: str, size: int) -> float | None:
     if operation in ("all_gather", "reduce_scatter", "all_to_all"):
         return (size - 1) / size
     return 1.0 if operation in ("broadcast", "reduce", "send_recv", "send", "recv") else None
+
+
+def bus_bytes(operation: str, message: int, ranks: int, algorithm: str | None) -> float | None:
+    """Bytes that a rank sends over the links of its node for a message; ``None`` for what nccl-tests does not measure.
+
+    NVLS reduces in the switch: (1 + 1/n) of the message at most.
+    """
+    factor = bus_factor(operation, ranks)
+    if factor is None:
+        return None
+    if (algorithm or "").startswith("NVLS"):
+        factor = min(factor, 1 + 1 / ranks)
+    return message * factor

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import UsageError
+from perfscope.model.op_flops import FORMULAS, MOVES_DATA, attended_pairs, attention_flops, flops_of
 from perfscope.model.op_graph import OP_GRAPH_SCHEMA, OpGraph
 from perfscope.profiler.torch.op_graph import capture as table
 from perfscope.profiler.torch.op_graph.capture import OpGraphCapture, available
-from perfscope.profiler.torch.op_graph.flops import FORMULAS, MOVES_DATA, attended_pairs, attention_flops, flops_of
 from perfscope.workloads.options import Options
 from tests.torch_capture.op_graphs import Net, line_of, named, simulated_peak, train_step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfscope.analyzers.ops.achieved import Achieved, Utilization
 from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_blocks,
@@ -14,8 +15,17 @@ from perfscope.analyzers.ops.finding_spans import (
     spans_of_windows,
     spans_within,
 )
+from perfscope.analyzers.ops.kernel_names import short_kernel_name
+from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
 
 __all__ = [
+    "NOT_KNOWN",
+    "Achieved",
+    "TopWork",
+    "Utilization",
+    "WorkRow",
+    "merge_top_work",
+    "short_kernel_name",
     "spans_at",
     "spans_of_blocks",
     "spans_of_instructions",
@@ -26,4 +36,5 @@ __all__ = [
     "spans_of_slices",
     "spans_of_windows",
     "spans_within",
+    "top_work",
 ]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.analyzers.ops.eager_cost import COMPARISONS
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.kernels import TensorSpec, broadcast, input_tensors, promoted
 from perfscope.analyzers.ops.recompute import EVALUATE
@@ -321,7 +322,11 @@ FORWARD_PRECISION = 0.93
 FORWARD_RECALL = 0.97
 
 _ELEMENTWISE_KERNEL = re.compile(r"\b(?:vectorized_|unrolled_|legacy_)?elementwise_kernel\b|_elementwise_kernel_")
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan"})
+
+
+def is_elementwise_kernel(name: str) -> bool:
+    """True for a generic elementwise kernel of PyTorch, by its name."""
+    return _ELEMENTWISE_KERNEL.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,13 +419,13 @@ def _signature(trace: Trace, op: int) -> tuple[tuple[TensorSpec, ...], TensorSpe
         return tensors[1:], tensors[0]
     if name.endswith("_"):
         return tensors, tensors[0]
-    dtype = "bool" if name in _COMPARISONS else promoted(tensors)
+    dtype = "bool" if name in COMPARISONS else promoted(tensors)
     return tensors, TensorSpec(shape=broadcast(tuple(tensor.shape for tensor in tensors)), dtype=dtype)
 
 
 def _elementwise_codes(trace: Trace) -> frozenset[int]:
     codes = np.unique(trace.rows["kernels"]["name"])
-    return frozenset(int(code) for code in codes if _ELEMENTWISE_KERNEL.search(trace.text(int(code))))
+    return frozenset(int(code) for code in codes if is_elementwise_kernel(trace.text(int(code))))
 
 
 # Why inductor's scheduler did not fuse two neighbours, in plain words.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -64,7 +64,8 @@ ITEM_SIZES: dict[str, int] = {
     "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8,
     "float": 4, "float32": 4, "int": 4, "int32": 4,
     "c10::half": 2, "half": 2, "float16": 2, "c10::bfloat16": 2, "bfloat16": 2, "short": 2, "int16": 2,
-    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1,
+    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1,
     "uint8": 1, "int8": 1,
 }  # fmt: skip
 """Bytes of one element, by the lower-case name Kineto and the op graph use."""
@@ -76,6 +77,7 @@ _CANONICAL = {
     "double": "float64", "float": "float32", "c10::half": "float16", "half": "float16", "c10::bfloat16": "bfloat16",
     "long": "int64", "long int": "int64", "int": "int32", "short": "int16", "unsigned char": "uint8",
     "signed char": "int8", "char": "int8", "c10::float8_e4m3fn": "float8_e4m3fn", "c10::float8_e5m2": "float8_e5m2",
+    "c10::float8_e4m3fnuz": "float8_e4m3fnuz", "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
 }  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -135,10 +137,15 @@ def broadcast(shapes: tuple[Shape, ...]) -> Shape:
 
 def promoted(tensors: tuple[TensorSpec, ...]) -> str:
     """dtype of an elementwise result; 0-dim tensors count only if there are no others."""
-    dimensioned = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
-    if {"float16", "bfloat16"} <= set(dimensioned):
+    return promoted_dtype([tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors])
+
+
+def promoted_dtype(dtypes: Iterable[str]) -> str:
+    """The dtype that values of all these fit into; ``''`` of none."""
+    known = tuple(dtypes)
+    if {"float16", "bfloat16"} <= set(known):
         return "float32"
-    return max(dimensioned, key=lambda name: _RANKS.index(name) if name in _RANKS else -1, default="")
+    return max(known, key=lambda name: _RANKS.index(name) if name in _RANKS else -1, default="")
 
 
 def _specs(dim: object, kind: object) -> Iterator[TensorSpec]:

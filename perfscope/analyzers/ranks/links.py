@@ -20,7 +20,7 @@ from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet, device_of
 from perfscope.analyzers.ranks.waits import compute_intervals
 from perfscope.analyzers.time import exposed_communication
-from perfscope.model.collectives import bus_factor
+from perfscope.model.collectives import bus_bytes, bus_factor
 from perfscope.model.intervals import Int64, Intervals, covered, merge, union
 from perfscope.model.trace import MISSING, Trace
 
@@ -232,12 +232,8 @@ def placement(group: Sequence[int], topology: Topology | None) -> Placement | No
 
 def within(operation: str, algorithm: str | None, message: int, ranks: int, link: tuple[str, float]) -> Ideal | None:
     """Of a group on one node over ``link`` (name, bytes/s of a device); None for what nccl-tests does not measure."""
-    factor = bus_factor(operation, ranks)
-    if factor is None:
-        return None
-    if (algorithm or "").startswith("NVLS"):
-        factor = min(factor, 1 + 1 / ranks)
-    return Ideal(sent_bytes=message * factor, link=link[0], bandwidth=link[1], network=False)
+    sent = bus_bytes(operation, message, ranks, algorithm)
+    return None if sent is None else Ideal(sent_bytes=sent, link=link[0], bandwidth=link[1], network=False)
 
 
 def across(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.time.account import CAUSES, Cause, StepAccount, step_accounts
+from perfscope.analyzers.time.account import CAUSES, Cause, StepAccount, account_windows, step_accounts
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.compiled_regions import (
     GRAPH_CALL,
@@ -16,7 +16,6 @@ from perfscope.analyzers.time.compiled_regions import (
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
-from perfscope.analyzers.time.kernel_names import short_kernel_name
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op
 from perfscope.analyzers.time.spans import (
     NO_WORK,
@@ -44,13 +43,11 @@ from perfscope.analyzers.time.steps import (
     timed_cost,
     whole_ns,
 )
-from perfscope.analyzers.time.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
 
 __all__ = [
     "CAUSES",
     "GRAPH_CALL",
     "HOST_AHEAD",
-    "NOT_KNOWN",
     "NO_WORK",
     "REGION",
     "UNKNOWN_SITE",
@@ -61,10 +58,9 @@ __all__ = [
     "Gaps",
     "Region",
     "StepAccount",
-    "TopWork",
     "Window",
-    "WorkRow",
     "WorkTime",
+    "account_windows",
     "blocking_calls",
     "call_site",
     "compiled_rows",
@@ -79,13 +75,11 @@ __all__ = [
     "input_slices",
     "late_span_ns",
     "lineage",
-    "merge_top_work",
     "named_slices",
     "nearest_ancestor",
     "op_times",
     "per_step",
     "regions",
-    "short_kernel_name",
     "slice_name",
     "spans_of_ranks",
     "step_accounts",
@@ -94,7 +88,6 @@ __all__ = [
     "subtree_ends",
     "time_of",
     "timed_cost",
-    "top_work",
     "user_line",
     "whole_ns",
     "work_inside",

@@ -33,7 +33,10 @@ FOLDER = False
 _BLOCK = 1 << 14
 """Events that are made into text at once."""
 _RAW = frozenset(
-    {words.ARGUMENTS["slices"]["shapes"], words.ARGUMENTS["slices"]["dtypes"], words.ARGUMENTS["collectives"]["ranks"]}
+    {
+        *(words.ARGUMENTS["slices"][name] for name in ("shapes", "dtypes", "strides", "values")),
+        words.ARGUMENTS["collectives"]["ranks"],
+    }
 )
 """Arguments whose text is JSON already."""
 _MEMORY_NAMES = {"allocate": "[memory]", "free": "[memory]"}

@@ -26,7 +26,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_fact, estimat
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
-from perfscope.dashboards.report.sections.top_work import TopView, top_view
+from perfscope.dashboards.report.sections.top_work import TopView, top_view, utilization_sentences
 from perfscope.model.finding import source_label
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
@@ -319,7 +319,7 @@ def _facts(analysis: Analysis) -> list[str]:
         said.append(ran_on_cpu(analysis.programs, sum(step.traced for step in analysis.steps)))
     elif not analysis.devices:
         said.append("no accelerator work in it")
-    return said
+    return [*said, *utilization_sentences(analysis.top)]
 
 
 def window_mean(analysis: Analysis, host_ns: float | None) -> tuple[float, int] | None:

@@ -278,6 +278,10 @@ SLICES = Table(
         id_column("forward_thread", "autograd: 0 in the forward pass, the forward's thread id in the backward"),
         text_column("shapes", "input shapes, JSON text", nullable=True),
         text_column("dtypes", "input types, JSON text", nullable=True),
+        text_column("strides", "input strides, JSON text", nullable=True),
+        text_column(
+            "values", "values of the inputs that are no tensors, JSON text; of ops whose cost needs them", nullable=True
+        ),
     ),
 )
 

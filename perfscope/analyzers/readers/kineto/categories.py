@@ -63,6 +63,11 @@ SLICE_KINDS: dict[str, SliceKind] = {
 STEP_NAMES = (re.compile(r"perfscope\.step#(\d+)$"), re.compile(r"ProfilerStep\s?#(\d+)$"))
 """Annotations that are steps, the surest first."""
 
+WITH_VALUES = re.compile(
+    r"^triton_|conv|attention|Attn|attn|mm_?$|^aten::addmv_?$|_softmax$|(?:embedding_dense_backward|select)$"
+)
+"""Ops whose FLOPs or bytes depend on inputs that are no tensors: strides, masks, dtypes. Of others no value is kept."""
+
 GLOO_NAME = re.compile(r"(?:gloo|mpi|ucc):(\w+)$")
 """Host collectives: c10d annotates them with the backend; the operation is group 1."""
 

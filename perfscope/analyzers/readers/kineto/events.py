@@ -12,7 +12,7 @@ Id = int | str | None
 class Args(msgspec.Struct, gc=False, omit_defaults=True):
     """The arguments perfscope reads; environment dumps are not among them.
 
-    Concrete inputs hold values of the program: they are looked at for two ops only (`messages.py`), for one number.
+    Concrete inputs hold values of the program: they are kept for ops of ``categories.WITH_VALUES`` only.
     """
 
     external_id: int = msgspec.field(default=-1, name="External id")
@@ -24,6 +24,7 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     forward_thread: int = msgspec.field(default=-1, name="Fwd thread id")
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
     dtypes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
+    strides: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Strides")
     concrete: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Concrete Inputs")
     size: int | str = msgspec.field(default=-1, name="bytes")  # HIP calls write it as text
     grid: list[int] | None = None

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
-from perfscope.analyzers.readers.kineto.categories import CATEGORIES, Group
+from perfscope.analyzers.readers.kineto.categories import CATEGORIES, WITH_VALUES, Group
 from perfscope.analyzers.readers.kineto.events import (
     NO_ARGS,
     Args,
@@ -144,6 +144,8 @@ class Shard:
                 columns["forward_thread"] = _ids(attrgetter("forward_thread"), args)
                 columns["shapes"] = self._raw(attrgetter("shapes"), args)
                 columns["dtypes"] = self._raw(attrgetter("dtypes"), args)
+                columns["strides"] = self._raw(attrgetter("strides"), args)
+                columns["values"] = self._values(members)
                 self._messages(columns, members)
             self.tables["slices"].append(columns)
             return
@@ -244,6 +246,15 @@ class Shard:
 
     def _codes(self, text: Callable[[Any], str], members: Sequence[Any]) -> Array:
         return _from(map(self.strings.__getitem__, map(text, members)), np.int32, len(members))
+
+    def _values(self, members: Sequence[Any]) -> Array:
+        """Concrete inputs of the ops whose cost needs them."""
+        wanted = {name: WITH_VALUES.search(name) is not None for name in {member.name for member in members}}
+        result = np.full(len(members), MISSING, np.int32)
+        if any(wanted.values()):
+            rows = [row for row, member in enumerate(members) if wanted[member.name]]
+            result[rows] = self._raw(attrgetter("concrete"), [members[row].args or NO_ARGS for row in rows])
+        return result
 
     def _raw(self, raw: Callable[[Any], msgspec.Raw], members: Sequence[Any]) -> Array:
         known = _RawCodes(self.strings)

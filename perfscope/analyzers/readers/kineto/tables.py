@@ -27,7 +27,7 @@ from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
-_TEXT = ("name", "category", "shapes", "dtypes", "group", "description", "ranks", "dtype")
+_TEXT = ("name", "category", "shapes", "dtypes", "strides", "values", "group", "description", "ranks", "dtype")
 
 _MTIA_KERNELS = re.compile(r"pe_exe|merge|remote")
 _MTIA_WAITS = re.compile(r"event_(wait|record)")

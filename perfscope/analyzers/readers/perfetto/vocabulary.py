@@ -34,6 +34,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "forward_thread": "Fwd thread id",
         "shapes": "Input Dims",
         "dtypes": "Input type",
+        "strides": "Input Strides",
+        "values": "Concrete Inputs",
     },
     "calls": {"kind": "call kind", "correlation": "correlation", "external_id": "External id"},
     "kernels": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape as escape_html
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from perfscope.analyzers.time import NOT_KNOWN
+from perfscope.analyzers.ops import NOT_KNOWN
 from perfscope.dashboards.report.html_page import card, table
-from perfscope.dashboards.report.markdown_text import code, in_html, markdown_table
+from perfscope.dashboards.report.markdown_text import code, escape, in_html, markdown_table
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize, shorten
@@ -21,7 +21,7 @@ from perfscope.model.untrusted_text import sanitize, shorten
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from perfscope.analyzers.time import TopWork, WorkRow
+    from perfscope.analyzers.ops import Achieved, TopWork, Utilization, WorkRow
 
 FIRST_ROWS = 5
 """Rows of the first table on one screen."""
@@ -29,19 +29,23 @@ FIRST_ROWS = 5
 MOST_ROWS = 20
 """Rows of each table where all is shown."""
 
-FIRST_PLACE = 5
-"""The columns before it are the name and numbers."""
-
-NAME_LIMIT = 56
-NAME_COLUMNS = 28
-NUMBER_COLUMNS = 34
+NAME_LIMIT = 64
+NAME_COLUMNS = (28, 60)
 OP_COLUMNS = 14
 PLACE_LIMIT = 36
 PLACE_COLUMNS = (12, 30)
-"""Least and most columns of a place in a terminal: its end tells most."""
+"""Least and most columns of a name or place in a terminal: of a place its end tells most."""
 
-NARROW = 100
-"""Below so many columns the place stands without the op."""
+_NUMBERS = ("time", "share", "calls", "mean")
+_RATES = ("TFLOP/s", "GB/s", "roofline")
+_FROM = {"mean": 100, "TFLOP/s": 100, "GB/s": 100, "launched by": 130}
+"""Columns of a terminal from which a column of the table is shown."""
+NOT_COSTED = "not costed"
+
+EXACT_SHARE = 0.99
+"""Of the work: with less of it costed its FLOPs are a lower bound."""
+
+TERA, GIGA = 10**12, 10**9
 
 _TITLES = {"kernels": "kernel", "ops": "op", "modules": "module", "lines": "source line"}
 
@@ -52,6 +56,8 @@ class TopTable:
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    numbers: int
+    """Columns of numbers after the name; places follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,8 @@ class TopView:
 
     title: str
     tables: tuple[TopTable, ...]
+    rates: str = ""
+    """Sentence: how much of the work has a known cost."""
 
 
 def top_view(top: TopWork | None) -> TopView | None:
@@ -72,28 +80,77 @@ def top_view(top: TopWork | None) -> TopView | None:
         return None
     what = "ops of the host by the time in them alone" if top.on_host else "work of the devices"
     over = "mean of a step" if top.steps else "of the whole capture"
-    return TopView(title=f"{what}, {over}; shares of {format_ns(top.total_ns // max(1, top.steps))}", tables=tables)
+    title = f"{what}, {over}; shares of {format_ns(top.total_ns // max(1, top.steps))}"
+    return TopView(title=title, tables=tables, rates=_rates_sentence(top))
+
+
+def _rates_sentence(top: TopWork) -> str:
+    known = top.costed_share
+    rest = f"; {NOT_COSTED}: {100 * (1 - known):.1f}%" if known < 1 else ""
+    return f"FLOPs and bytes modelled for {100 * known:.1f}% of this time{rest}" if known else ""
+
+
+def utilization_sentences(top: TopWork | None) -> list[str]:
+    """What the steps reached of a peak, for the head of a report; none where it is not known."""
+    if top is None:
+        return []
+    least = "" if top.costed_share >= EXACT_SHARE else "at least "
+    return [
+        f"MFU {least}{100 * item.mfu:.1f}%{_with_repeats(item)} (modelled; {item.dtype} dense peak of {item.device}, "
+        f"{item.peak_flops / TERA:,.0f} TFLOP/s)"
+        for item in top.utilization
+    ]
+
+
+def _with_repeats(item: Utilization) -> str:
+    return f", {100 * item.hfu:.1f}% with recomputation" if item.repeated_flops else ""
 
 
 def _table(kind: str, rows: tuple[WorkRow, ...], top: TopWork) -> TopTable:
     steps = max(1, top.steps)
-    heads = (_TITLES[kind], "time", "share", "calls", "mean", *(("line", "launched by") if kind == "kernels" else ()))
-    return TopTable(heads=heads, rows=tuple(_row(kind, row, top, steps) for row in rows[:MOST_ROWS]))
+    shown = rows[:MOST_ROWS]
+    rates = _RATES if any(row.achieved.time_ns for row in shown) else ()
+    places = ("line", "launched by") if kind == "kernels" else ()
+    return TopTable(
+        heads=(_TITLES[kind], *_NUMBERS, *rates, *places),
+        rows=tuple(
+            (*_row(row, top, steps), *(_rate_cells(row) if rates else ()), *(_place_cells(row) if places else ()))
+            for row in shown
+        ),
+        numbers=len(_NUMBERS) + len(rates),
+    )
 
 
-def _row(kind: str, row: WorkRow, top: TopWork, steps: int) -> tuple[str, ...]:
+def _row(row: WorkRow, top: TopWork, steps: int) -> tuple[str, ...]:
     per_step = row.calls / steps
-    cells = (
+    return (
         shorten(sanitize(row.name), NAME_LIMIT),
         format_ns(row.total_ns // steps),
         f"{100 * row.total_ns / top.total_ns:.1f}%",
         f"{per_step:,.0f}" if per_step == int(per_step) else f"{per_step:,.1f}",
         format_ns(row.total_ns // max(1, row.calls)),
     )
-    if kind != "kernels":
-        return cells
+
+
+def _rate_cells(row: WorkRow) -> tuple[str, ...]:
+    known = row.achieved
+    if 2 * known.time_ns < row.total_ns:  # what is known does not stand for the row
+        return ("", "", NOT_COSTED)
+    share = known.roofline_share
+    roof = "" if share is None else f"{100 * share:.1f}%"
+    return (_rate(known.flops_per_s, TERA), _rate(known.bytes_per_s, GIGA), roof)
+
+
+def _rate(value: float | None, unit: int) -> str:
+    if value is None:
+        return ""
+    scaled = value / unit
+    return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.1f}" if scaled >= 0.1 else f"{scaled:.1g}"
+
+
+def _place_cells(row: WorkRow) -> tuple[str, ...]:
     op = "" if row.op == NOT_KNOWN else shorten(sanitize(row.op), PLACE_LIMIT)
-    return (*cells, place_end(sanitize(row.line), PLACE_LIMIT), op)
+    return (place_end(sanitize(row.line), PLACE_LIMIT), op)
 
 
 def top_text(view: TopView, width: int, *, verbose: bool) -> Iterator[RenderableType]:
@@ -102,33 +159,49 @@ def top_text(view: TopView, width: int, *, verbose: bool) -> Iterator[Renderable
     for number, item in enumerate(tables):
         if number == 0:
             yield Padding(Text(f"top {item.heads[0]}s: {view.title}"), (0, 0, 0, 2))
-        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        grid.add_column(item.heads[0], no_wrap=True, overflow="ellipsis", max_width=NAME_COLUMNS)
-        columns = len(item.heads) if width >= NARROW else FIRST_PLACE + 1
-        place = width - NAME_COLUMNS - NUMBER_COLUMNS - (OP_COLUMNS + 2 if columns == len(item.heads) else 0) - 6
-        widths = (max(PLACE_COLUMNS[0], min(place, PLACE_COLUMNS[1])), OP_COLUMNS)
-        for column, head in enumerate(item.heads[1:columns], start=1):
-            if column < FIRST_PLACE:
-                widest = max(len(row[column]) for row in item.rows)
-                grid.add_column(head, justify="right", no_wrap=True, min_width=max(len(head), widest))
-            else:
-                grid.add_column(head, no_wrap=True, overflow="ellipsis", width=widths[column - FIRST_PLACE])
-        for row in item.rows if verbose else item.rows[:FIRST_ROWS]:
-            places = [place_end(cell, most) for cell, most in zip(row[FIRST_PLACE:columns], widths, strict=False)]
-            grid.add_row(*map(Text, (*row[:FIRST_PLACE], *places)))
-        yield Padding(grid, (0, 0, 0, 4))
+            if view.rates:
+                yield Padding(Text(view.rates, style="dim"), (0, 0, 0, 4))
+        yield Padding(_grid(item, width, item.rows if verbose else item.rows[:FIRST_ROWS]), (0, 0, 0, 4))
         yield ""
+
+
+def _grid(item: TopTable, width: int, rows: Sequence[tuple[str, ...]]) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    shown = [column for column, head in enumerate(item.heads) if width >= _FROM.get(head, 0)]
+    widest = {column: max(len(item.heads[column]), *(len(row[column]) for row in rows)) for column in shown[1:]}
+    used = sum(2 + widest[column] for column in shown if 0 < column <= item.numbers)
+    used += OP_COLUMNS + 2 if len(shown) > item.numbers + 2 else 0
+    place = PLACE_COLUMNS[0] if "line" in item.heads else 0
+    free = width - used - place - 8
+    name = max(NAME_COLUMNS[0], min(NAME_COLUMNS[1], free, max(len(row[0]) for row in rows)))
+    place = max(place, min(width - used - name - 8, PLACE_COLUMNS[1]))
+    places = {"line": place, "launched by": OP_COLUMNS}
+    for column in shown:
+        head = item.heads[column]
+        if column == 0:
+            grid.add_column(head, no_wrap=True, overflow="ellipsis", max_width=name)
+        elif column <= item.numbers:
+            grid.add_column(head, justify="right", no_wrap=True, min_width=widest[column])
+        else:
+            grid.add_column(head, no_wrap=True, overflow="ellipsis", width=places[head])
+    for row in rows:
+        cells = [place_end(row[c], places[item.heads[c]]) if c > item.numbers else row[c] for c in shown]
+        grid.add_row(*map(Text, cells))
+    return grid
 
 
 def top_markdown(view: TopView) -> str:
     """Folded away, one table a kind."""
     parts = [f"\n<details><summary>Where the work is: {in_html(view.title)}</summary>\n"]
+    if view.rates:
+        parts.append(escape(view.rates) + "\n")
     for item in view.tables:
+        places = item.numbers + 1
         rows = [
-            (code(row[0]), *row[1:FIRST_PLACE], *(code(cell) if cell else "" for cell in row[FIRST_PLACE:]))
-            for row in item.rows
+            (code(row[0]), *row[1:places], *(code(cell) if cell else "" for cell in row[places:])) for row in item.rows
         ]
-        parts.append(markdown_table(item.heads, rows, "lrrrr" + "l" * (len(item.heads) - FIRST_PLACE)) + "\n")
+        sides = "l" + "r" * item.numbers + "l" * (len(item.heads) - places)
+        parts.append(markdown_table(item.heads, rows, sides) + "\n")
     return "\n".join([*parts, "</details>\n"])
 
 
@@ -136,22 +209,42 @@ def top_card(view: TopView) -> str:
     """As a card; all tables but the first are folded."""
     drawn = []
     for number, item in enumerate(view.tables):
-        body = table(_html_heads(item.heads), map(_html_row, item.rows))
+        body = table(_html_heads(item), (_html_row(item, row) for row in item.rows))
         drawn.append(body if number == 0 else f"<details><summary>by {item.heads[0]}</summary>{body}</details>")
-    return card("Where the work is", f"<p>{escape_html(view.title)}</p>{''.join(drawn)}")
+    rates = f"<p>{escape_html(view.rates)}</p>" if view.rates else ""
+    return card("Where the work is", f"<p>{escape_html(view.title)}</p>{rates}{''.join(drawn)}")
 
 
-def _html_row(row: tuple[str, ...]) -> str:
-    numbers = "".join(f'<td class="n">{escape_html(cell)}</td>' for cell in row[1:FIRST_PLACE])
-    places = "".join(f"<td><code>{escape_html(cell)}</code></td>" for cell in row[FIRST_PLACE:])
+def _html_row(item: TopTable, row: tuple[str, ...]) -> str:
+    numbers = "".join(f'<td class="n">{escape_html(cell)}</td>' for cell in row[1 : item.numbers + 1])
+    places = "".join(f"<td><code>{escape_html(cell)}</code></td>" for cell in row[item.numbers + 1 :])
     return f"<tr><td><code>{escape_html(row[0])}</code></td>{numbers}{places}</tr>"
 
 
-def _html_heads(heads: tuple[str, ...]) -> list[str]:
-    numbers = [f'<th class="n">{head}</th>' for head in heads[1:FIRST_PLACE]]
-    return [f"<th>{heads[0]}</th>", *numbers, *(f"<th>{head}</th>" for head in heads[FIRST_PLACE:])]
+def _html_heads(item: TopTable) -> list[str]:
+    numbers = [f'<th class="n">{head}</th>' for head in item.heads[1 : item.numbers + 1]]
+    return [f"<th>{item.heads[0]}</th>", *numbers, *(f"<th>{head}</th>" for head in item.heads[item.numbers + 1 :])]
 
 
 def top_document(top: TopWork | None) -> dict[str, Any] | None:
-    """For the JSON report."""
-    return None if top is None else asdict(top)
+    """For the JSON report. Rates are per second, shares of 1."""
+    if top is None:
+        return None
+    document = asdict(top)
+    for kind in _TITLES:
+        for item, row in zip(document[kind], getattr(top, kind), strict=True):
+            item["achieved"] = _achieved(row.achieved)
+    document["achieved"], document["costed_share"] = _achieved(top.achieved), top.costed_share
+    document["utilization"] = [{**asdict(item), "mfu": item.mfu, "hfu": item.hfu} for item in top.utilization]
+    return document
+
+
+def _achieved(known: Achieved) -> dict[str, Any] | None:
+    if not known.time_ns:
+        return None
+    return {
+        **asdict(known),
+        "flops_per_s": known.flops_per_s,
+        "bytes_per_s": known.bytes_per_s,
+        "roofline_share": known.roofline_share,
+    }

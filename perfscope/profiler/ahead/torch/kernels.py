@@ -20,11 +20,11 @@ from perfscope.model.documents.torch_plan import (
     PlannedRefusal,
     Registers,
 )
+from perfscope.model.op_flops import flops_of
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
 from perfscope.profiler.ahead.torch.registers import registers_of
 from perfscope.profiler.torch.compile_log import kernels_apart
-from perfscope.profiler.torch.op_graph.flops import flops_of
 from perfscope.profiler.torch.op_graph.frames import Frames
 
 # Which kernels of a planned graph inductor's scheduler left apart, and why: each pair once.

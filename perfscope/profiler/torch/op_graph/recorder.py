@@ -17,8 +17,8 @@ from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfscope.model.op_flops import aten, flops_of
 from perfscope.profiler.torch.op_graph.capture import OpTable
-from perfscope.profiler.torch.op_graph.flops import aten, flops_of
 from perfscope.profiler.torch.op_graph.frames import Frames, Site, asks_truth, called_function, reads_step_counter
 
 # Which ``nn.Module`` an op belongs to: a stack per thread, kept by global forward hooks.

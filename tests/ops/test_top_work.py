@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.time.kernel_names import short_kernel_name
-from perfscope.analyzers.time.top_work import NOT_KNOWN, merge_top_work, top_work
+from perfscope.analyzers.ops.kernel_names import short_kernel_name
+from perfscope.analyzers.ops.top_work import NOT_KNOWN, merge_top_work, top_work
 from perfscope.model.trace import CopyKind, HostMemory
 from tests.build import TraceBuilder
 

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.time.account import account_windows
-from perfscope.analyzers.time.kernel_names import short_kernel_name
-from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
-from perfscope.analyzers.time.spans import op_times
+from perfscope.analyzers.ops.achieved import (
+    NOTHING,
+    Achieved,
+    Utilization,
+    copy_costs,
+    host_costs,
+    kernel_costs,
+    utilization,
+)
+from perfscope.analyzers.ops.kernel_names import short_kernel_name
+from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, account_windows, call_site, op_times
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 
@@ -40,6 +47,8 @@ class WorkRow:
     """Where most of it was called from; empty where not known."""
     op: str = ""
     """The op that launched most of it."""
+    achieved: Achieved = NOTHING
+    """Of the part whose cost is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,15 @@ class TopWork:
     ops: tuple[WorkRow, ...] = ()
     modules: tuple[WorkRow, ...] = ()
     lines: tuple[WorkRow, ...] = ()
+    achieved: Achieved = NOTHING
+    """Of all work; its time over ``total_ns`` is the share that has a known cost."""
+    utilization: tuple[Utilization, ...] = ()
+    """Of the steps, by device and peak; none without matrix products or peaks."""
+
+    @property
+    def costed_share(self) -> float:
+        """Of the time of all work, 0 to 1."""
+        return self.achieved.time_ns / self.total_ns if self.total_ns else 0.0
 
 
 def top_work(trace: Trace) -> TopWork | None:
@@ -67,14 +85,16 @@ def top_work(trace: Trace) -> TopWork | None:
         return _of_host(trace, len(windows.numbers))
     rows = [(name, row) for name, length in tables.items() for row in np.flatnonzero(length).tolist()]
     total = sum(int(length.sum()) for length in tables.values())
-    of_op: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    of_op: dict[int, _Sum] = defaultdict(_Sum)
     by_kernel: dict[str, _Sum] = defaultdict(_Sum)
+    costs = {"kernels": trace.fact(kernel_costs), "copies": trace.fact(copy_costs)}
     for name, row in rows:
         table, length = trace.rows[name], int(tables[name][row])
         op = int(table["op"][row])
-        by_kernel[short_kernel_name(trace.text(int(table["name"][row])))].add(length, 1, op)
-        of_op[op][0] += length
-        of_op[op][1] += 1
+        achieved = costs[name].part(row, length, int(table["end_ns"][row] - table["start_ns"][row]))
+        by_kernel[short_kernel_name(trace.text(int(table["name"][row])))].add(length, 1, op, achieved)
+        of_op[op].add(length, 1, op, achieved)
+    used = utilization(trace, tables["kernels"], windows.whole_ns)
     places = _places(trace, of_op)
     return TopWork(
         total_ns=total,
@@ -84,6 +104,8 @@ def top_work(trace: Trace) -> TopWork | None:
         ops=_rows(trace, _by(of_op, lambda op: _op_name(trace, op)), places),
         modules=_rows(trace, _by(of_op, lambda op: _module(places.get(op, UNKNOWN_SITE))), places),
         lines=_rows(trace, _by(of_op, lambda op: _line(places.get(op, UNKNOWN_SITE)) or NOT_KNOWN), places),
+        achieved=sum((item.achieved for item in of_op.values()), NOTHING),
+        utilization=() if used is None else (used,),
     )
 
 
@@ -101,18 +123,30 @@ def merge_top_work(parts: Sequence[TopWork]) -> TopWork | None:
         ops=_merged(part.ops for part in chosen),
         modules=_merged(part.modules for part in chosen),
         lines=_merged(part.lines for part in chosen),
+        achieved=sum((part.achieved for part in chosen), NOTHING),
+        utilization=_merged_utilization(item for part in chosen for item in part.utilization),
     )
 
 
-class _Sum:
-    """Time and calls of one name, and the op with most of it."""
+def _merged_utilization(parts: Iterable[Utilization]) -> tuple[Utilization, ...]:
+    by_peak: dict[tuple[str, str], Utilization] = {}
+    for part in parts:
+        key = (part.device, part.dtype)
+        by_peak[key] = by_peak[key] + part if key in by_peak else part
+    return tuple(by_peak.values())
 
-    __slots__ = ("calls", "largest", "op", "total")
+
+class _Sum:
+    """Time and calls of one name, what they achieved, and the op with most of it."""
+
+    __slots__ = ("achieved", "calls", "largest", "op", "total")
 
     def __init__(self) -> None:
-        self.total, self.calls, self.op, self.largest = 0, 0, MISSING, -1
+        self.total, self.calls, self.op, self.largest, self.achieved = 0, 0, MISSING, -1, NOTHING
 
-    def add(self, length: int, calls: int, op: int) -> None:
+    def add(self, length: int, calls: int, op: int, achieved: Achieved) -> None:
+        if achieved is not NOTHING:
+            self.achieved += achieved
         self.total += length
         self.calls += calls
         if length > self.largest:
@@ -132,7 +166,12 @@ def _of_host(trace: Trace, steps: int) -> TopWork | None:
         return None
     inside = covered(union(windows.starts, windows.ends), slices["start_ns"][times.row], slices["end_ns"][times.row])
     rows, own = times.row[inside > 0], times.self_ns[inside > 0]
-    of_op = {row: [length, 1] for row, length in zip(rows.tolist(), own.tolist(), strict=True)}
+    costs = host_costs(trace, rows.tolist())
+    of_op: dict[int, _Sum] = defaultdict(_Sum)
+    for row, length in zip(rows.tolist(), own.tolist(), strict=True):
+        cost = costs.get(row)
+        known = NOTHING if cost is None else Achieved(flops=cost.flops, bytes=cost.bytes, time_ns=length)
+        of_op[row].add(length, 1, row, known)
     places = _places(trace, of_op)
     return TopWork(
         total_ns=int(own.sum()),
@@ -141,19 +180,20 @@ def _of_host(trace: Trace, steps: int) -> TopWork | None:
         ops=_rows(trace, _by(of_op, lambda op: _op_name(trace, op)), places),
         modules=_rows(trace, _by(of_op, lambda op: _module(places.get(op, UNKNOWN_SITE))), places),
         lines=_rows(trace, _by(of_op, lambda op: _line(places.get(op, UNKNOWN_SITE)) or NOT_KNOWN), places),
+        achieved=sum((item.achieved for item in of_op.values()), NOTHING),
     )
 
 
-def _places(trace: Trace, of_op: dict[int, list[int]]) -> dict[int, CallSite]:
+def _places(trace: Trace, of_op: Mapping[int, _Sum]) -> dict[int, CallSite]:
     """Call sites of the ops with most time."""
-    chosen = sorted((op for op in of_op if op != MISSING), key=lambda op: -of_op[op][0])[:MOST_PLACED]
+    chosen = sorted((op for op in of_op if op != MISSING), key=lambda op: -of_op[op].total)[:MOST_PLACED]
     return {op: call_site(trace, op) for op in chosen}
 
 
-def _by(of_op: dict[int, list[int]], name: Callable[[int], str]) -> Iterable[tuple[str, _Sum]]:
+def _by(of_op: Mapping[int, _Sum], name: Callable[[int], str]) -> Iterable[tuple[str, _Sum]]:
     sums: dict[str, _Sum] = defaultdict(_Sum)
-    for op, (length, calls) in of_op.items():
-        sums[name(op)].add(length, calls, op)
+    for op, item in of_op.items():
+        sums[name(op)].add(item.total, item.calls, op, item.achieved)
     return sums.items()
 
 
@@ -166,6 +206,7 @@ def _rows(trace: Trace, sums: Iterable[tuple[str, _Sum]], places: dict[int, Call
             calls=item.calls,
             line=_line(places.get(item.op, UNKNOWN_SITE)),
             op=_op_name(trace, item.op),
+            achieved=item.achieved,
         )
         for name, item in ordered
     )
@@ -183,7 +224,8 @@ def _sums(rows: dict[str, list[WorkRow]]) -> Iterator[WorkRow]:
     for name, members in rows.items():
         best = max(members, key=lambda row: row.total_ns)
         total, calls = sum(row.total_ns for row in members), sum(row.calls for row in members)
-        yield WorkRow(name=name, total_ns=total, calls=calls, line=best.line, op=best.op)
+        achieved = sum((row.achieved for row in members), NOTHING)
+        yield WorkRow(name=name, total_ns=total, calls=calls, line=best.line, op=best.op, achieved=achieved)
 
 
 def _op_name(trace: Trace, op: int) -> str:

@@ -8,7 +8,8 @@ five (backward, with the scores recomputed) products as counted in the FlashAtte
 2022, appendix B) and ``torch.utils.flop_counter``, which counts neither the CPU kernel nor ``_grouped_mm``.
 
 Causal policy: a causal kernel skips what lies above the diagonal, so we count the pairs it must visit:
-query ``i`` of ``Lq`` sees ``min(Lk, i + 1)`` keys (upper-left aligned, as torch documents ``is_causal``).
+query ``i`` of ``Lq`` sees ``min(Lk, i + 1)`` keys (upper-left aligned, as torch documents ``is_causal``; the
+flash-attn package aligns the lower right corner: ``i`` sees ``Lk - Lq + i + 1``).
 ``torch.utils.flop_counter`` counts the full square. An explicit mask skips nothing and counts in full.
 """
 
@@ -42,16 +43,27 @@ def product_flops(m: int, k: int, n: int, batch: int = 1) -> int:
     return 2 * batch * m * k * n
 
 
-def attended_pairs(queries: int, keys: int, causal: bool) -> int:
-    """(query, key) pairs a kernel visits: all, or with ``causal`` those on and left of the diagonal."""
+def attended_pairs(queries: int, keys: int, causal: bool, *, lower_right: bool = False) -> int:
+    """(query, key) pairs a kernel visits: all, or with ``causal`` those on and left of the diagonal.
+
+    ``lower_right``: the diagonal ends in the lower right corner, as where the queries are the last of the keys.
+    """
     if not causal:
         return queries * keys
+    if lower_right and keys > queries:
+        return queries * keys - queries * (queries - 1) // 2
     rows = min(queries, keys)
     return rows * (rows + 1) // 2 + (queries - rows) * keys
 
 
 def attention_flops(
-    query: Sequence[int], key: Sequence[int], value: Sequence[int], *, causal: bool, backward: bool = False
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    *,
+    causal: bool,
+    backward: bool = False,
+    lower_right: bool = False,
 ) -> int:
     """Attention over query (B, H, Lq, E), key (B, Hk, Lk, E), value (B, Hk, Lk, Ev); Hk may divide H.
 
@@ -59,7 +71,7 @@ def attention_flops(
     of the probabilities and of the values (2 Ev), of query and key (2 E).
     """
     batch, heads, queries, width = query
-    pairs = batch * heads * attended_pairs(queries, key[2], causal)
+    pairs = batch * heads * attended_pairs(queries, key[2], causal, lower_right=lower_right)
     per_pair = 3 * width + 2 * value[3] if backward else width + value[3]
     return 2 * pairs * per_pair
 
@@ -136,6 +148,7 @@ def _first(arguments: Arguments, *names: str) -> Any:
 FORMULAS: dict[str, Formula] = {
     "aten.mm": _mm,
     "aten._scaled_mm": _mm,
+    "aten._int_mm": _mm,
     "aten.addmm": _addmm,
     "aten._addmm_activation": _addmm,
     "aten.bmm": _bmm,

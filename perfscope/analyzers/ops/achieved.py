@@ -1,0 +1,363 @@
+"""What kernels achieved against what the device can do: FLOPs and bytes of the ops they run, per kernel, and MFU.
+
+The cost of an op is known from the op graph of the run where there is one, else from the shapes that the profiler
+recorded (``eager_cost``). A kernel belongs to the innermost op that launched it and has a cost. Several kernels of one
+op divide its cost by their times; those that only prepare or sum up a product have none of it. Collectives count the
+bytes that cross the links (bus bandwidth of nccl-tests). Costs and roofs are modelled, times are measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices.roofline import NS, Roof, bytes_ns, kernel_roof, link_ns, peak_flops
+from perfscope.analyzers.ops.eager_cost import OpCost, op_cost
+from perfscope.analyzers.ops.fusion import is_elementwise_kernel, region_bytes
+from perfscope.analyzers.ops.graph_time import graph_time, trace_flow
+from perfscope.analyzers.ops.kernels import matmul_precision
+from perfscope.analyzers.ops.recompute import recomputed_ops
+from perfscope.analyzers.time import nearest_ancestor
+from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
+from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
+
+Floats = npt.NDArray[np.float64]
+
+MOST_ABOVE = 6
+"""Ops above the one that launched a kernel in which a cost is looked for: attention and convolutions launch from ops
+of their backends, a few levels down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Achieved:
+    """Work whose cost is known. FLOPs and bytes are modelled, times measured."""
+
+    flops: float = 0.0
+    """Of matrix products."""
+    bytes: float = 0.0
+    """Through device memory; of collectives over the links."""
+    time_ns: int = 0
+    """Of the work they are of."""
+    roof_ns: float = 0.0
+    """The least time of the part of it whose peaks are known."""
+    roofed_ns: int = 0
+    """Time of that part."""
+
+    def __add__(self, other: Achieved) -> Achieved:
+        return Achieved(
+            flops=self.flops + other.flops,
+            bytes=self.bytes + other.bytes,
+            time_ns=self.time_ns + other.time_ns,
+            roof_ns=self.roof_ns + other.roof_ns,
+            roofed_ns=self.roofed_ns + other.roofed_ns,
+        )
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """None: no matrix products."""
+        return self.flops * NS / self.time_ns if self.flops and self.time_ns else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None: nothing is known."""
+        return self.bytes * NS / self.time_ns if self.bytes and self.time_ns else None
+
+    @property
+    def roofline_share(self) -> float | None:
+        """Least time over measured time; above 1 a cache helped. None where no peak is known."""
+        return self.roof_ns / self.roofed_ns if self.roof_ns and self.roofed_ns else None
+
+
+NOTHING = Achieved()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """By row of a table of device work. NaN: not known."""
+
+    flops: Floats
+    bytes: Floats
+    roof_ns: Floats
+    repeats: npt.NDArray[np.bool_]
+    """Its op runs again what the forward pass ran (activation checkpointing)."""
+
+    def part(self, row: int, time_ns: int, whole_ns: int) -> Achieved:
+        """Of a row of which so much time counts."""
+        if np.isnan(self.bytes[row]) or not whole_ns:
+            return NOTHING
+        share, roofed = time_ns / whole_ns, not np.isnan(self.roof_ns[row])
+        return Achieved(
+            flops=share * float(self.flops[row]),
+            bytes=share * float(self.bytes[row]),
+            time_ns=time_ns,
+            roof_ns=share * float(self.roof_ns[row]) if roofed else 0.0,
+            roofed_ns=time_ns if roofed else 0,
+        )
+
+
+def device_peaks(trace: Trace) -> tuple[Device | None, ...]:
+    """By row of ``devices``: its entry in the catalogue."""
+    return tuple(find_device(trace.text(int(code))) for code in trace.rows["devices"]["name"])
+
+
+def kernel_costs(trace: Trace) -> Costs:
+    """Cost of every row of ``kernels``."""
+    kernels = trace.rows["kernels"]
+    costs = _unknown(len(kernels))
+    length = kernels["end_ns"] - kernels["start_ns"]
+    devices, again = trace.fact(device_peaks), _repeated(trace)
+    for (owner, device), (cost, members) in _calls(trace).items():
+        rows = np.array(members)
+        names = [trace.text(int(code)) for code in kernels["name"][rows]]
+        weight = np.where(_main_kernels(cost, names), length[rows], 0)
+        if not weight.sum():
+            continue
+        share = weight / weight.sum()
+        costs.flops[rows], costs.bytes[rows] = share * cost.flops, share * cost.bytes
+        costs.roof_ns[rows] = share * _roof_ns(devices[device], cost, names)
+        costs.repeats[rows] = bool(again[owner])
+    _add_collectives(trace, costs, devices)
+    return costs
+
+
+def copy_costs(trace: Trace) -> Costs:
+    """Cost of every row of ``copies``: a copy inside a device reads and writes, the others cross a link once."""
+    copies = trace.rows["copies"]
+    costs, devices = _unknown(len(copies)), trace.fact(device_peaks)
+    for row in np.flatnonzero(copies["bytes"] > 0).tolist():
+        inside = copies["kind"][row] == CopyKind.DEVICE_TO_DEVICE
+        moved = int(copies["bytes"][row]) * (2 if inside else 1)
+        costs.flops[row], costs.bytes[row] = 0.0, moved
+        device = devices[int(copies["device"][row])]
+        if device is not None and (inside or copies["kind"][row] == CopyKind.MEMSET):
+            costs.roof_ns[row] = bytes_ns(device, moved)
+    return costs
+
+
+def host_costs(trace: Trace, rows: Iterable[int]) -> dict[int, OpCost]:
+    """Costs of ops that ran on the host, by row of ``slices``."""
+    known = slice_costs(trace)
+    if known:
+        return {row: known[row] for row in rows if row in known}
+    return {row: cost for row in rows if (cost := _of_shapes(trace, row, ())) is not None}
+
+
+def slice_costs(trace: Trace) -> dict[int, OpCost]:
+    """By row of ``slices``: costs of the ops that were found in the op graph of the run; empty without one."""
+    graph, flow = trace.op_graph, trace.fact(trace_flow)
+    if graph is None or flow is None:
+        return {}
+    result: dict[int, OpCost] = {}
+    known: dict[int, OpCost] = {}
+    for spans in trace.fact(graph_time).spans:
+        for index in np.flatnonzero(spans != MISSING).tolist():
+            if index not in known:
+                op = graph.ops[index]
+                moved = region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+                dtype = graph.tensors[op.inputs[0]].dtype if op.inputs else ""
+                known[index] = OpCost(kind="product" if op.flops else "memory", flops=op.flops or 0, bytes=moved,
+                                      dtype=dtype)  # fmt: skip
+            result[int(spans[index])] = known[index]
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilization:
+    """Share of a device's peak that the matrix products of a step used. Modelled FLOPs over measured time."""
+
+    device: str
+    dtype: str
+    """Of the peak: bfloat16, or float16 where the device has no such unit."""
+    peak_flops: float
+    """FLOP/s, dense."""
+    flops: float
+    """Of all steps, without what activation checkpointing ran again."""
+    repeated_flops: float
+    time_ns: int
+    """Of all steps, times devices."""
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization (Chowdhery et al. 2022, appendix B), against one peak for all dtypes."""
+        return self.flops * NS / (self.time_ns * self.peak_flops)
+
+    @property
+    def hfu(self) -> float:
+        """With what ran again."""
+        return (self.flops + self.repeated_flops) * NS / (self.time_ns * self.peak_flops)
+
+    def __add__(self, other: Utilization) -> Utilization:
+        """Of both together; ``ValueError`` where their peaks differ."""
+        if (self.device, self.dtype) != (other.device, other.dtype):
+            raise ValueError(f"{self.device} and {other.device}: two peaks")
+        return replace(
+            self,
+            flops=self.flops + other.flops,
+            repeated_flops=self.repeated_flops + other.repeated_flops,
+            time_ns=self.time_ns + other.time_ns,
+        )
+
+
+def utilization(trace: Trace, inside_ns: npt.NDArray[np.int64], window_ns: int) -> Utilization | None:
+    """Of steps of ``window_ns`` in all; ``inside_ns``: time of each row of ``kernels`` in them.
+
+    ``None`` without products, and where devices are of several kinds or have no peak.
+    """
+    kernels, costs = trace.rows["kernels"], trace.fact(kernel_costs)
+    length = np.maximum(kernels["end_ns"] - kernels["start_ns"], 1)
+    flops = np.nan_to_num(costs.flops) * inside_ns / length
+    used = np.unique(kernels["device"][inside_ns > 0])
+    devices = [trace.fact(device_peaks)[row] for row in used.tolist()]
+    device = devices[0] if devices and all(other is devices[0] for other in devices) else None
+    if device is None or not flops.sum() or window_ns <= 0:
+        return None
+    dtype = "bfloat16" if "bfloat16" in device.peak_flops else "float16"
+    peak = peak_flops(device, dtype)
+    if peak is None:
+        return None
+    again = float(flops[costs.repeats].sum())
+    return Utilization(
+        device=device.name,
+        dtype=dtype,
+        peak_flops=peak,
+        flops=float(flops.sum()) - again,
+        repeated_flops=again,
+        time_ns=window_ns * len(used),
+    )
+
+
+_HELPER = re.compile(
+    r"transpose|SubTensorOp|split_?k_?reduce|reduce_kernel|im2col|col2im|[Cc]ast|convert|fill|memset|copy_kernel|precompute",
+    re.IGNORECASE,
+)
+"""Kernels beside that of a product: they prepare its operands, or sum up its parts."""
+
+
+def _main_kernels(cost: OpCost, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which kernels of an op its cost is of: of products, convolutions and attention not those that help."""
+    main = np.array([cost.kind == "memory" or _HELPER.search(name) is None for name in names])
+    return main if main.any() else np.ones(len(names), bool)
+
+
+def _unknown(size: int) -> Costs:
+    return Costs(
+        flops=np.full(size, np.nan),
+        bytes=np.full(size, np.nan),
+        roof_ns=np.full(size, np.nan),
+        repeats=np.zeros(size, bool),
+    )
+
+
+def _calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]]:
+    """By call of an op (row of ``slices``) and device: its cost and its kernels."""
+    kernels = trace.rows["kernels"]
+    by_op: dict[int, list[int]] = defaultdict(list)
+    for row in np.flatnonzero((kernels["op"] != MISSING) & ~kernels["communication"]).tolist():
+        by_op[int(kernels["op"][row])].append(row)
+    from_graph = slice_costs(trace)
+    calls: dict[tuple[int, int], tuple[OpCost, list[int]]] = {}
+    for op, rows in by_op.items():
+        owner, cost = _costed(trace, op, rows, from_graph)
+        if cost is None:
+            continue
+        for row in rows:
+            calls.setdefault((owner, int(kernels["device"][row])), (cost, []))[1].append(row)
+    return calls
+
+
+def _costed(trace: Trace, op: int, rows: list[int], known: dict[int, OpCost]) -> tuple[int, OpCost | None]:
+    """The innermost op with a cost, and it. Above the one that launched only products, convolutions and attention."""
+    slices = trace.rows["slices"]
+    current = op
+    for above in range(MOST_ABOVE):
+        if current == MISSING or slices["kind"][current] != SliceKind.OP:
+            break
+        if known:
+            cost = known.get(current)
+        else:
+            cost = _of_shapes(trace, current, rows)
+            cost = None if cost is not None and above and cost.kind == "memory" else cost
+        if cost is not None:
+            return current, cost
+        current = int(slices["parent"][current])
+    return op, None
+
+
+def _of_shapes(trace: Trace, op: int, rows: Iterable[int]) -> OpCost | None:
+    slices, kernels = trace.rows["slices"], trace.rows["kernels"]
+    if slices["shapes"][op] == MISSING:
+        return None
+    texts = [trace.text(int(slices[column][op])) for column in ("shapes", "dtypes", "strides", "values")]
+    names = {trace.text(int(kernels["name"][row])) for row in rows}
+    return op_cost(
+        trace.text(int(slices["name"][op])),
+        *texts,
+        list_dtype=_list_dtype(names) if "TensorList" in texts[1] else "",
+        elementwise=bool(names) and all(map(is_elementwise_kernel, names)),
+    )
+
+
+_ELEMENT = re.compile(r"OpaqueType<(\d+)|\b(float|double|BFloat16|Half)\b")
+_OF_SIZE = {"1": "int8", "2": "float16", "4": "float32", "8": "float64"}
+
+
+def _list_dtype(names: Iterable[str]) -> str:
+    """dtype of the tensors of a list, from the kernels that go over it; one of its size where only that is known."""
+    for name in sorted(names):
+        if found := _ELEMENT.search(name):
+            if found[1]:
+                return _OF_SIZE.get(found[1], "")
+            return {"float": "float32", "double": "float64", "Half": "float16"}.get(found[2], "bfloat16")
+    return ""
+
+
+def _roof_ns(device: Device | None, cost: OpCost, kernels: Iterable[str]) -> float:
+    """NaN where a peak is not known."""
+    if device is None:
+        return np.nan
+    plain = cost.dtype == "float32" and any(matmul_precision(name) == "float32" for name in kernels)
+    roof = kernel_roof(
+        device, flops=cost.flops, dtype=cost.dtype, moved=cost.bytes, precision="highest" if plain else "default"
+    )
+    return np.nan if roof.bound == "unknown" else roof.roof_ns
+
+
+def _repeated(trace: Trace) -> npt.NDArray[np.bool_]:
+    """By row of ``slices``: it is, or is inside, an op that the backward pass runs again."""
+    slices = trace.rows["slices"]
+    roots = np.zeros(len(slices), bool)
+    roots[trace.fact(recomputed_ops)] = True
+    if not roots.any():
+        return roots
+    return np.asarray(nearest_ancestor(trace, np.arange(len(slices)), roots) != MISSING, bool)
+
+
+def _add_collectives(trace: Trace, costs: Costs, devices: tuple[Device | None, ...]) -> None:
+    collectives, kernels = trace.rows["collectives"], trace.rows["kernels"]
+    for row in np.flatnonzero(collectives["kernel"] != MISSING).tolist():
+        kernel = int(collectives["kernel"][row])
+        operation = operation_of(trace.text(int(collectives["name"][row])))
+        size = element_size(trace.text(int(collectives["dtype"][row])))
+        ranks, ins, outs = (
+            None if collectives[name][row] == MISSING else int(collectives[name][row])
+            for name in ("group_size", "elements_in", "elements_out")
+        )
+        elements = message_elements(operation, ins, outs, ranks)
+        if elements is None or size is None or ranks is None:
+            continue
+        algorithm, _ = algorithm_of(trace.text(int(kernels["name"][kernel])))
+        sent = bus_bytes(operation, elements * size, ranks, algorithm)
+        if sent is None:
+            continue
+        costs.flops[kernel], costs.bytes[kernel] = 0.0, sent
+        device = devices[int(kernels["device"][kernel])]
+        node = None if device is None else device.node
+        if device is not None and node is not None and ranks <= node.devices:
+            roof = Roof(compute_ns=0.0, memory_ns=0.0, link_ns=link_ns(device, sent))
+            costs.roof_ns[kernel] = np.nan if roof.link_ns is None else roof.roof_ns

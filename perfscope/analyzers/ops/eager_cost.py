@@ -1,0 +1,568 @@
+"""FLOPs and bytes of one eager op of PyTorch, from the shapes, dtypes and strides that the profiler recorded.
+
+FLOPs are those of matrix products, convolutions and attention (formulas: ``model/op_flops.py``); other work is bounded
+by memory and counts none. Bytes are the least an op moves: every operand once and every result once; a dimension of
+stride 0 (``expand``) counts once. What caches keep between kernels is not known and not taken off.
+
+Results are not recorded, they follow from the operands: of elementwise ops by broadcasting and type promotion, of
+products, convolutions and attention from the shapes, of norms and softmax the size of the input. A reduction counts its
+input alone. Ops whose work depends on values of tensors (``index``, ``nonzero``, attention of packed sequences) have no
+cost. Kernels of inductor count what their loops touch. Signatures are those of torch 2.1 to 2.13
+(``native_functions.yaml``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from perfscope.analyzers.ops.kernels import ITEM_SIZES, Shape, broadcast, canonical_dtype, promoted_dtype
+from perfscope.model.op_flops import attention_flops, flops_of, product_flops
+
+CostKind = Literal["product", "convolution", "attention", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCost:
+    """What one call of an op computes and moves at least."""
+
+    kind: CostKind
+    flops: int = 0
+    """Of matrix products; a multiply-add is two."""
+    bytes: int
+    """Through device memory."""
+    dtype: str = ""
+    """Of the operands of its products."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """A tensor argument. Lists of tensors have no dtype in the recording: ``''`` where none is known."""
+
+    shape: Shape
+    dtype: str
+    strides: Shape | None = None
+    """None: not recorded."""
+
+    @property
+    def bytes(self) -> int:
+        """Of its elements; those that share an address (stride 0) once."""
+        strides = self.strides or (1,) * len(self.shape)
+        distinct = [size for size, stride in zip(self.shape, strides, strict=False) if stride or not size]
+        return math.prod(distinct) * ITEM_SIZES[self.dtype]
+
+
+Argument = Operand | tuple[Operand, ...] | bool | int | float | str | list[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCall:
+    """A call as the profiler recorded it; arguments by position."""
+
+    name: str
+    """Without ``aten::`` and without the mark of an op in place."""
+    in_place: bool
+    arguments: tuple[Argument, ...]
+
+    def tensor(self, index: int) -> Operand:
+        """The tensor at a position; ``TypeError`` where there is none."""
+        argument = self.arguments[index]
+        if not isinstance(argument, Operand):
+            raise TypeError(f"{self.name}: no tensor at position {index}")
+        return argument
+
+    @property
+    def tensors(self) -> tuple[Operand, ...]:
+        """All in order, lists flattened."""
+        flat: list[Operand] = []
+        for argument in self.arguments:
+            if isinstance(argument, Operand):
+                flat.append(argument)
+            elif isinstance(argument, tuple):
+                flat.extend(argument)
+        return tuple(flat)
+
+    def named(self, names: str) -> dict[str, Argument]:
+        """Arguments by the names of the signature, separated by blanks."""
+        return dict(zip(names.split(), self.arguments, strict=False))
+
+
+Formula = Callable[[OpCall], OpCost | None]
+
+
+def _split(names: str) -> list[str]:
+    return names.split()
+
+
+@lru_cache(maxsize=65536)
+def op_cost(
+    name: str,
+    shapes: str,
+    dtypes: str,
+    strides: str = "",
+    values: str = "",
+    *,
+    list_dtype: str = "",
+    elementwise: bool = False,
+) -> OpCost | None:
+    """The cost of a call; ``None`` where it has no formula, or what the formula needs was not recorded.
+
+    ``shapes``, ``dtypes``, ``strides``, ``values``: JSON text as recorded. ``list_dtype``: of tensors in lists.
+    ``elementwise``: all its kernels are, so that it needs no formula of its own.
+    """
+    try:
+        call = parse_call(name, shapes, dtypes, strides, values, list_dtype)
+        formula = _inductor_kernel if _INDUCTOR.match(name) else _FORMULAS.get(call.name)
+        if formula is not None:
+            return formula(call)
+        if elementwise and name.startswith("aten::") and call.tensors:
+            return OpCost(kind="memory", bytes=_elementwise_bytes(call))
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError):
+        return None  # another signature than the one that is known
+    return None
+
+
+def parse_call(name: str, shapes: str, dtypes: str, strides: str, values: str, list_dtype: str = "") -> OpCall:
+    """The recorded texts as one call. ``ValueError`` or ``TypeError`` for text that is no such JSON."""
+    plain = name.removeprefix("aten::")
+    in_place = plain.endswith("_") and not plain.endswith("__")
+    dims, kinds, steps, written = (json.loads(text or "[]") for text in (shapes, dtypes, strides, values))
+    arguments = []
+    for index, (dim, kind) in enumerate(zip(dims, kinds, strict=False)):
+        step = steps[index] if index < len(steps) else None
+        value = written[index] if index < len(written) else ""
+        arguments.append(_argument(dim, str(kind), step, value, list_dtype))
+    return OpCall(name=plain[:-1] if in_place else plain, in_place=in_place, arguments=tuple(arguments))
+
+
+def _argument(dim: list[Any], kind: str, step: list[int] | None, value: Any, list_dtype: str) -> Argument:
+    if kind == "TensorList":
+        return tuple(Operand(shape=tuple(shape), dtype=list_dtype) for shape in dim)
+    dtype = canonical_dtype(kind)
+    if dtype in ITEM_SIZES:
+        same = step is not None and len(step) == len(dim)
+        return Operand(shape=tuple(dim), dtype=dtype, strides=tuple(step) if same and step is not None else None)
+    if not isinstance(value, str) or not value:
+        return None
+    if value in ("True", "False"):
+        return value == "True"
+    try:
+        parsed = json.loads(value.replace("True", "true").replace("False", "false"))
+    except ValueError:
+        return value
+    return parsed if isinstance(parsed, int | float | list) else value
+
+
+# Products, convolutions and attention.
+
+
+def _result_bytes(shape: Shape, dtype: str) -> int:
+    return math.prod(shape) * ITEM_SIZES[dtype]
+
+
+def _flops(call: OpCall, packet: str, names: str, outputs: tuple[Operand, ...] = ()) -> int:
+    arguments = call.named(names)
+    flops = flops_of(f"aten.{packet}.default", arguments.get, outputs)
+    if flops is None:
+        raise KeyError(packet)
+    return flops
+
+
+def _product(names: str, left: int, right: int) -> Formula:
+    """A product of two operands at these positions; its result has the rows of one and the columns of the other.
+
+    What stands behind the names of the signature (``out=``) is the result itself.
+    """
+
+    def cost(call: OpCall) -> OpCost:
+        first, second = call.tensor(left), call.tensor(right)
+        arguments = call.named(names)
+        added = call.arguments[0] if left else None  # what the product is added to
+        unread = isinstance(added, Operand) and arguments.get("beta") == 0
+        read = sum(value.bytes for value in arguments.values() if isinstance(value, Operand))
+        read -= added.bytes if isinstance(added, Operand) and unread else 0
+        columns = second.shape[-1:] if len(second.shape) > 1 else ()
+        result = _result_bytes((*first.shape[:-1], *columns), _result_dtype(call, names, first.dtype))
+        return OpCost(kind="product", flops=_flops(call, call.name, names), bytes=read + result, dtype=first.dtype)
+
+    return cost
+
+
+_SCALAR_TYPES = {5: "float16", 6: "float32", 15: "bfloat16"}
+"""Numbers of ``c10::ScalarType``."""
+
+
+def _result_dtype(call: OpCall, names: str, operand: str) -> str:
+    asked = call.named(names).get("out_dtype")
+    if isinstance(asked, int) and asked in _SCALAR_TYPES:
+        return _SCALAR_TYPES[asked]
+    if operand in ("int8", "uint8"):
+        return "int32"
+    return "bfloat16" if ITEM_SIZES[operand] == 1 else operand
+
+
+def _scaled_mm_out(call: OpCall) -> OpCost:
+    """``_C::cutlass_scaled_mm(out, a, b, ...)`` of vLLM."""
+    out, left = call.tensor(0), call.tensor(1)
+    flops = product_flops(out.shape[0], left.shape[-1], out.shape[1])
+    return OpCost(kind="product", flops=flops, bytes=sum(t.bytes for t in call.tensors), dtype=left.dtype)
+
+
+def _convolution(names: str, *, transposed: bool = False) -> Formula:
+    def cost(call: OpCall) -> OpCost | None:
+        arguments = call.named(names)
+        arguments.setdefault("transposed", transposed)
+        source, weight = arguments["input"], arguments["weight"]
+        if not isinstance(source, Operand) or not isinstance(weight, Operand):
+            return None
+        shape = _convolved(source.shape, weight.shape, arguments)
+        out = Operand(shape=shape, dtype=source.dtype)
+        flops = flops_of("aten.convolution.default", arguments.get, (out,))
+        moved = sum(tensor.bytes for tensor in call.tensors) + out.bytes
+        return OpCost(kind="convolution", flops=flops or 0, bytes=moved, dtype=source.dtype)
+
+    return cost
+
+
+def _convolved(source: Shape, weight: Shape, arguments: Mapping[str, Argument]) -> Shape:
+    """Shape of the result. ``TypeError`` where stride or padding were not recorded."""
+    axes = len(source) - 2
+    stride, padding = (_per_axis(arguments[name], axes) for name in ("stride", "padding"))
+    dilation = _per_axis(arguments.get("dilation", 1), axes)
+    if not arguments["transposed"]:
+        sizes = [
+            (source[2 + i] + 2 * padding[i] - dilation[i] * (weight[2 + i] - 1) - 1) // stride[i] + 1
+            for i in range(axes)
+        ]
+        return (source[0], weight[0], *sizes)
+    added, groups = _per_axis(arguments.get("output_padding", 0), axes), arguments.get("groups", 1)
+    if not isinstance(groups, int):
+        raise TypeError("groups were not recorded")
+    sizes = [
+        (source[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight[2 + i] - 1) + added[i] + 1
+        for i in range(axes)
+    ]
+    return (source[0], weight[1] * groups, *sizes)
+
+
+def _per_axis(value: Argument, axes: int) -> list[int]:
+    if isinstance(value, int):
+        return [value] * axes
+    if not isinstance(value, list):
+        raise TypeError("not recorded")
+    return value * axes if len(value) == 1 else value
+
+
+_BACKWARD = "grad_output input weight bias_sizes stride padding dilation transposed output_padding groups output_mask"
+
+
+def _convolution_backward(call: OpCall) -> OpCost:
+    grad, source, weight = (call.tensor(index) for index in range(3))
+    mask = call.named(_BACKWARD)["output_mask"]
+    if not isinstance(mask, list):
+        raise TypeError("output_mask was not recorded")
+    made = sum(tensor.bytes for tensor, wanted in zip((source, weight), mask, strict=False) if wanted)
+    return OpCost(
+        kind="convolution",
+        flops=_flops(call, "convolution_backward", _BACKWARD),
+        bytes=grad.bytes + source.bytes + weight.bytes + made,
+        dtype=source.dtype,
+    )
+
+
+def _attention(
+    names: str, *, causal: str = "is_causal", heads: int = 1, lower_right: bool = False, backward: bool = False
+) -> Formula:
+    """``heads``: axis of the heads, 1 in (B, H, L, E) and 2 in (B, L, H, E). ``causal``: argument that says so."""
+
+    def cost(call: OpCall) -> OpCost | None:
+        arguments = call.named(names)
+        parts = [arguments[name] for name in ("query", "key", "value")]
+        flag = arguments[causal]
+        packed = any(_is_list_of_lengths(arguments.get(name)) for name in ("cum_seq_q", "cum_seq_k"))
+        tensors = [part for part in parts if isinstance(part, Operand) and len(part.shape) == 4]
+        if packed or len(tensors) != 3 or not isinstance(flag, int):
+            return None
+        ordered = [t.shape if heads == 1 else (t.shape[0], t.shape[2], t.shape[1], t.shape[3]) for t in tensors]
+        flops = attention_flops(
+            *ordered, causal=bool(flag), backward=backward, lower_right=lower_right or (flag is not True and flag == 2)
+        )
+        query, value = tensors[0], tensors[2]
+        made = sum(t.bytes for t in tensors) if backward else query.bytes // query.shape[3] * value.shape[3]
+        moved = sum(t.bytes for t in call.tensors) + made
+        return OpCost(kind="attention", flops=flops, bytes=moved, dtype=query.dtype)
+
+    return cost
+
+
+def _is_list_of_lengths(argument: Argument) -> bool:
+    """An absent tensor is recorded as none or as an empty one."""
+    return isinstance(argument, Operand) and math.prod(argument.shape) > 1
+
+
+# Work bounded by memory.
+
+
+def _moves(*, tensors: int | None = None, results: int = 0) -> Formula:
+    """Reads its first ``tensors`` (None: all); writes as many ``results`` as large as the first one."""
+
+    def cost(call: OpCall) -> OpCost | None:
+        read = call.tensors[:tensors]
+        if not read:
+            return None
+        return OpCost(kind="memory", bytes=sum(t.bytes for t in read) + results * _dense(read[0]))
+
+    return cost
+
+
+def _dense(tensor: Operand) -> int:
+    return _result_bytes(tensor.shape, tensor.dtype)
+
+
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan"})
+_UNARY = frozenset(
+    _split(
+        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid neg abs reciprocal relu silu erf "
+        "floor ceil round sign bitwise_not logical_not isnan"
+    )
+)
+_BINARY = frozenset(_split("add sub mul div maximum minimum remainder floor_divide atan2 eq ne lt le gt ge"))
+_WRITE_ONLY = frozenset({"fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential"})
+
+
+def _elementwise_bytes(call: OpCall) -> int:
+    tensors = call.tensors
+    if call.in_place:
+        made = tensors[0].bytes
+        read = () if call.name in _WRITE_ONLY else tensors[1:] if call.name == "copy" else tensors
+        return made + sum(tensor.bytes for tensor in read)
+    operands = 1 if call.name in _UNARY else 2 if call.name in _BINARY else len(tensors)
+    if len(tensors) > operands:  # out=: the result is the last one
+        return sum(tensor.bytes for tensor in tensors)
+    shape = broadcast(tuple(tensor.shape for tensor in tensors))
+    kept = tensors[1:] if call.name == "where" and len(tensors) > 1 else tensors
+    sized = [tensor.dtype for tensor in kept if tensor.shape] or [tensor.dtype for tensor in kept]
+    dtype = "bool" if call.name in COMPARISONS else promoted_dtype(sized)
+    return sum(tensor.bytes for tensor in tensors) + _result_bytes(shape, dtype)
+
+
+def _elementwise(call: OpCall) -> OpCost | None:
+    return OpCost(kind="memory", bytes=_elementwise_bytes(call)) if call.tensors else None
+
+
+def _dropout(call: OpCall) -> OpCost:
+    source = call.tensor(0)
+    return OpCost(kind="memory", bytes=source.bytes + _dense(source) + math.prod(source.shape))
+
+
+def _softmax(call: OpCall) -> OpCost:
+    source = call.tensor(0)
+    widened = len(call.arguments) > 2 and call.arguments[2] is True
+    return OpCost(
+        kind="memory", bytes=source.bytes + _result_bytes(source.shape, "float32" if widened else source.dtype)
+    )
+
+
+def _rows(call: OpCall) -> OpCost:
+    """``index_select(self, dim, index)``, ``embedding(weight, index)``: the rows that are chosen, read and written."""
+    table, index = call.tensor(0), call.tensors[1]
+    axis = call.arguments[1] if isinstance(call.arguments[1], int) else 0
+    row = table.bytes // max(1, table.shape[axis])
+    return OpCost(kind="memory", bytes=index.bytes + 2 * math.prod(index.shape) * row)
+
+
+def _embedding_backward(call: OpCall) -> OpCost:
+    grad, index, rows = call.tensor(0), call.tensor(1), call.arguments[2]
+    if not isinstance(rows, int):
+        raise TypeError("the number of rows was not recorded")
+    return OpCost(kind="memory", bytes=grad.bytes + index.bytes + _result_bytes((rows, grad.shape[-1]), grad.dtype))
+
+
+def _gather(call: OpCall) -> OpCost:
+    source, index = call.tensor(0), call.tensors[1]
+    return OpCost(kind="memory", bytes=index.bytes + 2 * math.prod(index.shape) * ITEM_SIZES[source.dtype])
+
+
+def _joined(call: OpCall) -> OpCost | None:
+    return OpCost(kind="memory", bytes=2 * sum(t.bytes for t in call.tensors)) if call.tensors else None
+
+
+def _lists(call: OpCall) -> OpCost | None:
+    """``_foreach_`` ops: read all lists, write the first or one like it."""
+    lists = [argument for argument in call.arguments if isinstance(argument, tuple)]
+    if not lists:
+        return None
+    written = sum(tensor.bytes for tensor in lists[0])
+    plain = call.name.removeprefix("_foreach_")
+    read = lists[1:] if plain == "copy" else [] if plain == "zero" else lists
+    made = 0 if plain == "norm" else written
+    return OpCost(kind="memory", bytes=made + sum(tensor.bytes for tensors in read for tensor in tensors))
+
+
+def _twice(call: OpCall) -> OpCost:
+    """The first two tensors are read and as much is written."""
+    return OpCost(kind="memory", bytes=2 * sum(tensor.bytes for tensor in call.tensors[:2]))
+
+
+def _fused_optimizer(written: tuple[int, ...]) -> Formula:
+    """Lists of parameters, gradients and state by position; ``written`` are read and written, the others read."""
+
+    def cost(call: OpCall) -> OpCost | None:
+        sizes = [sum(t.bytes for t in item) if isinstance(item, tuple) else 0 for item in call.arguments]
+        moved = sum(sizes) + sum(sizes[index] for index in written if index < len(sizes))
+        return OpCost(kind="memory", bytes=moved) if moved else None
+
+    return cost
+
+
+_INDUCTOR = re.compile(r"triton_(?:poi|red|per)_")
+
+
+def _inductor_kernel(call: OpCall) -> OpCost | None:
+    """A fused kernel of inductor: its tensors, then the extents of its loops.
+
+    It touches no more elements of a tensor than its loops have; one that it reads and writes counts once.
+    """
+    extents = [value for value in call.arguments if isinstance(value, int) and not isinstance(value, bool)]
+    if not extents or not call.tensors:
+        return None
+    elements = math.prod(extents)
+    moved = sum(min(math.prod(tensor.shape), elements) * ITEM_SIZES[tensor.dtype] for tensor in call.tensors)
+    return OpCost(kind="memory", bytes=moved)
+
+
+_CUDNN = "input weight padding stride dilation groups"
+_MIOPEN = "input weight bias padding stride dilation groups"
+_DEPTHWISE = "input weight kernel_size bias stride padding dilation"
+_FULL = "input weight bias stride padding dilation transposed output_padding groups"
+_SDPA = "query key value dropout_p is_causal"
+_EFFICIENT = "query key value attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p custom_mask_type"
+_EFFICIENT_BACKWARD = (
+    "grad query key value bias out cum_seq_q cum_seq_k max_q max_k logsumexp dropout_p seed offset custom_mask_type"
+)
+_FLASH = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
+_FLASH_BACKWARD = "grad query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
+_PACKAGE = "query key value dropout_p softmax_scale is_causal"
+_PACKAGE_BACKWARD = "grad query key value out softmax_lse dq dk dv dropout_p softmax_scale is_causal"
+
+_FORMULAS: dict[str, Formula] = {
+    "mm": _product("self mat2", 0, 1),
+    "_int_mm": _product("self mat2", 0, 1),
+    "addmm": _product("self mat1 mat2 beta alpha", 1, 2),
+    "_addmm_activation": _product("self mat1 mat2 beta alpha", 1, 2),
+    "bmm": _product("self mat2", 0, 1),
+    "baddbmm": _product("self batch1 batch2 beta alpha", 1, 2),
+    "mv": _product("self vec", 0, 1),
+    "addmv": _product("self mat vec beta alpha", 1, 2),
+    "dot": _product("self tensor", 0, 1),
+    "vdot": _product("self tensor", 0, 1),
+    "_scaled_mm": _product("self mat2 scale_a scale_b bias scale_result out_dtype", 0, 1),
+    "_grouped_mm": _product("self mat2 offs bias out_dtype", 0, 1),
+    "_scaled_grouped_mm": _product("self mat2 scale_a scale_b offs bias scale_result out_dtype", 0, 1),
+    "_C::cutlass_scaled_mm": _scaled_mm_out,
+    "convolution": _convolution(_FULL),
+    "_convolution": _convolution(_FULL),
+    "cudnn_convolution": _convolution(_CUDNN),
+    "cudnn_convolution_transpose": _convolution(
+        "input weight padding output_padding stride dilation groups", transposed=True
+    ),
+    "cudnn_convolution_relu": _convolution("input weight bias stride padding dilation groups"),
+    "miopen_convolution": _convolution(_MIOPEN),
+    "miopen_depthwise_convolution": _convolution(_MIOPEN),
+    "mkldnn_convolution": _convolution(_MIOPEN),
+    "_slow_conv2d_forward": _convolution(_DEPTHWISE),
+    "_conv_depthwise2d": _convolution(_DEPTHWISE),
+    "conv_depthwise3d": _convolution(_DEPTHWISE),
+    "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention": _attention(_SDPA),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(_SDPA),
+    "_scaled_dot_product_efficient_attention": _attention(
+        "query key value attn_bias compute_log_sumexp dropout_p is_causal"
+    ),
+    "_scaled_dot_product_cudnn_attention": _attention(
+        "query key value attn_bias compute_log_sumexp dropout_p is_causal"
+    ),
+    "_flash_attention_forward": _attention(_FLASH, heads=2),
+    "_efficient_attention_forward": _attention(_EFFICIENT, heads=2, causal="custom_mask_type"),
+    "flash_attn::_flash_attn_forward": _attention(_PACKAGE, heads=2, lower_right=True),
+    "FlashAttnFunc": _attention(_PACKAGE, heads=2, lower_right=True),
+    "_scaled_dot_product_flash_attention_backward": _attention(_FLASH_BACKWARD, backward=True),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(
+        "grad query key value out logsumexp dropout_p is_causal", backward=True
+    ),
+    "_scaled_dot_product_efficient_attention_backward": _attention(
+        "grad query key value attn_bias out logsumexp seed offset dropout_p mask is_causal", backward=True
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": _attention(
+        "grad query key value out logsumexp seed offset attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p is_causal",
+        backward=True,
+    ),
+    "_flash_attention_backward": _attention(_FLASH_BACKWARD, heads=2, backward=True),
+    "_efficient_attention_backward": _attention(_EFFICIENT_BACKWARD, heads=2, causal="custom_mask_type", backward=True),
+    "flash_attn::_flash_attn_backward": _attention(_PACKAGE_BACKWARD, heads=2, lower_right=True, backward=True),
+    "copy": _elementwise,
+    "fill": _elementwise,
+    "zero": _elementwise,
+    "native_dropout": _dropout,
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "index_select": _rows,
+    "embedding": _rows,
+    "embedding_dense_backward": _embedding_backward,
+    "gather": _gather,
+    "cat": _joined,
+    "stack": _joined,
+    "_C::fused_add_rms_norm": _twice,
+    "_C_cache_ops::reshape_and_cache_flash": _twice,
+    "_fused_adam": _fused_optimizer((0, 2, 3, 4)),
+    "_fused_adamw": _fused_optimizer((0, 2, 3, 4)),
+    "_fused_sgd": _fused_optimizer((0, 2)),
+    "_fused_adagrad": _fused_optimizer((0, 2)),
+    **dict.fromkeys(
+        _split(
+            "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update "
+            "cudnn_batch_norm miopen_batch_norm native_layer_norm_backward native_group_norm_backward "
+            "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward batch_norm_backward "
+            "_fused_rms_norm _fused_rms_norm_backward _softmax_backward_data _log_softmax_backward_data cumsum "
+            "native_dropout_backward tril triu flip roll"
+        ),
+        _moves(results=1),
+    ),
+    **dict.fromkeys(
+        _split("FusedLayerNormAffineFunction ScaledMaskedSoftmax ScaledUpperTriangMaskedSoftmax ScaledSoftmax"),
+        _moves(tensors=1, results=1),
+    ),
+    **dict.fromkeys(
+        (
+            f"_C::{name}"
+            for name in _split(
+                "rms_norm silu_and_mul gelu_and_mul static_scaled_fp8_quant dynamic_scaled_fp8_quant "
+                "dynamic_per_token_scaled_fp8_quant"
+            )
+        ),
+        _moves(),
+    ),
+    **dict.fromkeys(
+        _split(
+            "sum mean max min amax amin argmax argmin any all norm linalg_vector_norm std var var_mean std_mean prod "
+            "logsumexp nansum count_nonzero"
+        ),
+        _moves(tensors=1),
+    ),
+    **dict.fromkeys(
+        (
+            f"_foreach_{name}"
+            for name in _split(
+                "add sub mul div addcmul addcdiv lerp sqrt rsqrt pow neg abs exp log maximum minimum "
+                "reciprocal sign clamp_min clamp_max norm copy zero"
+            )
+        ),
+        _lists,
+    ),
+}
+"""By name. Elementwise ops need none: their kernels say what they are."""
