@@ -34,7 +34,7 @@ from tests.ops.attention_programs import (
     attention_program,
 )
 
-HEADS, LENGTH, WIDTH = 8, 128, 32
+HEADS, LENGTH, WIDTH = 8, 512, 32
 
 
 def outcome(trace: Trace) -> Outcome:
@@ -68,10 +68,10 @@ def traced(graph: OpGraph | None, *, step_us: float = 1000, softmax: str = "aten
     t.python("model.py(9): attend", 0, 90)
     if around:
         t.op(around, 0.5, 80)
-    ops = [(matmul, [[8, 128, 32], [8, 32, 128]], 300), ("aten::div", [[8, 128, 128]], 5),
-           (softmax, [[8, 128, 128]], 40), (matmul, [[8, 128, 128], [8, 128, 32]], 300),
-           ("autograd::engine::evaluate_function: BmmBackward0", [], 0), ("aten::bmm", [[8, 128, 32]], 100),
-           ("autograd::engine::evaluate_function: SoftmaxBackward0", [], 0), ("aten::mul", [[8, 128, 128]], 10),
+    ops = [(matmul, [[8, 512, 32], [8, 32, 512]], 300), ("aten::div", [[8, 512, 512]], 5),
+           (softmax, [[8, 512, 512]], 40), (matmul, [[8, 512, 512], [8, 512, 32]], 300),
+           ("autograd::engine::evaluate_function: BmmBackward0", [], 0), ("aten::bmm", [[8, 512, 32]], 100),
+           ("autograd::engine::evaluate_function: SoftmaxBackward0", [], 0), ("aten::mul", [[8, 512, 512]], 10),
            ("aten::mm", [[4]], 0)]  # fmt: skip
     sequences = [1, 2, 3, 4, 4, -1, 3, -1, -1]
     at = 100.0
@@ -114,7 +114,7 @@ def test_just_below_the_threshold_is_clean():
 
 
 def test_a_small_share_of_the_bytes_is_clean_where_no_time_is_known():
-    assert outcome(TraceBuilder(op_graph=attention_graph(ballast=200_000_000)).build()).status == "clean"
+    assert outcome(TraceBuilder(op_graph=attention_graph(ballast=4_000_000_000)).build()).status == "clean"
 
 
 @pytest.mark.parametrize("graph", [attention_graph(weights=True), attention_graph(softmax="relu")])

@@ -17,6 +17,7 @@ from perfscope.analyzers.ops.finding_spans import (
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
+from perfscope.analyzers.ops.traffic_bound import longest_ns
 
 __all__ = [
     "NOT_KNOWN",
@@ -24,6 +25,7 @@ __all__ = [
     "TopWork",
     "Utilization",
     "WorkRow",
+    "longest_ns",
     "merge_top_work",
     "short_kernel_name",
     "spans_at",

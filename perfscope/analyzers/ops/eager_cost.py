@@ -523,6 +523,8 @@ _FORMULAS: dict[str, Formula] = {
     "_fused_adamw": _fused_optimizer((0, 2, 3, 4)),
     "_fused_sgd": _fused_optimizer((0, 2)),
     "_fused_adagrad": _fused_optimizer((0, 2)),
+    **dict.fromkeys(_UNARY | _BINARY, _elementwise),
+    **dict.fromkeys(_split("lerp addcmul addcdiv where masked_fill clamp threshold gelu softplus pow"), _elementwise),
     **dict.fromkeys(
         _split(
             "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update "

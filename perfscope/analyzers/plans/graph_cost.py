@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from perfscope.analyzers.ops import longest_ns
 from perfscope.analyzers.ops.fusion import region_bytes
 from perfscope.analyzers.ops.graph_time import graph_time, ops_time, trace_flow
 from perfscope.analyzers.plans.time import bytes_ns, plan_works, shortest_ns
@@ -38,7 +39,8 @@ one to two microseconds. Below it counts what the shortest op of the trace took.
 def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: float, fewer: int = 0) -> Saving:
     """The saving if ``saved_bytes``, a part ``saved_part`` (0 to 1) of the ops' traffic, and ``fewer`` ops went.
 
-    time of an op = fixed cost + traffic: the fixed cost goes ``fewer`` times, of the rest ``saved_part``.
+    time of an op = fixed cost + traffic: the fixed cost goes ``fewer`` times, of the rest ``saved_part``; in all no
+    more than those bytes and launches can have taken (``longest_ns``).
     """
     chosen = tuple(ops)
     whole_bytes = trace.fact(step_bytes)
@@ -65,7 +67,8 @@ def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: fl
             severity="low" if severity_of(saved_bytes, whole_bytes) == "low" else "medium",
         )
     fixed = min(trace.fact(fixed_cost_ns), time.exposed_ns / len(chosen)) if chosen else 0
-    saved_ns = round(fewer * fixed + (time.exposed_ns - len(chosen) * fixed) * saved_part)
+    part_ns = round(fewer * fixed + (time.exposed_ns - len(chosen) * fixed) * saved_part)
+    saved_ns = min(part_ns, longest_ns(trace, moved=saved_bytes, launches=fewer))
     step = step_ns(trace)
     return Saving(
         bytes=saved_bytes,

@@ -157,7 +157,12 @@ _MEMORY = {
 
 def factors_for(target: Target) -> Factors:
     """The factors for the target's vendor."""
-    return {"AMD": _AMD, "Google": _TPU}.get(target.device.vendor, _NVIDIA)
+    return vendor_factors(target.device.vendor)
+
+
+def vendor_factors(vendor: str) -> Factors:
+    """The factors for a vendor as the catalogue spells it; those of NVIDIA for others."""
+    return {"AMD": _AMD, "Google": _TPU}.get(vendor, _NVIDIA)
 
 
 def listed(target: Target, factors: Factors, *, collectives: bool, between_nodes: bool) -> tuple[Assumption, ...]:

@@ -40,6 +40,7 @@ import numpy.typing as npt
 from perfscope.analyzers.ops.graph_time import flow_of, short_name, spans_time
 from perfscope.analyzers.ops.kernels import input_tensors
 from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
+from perfscope.analyzers.ops.traffic_bound import longest_ns, moved_bytes
 from perfscope.analyzers.plans import PlanWork, bytes_ns, launches, op_bytes, plan_works, shortest_ns
 from perfscope.analyzers.time import (
     WorkTime,
@@ -201,6 +202,8 @@ class OptimizerStep:
     was in the step but in no update op. 0 unless the step is a loop: lists and fused steps launch few."""
     first_op: int
     """Row of ``slices``: an update op, or the step itself where there is none."""
+    longest_ns: int | None = None
+    """What the bytes of the update ops and their launches can take at most; None: bytes are not known."""
 
     @property
     def fused_share(self) -> float:
@@ -210,7 +213,9 @@ class OptimizerStep:
     @property
     def saved_ns(self) -> int:
         """At most, if the step were fused: the bytes it need not move, and the idle between its kernels."""
-        return round(self.time.exposed_ns * (1 - self.fused_share)) + self.idle_ns
+        spare = 1 - self.fused_share
+        work = self.time.exposed_ns if self.longest_ns is None else min(self.time.exposed_ns, self.longest_ns)
+        return round(work * spare) + self.idle_ns
 
 
 def fused_share(optimizer: str, ops: Counter[str]) -> float:
@@ -262,7 +267,14 @@ def _step(trace: Trace, row: int) -> OptimizerStep:
         time=time,
         idle_ns=_idle(trace, row, time) if style == "loop" else 0,
         first_op=updates[0] if updates else row,
+        longest_ns=_longest(trace, updates, time),
     )
+
+
+def _longest(trace: Trace, updates: list[int], time: WorkTime) -> int | None:
+    moved = moved_bytes(trace, updates)
+    launches = max(len(updates), time.kernels)
+    return None if moved is None else longest_ns(trace, moved=moved, launches=launches)
 
 
 def _within_batched(trace: Trace) -> npt.NDArray[np.bool_]:

@@ -10,8 +10,9 @@ How it is found:
     `s1688`, `bf16`, `fp16` are fast already and are left alone, as are matrix-vector products, which
     memory bounds at any precision. The saving is modelled from the device's dense peaks (each with its
     source): exposed kernel time times one minus the ratio of the float32 peak to that of the closest
-    faster precision, TF32 where there is one. Where shapes were recorded, no product is taken below the
-    time its operands need through memory. An upper bound: it assumes the same share of the peak.
+    faster precision, TF32 where there is one. No product is taken below the shortest a kernel takes (1 us on NVIDIA),
+    nor, where shapes were recorded, below the time its operands need through memory. An upper bound: it assumes
+    the same share of the peak.
     Without an accelerator, on a device whose peaks are not known, or where XLA compiled the kernels
     (their names do not tell) and its programs are not there, the rule abstains.
 
@@ -57,9 +58,11 @@ import numpy as np
 
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns, peak_ratio
-from perfscope.analyzers.ops.kernels import input_tensors, matmul_precision
+from perfscope.analyzers.ops.achieved import kernel_costs
+from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
+from perfscope.analyzers.predict.assumptions import vendor_factors
 from perfscope.analyzers.time import call_site, per_step, time_of, whole_ns, worst_spans
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.trace import MISSING, Trace
@@ -71,9 +74,6 @@ MIN_SHARE = 0.01
 """Of the steps' time: what a step's usual spread would hide."""
 
 MAX_ROWS = 20
-
-PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
-"""Ops whose inputs tell all bytes of a product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,9 @@ def _group(trace: Trace, device: Device, rows: list[int], kernel: str, shapes: s
     time = time_of(trace, "kernels", np.array(rows))
     op = int(trace.rows["kernels"]["op"][rows[0]])
     kept = 1 / peak_ratio(device, device.matrix_dtypes[0], "float32")
-    through_memory = len(rows) * bytes_ns(device, _bytes(trace, op))
-    shortest = max(kept * time.sum_ns, min(through_memory, time.sum_ns))
+    moved = np.nan_to_num(trace.fact(kernel_costs).bytes[rows])
+    least = np.maximum(bytes_ns(device, 1) * moved, vendor_factors(device.vendor).kernel[0]).sum()
+    shortest = max(kept * time.sum_ns, min(float(least), time.sum_ns))
     share = 1 - shortest / time.sum_ns if time.sum_ns else 0.0
     return _Group(
         device=device,
@@ -185,18 +186,6 @@ def _group(trace: Trace, device: Device, rows: list[int], kernel: str, shapes: s
         kernel_ns=time.sum_ns,
         saved_ns=round(time.exposed_ns * share),
     )
-
-
-def _bytes(trace: Trace, op: int) -> int:
-    """Least bytes a product moves: its operands once, and its result; 0 where shapes do not tell."""
-    if op == MISSING or _op_name(trace, op) not in PRODUCTS:
-        return 0
-    factors = [tensor for tensor in input_tensors(trace, op) if len(tensor.shape) >= 2][-2:]
-    if len(factors) < 2:
-        return 0
-    left, right = factors
-    result = left.elements // max(1, left.shape[-1]) * right.shape[-1]
-    return left.bytes + right.bytes + 4 * result
 
 
 def _device(trace: Trace, row: int) -> Device:

@@ -56,6 +56,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,6 +71,7 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
 from perfscope.analyzers.ops.graph_time import short_name, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
+from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.plans import PlanWork, bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
 from perfscope.analyzers.time import WorkTime, call_site, per_step, whole_ns
@@ -203,10 +205,23 @@ def _from_trace(trace: Trace) -> Iterator[Finding]:
         places.setdefault((where, attention.by_sdpa), []).append(attention)
     whole = whole_ns(trace)
     for (where, by_sdpa), members in places.items():
-        times = [spans_time(trace, np.array(attention.ops)) for attention in members]
+        times = [_bounded(trace, attention) for attention in members]
         cost = sum(time.exposed_ns for time in times)
         if cost >= MIN_SHARE * whole and cost > 0:
             yield _trace_finding(trace, where, members, times, by_sdpa)
+
+
+MOST_PASSES = 3
+"""Tensors as large as the scores that an op between the matmuls touches: the scores, a mask or gradient, its result."""
+
+
+def _bounded(trace: Trace, attention: TraceAttention) -> WorkTime:
+    """Time of the score ops, exposed no longer than what they move and their launches can take."""
+    time = spans_time(trace, np.array(attention.ops))
+    scores = attention.score.elements * ITEM_SIZES.get(attention.score.dtype, 0)
+    count = len(attention.ops)
+    bound = longest_ns(trace, moved=MOST_PASSES * count * scores, launches=max(count, time.kernels))
+    return replace(time, exposed_ns=min(time.exposed_ns, bound)) if scores else time
 
 
 def _trace_finding(

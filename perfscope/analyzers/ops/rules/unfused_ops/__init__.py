@@ -14,7 +14,9 @@ How it is found:
     each op; fused: distinct inputs from outside, and what is used outside, by the backward too. The
     time saved is modelled: an op takes a fixed cost (the shortest op of the trace, 2 us at most) and the
     rest for its bytes; the fixed cost goes once for every op fewer, and of the rest the part of the bytes
-    saved. Time that other device work hides is not counted. Norms that are one kernel already
+    saved. It is never more than the bytes and launches saved can take on the device: the bytes at the bandwidth that
+    strided kernels reach (2 GB/s on a CPU), 5 us a launch (10 us an op on a CPU). Time that other device work hides is
+    not counted. Norms that are one kernel already
     (`layer_norm`, `group_norm`) are left as they are.
 
     From a bare trace with shapes: elementwise kernels that follow each other on one stream, where the
@@ -76,6 +78,7 @@ from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, Ke
 from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, chain_text, graph_findings
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
+from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.time import call_site, per_step, time_of, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
@@ -165,4 +168,7 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
 def _chain_ns(trace: Trace, chain: KernelChain) -> int:
     """Modelled saving, of the time that no other device work hides."""
     exposed = time_of(trace, "kernels", np.array(chain.kernels)).exposed_ns
-    return min(chain.saved_ns, round(exposed * chain.saved_ns / chain.duration_ns)) if chain.duration_ns else 0
+    if not chain.duration_ns:
+        return 0
+    bound = longest_ns(trace, moved=chain.eager_bytes - chain.fused_bytes, launches=len(chain.kernels) - 1)
+    return min(chain.saved_ns, round(exposed * chain.saved_ns / chain.duration_ns), bound)
