@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.devices import DEVICES, close_names, find_device, named_device
+from perfscope.analyzers.devices import DEVICES, close_names, device_of_chip, find_device, named_device, of_architecture
 from perfscope.analyzers.devices.target_request import GENERATIONS
 from perfscope.analyzers.devices.topology import LINKS, named_link
 
@@ -229,3 +229,31 @@ def test_devices_have_the_links_of_their_generation(device) -> None:
 
 def test_what_is_not_there() -> None:
     assert named_link("NVLink 99") is None
+
+
+def test_a_chip_without_a_name_is_known_by_its_properties() -> None:
+    def named(*chip: object, **more: int) -> str | None:
+        device = device_of_chip(*chip, **more)  # type: ignore[arg-type]
+        return None if device is None else device.name
+
+    assert named("AMD", (9, 4), 304, memory_bytes=206_141_652_992) == "MI300X"
+    assert named("AMD", (9, 4), 304, memory_bytes=256 << 30) == "MI325X"
+    assert named("AMD", (9, 4), 228) == "MI300A"
+    assert named("AMD", (9, 5), 256, clock_hz=2_400_000_000) == "MI355X"
+    assert named("AMD", (9, 5), 256, clock_hz=2_200_000_000) == "MI350X"
+    assert named("AMD", (9, 5), 256) is None
+    assert named("AMD", (9, 0), 104) is None  # MI210, or half of an MI250
+    assert named("NVIDIA", (7, 0), 80, clock_hz=1_530_000_000) == "V100 SXM2"
+    assert named("Nvidia", (9, 0), 132, memory_bytes=84_942_979_072, clock_hz=1_980_000_000) == "H100 SXM"
+    assert named("Intel", (9, 4), 304) is None
+
+
+def test_every_device_is_found_by_its_own_name() -> None:
+    for device in DEVICES:
+        assert find_device(device.name) is device
+
+
+def test_products_of_an_architecture() -> None:
+    assert [device.name for device in of_architecture("gfx950")] == ["MI355X", "MI350X"]
+    assert find_device("H100 SXM") in of_architecture("sm_90")
+    assert of_architecture("") == ()

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ops.kernel_names import short_kernel_name
+from perfscope.analyzers.ops.kernel_names import LONGEST, short_kernel_name
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, merge_top_work, top_work
+from perfscope.analyzers.readers.load import load
 from perfscope.model.trace import CopyKind, HostMemory
 from tests.build import TraceBuilder
+from tests.conftest import corpus_files
 
 VECTORIZED = (
     "void at::native::vectorized_elementwise_kernel<4, {}, std::array<char*, 2ul> >(int, {}, std::array<char*, 2ul>)"
@@ -33,7 +40,7 @@ VECTORIZED = (
         ),
         ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "triton reduction: add mean mul pow rsqrt"),
         ("triton_poi_fused_3", "triton pointwise: unnamed"),
-        ("Cijk_Ailk_Bjlk_BBS_BH_MT32x32x64_MI16x16x16x1_SN_1LDSB0", "Tensile gemm BBS MT32x32x64"),
+        ("Cijk_Ailk_Bjlk_BBS_BH_MT32x32x64_MI16x16x16x1_SN_1LDSB0", "Tensile gemm NT BBS MT32x32x64"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs<4096ul>)", "nccl AllReduce Sum bf16 RING LL"),
         (
             "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x128_32x3_tn_align4>(cutlass_80_tensorop::Params)",
@@ -42,6 +49,21 @@ VECTORIZED = (
         ("void flash::flash_fwd_kernel<flash::Flash_fwd_traits<64, 128> >(flash::p)", "flash::flash_fwd_kernel"),
         ("void (anonymous namespace)::softmax_warp_forward<float, 4>(float*)", "softmax_warp_forward"),
         ("ampere_sgemm_64x64_nn", "ampere_sgemm_64x64_nn"),
+        ("_ZN2ck16tensor_operation6device12_GLOBAL__N_111kernel_gemmINS_3FooEEEvPT_", "ck::kernel_gemm"),
+        ("_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_3FooEEEJEEEvT0_", "ck_tile: Rmsnorm2dFwd"),
+        ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64EEEvPT0_", "aiter::add_rmsnorm_quant_kernel"),
+        ("void clover::par_ranged1d_kernel<build_field(globals &)::[lambda(int) (instance 2)]>(clover::Range1d)",
+         "par_ranged1d: build_field 2"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
+         "TensorListMetadata<2>, at::native::(anonymous namespace)::BinaryOpListAlphaFunctor<float, 2, 2, 0>, "
+         "std::plus<float>, float>(int)", "multi_tensor_apply: BinaryOpListAlpha plus"),
+        (VECTORIZED.format(*["at::native::GeluCUDAKernelImpl(at::Iterator&, at::native::GeluType)::{lambda()#2}"] * 2),
+         "vectorized_elementwise: Gelu"),
+        ("std::enable_if<(((8)>(0)))&&vllm::_typeConvert<c10::BFloat16>::exists, void>::type "
+         "vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*, long)", "vllm::fused_add_rms_norm_kernel"),
+        ("void at::native::<unnamed>::CatArrayBatchedCopy<int>(int)", "CatArrayBatchedCopy"),
+        ("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize192x128x32_stage4_warpsize4x2x1_tensor16x8x16_kernel",
+         "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_192x128x32~2af8"),
         ("loop_add_fusion.3", "loop_add_fusion.3"),
         ("", ""),
         ("<<<", "<<<"),
@@ -49,6 +71,23 @@ VECTORIZED = (
 )  # fmt: skip
 def test_short_names(name: str, short: str) -> None:
     assert short_kernel_name(name) == short
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_long_names_are_cut_and_stay_different(first: str, second: str) -> None:
+    one, two = (f"sm80_xmma_gemm_{'x' * 60}_{text}" for text in ("stage4", "stage5"))
+    assert short_kernel_name(one) != short_kernel_name(two)
+    assert all(len(short_kernel_name(name)) <= LONGEST for name in (one, two, first, second, first + second))
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("path", corpus_files("kineto", "*.json.gz"), ids=lambda path: path.name.split(".json")[0])
+def test_every_kernel_of_a_real_trace_has_a_readable_name(path: Path) -> None:
+    (trace,) = load(path)
+    for code in set(trace.rows["kernels"]["name"].tolist()):
+        short = short_kernel_name(trace.text(code))
+        assert 0 < len(short) <= LONGEST
+        assert not re.search(r"[<>{}()]|_ZN", short), short
 
 
 def _two_steps() -> TraceBuilder:

@@ -12,6 +12,7 @@ from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import analyze, merge_programs
 from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import program_roofs, roof_sum_ns
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.programs.programs import Program, programs
@@ -413,3 +414,12 @@ def test_what_breaks_is_said_and_costs_no_finding(monkeypatch: pytest.MonkeyPatc
     assert held.programs.programs == ()
     assert held.programs.problems == ("the compiled programs could not be summed up: KeyError: 'odd'",)
     assert [outcome.rule for outcome in held.outcomes] == ["unfused_ops"]
+
+
+def test_the_name_of_a_dump_says_for_which_cores_it_was_compiled() -> None:
+    for architecture, label in (("gfx950", "MI355X (assumed for gfx950)"), ("sm_90", "H100 SXM (assumed for sm_90)"),
+                                ("gfx000", "H100 SXM (assumed)"), (None, "H100 SXM (assumed)")):  # fmt: skip
+        trace = hlo_trace(replace(hlo_module(GPU), architecture=architecture))
+        device = trace.fact(program_device)
+        assert device is not None
+        assert device.label() == label

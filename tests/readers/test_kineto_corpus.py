@@ -181,3 +181,17 @@ def test_ids_that_repeat_the_correlation_name_no_op(corpus: Path) -> None:
     op = kernels["op"][linked]
     assert (slices["start_ns"][op] <= calls["start_ns"][call]).all()
     assert (slices["end_ns"][op] >= calls["start_ns"][call]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("TraceLens__vllm_decode_full_graph", "MI300X"),  # no name, the properties of the chip
+        ("TraceLens__mi300_qwen1.5-0.5b", "AMD Instinct MI300X VF"),  # device 2 of the node, 0 of the process
+        ("TraceLens__sglang_qwen3-8b_decode", "AMD Instinct MI300X"),
+        ("HolisticTraceAnalysis__mi250_minitoy_train_ROCm6_2_kineto", "AMD Radeon Graphics"),
+    ],
+)
+def test_devices_are_named_where_the_file_tells(corpus, name, device):
+    trace = kineto_reader.read(corpus / "kineto" / f"{name}.json.gz")
+    assert {trace.text(int(code)) for code in trace.rows["devices"]["name"]} == {device}

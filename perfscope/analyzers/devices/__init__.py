@@ -13,11 +13,46 @@ DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD, *GOOGLE)
 
 
 def find_device(name: str) -> Device | None:
-    """The device a driver or framework calls ``name``; None if it is not in the tables.
+    """The device a driver or framework, or the tables themselves, call ``name``; None if it is not in the tables.
 
     ``NVIDIA H100 80GB HBM3``, ``AMD Instinct MI300X VF``, ``TPU v5 lite``.
     """
-    return next((device for device in DEVICES if re.search(device.match, name, re.IGNORECASE)), None)
+    by_driver = next((device for device in DEVICES if re.search(device.match, name, re.IGNORECASE)), None)
+    return by_driver or next((device for device in DEVICES if device.name == name), None)
+
+
+_AMD_ARCHITECTURES = {(9, 4): "gfx942", (9, 5): "gfx950"}
+"""By compute capability as HIP reports it. (9, 0) is left out: MI210 and a half of an MI250 look alike."""
+
+
+def device_of_chip(
+    vendor: str, capability: tuple[int, int], cores: int, *, memory_bytes: int = 0, clock_hz: int = 0
+) -> Device | None:
+    """The device with these properties, for recordings that leave out its name; 0: not recorded.
+
+    ``capability``: compute capability, major and minor. ``None`` where none of the tables fits, or several do.
+    """
+    if vendor == "AMD":
+        architecture = _AMD_ARCHITECTURES.get(capability)
+    else:
+        architecture = f"sm_{capability[0]}{capability[1]}" if vendor.upper() == "NVIDIA" else None
+    fitting = [device for device in of_architecture(architecture or "") if device.cores == cores]
+    for wanted, value in ((memory_bytes, "memory_bytes"), (clock_hz, "clock_hz")):
+        alike = [device for device in fitting if _near(wanted, getattr(device, value))]
+        fitting = alike if wanted and len(fitting) > 1 else fitting
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def of_architecture(architecture: str) -> tuple[Device, ...]:
+    """Devices whose cores compilers call ``gfx950``, ``sm_90`` (or ``sm_90a``), those of the table first."""
+    return tuple(
+        device for device in DEVICES if architecture and (device.architecture or "").removesuffix("a") == architecture
+    )
+
+
+def _near(wanted: int, known: int | None) -> bool:
+    """Within 2%; a device of which the tables do not say it may be any."""
+    return known is None or abs(wanted - known) <= 0.02 * known
 
 
 def named_device(name: str) -> Device | None:
@@ -38,4 +73,4 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-__all__ = ["DEVICES", "Device", "close_names", "find_device", "named_device"]
+__all__ = ["DEVICES", "Device", "close_names", "device_of_chip", "find_device", "named_device", "of_architecture"]

@@ -209,6 +209,8 @@ class HloModule:
     platform: Platform | None = None
     """What it was compiled for, told from its instructions, or by a profile from where it ran; None if neither tells
     (before optimization, and many programs for the CPU)."""
+    architecture: str | None = None
+    """Of a program for GPUs the cores it was compiled for, ``gfx950`` or ``sm_90``, as its dump is named."""
     buffer_assignment: BufferAssignment | None = None
     source: str = ""
     """The file or plane it came from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from perfscope.analyzers.devices import Device, find_device, named_device
+from perfscope.analyzers.devices import Device, find_device, named_device, of_architecture
 from perfscope.model.trace import Trace
 
 ASSUMED = {"gpu": "NVIDIA H100 80GB HBM3", "tpu": "TPU v5 lite"}
@@ -22,10 +22,14 @@ class ProgramDevice:
     """False: the recording names no device, times on this one are those of an assumption and must say so."""
     given: bool = False
     """The user named it (``Trace.judged_device``)."""
+    architecture: str | None = None
+    """What the programs were compiled for, where that is known; the product is assumed."""
 
     def label(self) -> str:
-        """``'H100 SXM'``, recorded or named by the user, or ``'H100 SXM (assumed)'``."""
-        return self.device.name if self.recorded or self.given else f"{self.device.name} (assumed)"
+        """``'H100 SXM'``, recorded or named; else ``'H100 SXM (assumed)'`` or ``'MI355X (assumed for gfx950)'``."""
+        if self.recorded or self.given:
+            return self.device.name
+        return f"{self.device.name} (assumed{f' for {self.architecture}' if self.architecture else ''})"
 
 
 def device_names(trace: Trace) -> frozenset[str]:
@@ -42,6 +46,8 @@ def recorded_device(trace: Trace) -> Device | None:
 def program_device(trace: Trace) -> ProgramDevice | None:
     """The device of the recording, else the one the user named, else what is assumed for the programs' platform.
 
+    Where the name of a dump says for which cores it was compiled, a product with these is assumed.
+
     ``None`` for programs compiled for a CPU, for several platforms at once, and where a device was recorded whose
     peaks are not known, or several: no peak of another device may stand in for it. A device that the user named
     counts for programs compiled for its kind of device only. Programs that compute nothing belong to every platform.
@@ -57,8 +63,14 @@ def program_device(trace: Trace) -> ProgramDevice | None:
     named = named_device(trace.judged_device) if trace.judged_device is not None else None
     if named is not None and platform_of(named) == platform:
         return ProgramDevice(device=named, recorded=False, given=True)
-    assumed = find_device(ASSUMED[platform])
-    return None if assumed is None else ProgramDevice(device=assumed, recorded=False)
+    usual = find_device(ASSUMED[platform])
+    architectures = {module.architecture for module in trace.hlo if module.is_scheduled}
+    architecture = architectures.pop() if len(architectures) == 1 else None
+    products = of_architecture(architecture or "")
+    assumed = products[0] if products and usual not in products else usual
+    if assumed is None:
+        return None
+    return ProgramDevice(device=assumed, recorded=False, architecture=architecture if products else None)
 
 
 def device_memory_bytes(trace: Trace) -> int | None:

@@ -293,7 +293,9 @@ def _path(source: Source) -> str:
 
 
 def _facts(analysis: Analysis) -> list[str]:
-    if programs_alone(analysis) or logs_alone(analysis) or memory_alone(analysis):
+    if programs_alone(analysis):
+        return _assumed_devices(analysis)
+    if logs_alone(analysis) or memory_alone(analysis):
         return []
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
@@ -320,6 +322,14 @@ def _facts(analysis: Analysis) -> list[str]:
     elif not analysis.devices:
         said.append("no accelerator work in it")
     return [*said, *utilization_sentences(analysis.top)]
+
+
+def _assumed_devices(analysis: Analysis) -> list[str]:
+    """What findings are ordered by where nothing names the device."""
+    labels = {program.least.device for program in analysis.programs.programs if program.least and program.least.assumed}
+    return [
+        f"times and their order are modelled on {label}; --device NAME judges for another" for label in sorted(labels)
+    ]
 
 
 def window_mean(analysis: Analysis, host_ns: float | None) -> tuple[float, int] | None:

@@ -122,7 +122,19 @@ def holds_programs_only(trace: Trace) -> bool:
     return trace.source.programs is not None
 
 
+_ARCHITECTURE = re.compile(r"\.(?:(gfx\d\w*?)|sm_(\d+)\.(\d+))_(?:gpu_)?after_opt")
+"""``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``"""
+
+
+def _architecture(source: str) -> str | None:
+    found = _ARCHITECTURE.search(source)
+    return None if found is None else found[1] or f"sm_{found[2]}{found[3]}"
+
+
 def _trace(path: str, format_name: str, modules: Sequence[HloModule], notes: Sequence[str]) -> Trace:
+    modules = [
+        replace(module, architecture=module.architecture or _architecture(module.source or path)) for module in modules
+    ]
     builder = TraceBuilder(path, format_name)
     builder.events = sum(
         len(computation.instructions) for module in modules for computation in module.computations.values()

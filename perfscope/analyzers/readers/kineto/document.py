@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from perfscope.analyzers.devices import device_of_chip, find_device
 from perfscope.model.errors import DataError
 
 Buffer = bytes | mmap.mmap
@@ -39,6 +40,17 @@ class DeviceProperties(msgspec.Struct):
     name: str = ""
     memory: int = msgspec.field(default=-1, name="totalGlobalMem")
     cores: int = msgspec.field(default=-1, name="numSms")
+    major: int = msgspec.field(default=-1, name="computeMajor")
+    minor: int = msgspec.field(default=-1, name="computeMinor")
+    warp: int = msgspec.field(default=-1, name="warpSize")
+
+    @property
+    def product(self) -> str:
+        """Its name; of an AMD device whose driver gives none, the product with its properties; ``''``: not known."""
+        if find_device(self.name) is not None or self.warp != 64:  # wavefronts of CDNA
+            return self.name
+        device = device_of_chip("AMD", (self.major, self.minor), self.cores, memory_bytes=max(0, self.memory))
+        return self.name if device is None else device.name
 
 
 class Distributed(msgspec.Struct):

@@ -134,13 +134,16 @@ class Tables:
         seen = [merged[name]["device"] for name in ("kernel", "copy", "sync") if merged[name]]
         ordinals = np.unique(np.concatenate(seen)) if seen else np.empty(0, np.int64)
         known = {device.id: device for device in head.devices}
-        found = [known.get(int(ordinal)) for ordinal in ordinals]
+        # ROCm numbers devices in the node, their properties in the process: alike, any stands for all
+        kinds = {(device.product, device.cores, device.memory) for device in head.devices}
+        any_device = head.devices[0] if len(kinds) == 1 else None
+        found = [known.get(int(ordinal), any_device) for ordinal in ordinals]
         self._ordinals = ordinals
         self._table(
             "devices",
             {
                 "ordinal": ordinals,
-                "name": np.array([self.code(d.name) if d and d.name else MISSING for d in found], np.int32),
+                "name": np.array([self.code(d.product) if d and d.product else MISSING for d in found], np.int32),
                 "cores": np.array([d.cores if d else MISSING for d in found], np.int64),
                 "memory_bytes": np.array([d.memory if d else MISSING for d in found], np.int64),
             },

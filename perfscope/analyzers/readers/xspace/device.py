@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from perfscope.analyzers.devices import device_of_chip
 from perfscope.analyzers.readers.columns import ColumnBuffer, Columns, Lookup, nesting_order, parents, reorder
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
@@ -184,7 +185,7 @@ class Devices:
 
     def _devices(self) -> Rows:
         found = [(ordinal, plane.stats) for ordinal, plane in self._found]
-        named = [str(stats.get("gpu_device_name") or stats.get("device_type_string") or "") for _, stats in found]
+        named = [_product(stats) for _, stats in found]
         return Rows(TABLES["devices"], {
             "ordinal": np.array([ordinal for ordinal, _ in found], np.int64),
             "name": np.array([self._pool.code(name) if name else MISSING for name in named], np.int32),
@@ -289,6 +290,21 @@ def _innermost(line: Line) -> Array:
     result = np.ones(len(line), bool)
     result[order[inside]] = False
     return result
+
+
+def _product(stats: Mapping[str, object]) -> str:
+    """Name of a device: as recorded, else the product with its properties; ``''``: not known."""
+    name = str(stats.get("gpu_device_name") or stats.get("device_type_string") or "")
+    if name:
+        return name
+    device = device_of_chip(
+        str(stats.get("device_vendor", "")),
+        (_number(stats, "compute_cap_major"), _number(stats, "compute_cap_minor")),
+        _number(stats, "core_count"),
+        memory_bytes=max(0, _number(stats, "memory_size")),
+        clock_hz=1000 * max(0, _number(stats, "clock_rate")),  # kHz
+    )
+    return "" if device is None else device.name
 
 
 def _number(stats: Mapping[str, object], name: str) -> int:
