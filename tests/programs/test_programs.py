@@ -419,7 +419,7 @@ def test_what_breaks_is_said_and_costs_no_finding(monkeypatch: pytest.MonkeyPatc
 def test_the_name_of_a_dump_says_for_which_cores_it_was_compiled() -> None:
     for architecture, label in (("gfx950", "MI355X (assumed for gfx950)"), ("sm_90", "H100 SXM (assumed for sm_90)"),
                                 ("gfx000", "H100 SXM (assumed)"), (None, "H100 SXM (assumed)")):  # fmt: skip
-        trace = hlo_trace(replace(hlo_module(GPU), architecture=architecture))
+        trace = hlo_trace(replace(step(), architecture=architecture))
         device = trace.fact(program_device)
         assert device is not None
         assert device.label() == label

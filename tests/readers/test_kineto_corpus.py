@@ -19,7 +19,7 @@ import pytest
 
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.time.device_time import device_times
-from perfscope.model.trace import Trace
+from perfscope.model.trace import CallKind, Trace
 from tests.conftest import corpus_files
 
 FILES = corpus_files("kineto", "*.json.gz")
@@ -195,3 +195,22 @@ def test_ids_that_repeat_the_correlation_name_no_op(corpus: Path) -> None:
 def test_devices_are_named_where_the_file_tells(corpus, name, device):
     trace = kineto_reader.read(corpus / "kineto" / f"{name}.json.gz")
     assert {trace.text(int(code)) for code in trace.rows["devices"]["name"]} == {device}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ascend_traces_have_device_work(corpus, rank):
+    """The file's own "Overlap Analysis" track: what it calls computing is the union of the kernels, in us."""
+    path = corpus / "ascend" / f"Ascend-msinsight__level1_rank{rank}_trace_view.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))
+    trace = kineto_reader.read(path)
+    (device,) = trace.fact(device_times)
+    assert trace.text(int(trace.rows["devices"]["name"][0])) == "Ascend NPU"
+    total = {
+        name: sum(float(event["dur"]) for event in events if event.get("name") == name and event["ph"] == "X")
+        for name in ("Computing", "Communication", "Communication(Not Overlapped)")
+    }
+    assert device.compute_ns == pytest.approx(1000 * total["Computing"], rel=0.01)
+    assert device.exposed_communication_ns == pytest.approx(1000 * total["Communication(Not Overlapped)"], rel=0.01)
+    linked = trace.rows["kernels"]["call"] >= 0
+    assert linked.mean() > 0.9
+    assert (trace.rows["calls"]["kind"][trace.rows["kernels"]["call"][linked]] == CallKind.KERNEL).mean() > 0.9

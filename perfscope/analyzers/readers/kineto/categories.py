@@ -51,6 +51,32 @@ CATEGORIES: dict[str, Group] = {
 }
 """Category (lower case) -> group. Anything else is counted as unplaced under its name."""
 
+ASCEND_DEVICE = 0
+"""What stands for the device of an Ascend trace, which has one: its events name processes of the viewer."""
+
+_ASCEND_KERNEL = re.compile(r"AI_|AIC|AIV|MIX_|KERNEL|DSA_SQE")
+
+
+def ascend_group(name: str, task_type: str | None, level: str | None, data_type: str | None) -> Group | None:
+    """The table an event of ``torch_npu`` without category goes to; ``None``: it is none.
+
+    Tasks of the cores, of the random generator and of the copy engines are device work; waits, event records and the
+    steps of a collective are not. A collective is the one event that has a data type. Calls of CANN have a level.
+    """
+    if task_type is not None:
+        if name == "MEMCPY_ASYNC":
+            return Group.COPY
+        return Group.KERNEL if _ASCEND_KERNEL.search(task_type) else Group.MIRROR
+    if data_type is not None and name.startswith("hcom_"):
+        return Group.KERNEL
+    return Group.CALL if level is not None and "@" in name else None
+
+
+def is_cann_call(name: str) -> bool:
+    """A call of CANN, the runtime of Ascend devices."""
+    return name.startswith("AscendCL@")
+
+
 SLICE_KINDS: dict[str, SliceKind] = {
     "cpu_op": SliceKind.OP,
     "operator": SliceKind.OP,
@@ -116,7 +142,7 @@ def call_kind(name: str) -> CallKind:
     """What a runtime or driver call does, from its CUDA, HIP or MTIA name."""
     if "GraphLaunch" in name:
         return CallKind.GRAPH
-    if "Launch" in name or name == "runFunction":
+    if "Launch" in name or name in ("runFunction", "Node@launch"):
         return CallKind.KERNEL
     if _SYNC_CALL.search(name):
         return CallKind.SYNC if name != "hipMemcpyWithStream" else CallKind.COPY

@@ -39,6 +39,11 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Process Group Ranks")
     dtype: str | None = None
     group_sequence: int = msgspec.field(default=-1, name="Seq")
+    task_type: str | None = msgspec.field(default=None, name="Task Type")  # Ascend, as those below
+    physical_stream: Id = msgspec.field(default=None, name="Physic Stream Id")
+    connection: int = msgspec.field(default=-1, name="connection_id")
+    level: str | None = None
+    data_type: str | None = None
     source_rank: int = msgspec.field(default=-1, name="Src Rank")
     destination_rank: int = msgspec.field(default=-1, name="Dst Rank")
 

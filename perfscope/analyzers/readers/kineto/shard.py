@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
-from perfscope.analyzers.readers.kineto.categories import CATEGORIES, WITH_VALUES, Group
+from perfscope.analyzers.readers.kineto.categories import ASCEND_DEVICE, CATEGORIES, WITH_VALUES, Group, ascend_group
 from perfscope.analyzers.readers.kineto.events import (
     NO_ARGS,
     Args,
@@ -130,6 +130,10 @@ class Shard:
         group = CATEGORIES.get(lowered)
         if group is Group.MIRROR:
             return
+        if group is None and not lowered:
+            members, start, end = self._ascend(start, end, members)
+            if not members:
+                return
         if group is None:
             self.unplaced[f"category {lowered[:24] or '(none)'}"] += len(members)
             return
@@ -167,6 +171,42 @@ class Shard:
         elif group in (Group.COPY, Group.MTIA):
             columns["bytes"] = _ids(_size, args)
         self.tables[group.name.lower()].append(columns)
+
+    def _ascend(self, start: Array, end: Array, members: list[Any]) -> tuple[list[Any], Array, Array]:
+        """Take what ``torch_npu`` writes without category; the events that are left, and their times."""
+        rows: dict[Group | None, list[int]] = defaultdict(list)
+        for row, member in enumerate(members):
+            args = member.args or NO_ARGS
+            rows[ascend_group(member.name, args.task_type, args.level, args.data_type)].append(row)
+        for group, table in ((Group.CALL, "calls"), (Group.KERNEL, "kernel"), (Group.COPY, "copy")):
+            if not (chosen := rows[group]):
+                continue
+            taken = [members[row] for row in chosen]
+            args = [member.args for member in taken]
+            columns: Columns = {
+                "start_ns": start[chosen],
+                "end_ns": end[chosen],
+                "name": self._codes(_NAME, taken),
+                "correlation": _ids(attrgetter("connection"), args),
+                "external_id": np.full(len(taken), MISSING, np.int64),
+            }
+            if group is Group.CALL:
+                self._thread(columns, taken)
+            else:
+                columns["device"] = np.full(len(taken), ASCEND_DEVICE, np.int64)
+                columns["stream"] = _numbers(
+                    [
+                        m.tid if a.physical_stream is None else a.physical_stream
+                        for m, a in zip(taken, args, strict=True)
+                    ]
+                )
+            if group is Group.KERNEL:
+                self._kernel(columns, args)
+            elif group is Group.COPY:
+                columns["bytes"] = _ids(_size, args)
+            self.tables[table].append(columns)
+        left = rows[None]
+        return [members[row] for row in left], start[left], end[left]
 
     def _messages(self, columns: Columns, members: list[Any]) -> None:
         codes = [code for name in OPERATION_OF if (code := self.strings.get(name)) is not None]

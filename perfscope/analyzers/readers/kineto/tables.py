@@ -21,7 +21,7 @@ from perfscope.analyzers.readers.columns import (
     span_around,
 )
 from perfscope.analyzers.readers.kineto import categories
-from perfscope.analyzers.readers.kineto.document import Head
+from perfscope.analyzers.readers.kineto.document import DeviceProperties, Head
 from perfscope.analyzers.readers.kineto.process_groups import peers_of_spans
 from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind, TraceBuilder
@@ -143,11 +143,16 @@ class Tables:
             "devices",
             {
                 "ordinal": ordinals,
-                "name": np.array([self.code(d.product) if d and d.product else MISSING for d in found], np.int32),
+                "name": np.array([self._product(d) for d in found], np.int32),
                 "cores": np.array([d.cores if d else MISSING for d in found], np.int64),
                 "memory_bytes": np.array([d.memory if d else MISSING for d in found], np.int64),
             },
         )
+
+    def _product(self, device: DeviceProperties | None) -> int:
+        if device is not None and device.product:
+            return self.code(device.product)
+        return self.code("Ascend NPU") if any(map(categories.is_cann_call, self.strings)) else MISSING
 
     def _device_work(self, merged: dict[str, Columns]) -> None:
         calls, slices = self.rows["calls"], self.rows["slices"]
