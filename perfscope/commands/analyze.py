@@ -46,7 +46,7 @@ MOST_NAMED = 3
     metavar="ADDRESS",
     help="Read them on the workers of this Dask scheduler, which see the same paths.",
 )
-@click.option("--topology", metavar="FILE", help="Ranks of a node, their links, the network (TOML), for nvlink-stall.")
+@click.option("--topology", metavar="FILE", help="Ranks of a node, their links, the network (TOML), for nvlink_stall.")
 @click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
 @quiet_option
 @verbose_option

@@ -60,7 +60,7 @@ def _show_list(asked: list[Rule]) -> None:
     table.add_column("finds", ratio=3)
     table.add_column("needs", ratio=2)
     for rule in asked:
-        table.add_row(rule.id.replace("_", "-"), summary_of(rule), ", ".join(rule.needs) or "-")
+        table.add_row(rule.id, summary_of(rule), ", ".join(rule.needs) or "-")
     show(table)
 
 
@@ -70,7 +70,7 @@ def _show_page(rule: Rule) -> None:
 
     from perfscope.model.trace import RECORDED
 
-    lines = [Text(rule.id.replace("_", "-"), style="bold")]
+    lines = [Text(rule.id, style="bold")]
     for paragraph in paragraphs(inspect.cleandoc(rule.doc)):
         heading = _HEADING.match(paragraph)
         lines.append(Text(paragraph))

@@ -107,7 +107,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one rule said of the sources: findings worst first, or why it could not look."""
+    """What one rule said of the sources: findings worst first, or why it was not evaluated."""
 
     rule: str
     status: Status

@@ -112,7 +112,7 @@ def test_an_added_item_is_a_regression_with_its_line_first_and_its_runs_open_lat
     assert json.loads(again.stdout)["headline"] == "regression"
     report = plain("-m", "perfscope", "analyze", str(head), cwd=folder)
     assert report.returncode == 0, report.stderr
-    assert "host-sync" in report.stdout
+    assert "host_sync" in report.stdout
 
     back, held = compared(folder, "--base", "HEAD", "--head", "HEAD~1", *ANY_TIME, "--", "train.py")
     assert back.returncode == 0, back.stderr

@@ -182,7 +182,7 @@ def test_without_profiles_the_verdict_stands_and_the_cause_was_not_looked_for(
     assert (held["headline"], held["step"], held["causes"], held["findings"]) == ("regression", None, [], [])
     (said,) = held["not_looked"]
     assert (said["reason"], said["sides"]) == (reason, ["base", "head"])
-    assert "could not look" in compare_text.render(compare_document.of(held))
+    assert "not evaluated" in compare_text.render(compare_document.of(held))
 
 
 def test_of_several_pairs_those_that_are_lost_are_told() -> None:

@@ -305,7 +305,7 @@ CLOCK_US = 1_700_000_000_000_000
 LATE_US = {0: 2_000, 1: 3_000}
 AHEAD_US = 700
 """The second rank's recording begins so much later."""
-RULE = "host-bound"
+RULE = "host_bound"
 
 MARK = """() => {
   const one = document.querySelector('.ps-timeline').perfscope;
@@ -515,7 +515,7 @@ def test_three_clicks_lead_from_the_step_to_the_fix_and_to_what_runs(
     tab.page.wait_for_selector(READY)
     tab.until(CHOSEN)
     found = tab.page.evaluate(CHOSEN)
-    assert (found["rule"], found["how"]) == ("unfused-attention", "piece")
+    assert (found["rule"], found["how"]) == ("unfused_attention", "piece")
     piece, view = found["area"]["t1"] - found["area"]["t0"], found["view"]["t1"] - found["view"]["t0"]
     assert 0.2 < piece / view < 0.9  # with what is around it
     assert set(tab.page.evaluate(SUMS)) & {"aten::div", "aten::masked_fill", "aten::_softmax", "aten::softmax",
@@ -545,5 +545,5 @@ def test_of_a_program_that_never_ran_the_page_says_so(tab: Tab, evidence_server:
     assert "no piece of time: compiled program: nothing ran" in tab.page.inner_text("#page")
     tab.page.click("text=the graph around it")
     tab.page.wait_for_selector(".ps-graph[data-ready='1'], [data-ready='1']")
-    assert "unfused-attention" in tab.page.inner_text("#page")
+    assert "unfused_attention" in tab.page.inner_text("#page")
     assert tab.wrong == []

@@ -36,8 +36,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rules"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "rule       finds                           needs",
-        "host-wait  The host waits for the device.  device_work, steps",
-        "no-needs   Nothing is needed.              -",
+        "host_wait  The host waits for the device.  device_work, steps",
+        "no_needs   Nothing is needed.              -",
     ]
 
 
@@ -45,7 +45,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rules", name]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "host-wait",
+        "host_wait",
         "The host waits for the device.",
         "",
         "Why it costs:",

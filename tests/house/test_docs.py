@@ -224,8 +224,8 @@ def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
         said[text] = done.stdout + done.stderr
     assert len(said) >= 10
     loop, grouped = (text for text in said if text.startswith("perfscope run "))
-    assert re.search(r"host-sync.*moe\.py:\d+", said[loop], re.DOTALL), said[loop]
-    assert not re.search(r"host-sync.*moe\.py:\d+", said[grouped].split("clean:")[0]), said[grouped]
+    assert re.search(r"host_sync.*moe\.py:\d+", said[loop], re.DOTALL), said[loop]
+    assert not re.search(r"host_sync.*moe\.py:\d+", said[grouped].split("clean:")[0]), said[grouped]
     assert (tmp_path / "report.html").read_text().startswith("<!")
     assert json.loads((tmp_path / "report.json").read_text())["schema"] == "perfscope.report/1"
 

@@ -113,7 +113,7 @@ OUTCOMES = (
 
 
 def analysis(**changes: object) -> Analysis:
-    """One rank with three findings, two clean rules and two that could not look."""
+    """One rank with three findings, two clean rules and two that not evaluated."""
     parts: dict[str, object] = {
         "sources": (
             source(

@@ -75,7 +75,7 @@ def test_what_an_engineer_needs_stands_in_this_order() -> None:
     wanted = [
         "main@", "**Gate not met:** step time: regression", "1. <code>train.py:11</code>",
         "| 🔴 regression | step time |",
-        "⚪ no change: kernels a step", "**Findings**: 1 new", "<summary>What to do: host-sync at train.py:11",
+        "⚪ no change: kernels a step", "**Findings**: 1 new", "<summary>What to do: host_sync at train.py:11",
         "<summary>Kernels: 2 of 3 changed", "<summary>The step in parts", "<summary>Could not look: 11 metrics",
         "<summary>Method and environment", "10 pairs and 6 to confirm, order by seed 3471692537", "| torch | 2.13.0 |",
     ]  # fmt: skip

@@ -61,8 +61,8 @@ def test_an_analysis_draws_itself() -> None:
     page = Parsed(analysis()._repr_html_())
     assert page.open == []
     for words in (
-        "~/traces/trace.json.gz (kineto, rank 0, 120,345 events)", "6.90 ms 16.5% host-sync: .item() makes",
-        "no time host-sync: nonzero", "clean: input-stall, launch-bound", "could not look: exposed-communication",
+        "~/traces/trace.json.gz (kineto, rank 0, 120,345 events)", "6.90 ms 16.5% host_sync: .item() makes",
+        "no time host_sync: nonzero", "clean: input_stall, launch_bound", "not evaluated: exposed_communication",
         "unplaced: 12 of 120,345 events",
     ):  # fmt: skip
         assert words in page.text, words

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from perfscope.dashboards.report.renderers.text import NARROWEST
-from perfscope.dashboards.report.text import MOST_FINDINGS, render
+from perfscope.dashboards.report.text import FIRST_FINDINGS, render
 from perfscope.model.finding import Finding, Outcome
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, device, hostile, source
 
@@ -43,14 +43,14 @@ def test_more_findings_than_a_screen_holds_are_counted() -> None:
     findings = tuple(
         Finding(subject=str(n), title=f"finding {n}", severity="low", basis="measured", advice="", cost_ns=n,
                 cost_ns_per_step=(100 - n) * MS)
-        for n in range(MOST_FINDINGS + 3)
+        for n in range(FIRST_FINDINGS + 3)
     )  # fmt: skip
     outcomes = (Outcome(rule="host_sync", status="flagged", findings=findings),)
     shown = re.findall(r"finding (\d+)", render(analysis(outcomes=outcomes)))
-    assert list(map(int, shown)) == list(range(MOST_FINDINGS))
+    assert list(map(int, shown)) == list(range(FIRST_FINDINGS))
     assert "and 3 more" in render(analysis(outcomes=outcomes))
     every = render(analysis(outcomes=outcomes), verbose=True)
-    assert set(map(int, re.findall(r"finding (\d+)", every))) == set(range(MOST_FINDINGS + 3))
+    assert set(map(int, re.findall(r"finding (\d+)", every))) == set(range(FIRST_FINDINGS + 3))
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 110, 200])
@@ -95,7 +95,7 @@ def test_several_reasons_are_a_list_and_rows_left_out_are_counted(golden: Golden
 )
 def test_the_next_command_can_be_pasted_or_is_not_offered(path: str, again: str) -> None:
     text = render(analysis(sources=(source(path),)))
-    assert text.splitlines()[-1] == f"  next  perfscope rules host-sync     {again}"
+    assert text.splitlines()[-1] == f"  next  perfscope rules host_sync     {again}"
 
 
 def test_no_share_no_column(golden: Golden) -> None:

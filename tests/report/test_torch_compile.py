@@ -202,9 +202,9 @@ def test_rules_that_do_not_concern_a_log_are_one_phrase() -> None:
     own = abstained("one rank", "rank_divergence")
     held = log_analysis(outcomes=(*rules, *own))
     assert summarize(held).abstained == (
-        ("one rank", ("rank-divergence",)), (LOG_ALONE, ("3 rules on recordings of a run",)),
+        ("one rank", ("rank_divergence",)), (LOG_ALONE, ("3 rules on recordings of a run",)),
     )  # fmt: skip
-    assert summarize(log_analysis(outcomes=rules[:1])).abstained == ((LOG_ALONE, ("host-sync",)),)
+    assert summarize(log_analysis(outcomes=rules[:1])).abstained == ((LOG_ALONE, ("host_sync",)),)
 
 
 def test_dumps_of_the_flight_recorder_alone_hold_nothing_of_the_other_rules() -> None:
@@ -215,7 +215,7 @@ def test_dumps_of_the_flight_recorder_alone_hold_nothing_of_the_other_rules() ->
     summary = summarize(held)
     assert summary.facts == ()
     assert summary.abstained == (
-        ("one rank's dump", ("hung-collective",)), (DUMPS_ALONE, ("3 rules on recordings of a run",)),
+        ("one rank's dump", ("hung_collective",)), (DUMPS_ALONE, ("3 rules on recordings of a run",)),
     )  # fmt: skip
 
 

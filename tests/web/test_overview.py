@@ -114,7 +114,7 @@ def test_no_findings_says_how_many_rules_could_not_look(tmp_path: Path) -> None:
     made.launched("gemm", 0, 0, 1000, correlation=1)
     view = view_of("overview", [made.build()], tmp_path)
     assert view["first"] == []
-    assert re.fullmatch(r"No findings: \d+ rules looked and found nothing; [1-9]\d* could not look\.", view["nothing"])
+    assert re.fullmatch(r"No findings: \d+ rules evaluated and clean; [1-9]\d* not evaluated\.", view["nothing"])
     assert view_of("findings", [made.build()], tmp_path / "more")["nothing"] == view["nothing"]
 
 

@@ -71,7 +71,7 @@ def test_a_round_trip_between_fusions_that_are_opened(tmp_path: Path) -> None:
     assert [(one["bytes"], one["said"]) for one in saved] == [(SIZE, "could stay on the chip")]
     assert "128 MiB a run" in " ".join(subject["said"])
     assert "xla_dump_hlo_pass_re" in " ".join(subject["said"])
-    assert {one["rule"] for one in subject["findings"]} == {"unfused-ops"}
+    assert {one["rule"] for one in subject["findings"]} == {"unfused_ops"}
     exponential = next(one for one in subject["nodes"] if one["name"] == "e")
     assert "e = f32[4096,4096] exponential(p)" in exponential["text"]
     assert view["tables"]["edges"]["rows"][0][:4] == [1, SIZE, "a", "e"]

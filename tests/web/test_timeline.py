@@ -410,7 +410,7 @@ def _of(view: dict[str, Any], rule: str) -> dict[str, Any]:
 
 def test_a_piece_is_on_the_clock_of_its_trace(tmp_path: Path) -> None:
     made = stalled(None, 2000).build()
-    mark = _of(view_of("timeline", [made], tmp_path), "host-bound")
+    mark = _of(view_of("timeline", [made], tmp_path), "host_bound")
     start = int((CLOCK_US + 1000) * 1000)
     assert (mark["how"], mark["severity"]) == ("piece", "high")
     assert mark["spans"] == [[0, str(start), str(start + 1_998_000)]]
@@ -420,7 +420,7 @@ def test_a_piece_is_on_the_clock_of_its_trace(tmp_path: Path) -> None:
 def test_each_rank_has_its_own_pieces_in_whatever_order_it_was_read(tmp_path: Path, order: tuple[int, int]) -> None:
     idle, clock = {0: 2000.0, 1: 3000.0}, {0: CLOCK_US, 1: CLOCK_US + 70_000}
     traces = [stalled(rank, idle[rank], clock[rank]).build() for rank in order]
-    spans = _of(view_of("timeline", traces, tmp_path), "host-bound")["spans"]
+    spans = _of(view_of("timeline", traces, tmp_path), "host_bound")["spans"]
     found = {order[number]: (int(start), int(end)) for number, start, end in spans}
     assert found == {
         rank: (round((clock[rank] + 1000) * 1000), round((clock[rank] + 998 + idle[rank]) * 1000)) for rank in (0, 1)
@@ -429,7 +429,7 @@ def test_each_rank_has_its_own_pieces_in_whatever_order_it_was_read(tmp_path: Pa
 
 def test_the_page_of_findings_names_the_same_piece_and_rank(tmp_path: Path) -> None:
     traces = [stalled(rank, 2000 + 1000 * rank, CLOCK_US + 70_000 * rank).build() for rank in (0, 1)]
-    (row,) = [one for one in view_of("findings", traces, tmp_path)["findings"] if one["rule"] == "host-bound"]
+    (row,) = [one for one in view_of("findings", traces, tmp_path)["findings"] if one["rule"] == "host_bound"]
     start = int((CLOCK_US + 70_000 + 1000) * 1000)
     said = "3.00 ms, 1.00 ms behind the start of rank 1"
     assert row["at"][0] == {"mark": f"1:{start}-{start + 2_998_000}", "said": said}

@@ -1,4 +1,4 @@
-"""Rules that could not look, by reason; those on what is not there at all are one phrase."""
+"""Rules that were not evaluated, by reason; those on what is not there at all are one phrase."""
 
 from __future__ import annotations
 
@@ -76,11 +76,6 @@ FOLDED_FROM = 3
 """Rules of one such reason from which they are one phrase; who asked for one or two of them wants their names."""
 
 
-def dashed(rule: str) -> str:
-    """A rule's id as it is shown and typed: ``host-sync``."""
-    return sanitize(rule).replace("_", "-")
-
-
 def logs_alone(analysis: Analysis) -> bool:
     """Logs of torch.compile, or dumps of the flight recorder, and no recording of a run.
 
@@ -92,7 +87,7 @@ def logs_alone(analysis: Analysis) -> bool:
     return formats == {DUMP_FORMAT} or (bool(analysis.compile.ranks) and formats <= {LOG_FORMAT})
 
 
-def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(reason, rules), those of what is not there last."""
     reasons: dict[str, list[str]] = {}
     alone = logs_alone(analysis)
@@ -113,7 +108,7 @@ def could_not_look(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...
                 reason = ONE_PROCESS
             elif alone and outcome.rule not in own:
                 reason = why
-            reasons.setdefault(reason, []).append(dashed(outcome.rule))
+            reasons.setdefault(reason, []).append(sanitize(outcome.rule))
     folded = [_fold(reason, rules) for reason, rules in reasons.items()]
     return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
 

@@ -15,6 +15,9 @@ Unit = Literal["text", "code", "place", "ns", "bytes", "count", "quantity", "sha
 source line or a scope (cut at its beginning), ``quantity`` a count with decimal prefixes, ``share`` a number from 0
 to 1; ns and bytes are numbers of them."""
 
+Bar = Literal["", "shares", "parts"]
+"""``shares``: bars where there are pictures. ``parts`` of one whole, in order: pieces of one bar, on a terminal too."""
+
 Number = int | float
 
 
@@ -78,8 +81,8 @@ class Table:
     """What all rows that are not shown are: ``'kernels, which move less'``."""
     detail: bool = False
     """Shown with ``-v`` or when a fold is opened, and not at once."""
-    bar: bool = False
-    """Whether the first column of shares is drawn as bars, where there are pictures."""
+    bar: Bar = ""
+    """How the first column of shares is drawn."""
 
     def column(self, title: str) -> tuple[Value, ...]:
         """The values of a column; ``ValueError`` if there is none of that title."""

@@ -63,8 +63,8 @@ def compiled_page(
             yield from _known_by(trace)
             yield ""
         yield from sections_text(plan_sections(analysis.plans), columns, verbose=verbose)
-        yield from findings_part(summary, columns, verbose=verbose)
-        yield from not_flagged(summary)
+        yield from findings_part(summary, verbose=verbose)
+        yield from not_flagged(summary, columns, verbose=verbose)
         yield from _not_here(manifest, verbose=verbose)
         yield ""
         yield line_of("  kept  ", folder)

@@ -48,12 +48,12 @@ def findings(summary: Summary) -> Iterator[str]:
 
 
 def nothing_found(summary: Summary) -> str:
-    """That there are no findings, and how much that is worth: rules that could not look found nothing either."""
+    """That there are no findings, and how much that is worth: rules that were not evaluated found nothing either."""
     clean = len(summary.clean)
     if not clean:
-        return "No rule could look at this: nothing is known to be clean."
-    looked = f"{clean} rule{'' if clean == 1 else 's'} looked and found nothing"
-    return f"No findings: {looked}{f'; {summary.blind} could not look' if summary.blind else ''}."
+        return "No rule could be evaluated: nothing is known to be clean."
+    looked = f"{clean} rule{'' if clean == 1 else 's'} evaluated and clean"
+    return f"No findings: {looked}{f'; {summary.blind} not evaluated' if summary.blind else ''}."
 
 
 def finding_card(row: FindingRow, *, opened: bool) -> str:
@@ -72,7 +72,7 @@ def finding_card(row: FindingRow, *, opened: bool) -> str:
         f'<div class="what"><div class="title">{escape(row.rule)}: {prose(row.title + row.on_ranks)}</div>'
         f'<div class="where">{text}{moves}</div></div>'
         f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
-        f'<span class="chip">{escape(row.known_by)}</span></div></div>'
+        f'<span class="chip">{escape(row.basis)}</span></div></div>'
         f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
         f"{''.join(advice_html(row.advice))}{_evidence(row)}</details></article>"
     )

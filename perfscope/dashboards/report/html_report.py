@@ -18,7 +18,6 @@ from perfscope.dashboards.report.html_page import card, page, table
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.prose import prose
 from perfscope.dashboards.report.renderers.html import sections_html
-from perfscope.dashboards.report.sections.account import account_card
 from perfscope.dashboards.report.sections.top_work import top_card
 from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
 from perfscope.model.trace import MISSING
@@ -87,8 +86,8 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield from findings(summary)
     yield from _top_cards(summary)
     yield from sections_html(summary.sections)
-    yield from not_flagged(summary)
     yield from _devices_and_steps(summary, analysis)
+    yield from not_flagged(summary)
     yield from _origin_cards(summary, analysis)
     yield f"<footer>{escape(_origin())}</footer>"
 
@@ -131,8 +130,7 @@ def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
 
 
 def _account_cards(summary: Summary) -> Iterator[str]:
-    if summary.account is not None:
-        yield account_card(summary.account)
+    yield from sections_html(summary.account)
 
 
 def _top_cards(summary: Summary) -> Iterator[str]:
@@ -180,7 +178,7 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         best = summary.timed[0]
         share = f"{best.share} {SHARE_OF[best.per_step]}; " if best.share else ""
         yield _tile("largest saving, up to", best.saves, f"{share}{best.rule}")
-    blind = f"; {summary.blind} could not look" if summary.blind else ""
+    blind = f"; {summary.blind} not evaluated" if summary.blind else ""
     clean = f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean"
     yield _tile("findings", str(len(summary.findings)), f"{clean}{blind}")
 
@@ -203,15 +201,17 @@ def _tile(name: str, value: str, note: str) -> str:
 
 
 def not_flagged(summary: Summary) -> Iterator[str]:
-    """Cards of what could not look, and of what looked and is clean."""
+    """Cards of the rules that were not evaluated, and of those that are clean."""
+    if summary.clean:
+        chips = "".join(f'<span class="chip ok">{escape(rule)}</span>' for rule in summary.clean)
+        yield card("Evaluated and clean", f'<div class="rules">{chips}</div>')
     if summary.abstained or summary.partly:
         items = [f"<li><b>{escape(', '.join(rules))}</b>: {prose(reason)}</li>" for reason, rules in summary.abstained]
         items += [f"<li><b>{escape(rule)}</b>, in part: {prose(reason)}</li>" for rule, reason in summary.partly]
-        body = f"<p>These rules say nothing, neither good nor bad.</p><ul>{''.join(items)}</ul>"
-        yield card("Could not look", body, kind="unseen")
-    if summary.clean:
-        chips = "".join(f'<span class="chip ok">{escape(rule)}</span>' for rule in summary.clean)
-        yield card("Looked at and clean", f'<div class="rules">{chips}</div>')
+        body = (
+            f"<p>These rules lack what they need; they say nothing, neither good nor bad.</p><ul>{''.join(items)}</ul>"
+        )
+        yield card("Not evaluated", body)
 
 
 def _device(row: DeviceRow) -> str:

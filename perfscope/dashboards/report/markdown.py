@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
-from perfscope.dashboards.report.renderers.markdown import sections_markdown
-from perfscope.dashboards.report.sections.account import account_markdown
+from perfscope.dashboards.report.renderers.markdown import open_section, sections_markdown
 from perfscope.dashboards.report.sections.top_work import top_markdown
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.units import format_ns
@@ -62,15 +61,14 @@ def _head(summary: Summary) -> Iterable[str]:
     yield escape(summary.headline)
     if summary.facts:
         yield "\n".join(f"- {escape(fact)}" for fact in summary.facts)
-    if summary.account is not None:
-        yield account_markdown(summary.account)
-    if summary.devices and (summary.account is None or len(summary.devices) > 1):
+    yield from (open_section(section) for section in summary.account)
+    if summary.devices and (not summary.account or len(summary.devices) > 1):
         rows = [(escape(row.ranks), code(row.device), format_ns(row.span_ns), *row.shares()) for row in summary.devices]
-        heads = ("rank", "device", "span", "compute", "comm exposed", "copy exposed", "idle")
+        heads = ("rank", "device", "span", "compute", "exposed comm", "exposed copy", "idle")
         yield markdown_table(heads, rows, "llrrrrr")
     if summary.findings:
         share = SHARE_OF[any(row.per_step for row in summary.findings)]
-        titles = ("", "saves up to", share, "finding", "where", "known by")
+        titles = ("", "saves up to", share, "finding", "where", "basis")
         yield markdown_table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
         if len(summary.findings) > MOST_ROWS:
             yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
@@ -86,7 +84,7 @@ def _count(summary: Summary, level: str) -> int:
 
 def _row(row: FindingRow) -> tuple[str, ...]:
     title = f"**{escape(row.rule)}**: {escape(row.title + row.on_ranks)}"
-    return (_MARKS[row.severity], row.gain, row.share, title, code(row.where), row.known_by)
+    return (_MARKS[row.severity], row.gain, row.share, title, code(row.where), row.basis)
 
 
 def _finding(row: FindingRow) -> str:
@@ -115,8 +113,9 @@ def _finding(row: FindingRow) -> str:
 def _tail(summary: Summary) -> Iterable[str]:
     if summary.clean:
         yield f"clean: {escape(', '.join(summary.clean))} ({len(summary.clean)})\n"
-    for reason, rules in summary.abstained:
-        yield f"**could not look**: {escape(', '.join(rules))} ({prose(reason)})\n"
-    for rule, reason in summary.partly:
-        yield f"**looked at a part**: {escape(rule)} ({prose(reason)})\n"
+    if summary.abstained or summary.partly:
+        yield f"<details><summary>not evaluated: {summary.blind}</summary>\n"
+        yield from (f"- {escape(', '.join(rules))} ({prose(reason)})" for reason, rules in summary.abstained)
+        yield from (f"- {escape(rule)}, in part ({prose(reason)})" for rule, reason in summary.partly)
+        yield "\n</details>\n"
     yield from (f"{prose(remark)}\n" for remark in summary.remarks)

@@ -59,7 +59,7 @@ def analysis_html(analysis: Analysis) -> str:
     summary = summarize(analysis)
     rows = summary.findings[:MOST_FINDINGS]
     share = SHARE_OF[any(row.per_step for row in rows)]
-    table = _table(("saves up to", share, "finding", "where", "known by"), map(_cells, rows), "srlls")
+    table = _table(("saves up to", share, "finding", "where", "basis"), map(_cells, rows), "srlls")
     left = len(summary.findings) - len(rows)
     return _frame(
         f"<b>perfscope</b> {escape(summary.headline)}",
@@ -68,15 +68,15 @@ def analysis_html(analysis: Analysis) -> str:
         table if rows else "<div>no findings</div>",
         f"<div style='{_SOFT}'>and {left} more</div>" if left else "",
         f"<div>clean: {escape(', '.join(summary.clean))}</div>" if summary.clean else "",
-        *(f"<div>could not look: {escape(', '.join(rules))} ({escape(reason)})</div>"
+        *(f"<div>not evaluated: {escape(', '.join(rules))} ({escape(reason)})</div>"
           for reason, rules in summary.abstained),
-        *(f"<div>looked at a part: {escape(rule)} ({escape(reason)})</div>" for rule, reason in summary.partly),
+        *(f"<div>evaluated in part: {escape(rule)} ({escape(reason)})</div>" for rule, reason in summary.partly),
         *(f"<div style='{_SOFT}'>{escape(remark)}</div>" for remark in summary.remarks),
     )  # fmt: skip
 
 
 def _cells(row: FindingRow) -> tuple[str, ...]:
-    return (row.gain, row.share, f"{row.rule}: {row.title}{row.on_ranks}", row.where, row.known_by)
+    return (row.gain, row.share, f"{row.rule}: {row.title}{row.on_ranks}", row.where, row.basis)
 
 
 def _devices(rows: Sequence[DeviceRow]) -> str:

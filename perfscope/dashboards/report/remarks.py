@@ -80,6 +80,4 @@ def _notes(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def _of_many(count: int, sources: int) -> str:
-    if sources == 1:
-        return ""
-    return " (one source)" if count == 1 else f" (one source; {count} of {sources} say the like)"
+    return "" if count == sources else f" ({count} of {sources} sources)"

@@ -6,6 +6,7 @@ but escaped for no format.
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -13,12 +14,13 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.time import HOST_AHEAD
-from perfscope.dashboards.report.abstained import could_not_look, dashed, logs_alone
+from perfscope.dashboards.report.abstained import logs_alone, not_evaluated
 from perfscope.dashboards.report.device_rows import DeviceRow, device_rows, span_text
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
+from perfscope.dashboards.report.prose import blocks
 from perfscope.dashboards.report.remarks import REASON_LIMIT, memory_alone, programs_alone, remarks
 from perfscope.dashboards.report.renderers.values import place_end
-from perfscope.dashboards.report.sections.account import AccountView, account_view
+from perfscope.dashboards.report.sections.account import account_sections, busy_fact
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
@@ -96,6 +98,12 @@ WHERE_LIMIT = 34
 PATH_LIMIT = 64
 """Characters of the path in the headline, which is one line; the table of sources holds all."""
 
+FIX_LIMIT = 160
+"""Characters of a fix in one sentence."""
+
+SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'][.:;])\s")
+"""A space after the end of a sentence, or of what a list follows."""
+
 TITLE_LIMIT = 320
 """Characters of a title: a sentence and a kernel name in it."""
 
@@ -105,7 +113,6 @@ class FindingRow:
     """A finding as a row. ``share`` is of the step (or of the device's span), ``''`` if unknown."""
 
     rule: str
-    """The id as a person types it, with dashes."""
     title: str
     severity: Severity
     saves: str
@@ -116,7 +123,7 @@ class FindingRow:
     where: str
     place: tuple[tuple[str, str], ...]
     """All that is known of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
-    known_by: str
+    basis: str
     on_ranks: str
     """``' (ranks 0-7)'``, ``''`` where there is one source only."""
     bytes: str
@@ -124,6 +131,8 @@ class FindingRow:
     memory: str
     """What a fix gives back of the memory at its peak, ``''`` where that is not what the rule is about."""
     advice: str
+    fix: str
+    """The first sentence of the advice."""
     evidence: tuple[Mapping[str, Cell], ...]
     """The first rows, without columns that hold nothing."""
     evidence_left: int
@@ -180,17 +189,17 @@ class Summary:
     """Findings known from the program alone: no time is known."""
     clean: tuple[str, ...]
     blind: int
-    """Rules that could not look at all."""
+    """Rules that were not evaluated."""
     abstained: tuple[tuple[str, tuple[str, ...]], ...]
-    """(reason, rules) that could not look."""
+    """(reason, rules) that were not evaluated."""
     partly: tuple[tuple[str, str], ...]
-    """(rule, reason) that looked at some sources only."""
+    """(rule, reason) of rules evaluated on some sources only."""
     again: str
     """How to see more: the command, or where the path does not fit a line the option."""
     remarks: tuple[str, ...]
     """Unplaced events, repairs and notes of the readers."""
-    account: AccountView | None = None
-    """Where the step went, of the device that computes least; ``None`` where nothing tells."""
+    account: tuple[Section, ...] = ()
+    """Where the step went, of the device that computes least; empty where nothing tells."""
     top: TopView | None = None
     """The costliest kernels, ops, modules and lines; ``None`` where none is known."""
     sections: tuple[Section, ...] = ()
@@ -219,15 +228,15 @@ def summarize(analysis: Analysis) -> Summary:
             *filter(None, (estimate_fact(analysis.estimate), _compiled(analysis), memory_fact(analysis.memory))),
         ),
         devices=device_rows(analysis),
-        account=account_view(analysis.accounts),
+        account=account_sections(analysis.accounts),
         top=top_view(analysis.top),
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
-        clean=tuple(dashed(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
+        clean=tuple(sanitize(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
         blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),
-        abstained=could_not_look(analysis),
+        abstained=not_evaluated(analysis),
         partly=tuple(
-            (dashed(outcome.rule), sanitize(outcome.reason, REASON_LIMIT))
+            (sanitize(outcome.rule), sanitize(outcome.reason, REASON_LIMIT))
             for outcome in analysis.outcomes
             if outcome.status == "flagged" and outcome.reason
         ),
@@ -310,9 +319,9 @@ def _facts(analysis: Analysis) -> list[str]:
     if free is None and traced is None and whole is None:
         said.append("no steps in it: savings are over the whole trace")
     spans = sum(device.span_ns for device in analysis.devices)
-    account = account_view(analysis.accounts)
-    if account is not None and (analysis.devices or not analysis.programs.on_cpu):
-        said.append(account.busy)
+    busy_words = busy_fact(analysis.accounts)
+    if busy_words and (analysis.devices or not analysis.programs.on_cpu):
+        said.append(busy_words)
     elif spans:
         busy = format_share(sum(device.busy_ns for device in analysis.devices), spans)
         count = len(analysis.devices)
@@ -363,6 +372,7 @@ def _finding_row(
         cost, over = finding.cost_ns, " a run" if alone else " in all"
     whole = wholes.of(finding)
     line = finding.where.label() if finding.where.file is not None else None
+    advice = shorten(clean(finding.advice), TEXT_LIMIT).strip()
     place = (
         ("at", line),
         ("module", finding.where.module),
@@ -370,7 +380,7 @@ def _finding_row(
         ("kernel", finding.where.kernel),
     )
     return FindingRow(
-        rule=dashed(rule),
+        rule=sanitize(rule),
         title=sanitize(finding.title, TITLE_LIMIT),
         severity=finding.severity,
         saves="" if cost is None else f"{format_ns(cost)}{over}",
@@ -378,14 +388,21 @@ def _finding_row(
         per_step=finding.cost_ns_per_step is not None,
         where=place_end(sanitize(finding.where.label()), WHERE_LIMIT),
         place=tuple((what, sanitize(name)) for what, name in place if name),
-        known_by=finding.basis,
+        basis=finding.basis,
         on_ranks=_on_ranks(finding.ranks) if several else "",
         bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),
         memory="" if finding.cost_bytes is None or rule not in GIVES_BACK else format_bytes(finding.cost_bytes),
-        advice=shorten(clean(finding.advice), TEXT_LIMIT).strip(),
+        advice=advice,
+        fix=_first_sentence(advice),
         evidence=shown_rows(finding.evidence[:MOST_EVIDENCE], starts),
         evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),
     )
+
+
+def _first_sentence(advice: str) -> str:
+    """Of the first paragraph that is not code, at most ``FIX_LIMIT`` characters."""
+    paragraph = next((block.text for block in blocks(advice) if not block.is_code), "")
+    return shorten(SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".:;"), FIX_LIMIT)
 
 
 def _on_ranks(ranks: Sequence[int]) -> str:

@@ -52,10 +52,10 @@ def device_bar(row: DeviceRow) -> str:
     return _picture("bar", f"{row.device}: {shares}", "".join(pieces))
 
 
-def share_bar(share: float) -> str:
-    """A share of 0 to 1 as a bar; the number stands beside it."""
+def share_bar(share: float, start: float = 0.0) -> str:
+    """A share of 0 to 1 as a bar that begins at ``start``; the number stands beside it."""
     width = _WIDTH * min(max(share, 0.0), 1.0)
-    bar = f'<rect width="{width:.1f}" height="{_HEIGHT}" fill="{FREE_COLOR}"/>'
+    bar = f'<rect x="{_WIDTH * start:.1f}" width="{width:.1f}" height="{_HEIGHT}" fill="{FREE_COLOR}"/>'
     return (
         f'<svg class="ps-share" aria-hidden="true" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
         f' xmlns="http://www.w3.org/2000/svg">{bar}</svg>'

@@ -1,4 +1,4 @@
-"""The report on one screen of a terminal: best gain first, and what could not be looked at."""
+"""The report on a terminal: the first screen has the account of the step and the best findings, ``-v`` the rest."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from perfscope.dashboards.report.blocks import Text as TextBlock
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
-from perfscope.dashboards.report.renderers.text import WIDTH, printed, sections_text
-from perfscope.dashboards.report.renderers.values import place_end
-from perfscope.dashboards.report.sections.account import account_text
+from perfscope.dashboards.report.renderers.text import WIDTH, printed, section_text, sections_text
 from perfscope.dashboards.report.sections.top_work import top_text
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,18 +22,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from perfscope.analyzers.engine import Analysis
+    from perfscope.dashboards.report.blocks import Section
     from perfscope.dashboards.report.device_rows import DeviceRow
 
 SUFFIXES = (".txt",)
 
-WHERE_SHARE = 30
-"""Percent of the width for the place of a finding. It is cut, never folded: ``train.py:88`` must be one word."""
+FIRST_FINDINGS = 3
+"""Findings on the first screen; ``-v`` and the other formats hold all."""
 
-PLACE_BESIDE = 90
-"""Columns from which the place has its own; in a narrower terminal it stands below the finding."""
-
-MOST_FINDINGS = 12
-"""Rows on the one screen; ``-v`` and the other formats hold all."""
+FIRST_REMARKS = 4
+"""Remarks on the sources on the first screen."""
 
 _STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
 
@@ -47,19 +45,25 @@ def render(analysis: Analysis, *, width: int = WIDTH, color: bool = False, verbo
 def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     yield line_of("perfscope: ", summary.headline, style="bold")
     yield from (line_of("  ", fact) for fact in summary.facts)
-    if summary.account is not None:
+    for section in summary.account:
         yield ""
-        yield from account_text(summary.account)
-    if summary.devices and (summary.account is None or len(summary.devices) > 1):
+        yield from section_text(section, width, verbose=verbose)
+    if summary.devices and (not summary.account or len(summary.devices) > 1):
         yield ""
         yield _device_table(summary.devices)
     yield ""
-    yield from findings_part(summary, width, verbose=verbose)
+    yield from findings_part(summary, verbose=verbose)
     if summary.top is not None:
         yield from top_text(summary.top, width, verbose=verbose)
-    yield from sections_text(summary.sections, width, verbose=verbose)
-    yield from not_flagged(summary)
-    yield from (line_of("  ", remark) for remark in summary.remarks)
+    if verbose or not summary.account:
+        yield from sections_text(summary.sections, width, verbose=verbose)
+    else:
+        yield from _outline(summary.sections, width)
+    yield from not_flagged(summary, width, verbose=verbose)
+    remarks = summary.remarks if verbose else summary.remarks[:FIRST_REMARKS]
+    yield from (line_of("  ", remark) for remark in remarks)
+    if len(remarks) < len(summary.remarks):
+        yield f"  and {len(summary.remarks) - len(remarks):,} more notes (-v)"
     if verbose:
         yield from (part for row in summary.findings for part in _detail(row))
     elif summary.findings:
@@ -67,36 +71,57 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield line_of("  next  ", f"perfscope rules {summary.findings[0].rule}     {summary.again}")
 
 
-def findings_part(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    """The findings, costliest first, or that there are none. Ends with an empty line."""
-    rows = summary.findings if verbose else summary.findings[:MOST_FINDINGS]
-    if rows:
-        yield _finding_table(rows, width)
-    else:
-        looked = bool(summary.clean)
-        yield "  no findings" if looked else "  no rule could look at this: nothing is known to be clean"
-    if len(rows) < len(summary.findings):
-        yield f"  and {len(summary.findings) - len(rows)} more, which save less or have no time: -v shows all"
+def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType]:
+    """A line for each section that ``-v`` shows, and its warnings."""
+    if not sections:
+        return
+    yield Text("  more with -v", style="dim")
+    for section in sections:
+        line = f"{section.title}: {section.summary}" if section.summary else section.title
+        yield Text(f"    {shorten_end(line, width - 4)}", style="dim", no_wrap=True)
+        warnings = (block.text for block in section.blocks if isinstance(block, TextBlock) and block.warning)
+        yield from (line_of("      ", sanitize(text, TEXT_LIMIT)) for text in warnings)
     yield ""
 
 
-def _finding_table(rows: Sequence[FindingRow], width: int) -> RenderableType:
-    with_share, beside = any(row.share for row in rows), width >= PLACE_BESIDE
+def shorten_end(text: str, limit: int) -> str:
+    """The beginning of a line that is too long; control characters and secrets masked."""
+    shown = sanitize(text, TEXT_LIMIT)
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
+def findings_part(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
+    """The findings, costliest first, or that there are none. Ends with an empty line."""
+    rows = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
+    if rows:
+        yield _finding_table(rows)
+    elif summary.clean:
+        yield f"  no findings: {len(summary.clean)} rules evaluated, {summary.blind} not"
+    else:
+        yield "  no rule could be evaluated: nothing is known to be clean"
+    if len(rows) < len(summary.findings):
+        yield f"  and {len(summary.findings) - len(rows)} more with a smaller saving or without a known time (-v)"
+    yield ""
+
+
+def _finding_table(rows: Sequence[FindingRow]) -> RenderableType:
+    """Two lines each: what it is and how it is known; where, and the fix."""
+    with_share = any(row.share for row in rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("saves up to", no_wrap=True)
     if with_share:
         table.add_column(SHARE_OF[any(row.per_step for row in rows)], no_wrap=True, justify="right")
     table.add_column("finding", overflow="fold", ratio=1)
-    if beside:
-        table.add_column("where", no_wrap=True)
-    table.add_column("known by", no_wrap=True)
     for row in rows:
         saves = Text(row.gain, style="dim" if row.gain == NO_TIME else _STYLES[row.severity])
-        text = place_end(row.where, width * WHERE_SHARE // 100)
-        title = Text(f"{row.rule}: {row.title}{row.on_ranks}" + ("" if beside else f"\n{text}"))
+        title = Text(f"{row.rule}: {row.title}{row.on_ranks}")
         title.stylize("bold", 0, len(row.rule))
-        share = [Text(row.share)] if with_share else []
-        table.add_row(saves, *share, title, *([Text(text)] if beside else []), Text(row.known_by))
+        title.append(f" ({row.basis})", style="dim")
+        where = dict(row.place).get("at") or row.where
+        known = [text for text in (where if where != "-" else "", row.fix) if text]
+        if known:
+            title.append(f"\n{': '.join(known)}", style="dim")
+        table.add_row(saves, *([Text(row.share)] if with_share else []), title)
     return Padding(table, (0, 0, 0, 2))
 
 
@@ -104,7 +129,7 @@ def _device_table(rows: Iterable[DeviceRow]) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("rank", overflow="fold")
     table.add_column("device", overflow="fold")
-    for name in ("span", "compute", "comm exposed", "copy exposed", "idle"):
+    for name in ("span", "compute", "exposed comm", "exposed copy", "idle"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells = (row.ranks, row.device, format_ns(row.span_ns), *row.shares())
@@ -112,18 +137,22 @@ def _device_table(rows: Iterable[DeviceRow]) -> RenderableType:
     return Padding(table, (0, 0, 0, 2))
 
 
-def not_flagged(summary: Summary) -> Iterator[RenderableType]:
-    """Which rules found nothing, and which could not look."""
-    if summary.clean:
-        yield line_of("  clean: ", f"{', '.join(summary.clean)} ({len(summary.clean)})")
-    blind = [f"{', '.join(rules)} ({reason})" for reason, rules in summary.abstained]
-    if len(blind) == 1:
-        yield line_of("  could not look: ", blind[0])
-    elif blind:
-        yield "  could not look:"
-        yield from (line_of("    ", text) for text in blind)
-    for rule, reason in summary.partly:
-        yield line_of("  looked at a part: ", f"{rule} ({reason})")
+def not_flagged(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """Which rules are clean and which were not evaluated: a line each, with reasons if ``verbose``."""
+    names = f"{', '.join(summary.clean)} ({len(summary.clean)})"
+    if summary.clean and (verbose or len(names) <= width - len("  clean: ")):
+        yield line_of("  clean: ", names)
+    elif summary.clean:
+        yield f"  clean: {len(summary.clean)} rules (-v names them)"
+    if not summary.abstained and not summary.partly:
+        return
+    if not verbose:
+        partly = f", {len(summary.partly)} in part only" if summary.partly else ""
+        yield f"  not evaluated: {summary.blind} rules{partly} (-v: why, and what to record for them)"
+        return
+    yield "  not evaluated:"
+    yield from (line_of("    ", f"{', '.join(rules)} ({reason})") for reason, rules in summary.abstained)
+    yield from (line_of("    in part: ", f"{rule} ({reason})") for rule, reason in summary.partly)
 
 
 def _detail(row: FindingRow) -> Iterator[RenderableType]:

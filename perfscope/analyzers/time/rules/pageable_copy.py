@@ -151,7 +151,7 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         if to_device
         else "Copy into one pinned buffer with `buffer.copy_(x, non_blocking=True)` and read it a step later."
     )
-    also = f" {format_ns(line.idle_ns)} of it is idle time that host-sync names too." if line.idle_ns else ""
+    also = f" {format_ns(line.idle_ns)} of it is idle time that host_sync names too." if line.idle_ns else ""
     amount = f" of {format_bytes(size)}" if known.any() else ""
     return Finding(
         subject=f"pageable {line.direction}",

@@ -68,7 +68,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
         f"each other would save up to {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span)",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),
         advice="`torch.compile` the model, `fused=True` for the optimizer, batch small matmuls (`torch.bmm`). The cost "
-        "holds only pairs that were queued; idle time in which the host was late is in launch-bound.",
+        "holds only pairs that were queued; idle time in which the host was late is in launch_bound.",
         evidence=_evidence(trace, pairs),
         spans=worst_spans(starts - pairs.gap_ns, ends, pairs.saved_ns),
     )

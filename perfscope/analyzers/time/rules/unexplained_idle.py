@@ -93,7 +93,7 @@ def check_rest(trace: Trace, flagged: frozenset[str]) -> Iterable[Finding]:
         title=f"{whose} does not compute for {format_ns(cost)} ({format_share(cost, account.whole_ns)}) "
         f"that no other finding covers: {named}",
         **timed_cost(trace, cost, account.whole_ns),
-        advice="See the causes in the evidence, and `perfscope rules unexplained-idle` for what to record or change.",
+        advice="See the causes in the evidence, and `perfscope rules unexplained_idle` for what to record or change.",
         evidence=tuple(
             {"cause": _WORDS.get(cause, cause), "idle_ns": value, "share": round(value / account.whole_ns, 4)}
             for cause, value in ordered

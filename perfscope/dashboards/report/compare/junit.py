@@ -118,4 +118,4 @@ def _said(document: Document) -> list[str]:
     lines = [headline(document), *(f"gate not met: {sanitize(line)}" for line in document.failed[:MOST_LINES])]
     lines += method_lines(document)
     blind = not_looked(document)[:MOST_LINES]
-    return lines + [f"could not look: {names} ({reason})" for names, reason in blind]
+    return lines + [f"not evaluated: {names} ({reason})" for names, reason in blind]

@@ -49,10 +49,10 @@ KIND_WORDS = {
 FINDING_WORDS = {
     "new": "new",
     "worse": "worse",
-    "first looked at": "base could not look",
+    "first looked at": "not evaluated in base",
     "fixed": "fixed",
     "better": "better",
-    "no longer looked at": "head could not look",
+    "no longer looked at": "not evaluated in head",
     "unchanged": "unchanged",
 }
 
@@ -171,8 +171,8 @@ def _finding(finding: CauseFinding) -> str:
 
 
 def rule_name(rule: str) -> str:
-    """``host_sync`` -> ``host-sync``."""
-    return sanitize(rule.replace("_", "-"))
+    """``host_sync`` -> ``host_sync``."""
+    return sanitize(rule)
 
 
 def part_words(part: CausePart, per: str = "step", *, limit: int = NAME_LIMIT) -> str:

@@ -77,7 +77,7 @@ def _parts(document: Document, width: int, *, verbose: bool) -> Iterator[Rendera
     yield from _findings(document.findings, verbose=verbose)
     blind = not_looked(document)
     if blind:
-        yield "  could not look:"
+        yield "  not evaluated:"
         yield from (_line("    ", f"{names} ({reason})") for names, reason in blind[:MOST_ROWS])
         yield from _left(blind)
     yield from (_line("  note: ", sanitize(note, TEXT_LIMIT)) for note in document.notes[:MOST_ROWS])

@@ -16,7 +16,7 @@ from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from perfscope.dashboards.report.blocks import Block, Head, Section, Value
+    from perfscope.dashboards.report.blocks import Bar, Block, Head, Section, Value
 
 MOST_NARROW = 6
 """Columns that stand side by side on a tablet."""
@@ -100,23 +100,31 @@ def _fold(title: str, body: str) -> str:
     return f"<details><summary>{escape(title.strip())}</summary>{body}</details>"
 
 
-def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: bool = False) -> str:
-    """A table that stacks on a phone; a wide one on a tablet, too. ``bar``: the first share also as a bar."""
+def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: Bar = "") -> str:
+    """A table that stacks on a phone; a wide one on a tablet, too. ``bar``: as of ``Table``."""
     drawn = next((index for index, head in enumerate(heads) if head.unit == "share"), None) if bar else None
     kind = "stacks wide" if len(heads) > MOST_NARROW else "stacks"
     titles = [f'<th class="{_side(head)}">{escape(head.title)}</th>' for head in heads]
+    bars: list[str] = [""] * len(rows)
     if drawn is not None:
         titles.insert(0, "<td></td>")
         kind += " hot"
-    return html_table(titles, (_row(heads, row, drawn) for row in rows), kind=kind)
+        bars = [f'<td class="share">{share_bar(*piece)}</td>' for piece in _pieces(rows, drawn, bar)]
+    return html_table(titles, (_row(heads, row, drawn) for row, drawn in zip(rows, bars, strict=True)), kind=kind)
 
 
-def _row(heads: Sequence[Head], row: Sequence[Value], drawn: int | None) -> str:
-    cells = []
-    if drawn is not None:
-        share = row[drawn]
-        bar = share_bar(float(share)) if isinstance(share, int | float) else ""
-        cells.append(f'<td class="share">{bar}</td>')
+def _pieces(rows: Sequence[Sequence[Value]], drawn: int, bar: Bar) -> Iterator[tuple[float, float]]:
+    """(share, where its piece of the bar begins), both 0 to 1."""
+    start = 0.0
+    for row in rows:
+        value = row[drawn]
+        share = float(value) if isinstance(value, int | float) else 0.0
+        yield share, start
+        start += share if bar == "parts" else 0.0
+
+
+def _row(heads: Sequence[Head], row: Sequence[Value], bar: str) -> str:
+    cells = [bar]
     for value, head in zip(row, heads, strict=True):
         text = escape(shown(value, head))
         if head.unit in NAMES and text:

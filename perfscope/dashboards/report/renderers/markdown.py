@@ -40,7 +40,15 @@ def section_markdown(section: Section) -> str:
     return "\n".join([f"<details><summary>{in_html(lead)}</summary>\n", *body, "</details>"])
 
 
-def _block(block: Block) -> Iterator[str]:
+def open_section(section: Section) -> str:
+    """One section that is not folded: its title and summary as a line, its tables below."""
+    lead = f"**{escape(sanitize(section.title))}**"
+    if section.summary:
+        lead += f": {escape(sanitize(section.summary, TEXT_LIMIT))}"
+    return "\n".join([lead, *(line for block in section.blocks for line in _block(block, whole=True))])
+
+
+def _block(block: Block, *, whole: bool = False) -> Iterator[str]:
     if isinstance(block, Text):
         yield f"- {prose(sanitize(block.text, TEXT_LIMIT))}"
     elif isinstance(block, Listing):
@@ -50,11 +58,11 @@ def _block(block: Block) -> Iterator[str]:
     elif isinstance(block, Command):
         yield f"- {escape(block.what)}: {code(sanitize(block.command, TEXT_LIMIT))}"
     elif not isinstance(block, Picture):
-        yield from _table(block)
+        yield from _table(block, whole=whole)
 
 
-def _table(block: Table) -> Iterator[str]:
-    rows = block.rows[:MOST_ROWS]
+def _table(block: Table, *, whole: bool) -> Iterator[str]:
+    rows = block.rows[: block.few if whole else MOST_ROWS]
     if block.title:
         yield f"\n{escape(sanitize(block.title))}"
     if rows:

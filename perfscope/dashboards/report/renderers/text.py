@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.dashboards.report.blocks import Block, Head, Section
+    from perfscope.dashboards.report.blocks import Bar, Block, Head, Section, Value
 
 WIDTH = 110
 """Columns where no terminal tells its own: a log or a file looks the same everywhere."""
@@ -33,6 +33,9 @@ NARROWEST_PLACE = 16
 
 MOST_ROWS = 12
 """Rows of a table with ``-v``; the JSON report holds more."""
+
+BAR = 40
+"""Characters of a bar that stands for a whole."""
 
 INDENT, GAP = 2, 2
 """Columns before a table and between its columns."""
@@ -102,7 +105,7 @@ def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[Renderabl
         if block.title and block.detail:
             yield Padding(RichText(sanitize(block.title), style="dim"), (0, 0, 0, INDENT))
         if rows:
-            yield table_text(block.heads, rows, width)
+            yield table_text(block.heads, rows, width, bar=block.bar)
         yield from _rest(rest_text(block, len(block.rows) - len(rows)), verbose=verbose)
 
 
@@ -111,17 +114,35 @@ def _rest(text: str, *, verbose: bool) -> Iterator[RenderableType]:
         yield f"    {text}{'' if verbose else ' (-v)'}"
 
 
-def table_text(heads: Sequence[Head], rows: Sequence[Sequence[object]], width: int) -> RenderableType:
-    """The rows in the columns that the width holds; words stand left, numbers right."""
-    cells = [[shown(value, head) for value, head in zip(row, heads, strict=True)] for row in rows]  # type: ignore[arg-type]
+def table_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: int, *, bar: Bar = "") -> RenderableType:
+    """The rows in the columns that the width holds; words stand left, numbers right. ``bar``: as of ``Table``."""
+    cells = [[shown(value, head) for value, head in zip(row, heads, strict=True)] for row in rows]
     kept, limit = _fitting(heads, cells, width)
     table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
     for index in kept:
         left = heads[index].unit in WORDS
         table.add_column(heads[index].title, justify="left" if left else "right", no_wrap=not left, overflow="fold")
-    for row in cells:
-        table.add_row(*(RichText(place_end(row[index], limit[index])) for index in kept))
+    pieces = _pieces(heads, rows) if bar == "parts" else []
+    if pieces:
+        table.add_column("", no_wrap=True)
+        table.show_header = False
+    for number, row in enumerate(cells):
+        texts = [place_end(row[index], limit[index]) for index in kept]
+        table.add_row(*map(RichText, texts + pieces[number : number + 1]))
     return Padding(table, (0, 0, 0, INDENT))
+
+
+def _pieces(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[str]:
+    """The shares of the rows as pieces of one bar, each beginning where the one above it ends."""
+    index = next(index for index, head in enumerate(heads) if head.unit == "share")
+    pieces, start = [], 0.0
+    for row in rows:
+        value = row[index]
+        end = start + (float(value) if isinstance(value, int | float) else 0.0)
+        first, last = round(BAR * start), round(BAR * end)
+        pieces.append(" " * first + ("█" * (last - first) or "▏"))
+        start = end
+    return pieces
 
 
 def _fitting(heads: Sequence[Head], cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], dict[int, int]]:

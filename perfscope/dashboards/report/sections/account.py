@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape as escape_html
 from typing import TYPE_CHECKING, Any
 
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-from perfscope.dashboards.report.html_page import card, table
-from perfscope.dashboards.report.markdown_text import escape, markdown_table
+from perfscope.dashboards.report.blocks import Column, Section, table
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
+    from collections.abc import Sequence
 
     from perfscope.analyzers.time import Cause, StepAccount
 
 LEAST_SHARE = 0.0005
 """Of the step: a cause with less rounds to 0.0 % and is left out; the JSON report has all."""
 
-BAR = 24
-"""Characters of a bar that stands for the whole step."""
-
 NAME_LIMIT = 40
+"""Characters of a device's name."""
 
-HEADS = ("where the step goes", "time", "share")
-
-_HTML_HEADS = ("<th>cause</th>", '<th class="n">time</th>', '<th class="n">share</th>', "<th></th>")
+TITLE = "Where the step goes"
 
 _WORDS: dict[Cause, str] = {
     "compute": "compute",
@@ -55,7 +43,7 @@ _WORDS: dict[Cause, str] = {
 _ON_HOST: dict[Cause, str] = {"compute": "ops on the host", "launch": "between ops"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AccountRow:
     """A cause. ``time_ns`` is the mean of the steps."""
 
@@ -64,29 +52,33 @@ class AccountRow:
     share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountView:
-    """The account of one device: of several the one that computes least."""
-
-    title: str
-    rows: tuple[AccountRow, ...]
-    busy: str
-    """Sentence for the head of the report."""
+COLUMNS: tuple[Column[AccountRow], ...] = (
+    Column("cause", lambda row: row.cause),
+    Column("time", lambda row: row.time_ns, "ns"),
+    Column("share", lambda row: row.share, "share"),
+)
 
 
-def account_view(accounts: Sequence[StepAccount]) -> AccountView | None:
-    """The account of the device that computes least; ``None`` where there is none."""
+def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
+    """The account of the device that computes least; nothing where there is none."""
     judged = [account for account in accounts if account.whole_ns]
     if not judged:
-        return None
+        return ()
     account = min(judged, key=lambda item: item.total_ns["compute"] / item.whole_ns)
     steps, on_host = max(1, len(account.numbers)), account.device == MISSING
-    rows = tuple(
-        AccountRow(cause=_words(cause, on_host=on_host), time_ns=value // steps, share=value / account.whole_ns)
+    rows = [
+        AccountRow(_words(cause, on_host=on_host), value // steps, value / account.whole_ns)
         for cause, value in account.total_ns.items()
         if value >= LEAST_SHARE * account.whole_ns
-    )
-    return AccountView(title=_title(account, len(judged)), rows=rows, busy=_busy(judged))
+    ]
+    causes = table(COLUMNS, rows, few=len(_WORDS), bar="parts")
+    return (Section(title=TITLE, summary=_title(account, len(judged)), blocks=(causes,)),)
+
+
+def busy_fact(accounts: Sequence[StepAccount]) -> str:
+    """``'device busy 63.0% of the step'``; ``''`` where there is no account."""
+    judged = [account for account in accounts if account.whole_ns]
+    return _busy(judged) if judged else ""
 
 
 def _words(cause: Cause, *, on_host: bool) -> str:
@@ -114,36 +106,6 @@ def _busy(accounts: Sequence[StepAccount]) -> str:
     busy = format_share(sum(account.busy_ns for account in accounts), whole)
     count = len(accounts)
     return f"device busy {busy} of {of}" if count == 1 else f"devices busy {busy} of {of} (mean of {count:,})"
-
-
-def account_text(view: AccountView) -> Iterator[RenderableType]:
-    """As a table with bars for a terminal."""
-    yield Padding(Text(f"{HEADS[0]}: {view.title}"), (0, 0, 0, 2))
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(no_wrap=True)
-    for row in view.rows:
-        grid.add_row(row.cause, format_ns(row.time_ns), f"{100 * row.share:.1f}%", "█" * round(BAR * row.share))
-    yield Padding(grid, (0, 0, 0, 4))
-
-
-def account_markdown(view: AccountView) -> str:
-    """As a table; its title above."""
-    rows = [(escape(row.cause), format_ns(row.time_ns), f"{100 * row.share:.1f}%") for row in view.rows]
-    return f"{HEADS[0].capitalize()}: {escape(view.title)}\n\n{markdown_table(HEADS, rows, 'lrr')}"
-
-
-def account_card(view: AccountView) -> str:
-    """As a card with bars."""
-    rows = [
-        f'<tr><td>{escape_html(row.cause)}</td><td class="n">{escape_html(format_ns(row.time_ns))}</td>'
-        f'<td class="n">{100 * row.share:.1f}%</td>'
-        f'<td><meter min="0" max="1" value="{row.share:.4f}"></meter></td></tr>'
-        for row in view.rows
-    ]
-    return card("Where the step goes", f"<p>{escape_html(view.title)}</p>{table(_HTML_HEADS, rows)}")
 
 
 def accounts_document(accounts: Sequence[StepAccount]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Column, Listing, Section, notes, table, tables
+from perfscope.dashboards.report.blocks import Column, Listing, Section, Text, notes, table, tables
 from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
@@ -26,9 +26,11 @@ def collectives_sections(section: CollectivesSection) -> tuple[Section, ...]:
 def _job(job: JobCollectives) -> Section:
     caveats = dict.fromkeys(caveat for kind in job.kinds for caveat in kind.caveats)
     clocks = f"ends of a collective on the ranks agree to {format_ns(job.clock_uncertainty_ns)}"
-    remarks = (*job.notes, *caveats, *((clocks,) if job.clock_uncertainty_ns else ()))
+    remarks = (*caveats, *((clocks,) if job.clock_uncertainty_ns else ()))
     return Section(
-        title=f"Collectives of {job.label}", summary=_summary(job), blocks=(*_tables(job), *_listings(job, remarks))
+        title=f"Collectives of {job.label}",
+        summary=_summary(job),
+        blocks=(*_tables(job), *(Text(note, warning=True) for note in job.notes), *_listings(job, remarks)),
     )
 
 

@@ -202,15 +202,15 @@ def _hot(spots: HotSpots) -> tuple[Block, ...]:
     left = {name: left.count for name, left in spots.left.items()}
     return tables(
         table(
-            _place_columns("source line", spots), spots.lines, title="by source line", bar=True,
+            _place_columns("source line", spots), spots.lines, title="by source line", bar="shares",
             left=left.get("lines", 0), rest="lines, which take less",
         ),
         table(
-            _place_columns("scope", spots), spots.scopes, title="by scope", detail=True, bar=True,
+            _place_columns("scope", spots), spots.scopes, title="by scope", detail=True, bar="shares",
             left=left.get("scopes", 0), rest="scopes, which take less",
         ),
         table(
-            _instruction_columns(spots), spots.instructions, title="by instruction", detail=True, bar=True,
+            _instruction_columns(spots), spots.instructions, title="by instruction", detail=True, bar="shares",
             left=left.get("instructions", 0), rest="instructions, which take less",
         ),
     )  # fmt: skip

@@ -97,7 +97,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
     if not rows:
         return html.Section([html.H2("Findings"), html.P(view["nothing"])], className="ps-card")
     shares = any(row["share"] for row in rows)
-    heads = ("saves up to", "of it", "finding", "where", "known by")
+    heads = ("saves up to", "of it", "finding", "where", "basis")
     body = [
         html.Tr(
             [
@@ -117,7 +117,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                     ]
                 ),
                 html.Td(_place(row), className="ps-over-where", **{"data-name": heads[3]}),
-                html.Td(row["known_by"], **{"data-name": heads[4]}),
+                html.Td(row["basis"], **{"data-name": heads[4]}),
             ],
             className=f"ps-{row['severity']}",
         )

@@ -69,7 +69,7 @@ def marks(job: Job) -> list[dict[str, Any]]:
             "title": (item.row.title + item.row.on_ranks).replace("`", ""),
             "severity": item.row.severity,
             "gain": item.row.gain,
-            "known_by": item.row.known_by,
+            "known_by": item.row.basis,
             "how": item.how,
             "spans": [[trace, str(start), str(end)] for trace, start, end in item.spans],
         }

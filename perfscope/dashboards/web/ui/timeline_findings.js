@@ -80,7 +80,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const { trace, one, at } = this.chosen, span = one.spans[at], finding = one.finding;
       const line = (word, value) => [element("dt", {}, word), element("dd", {}, value)];
       const step = (by, word) => element("button", { class: "ps-button", onclick: () => this.go_finding({ trace, one, at: (at + by + one.spans.length) % one.spans.length }) }, word);
-      const list = element("dl", { class: "ps-tl-facts" }, ...line("saves up to", finding.gain), ...line("severity", finding.severity), ...line("known by", finding.known_by),
+      const list = element("dl", { class: "ps-tl-facts" }, ...line("saves up to", finding.gain), ...line("severity", finding.severity), ...line("basis", finding.known_by),
         ...line("marked", `${HOW[finding.how]}, the ${one.spans.length > 1 ? `${one.spans.length} longest or costliest` : "one"}${this.traces.length > 1 ? ` of ${trace.label}` : ""}`),
         ...line("this one", `${format_ns(span.ns)}, begins ${format_ns(span.start)} behind the start (${at + 1} of ${one.spans.length})`));
       const links = [element("button", { class: "ps-button", onclick: () => this.table(this.area) }, "what runs in it")];

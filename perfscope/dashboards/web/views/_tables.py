@@ -55,7 +55,7 @@ def why_unplaced(analysis: Analysis, row: FindingRow, finding: Finding, *, anyth
 
 def is_of_memory(row: FindingRow) -> bool:
     """Whether its rule is about memory that is held, which a page of its own shows over time."""
-    return row.rule.replace("-", "_") in OF_MEMORY
+    return row.rule in OF_MEMORY
 
 
 def _of_memory(analysis: Analysis) -> str:

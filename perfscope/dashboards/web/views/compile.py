@@ -94,7 +94,7 @@ HEADS: dict[str, tuple[Head, ...]] = {
         Head(key="flops", title="FLOPs a run", unit="number", width=120),
         Head(key="bytes", title="bytes a run", unit="bytes", width=120),
         Head(key="peak", title="peak memory", unit="bytes", width=124),
-        Head(key="peak_by", title="peak known by", width=126),
+        Head(key="peak_by", title="basis of peak", width=126),
         Head(key="exact", title="FLOPs are", width=110),
         Head(key="device", title="roof of", width=170),
     ),

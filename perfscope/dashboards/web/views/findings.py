@@ -1,4 +1,4 @@
-"""Findings with evidence and advice, what to look for in the timeline, what could not look, and what is clean."""
+"""Findings with evidence and advice, what to look for in the timeline, what was not evaluated, and what is clean."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ INSTRUCTION_HEADS = (
     Head(key="name", title="instruction", unit="code"),
     Head(key="ns", title="time", unit="ns", width=96),
     Head(key="share", title="share", unit="share", width=80),
-    Head(key="basis", title="known by", width=104),
+    Head(key="basis", title="basis", width=104),
     Head(key="line", title="line", unit="code", width=240),
     Head(key="opcode", title="opcode", width=110),
     Head(key="phase", title="phase", width=104),

@@ -145,7 +145,7 @@ def view(job: Job) -> dict[str, Any]:
                 "gain": row.gain,
                 "share": row.share,
                 "where": row.where,
-                "known_by": row.known_by,
+                "basis": row.basis,
                 "severity": row.severity,
             }
             for row in summary.findings[:MOST_FIRST]

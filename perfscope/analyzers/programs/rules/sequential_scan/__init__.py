@@ -77,7 +77,7 @@ _JUDGED = frozenset({"gpu", "cpu", "tpu"})
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each line whose loops are launch-bound and have an associative form."""
+    """One finding for each line whose loops are launch_bound and have an associative form."""
     platforms = {module.platform for module in trace.hlo if module.is_scheduled}
     if not platforms & _JUDGED:
         raise AbstainError("no compiled program among the XLA programs")
@@ -100,7 +100,7 @@ PLAN_ADVICE = (
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """One finding for each line of a PyTorch program whose loop over time is launch-bound and linear in its carry."""
+    """One finding for each line of a PyTorch program whose loop over time is launch_bound and linear in its carry."""
     return scan_findings(trace, least_turns=MIN_TRIPS, advice=PLAN_ADVICE)
 
 
