@@ -128,6 +128,9 @@ class MemoryTimeline:
     """Recorded in `Trace.detail`: ``op`` and ``frame`` of the blocks are rows of that trace."""
     of_driver: bool = False
     """The blocks are what a framework's allocator took from the driver, and not what tensors lie in."""
+    sums_only: bool = False
+    """The events name no block and no total of the allocator: sums over time are exact, who holds them and what was
+    held before the recording is not known."""
     notes: tuple[str, ...] = ()
     """What its reader must know, one sentence each."""
 

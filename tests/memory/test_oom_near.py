@@ -12,6 +12,7 @@ from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters
+from perfscope.model.trace import MISSING
 from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 from tests.build import EVERYTHING
 from tests.memory.build import MemoryBuilder
@@ -120,6 +121,17 @@ def test_without_the_size_of_the_device_it_abstains() -> None:
     outcome = outcome_of(holding(9 * GIB, capacity=-1))
     assert outcome.status == "abstained"
     assert "memory size of cuda:0 was not recorded" in (outcome.reason or "")
+
+
+@pytest.mark.parametrize(("size", "status"), [(9 * GIB, "flagged"), (GIB, "abstained")])
+def test_sums_alone_show_a_full_device_and_never_that_there_is_room(size: int, status: str) -> None:
+    """Events without addresses and totals leave out what was held before the recording."""
+    b = DeviceBuilder(capacity=10 * GIB)
+    b.device()
+    for at, change in enumerate((size, -size)):
+        action = MemoryAction.FREE if change < 0 else MemoryAction.ALLOCATE
+        b.event(action, 0, change, at, allocated_bytes=MISSING)
+    assert outcome_of(b).status == status
 
 
 def test_the_host_is_not_judged() -> None:

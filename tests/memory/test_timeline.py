@@ -15,6 +15,7 @@ from perfscope.analyzers.memory.picture import MOST_BANDS, Band, memory_picture
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
+from perfscope.model.trace import MISSING
 from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
 from tests.memory.build import MemoryBuilder, conserved
 
@@ -71,13 +72,43 @@ def test_totals_that_contradict_their_events_are_told():
     assert any(note.startswith("at 1 of 2 events the allocator's own total differs") for note in timeline.notes)
 
 
-def test_events_without_an_address_are_told_and_are_no_block():
+def nameless(*changes: int) -> MemoryBuilder:
+    """Allocations, and frees (negative), as Kineto recorded them in 2021: no address, no totals."""
+    b = MemoryBuilder()
+    b.op("aten::empty", 0, 1000)
+    for at, change in enumerate(changes):
+        action = MemoryAction.FREE if change < 0 else MemoryAction.ALLOCATE
+        b.event(action, 0, change, at, allocated_bytes=MISSING)
+    return b
+
+
+def test_without_addresses_the_sum_over_time_is_known_and_who_holds_it_is_not():
+    (timeline,) = memory_timelines(nameless(100, 50, -100, 100, 60, -50, -60, -100).build())
+    assert timeline.peak() == (4000, 210)
+    assert timeline.sums_only
+    assert timeline.blocks["op"].tolist() == [MISSING] * 4
+    assert set(timeline.blocks["category"].tolist()) == {MemoryCategory.UNKNOWN}
+    assert any(note.startswith("8 events have no address") for note in timeline.notes)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=40))
+def test_the_sum_without_addresses_is_the_running_sum(drawn: list[tuple[bool, int]]) -> None:
+    """Brute force: what is freed beyond what was allocated of its size was held before."""
+    changes = [-size if freed else size for freed, size in drawn]
+    (timeline,) = event_timelines(nameless(*changes).build())
+    lowest = {size: min(np.cumsum([0, *(np.sign(change) for change in changes if abs(change) == size)]))
+              for size in range(1, 5)}  # fmt: skip
+    before = sum(-int(level) * size for size, level in lowest.items())
+    assert timeline.live().at(np.arange(len(changes)) * 1000).tolist() == (before + np.cumsum(changes)).tolist()
+
+
+def test_blocks_with_and_without_an_address_are_both_in_the_peak():
     b = MemoryBuilder()
     b.make(0, 100, 1)
     b.make(10, 5, 2)
     (timeline,) = event_timelines(b.build())
-    assert len(timeline.blocks) == 1
-    assert "1 events have no address and are in no block" in timeline.notes
+    assert timeline.peak()[1] == 105
+    assert not timeline.sums_only
 
 
 def test_what_was_held_before_lasts_from_the_first_position():

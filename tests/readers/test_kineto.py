@@ -25,7 +25,7 @@ from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.kineto.shard import EXACT_BELOW_US, floats_to_ns, text_to_ns
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.errors import DataError
-from perfscope.model.trace import MISSING, CallKind, CopyKind, SliceKind, Trace
+from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
 
 CONTENT = random.Random(1).randbytes(200_000)
 """It does not compress: a file cut in half holds half of it."""
@@ -282,6 +282,56 @@ def test_several_processes_give_the_same_trace(tmp_path: Path, monkeypatch: pyte
                 assert list(map(alone.text, ours.tolist())) == list(map(together.text, theirs.tolist()))
             else:
                 np.testing.assert_array_equal(ours, theirs)
+
+
+def test_mtia_events_are_kernels_unless_they_say_otherwise(tmp_path: Path) -> None:
+    """Kernels of MTIA have names of every kind; a DMA request says its direction and bytes."""
+    category = "mtia_ccp_events"
+    made = [
+        span("cpu_op", "aten::mm", 1, 20, args={"External id": 2}),
+        span("mtia_runtime", "runFunction", 2, 3, args={"correlation": 5}),
+        span(category, "fc-dtype_Float", 10, 30, pid=9, tid=4, args={"correlation": 5, "stream": 1}),
+        span(category, "aten::cat.out-dtype_Long-extraKey_1", 41, 2, pid=9, tid=4, args={"stream": 1}),
+        span(category, "dma_request", 3, 4, pid=9, tid=801, args={"direction": "HOST_TO_DEVICE", "size": 4096}),
+        span(category, "dma_request", 50, 4, pid=9, tid=801, args={"direction": "DEVICE_TO_HOST", "size": 16}),
+        span(category, "dma_request", 60, 4, pid=9, tid=801),
+        span(category, "event_wait", 55, 4, pid=9, tid=4, args={"stream": 1, "seq_num": 7}),
+    ]
+    trace = read(tmp_path, text(made))
+    kernels, copies = trace.rows["kernels"], trace.rows["copies"]
+    assert sorted(map(trace.text, kernels["name"].tolist())) == ["aten::cat.out-dtype_Long-extraKey_1", "fc-dtype_Float"]
+    assert sorted(kernels["call"].tolist()) == [MISSING, 0]
+    assert copies["kind"].tolist() == [CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.UNKNOWN]
+    assert copies["bytes"].tolist() == [4096, 16, MISSING]
+    assert copies["host_memory"].tolist() == [HostMemory.UNKNOWN, HostMemory.UNKNOWN, HostMemory.NONE]
+    assert len(trace.rows["sync_records"]) == 1
+
+
+def test_ranges_of_the_old_schema_are_annotations(tmp_path: Path) -> None:
+    made = [
+        span("Operator", "ProfilerStep#5", 1, 90),
+        span("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 2, 10),
+        span("Operator", "aten::mm", 20, 10),
+        span("Operator", "Optimizer.step#SGD.step", 40, 10),
+        span("Operator", "AddmmBackward", 60, 10),
+        span("Operator", "ProfilerStep#6", 100, 50),
+    ]
+    trace = read(tmp_path, text(made))
+    steps, slices = trace.rows["steps"], trace.rows["slices"]
+    assert steps["number"].tolist() == [5, 6]
+    assert (steps["end_ns"] - steps["start_ns"]).tolist() == [90_000, 50_000]
+    ops = slices["name"][slices["kind"] == SliceKind.OP].tolist()
+    assert [trace.text(code) for code in ops] == ["aten::mm", "AddmmBackward"]
+
+
+@pytest.mark.parametrize("last", [{}, {"name": "no phase"}])
+@pytest.mark.parametrize("first", [False, True])
+def test_an_object_without_a_phase_is_no_damage(tmp_path: Path, last: dict[str, Any], *, first: bool) -> None:
+    """XLA closes its list of events with an empty object."""
+    found = [last, *events()] if first else [*events(), last]
+    trace = read(tmp_path, text(found))
+    assert trace.source.events_read == len(found)
+    assert trace.source.unplaced == ({"phase None": 1} if last else {})
 
 
 def test_cuts_inside_strings_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.time.device_time import device_times
-from perfscope.model.trace import CallKind, Trace
+from perfscope.model.trace import CallKind, CopyKind, HostMemory, Trace
 from tests.conftest import corpus_files
 
 FILES = corpus_files("kineto", "*.json.gz")
@@ -29,7 +29,8 @@ pytestmark = pytest.mark.corpus
 COMMUNICATES = re.compile(r"nccl|multimem_all_reduce", re.IGNORECASE)
 """Every communication kernel of the corpus, found by reading its kernel names."""
 WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "copy", "memset": "copy"}
-MTIA_WORK = {"pe_exe": "kernel", "merge": "kernel", "remote": "kernel", "dma_request": "copy"}
+MTIA_OTHER = {"dma_request": "copy", "event_wait": None, "event_record": None}
+"""Every other device event of an MTIA is a kernel."""
 
 
 def raw(path: Path) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def brute_force(document: dict[str, Any]) -> dict[int, Counter[str]]:
     totals: dict[int, Counter[str]] = defaultdict(Counter)
     for event in document["traceEvents"]:
         category = str(event.get("cat", "")).lower()
-        kind = MTIA_WORK.get(event["name"]) if category == "mtia_ccp_events" else WORK.get(category)
+        kind = MTIA_OTHER.get(event["name"], "kernel") if category == "mtia_ccp_events" else WORK.get(category)
         if event["ph"] != "X" or kind is None:
             continue
         device = event.get("args", {}).get("device", event["pid"])
@@ -168,6 +169,30 @@ def test_known_answers(corpus: Path) -> None:
         )
         assert device.rank == rank
         assert device.exposed_communication_ns > 0.4 * device.span_ns
+
+
+def test_dma_requests_have_the_direction_and_bytes_that_the_file_says(corpus: Path) -> None:
+    path = corpus / "kineto" / "HolisticTraceAnalysis__mtia_inference_rank_0.json.gz"
+    requests = [event["args"] for event in raw(path)["traceEvents"] if event.get("name") == "dma_request"]
+    copies = kineto_reader.read(path).rows["copies"]
+    directions = Counter({"HOST_TO_DEVICE": 427, "DEVICE_TO_HOST": 450})
+    assert Counter(args["direction"] for args in requests) == directions
+    assert Counter(CopyKind(kind).name for kind in copies["kind"].tolist()) == directions
+    assert int(copies["bytes"].sum()) == sum(args["size"] for args in requests) == 788_900_408
+    assert set(copies["host_memory"].tolist()) == {HostMemory.UNKNOWN}
+
+
+def test_a_step_of_the_old_schema_is_an_operator(corpus: Path) -> None:
+    """In 2021 Kineto wrote ranges of ``record_function`` in the category of ops."""
+    trace = kineto_reader.read(corpus / "kineto" / "kineto__gpu_metrics_input.json.gz")
+    (step,) = (
+        event for event in raw(corpus / "kineto" / "kineto__gpu_metrics_input.json.gz")["traceEvents"]
+        if event.get("name") == "ProfilerStep#2"
+    )  # fmt: skip
+    assert step["cat"] == "Operator"
+    steps = trace.rows["steps"]
+    assert steps["number"].tolist() == [2]
+    assert (steps["end_ns"] - steps["start_ns"]).tolist() == [nanoseconds(step["dur"])]
 
 
 def test_ids_that_repeat_the_correlation_name_no_op(corpus: Path) -> None:

@@ -117,11 +117,14 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
     positions = strictly_increasing(rows["time_ns"][events])
     first, last = _span(trace, positions)
     chosen = np.isin(rows["action"][events], kinds)
-    nameless = chosen & (rows["address"][events] == 0)
-    chosen &= ~nameless
     picked, at_picked = events[chosen], positions[chosen]
     action, size = rows["action"][picked], np.abs(rows["bytes"][picked])
-    pairs = pair_events(rows["address"][picked], size, np.isin(action, _ENDS))
+    addresses, is_free = rows["address"][picked], np.isin(action, _ENDS)
+    nameless = addresses == 0
+    if nameless.any():
+        addresses = addresses.copy()
+        addresses[nameless] = _stand_in_addresses(size[nameless], is_free[nameless])
+    pairs = pair_events(addresses, size, is_free)
 
     made = pairs.made
     source = np.where(made == MISSING, pairs.freed, made)  # the event that knows the block's size
@@ -136,14 +139,21 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
         "bytes": size[source],
         "count": np.ones(len(source), np.int64),
         **{name: rows[name][told_rows] for name in ("address", "stream", "requested_bytes", "category")},
-        # a free names the op that let go, not the one that made the block
-        **{name: np.where(made == MISSING, MISSING, rows[name][told_rows]) for name in ("op", "frame")},
+        # a free names the op that let go, not the one that made the block; without addresses, which block is free
+        # again is not known, and so not who holds what is left
+        **{
+            name: np.where((made == MISSING) | nameless[source], MISSING, rows[name][told_rows])
+            for name in ("op", "frame")
+        },
     }
     notes = []
     if not rows["bytes"][events].any():
         notes.append(f"all {len(events):,} events of the history are of 0 bytes")
     if nameless.any():
-        notes.append(f"{int(nameless.sum())} events have no address and are in no block")
+        notes.append(
+            f"{int(nameless.sum()):,} events have no address: their sum over time is exact; who holds it, and what was "
+            "held before the recording, is not known"
+        )
     if pairs.resized:
         notes.append(f"{pairs.resized} blocks were freed with another size than they were allocated with")
     columns, missed = _with_held(trace, memory, columns, first, last, of_driver=of_driver)
@@ -158,12 +168,32 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
     return replace(
         timeline,
         of_driver=of_driver,
+        sums_only=bool(nameless.all()) and bool((rows["allocated_bytes"][picked] == MISSING).all()),
         unseen_bytes=unseen,
         reserved=None if of_driver or mapped.any() else _reserved(trace, memory, events, positions, first),
         out_of_memory=tuple(failed.tolist()),
         unmatched=pairs.unmatched,
         notes=(*notes, *total_notes),
     )
+
+
+def _stand_in_addresses(size: Int64, is_free: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    """Addresses that pair a free with the latest allocation of its size that is still in use. Shapes (events,).
+
+    Any pairing of equal sizes gives the same sum over time. A free without an allocation before it ends a block that
+    was held before the recording. The addresses are the highest there are, where no allocator hands out a block.
+    """
+    order = np.argsort(size, kind="stable")
+    change = np.where(is_free[order], -1, 1)
+    level = np.cumsum(change)
+    firsts = np.flatnonzero(np.concatenate(([True], np.diff(size[order]) != 0)))
+    lengths = np.diff(np.concatenate((firsts, [len(order)])))
+    level -= np.repeat(level[firsts] - change[firsts], lengths)  # of each size its own count
+    level += is_free[order]  # an allocation and the free that ends it meet at the same level
+    _, codes = np.unique(np.stack((size[order], level)), axis=1, return_inverse=True)
+    addresses = np.empty(len(size), np.uint64)
+    addresses[order] = np.iinfo(np.uint64).max - codes.reshape(-1).astype(np.uint64)
+    return addresses
 
 
 def _with_held(

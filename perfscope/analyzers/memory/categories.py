@@ -66,7 +66,7 @@ def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
 
     Adds the program's tensors that no event tells of as blocks held before and after.
     """
-    if timeline.of_driver:
+    if timeline.of_driver or timeline.sums_only:
         return timeline
     recorded = timeline.of(trace)
     timeline = _with_tensors(trace, timeline)

@@ -187,7 +187,8 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
         by_line=_holders(peak.by_line),
         unseen_bytes=peak.unseen_bytes,
         reserved=_reserved(peak, fragmentation),
-        capacity_bytes=timeline.capacity_bytes,
+        # what was held before the recording takes an unknown part of the device
+        capacity_bytes=None if timeline.sums_only else timeline.capacity_bytes,
         out_of_memory=len(timeline.out_of_memory),
         failed_bytes=max((failure.failed_bytes for failure in failures if failure.failed_bytes), default=None),
         unmatched=timeline.unmatched,

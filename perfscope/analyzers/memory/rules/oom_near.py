@@ -66,15 +66,18 @@ def check(trace: Trace) -> Iterable[Finding]:
         capacity = _capacity(trace, timeline)
         retries = _retries(trace)
         if capacity is None and not retries:
-            unknown.append(timeline.label)
+            unknown.append(f"the memory size of {timeline.label} was not recorded")
+            continue
+        held_bytes = _held(trace, timeline)
+        if timeline.sums_only and not retries and (capacity is None or held_bytes < SCARCE_SHARE * capacity):
+            unknown.append(f"what {timeline.label} held before the recording is not known")
             continue
         judged += 1
-        held_bytes = _held(trace, timeline)
         if retries or (capacity is not None and held_bytes >= SCARCE_SHARE * capacity):
             findings.append(_close(trace, timeline, held_bytes, capacity, retries))
     findings += _failed_unseen(trace, findings)
     if not findings and not judged:
-        raise AbstainError(f"the memory size of {', '.join(unknown)} was not recorded: headroom is not known")
+        raise AbstainError(f"{'; '.join(unknown)}: headroom is not known")
     return worst_of_devices(findings)
 
 

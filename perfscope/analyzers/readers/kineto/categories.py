@@ -43,7 +43,7 @@ CATEGORIES: dict[str, Group] = {
     "gpu_memset": Group.COPY,
     "memset": Group.COPY,
     "cuda_sync": Group.SYNC,
-    "mtia_ccp_events": Group.MTIA,
+    "mtia_ccp_events": Group.MTIA,  # kernels, DMA requests and waits alike: `mtia_group`
     # shown a second time for viewers: the host annotation projected on the device, and the capture's frame
     "gpu_user_annotation": Group.MIRROR,
     "mtia_user_annotation": Group.MIRROR,
@@ -94,6 +94,11 @@ WITH_VALUES = re.compile(
 )
 """Ops whose FLOPs or bytes depend on inputs that are no tensors: strides, masks, dtypes. Of others no value is kept."""
 
+_ANNOTATION = re.compile(
+    r"(?:nccl|gloo|mpi|ucc):|FSDP::|Optimizer\.|enumerate\(Data|ProfilerStep|## |DistributedDataParallel\.|"
+    r"Torch-Compiled Region|TorchDynamo|perfscope\."
+)
+
 GLOO_NAME = re.compile(r"(?:gloo|mpi|ucc):(\w+)$")
 """Host collectives: c10d annotates them with the backend; the operation is group 1."""
 
@@ -112,6 +117,14 @@ _COLLECTIVE_NAMES = (
     (re.compile(r"reduce", re.I), "reduce"),
 )
 
+_MTIA_COPY = re.compile(r"dma", re.IGNORECASE)
+_MTIA_WAIT = re.compile(r"event_(wait|record)")
+_MTIA_DIRECTIONS = {
+    "HOST_TO_DEVICE": CopyKind.HOST_TO_DEVICE,
+    "DEVICE_TO_HOST": CopyKind.DEVICE_TO_HOST,
+    "DEVICE_TO_DEVICE": CopyKind.DEVICE_TO_DEVICE,
+}
+
 _SYNC_CALL = re.compile(r"Synchronize|^synchronize|waitEvent$|^hipMemcpyWithStream$")
 _MEMORY_CALL = re.compile(r"Malloc|Free|MemAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister|HostAlloc")
 
@@ -122,6 +135,11 @@ _DIRECTIONS = (
     (re.compile(r"\bPtoP\b|PeerToPeer"), CopyKind.PEER_TO_PEER),
     (re.compile(r"\bHtoH\b"), CopyKind.HOST_TO_HOST),
 )
+
+
+def is_annotation(name: str) -> bool:
+    """True for a ``record_function`` range of PyTorch itself, where the source writes those and ops alike."""
+    return _ANNOTATION.match(name) is not None
 
 
 def is_communication(kernel: str) -> bool:
@@ -169,5 +187,22 @@ def host_memory(name: str) -> HostMemory:
         return HostMemory.PAGEABLE
     if "Pinned" in name:
         return HostMemory.PINNED
-    sided = copy_kind(name) in (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST)
+    return unsaid_host_memory(copy_kind(name))
+
+
+def unsaid_host_memory(kind: CopyKind) -> HostMemory:
+    """Host side of a copy whose source does not say pinned or pageable."""
+    sided = kind in (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST)
     return HostMemory.UNKNOWN if sided else HostMemory.NONE
+
+
+def mtia_group(name: str) -> Group:
+    """What an MTIA device event is: its kernels have names of every kind, DMA requests and waits have few."""
+    if _MTIA_WAIT.search(name):
+        return Group.SYNC
+    return Group.COPY if _MTIA_COPY.match(name) else Group.KERNEL
+
+
+def mtia_direction(text: str) -> CopyKind:
+    """Direction of an MTIA DMA request, from its argument ``direction``."""
+    return _MTIA_DIRECTIONS.get(text.upper(), CopyKind.UNKNOWN)

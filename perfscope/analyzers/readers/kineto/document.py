@@ -109,7 +109,7 @@ def _array_end(data: Buffer, start: int) -> int | None:
         shown = data[begin:].decode("latin-1")  # one character a byte, so positions agree
         position = 0 if begin == start else _next_event(shown, 0)
         while position is not None:
-            stop, closed = _walk(shown, position)
+            stop, closed = _walk(shown, position, from_start=begin == start and position == 0)
             if closed and _completes(data[begin + stop + 1 :], is_list=is_list):
                 return begin + stop
             position = _next_event(shown, max(stop, position + 1))
@@ -123,23 +123,28 @@ def _next_event(shown: str, position: int) -> int | None:
     return None if match is None else match.end() - 1
 
 
-def _walk(shown: str, position: int) -> tuple[int, bool]:
-    """Step over events from ``position``: where it stopped, and whether that is the closing bracket."""
+def _walk(shown: str, position: int, *, from_start: bool) -> tuple[int, bool]:
+    """Step over events from ``position``: where it stopped, and whether that is the closing bracket of the events.
+
+    Another list of objects is not the events: one of them has a phase, unless the walk began at the first event.
+    """
     decode = json.JSONDecoder().raw_decode
+    is_events = from_start
     position = _white(shown, position)
     if shown[position : position + 1] == "]":
-        return position, True
+        return position, is_events
     while True:
         try:
             event, behind = decode(shown, position)
         except (ValueError, RecursionError):
             return position, False
-        if not isinstance(event, dict) or not isinstance(event.get("ph"), str):
+        if not isinstance(event, dict):
             return position, False
+        is_events = is_events or isinstance(event.get("ph"), str)
         position = _white(shown, behind)
         mark = shown[position : position + 1]
         if mark == "]":
-            return position, True
+            return position, is_events
         if mark != ",":
             return position, False
         position = _white(shown, position + 1)

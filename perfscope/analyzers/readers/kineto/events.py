@@ -46,6 +46,8 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     data_type: str | None = None
     source_rank: int = msgspec.field(default=-1, name="Src Rank")
     destination_rank: int = msgspec.field(default=-1, name="Dst Rank")
+    direction: Id = None  # MTIA: of a DMA request, with its bytes
+    dma_bytes: Id = msgspec.field(default=None, name="size")
 
 
 NO_ARGS = Args()
@@ -137,7 +139,7 @@ def lenient(event: Any) -> ExactSpan | Instant | Counter | Metadata | str:
     if not isinstance(event, dict):
         return "not an object"
     phase = event.get("ph")
-    if phase in ("M", "s", "f", "t"):
+    if phase in ("M", "s", "f", "t") or not event:  # XLA closes its list of events with an empty object
         return Metadata()
     name, args = str(event.get("name", "")), event.get("args")
     time = msgspec.Raw(str(event.get("ts", "")).encode())

@@ -168,8 +168,11 @@ class Shard:
         )
         if group is Group.KERNEL:
             self._kernel(columns, args)
-        elif group in (Group.COPY, Group.MTIA):
+        elif group is Group.COPY:
             columns["bytes"] = _ids(_size, args)
+        elif group is Group.MTIA:
+            columns["bytes"] = _ids(lambda a: _number(a.dma_bytes) if a.dma_bytes is not None else _size(a), args)
+            columns["direction"] = self._codes(lambda a: str(a.direction or ""), args)
         self.tables[group.name.lower()].append(columns)
 
     def _ascend(self, start: Array, end: Array, members: list[Any]) -> tuple[list[Any], Array, Array]:

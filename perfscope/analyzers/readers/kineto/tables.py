@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,9 @@ from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
-_TEXT = ("name", "category", "shapes", "dtypes", "strides", "values", "group", "description", "ranks", "dtype")
-
-_MTIA_KERNELS = re.compile(r"pe_exe|merge|remote")
-_MTIA_WAITS = re.compile(r"event_(wait|record)")
+_TEXT = (
+    "name", "category", "shapes", "dtypes", "strides", "values", "group", "description", "ranks", "dtype", "direction",
+)  # fmt: skip
 
 
 class Tables:
@@ -95,15 +93,27 @@ class Tables:
         self.rows[name] = Rows(TABLES[name], kept)
 
     def _split_mtia(self, merged: dict[str, Columns]) -> None:
-        """MTIA writes all device events in one category: engines work, DMA copies, events wait."""
+        """MTIA writes all device events in one category: kernels, DMA requests and waits."""
         events = merged.pop("mtia")
         if not events:
             return
-        waits = self._by_name(events["name"], lambda name: _MTIA_WAITS.search(name) is not None, bool)
-        works = self._by_name(events["name"], lambda name: _MTIA_KERNELS.search(name) is not None, bool)
-        for table, chosen in (("kernel", works), ("sync", waits), ("copy", ~works & ~waits)):
+        groups = self._by_name(events["name"], categories.mtia_group, np.uint8)
+        direction = self._by_name(events.pop("direction"), categories.mtia_direction, np.uint8)
+        for table, group in (
+            ("kernel", categories.Group.KERNEL),
+            ("sync", categories.Group.SYNC),
+            ("copy", categories.Group.COPY),
+        ):
+            chosen = groups == group
+            if not chosen.any():
+                continue
             part = {name: values[chosen] for name, values in events.items()}
-            if table != "copy":
+            if table == "copy":
+                part["kind"] = direction[chosen]
+                part["host_memory"] = np.array(
+                    [categories.unsaid_host_memory(CopyKind(kind)) for kind in part["kind"].tolist()], np.uint8
+                )
+            else:
                 part.pop("bytes")
             merged[table] = join_columns([merged[table], part]) if merged[table] else part
 
@@ -113,9 +123,15 @@ class Tables:
             return
         order = nesting_order(columns["thread"], columns["start_ns"], columns["end_ns"])
         reorder(columns, order)
+        category = columns.pop("category")
         columns["kind"] = self._by_name(
-            columns.pop("category"), lambda name: categories.SLICE_KINDS.get(name, SliceKind.OTHER), np.uint8
+            category, lambda name: categories.SLICE_KINDS.get(name, SliceKind.OTHER), np.uint8
         )
+        # until 2021 Kineto had one category for ops and annotations
+        mixed = self._by_name(category, lambda name: name == "operator", bool)
+        if mixed.any():
+            annotations = mixed & self._by_name(columns["name"], categories.is_annotation, bool)
+            columns["kind"][annotations] = SliceKind.ANNOTATION
         columns["parent"] = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
         self._table("slices", columns)
 
@@ -178,14 +194,10 @@ class Tables:
             columns["op"] = np.where(op == MISSING, above, op).astype(np.int32)
             if table == "kernels":
                 columns["communication"] = self._by_name(columns["name"], categories.is_communication, bool)
-            else:
-                columns["kind"] = self._by_name(columns["name"], self._copy_kind, np.uint8)
+            elif "kind" not in columns:
+                columns["kind"] = self._by_name(columns["name"], categories.copy_kind, np.uint8)
                 columns["host_memory"] = self._by_name(columns["name"], categories.host_memory, np.uint8)
             self._table(table, columns)
-
-    @staticmethod
-    def _copy_kind(name: str) -> int:
-        return int(CopyKind.DEVICE_TO_DEVICE if name.startswith("dma") else categories.copy_kind(name))
 
     def _external_ids_are_ops(self, merged: dict[str, Columns]) -> bool:
         """Old files repeat the correlation id as external id on device rows: then it names no op."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from perfscope.analyzers.readers.kineto import categories
 from perfscope.model.trace import CopyKind, HostMemory, SliceKind
 
 NVTX_PUSH_POP = 59
@@ -65,13 +66,6 @@ _TORCH_RANGE = re.compile(
 )
 """``torch.autograd.profiler.emit_nvtx``: ``aten::mm, seq = 7, op_id = 12, sizes = [[2, 3], [3, 4]]``."""
 
-_TORCH_ANNOTATION = re.compile(
-    r"(?:nccl|gloo|mpi|ucc):|FSDP::|Optimizer\.|enumerate\(Data|ProfilerStep|## |DistributedDataParallel\.|"
-    r"Torch-Compiled Region|TorchDynamo|perfscope\."
-)
-"""Of the ranges of ``emit_nvtx``: those that are ``record_function`` ranges of PyTorch itself, not ops."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
     """What the text of an NVTX range says."""
@@ -89,7 +83,7 @@ def read_range(text: str) -> Range:
     match = _TORCH_RANGE.match(text)
     if match is None:
         return Range(name=text, kind=SliceKind.ANNOTATION)
-    kind = SliceKind.ANNOTATION if _TORCH_ANNOTATION.match(match["name"]) else SliceKind.OP
+    kind = SliceKind.ANNOTATION if categories.is_annotation(match["name"]) else SliceKind.OP
     sequence = match["sequence"]
     known = int(sequence) if sequence is not None and len(sequence) < 19 else None
     return Range(name=match["name"], kind=kind, sequence=known, sizes=match["sizes"])
