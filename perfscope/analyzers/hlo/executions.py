@@ -124,9 +124,9 @@ class _Rows:
     modules: Mapping[int, Int64]
     instructions: Mapping[tuple[int, str], Int64]
     group: Int64
-    """Of each row; -1 for those that enclose others."""
+    """Of each row; -1 for those that enclose others, and for asynchronous ones."""
     ordered: Int64
-    """Rows by group, those that enclose others left out."""
+    """Rows by group, those of no group left out."""
     bounds: Int64
     """Where each group begins in ``ordered``, and its end."""
     shift: Int64
@@ -138,10 +138,12 @@ def _rows_of(trace: Trace) -> _Rows:
     known = {
         (row.module, row.program_id, row.instruction): row.module_index for row in trace.fact(hlo_time).instructions
     }
-    keys = np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["name"].astype(np.int64)])
+    ran = np.flatnonzero(~ops["asynchronous"])
+    keys = np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["name"].astype(np.int64)])[:, ran]
     instructions: dict[tuple[int, str], Int64] = {}
     modules: dict[int, list[Int64]] = {}
-    for key, rows in _split(keys):
+    for key, members in _split(keys):
+        rows = ran[members]
         program = None if key[1] == MISSING else key[1]
         name = trace.text(key[2])
         index = known[trace.text(key[0]), program, name]
@@ -162,7 +164,7 @@ def _groups(ops: Rows) -> dict[str, Int64]:
     low, high = int(ops["start_ns"].min()), int(ops["end_ns"].max())
     device = np.unique(ops["ordinal"], return_inverse=True)[1].reshape(-1).astype(np.int64)
     shift = device * (high - low + 1)
-    inner = np.flatnonzero(~ops["encloses"])
+    inner = np.flatnonzero(~ops["encloses"] & ~ops["asynchronous"])
     begin, finish = ops["start_ns"][inner] + shift[inner], ops["end_ns"][inner] + shift[inner]
     order = np.lexsort((finish, begin))
     reach = np.maximum.accumulate(finish[order])

@@ -61,8 +61,9 @@ class HloTime:
 
 
 def hlo_time(trace: Trace) -> HloTime:
-    """Calls and time by (module, instruction) of everything in ``hlo_ops``; empty if that is empty."""
+    """Calls and time by (module, instruction) of what ran in ``hlo_ops``; empty if nothing did."""
     ops = trace.rows["hlo_ops"]
+    ops = ops.take(np.flatnonzero(~ops["asynchronous"]))
     if not len(ops):
         return HloTime(instructions=(), total_ns=0, unmatched_ns=0)
     keys = np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["name"].astype(np.int64)])

@@ -26,12 +26,16 @@ _SNAPSHOT, _PROFILE, _EVENTS = "CUDA memory snapshot", "JAX device memory profil
 _KNOWN_FROM = {
     "kineto": "allocator events of torch.profiler",
     "run": "allocator events of torch.profiler",
+    "xla_trace_json": "allocator events of XLA",
     "xplane": "allocator events of XLA",
     "nsys": "allocations from the driver (Nsight Systems)",
     "torch_memory": _SNAPSHOT,
     "torch_memory_timeline": "memory timeline of torch.profiler",
 }
 """By format of the source, where it is not a snapshot."""
+
+_OF_XLA = ("xla_trace_json", "xplane")
+"""Formats whose device numbers are XLA's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
     unseen, total_notes = _unseen_bytes(rows, picked, timeline, at_picked, pairs, mapped)
     failed = positions[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
     return replace(
-        timeline,
+        _with_stacks(timeline, rows["stack_bytes"][events], positions),
         of_driver=of_driver,
         sums_only=bool(nameless.all()) and bool((rows["allocated_bytes"][picked] == MISSING).all()),
         unseen_bytes=unseen,
@@ -174,6 +178,34 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
         out_of_memory=tuple(failed.tolist()),
         unmatched=pairs.unmatched,
         notes=(*notes, *total_notes),
+    )
+
+
+STACKS = "stacks of running programs"
+"""Name of the blocks for what programs take beside the allocator's total (XLA on TPUs)."""
+
+
+def _with_stacks(timeline: MemoryTimeline, stacks: Int64, positions: Int64) -> MemoryTimeline:
+    """With a block for each stretch in which programs took the same bytes; ``stacks`` after each event, (events,)."""
+    known = stacks != MISSING
+    if not (stacks > 0).any():
+        return timeline
+    steps = _steps(positions[known], stacks[known], int(positions[known][0]))
+    ends = np.concatenate((steps.positions[1:], [timeline.last + 1]))
+    held = steps.bytes > 0
+    every = np.zeros(int(held.sum()), np.int64)
+    further = Rows(BLOCKS, {
+        "start": steps.positions[held], "end": ends[held], "bytes": steps.bytes[held],
+        "before": every, "after": ends[held] > timeline.last, "address": every,
+        "category": every + MemoryCategory.TEMPORARY, "known_by": every + KnownBy.RECORDED,
+        "name": every + len(timeline.texts),
+    })  # fmt: skip
+    blocks = {name: np.concatenate((timeline.blocks[name], further[name])) for name in further}
+    order = np.argsort(blocks["start"], kind="stable")
+    return replace(
+        timeline,
+        blocks=Rows(BLOCKS, blocks).take(order),
+        texts=(*timeline.texts, STACKS),
     )
 
 
@@ -268,7 +300,7 @@ def _timeline(
     columns["known_by"] = np.where(recorded, KnownBy.RECORDED, KnownBy.NOTHING)
     return MemoryTimeline(
         space="device" if memory.on_device else "host",
-        label=memory.label if trace.source.format != "xplane" else memory.label.replace("cuda:", "device "),
+        label=memory.label.replace("cuda:", "device ") if trace.source.format in _OF_XLA else memory.label,
         ordinal=None if memory.ordinal == MISSING else memory.ordinal,
         known_from=_known_from(trace, memory, one_moment=span[0] == span[1]),
         axis=axis,
@@ -325,9 +357,13 @@ def _steps(positions: Int64, values: Int64, first: int) -> Curve:
 
 
 def _capacity(trace: Trace, memory: Memory) -> int | None:
+    """What the allocator may take, where it says so (XLA takes a share of the device), else the device's memory."""
     devices = trace.rows["devices"]
     if not memory.on_device:
         return None
+    limit = int(trace.rows["memory"]["limit_bytes"][memory_rows(trace, "memory", memory)].max(initial=MISSING))
+    if limit > 0:
+        return limit
     known = devices["memory_bytes"][(devices["ordinal"] == memory.ordinal) & (devices["memory_bytes"] > 0)]
     return int(known[0]) if len(known) else None
 

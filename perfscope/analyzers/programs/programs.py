@@ -176,6 +176,7 @@ class _Numbered:
 def _numbered(trace: Trace) -> dict[_Key, _Numbered]:
     """Executions by program, from the numbers that the profile gives them."""
     ops = trace.rows["hlo_ops"]
+    ops = ops.take(np.flatnonzero(~ops["asynchronous"]))
     result: dict[_Key, _Numbered] = {}
     if not len(ops):
         return result

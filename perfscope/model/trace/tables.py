@@ -110,6 +110,13 @@ MEMORY = Table(
             nullable=True,
         ),
         Column(
+            name="limit_bytes",
+            dtype="int64",
+            unit="B",
+            doc="what the allocator may take of the device, by its own totals (XLA: in use, stacks and free)",
+            nullable=True,
+        ),
+        Column(
             name="peak_bytes",
             dtype="int64",
             unit="B",
@@ -409,6 +416,13 @@ HLO_OPS = Table(
             nullable=True,
         ),
         Column(name="encloses", dtype="bool", unit="flag", doc="other instructions ran inside it (a loop, a call)"),
+        Column(
+            name="asynchronous",
+            dtype="bool",
+            unit="flag",
+            doc="TPU: what an instruction began and another awaits, beside the core's own work; no run of an instruction",
+            default=0,
+        ),
         row_column("kernel", "kernels", "its kernel on a device"),
         row_column("copy", "copies", "its copy on a device"),
         row_column("slice", "slices", "its op on the host; lasts as long as the call that began it"),

@@ -17,6 +17,9 @@ import pytest
 
 from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.hlo.parse.proto import module_of_proto
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.memory.categories import memory_timelines
+from perfscope.analyzers.programs import programs
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.readers.xspace.programs import started
 from perfscope.analyzers.sections.collectives import collectives_section
@@ -364,6 +367,27 @@ def test_tpu_copies_know_their_direction(corpus: Path) -> None:
     moved = copies["bytes"][copies["bytes"] >= 0]
     assert len(moved) == 600  # only one device shows its asynchronous copies
     assert set(moved.tolist()) == {5 * 1024 * 1024 * 256 * 4}
+
+
+def test_runs_and_memory_of_a_tpu_equal_those_of_xprof(corpus: Path) -> None:
+    """xprof 2.24: peakBytesInUse and memoryCapacity of each device, executions by the line of modules."""
+    trace = xspace_reader.read(corpus / "xplane" / "xprof__tpu_inference_2.xplane.pb.gz")
+    assert isinstance(trace, Trace)
+    ran = {program.name: program.execution for program in trace.fact(programs) if program.execution is not None}
+    assert (ran["jit_f"].count, ran["jit_f"].devices, ran["jit_f"].counted) == (400, 4, True)
+    calls = {row.instruction: row.calls for row in trace.fact(hlo_time).instructions if row.module == "jit_f"}
+    assert set(calls.values()) == {400}
+    timelines = [one for one in trace.fact(memory_timelines) if one.space == "device"]
+    assert [one.peak()[1] for one in timelines] == [21492569216, 21492671104, 21492671104, 21492569216]
+    assert {one.capacity_bytes for one in timelines} == {33550237696}
+
+
+@pytest.mark.parametrize("name", ["TraceLens__mi300_jax08_gemm", "TraceLens__mi300_jax_conv_08"])
+def test_the_capacity_of_a_gpu_is_its_allocators_limit(corpus: Path, name: str) -> None:
+    trace = xspace_reader.read(corpus / "xplane" / f"{name}.xplane.pb.gz")
+    assert isinstance(trace, Trace)
+    timelines = [one for one in trace.fact(memory_timelines) if one.space == "device"]
+    assert {one.capacity_bytes for one in timelines} == {154606239744}
 
 
 def test_the_mangled_file_is_refused_in_one_line(corpus: Path) -> None:

@@ -14,6 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.memory.categories import memory_timelines
+from perfscope.analyzers.programs import programs
 from perfscope.analyzers.readers.load import load_one, load_path
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
@@ -22,6 +25,7 @@ from perfscope.analyzers.readers.xspace.programs import device_assignment
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, SliceKind, Trace
+from perfscope.model.trace.tables import MemoryCategory
 from tests.hlo.test_proto import made
 from tests.readers.wire import SpaceWriter, field, varint
 from tests.readers.xspace.profiles import CALLS, GPU, SHAPE, TPU_OPS, US, op, read, texts
@@ -271,6 +275,77 @@ def test_streams_of_a_gpu(tmp_path: Path) -> None:
         "1 kernels and copies ran inside command buffers (CUDA graphs), 1 of them" in n for n in trace.source.notes
     )
     assert any("1 events that repeat others for viewers" in note for note in trace.source.notes)
+
+
+def test_only_streams_of_a_gpu_are_its_work(tmp_path: Path) -> None:
+    """Lines that TensorFlow derives repeat the streams; its steps are the program's."""
+    derived = {
+        "TensorFlow Name Scope": [("model", 10 * US, 40 * US)],
+        "TensorFlow Ops": [("MatMul", 10 * US, 20 * US), ("Add", 15 * US, 40 * US)],
+        "Steps": [("7", 10 * US, 40 * US), ("8", 40 * US, 60 * US)],
+        "Not Known Yet": [("x", 0, 90 * US)],
+    }
+    trace = read(tmp_path, SpaceWriter().plane("/device:GPU:0", {**GPU, **derived}).plane("/host:CPU", CALLS))
+    assert texts(trace, "kernels") == ["gemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
+    (device,) = trace.fact(device_times)
+    assert (device.busy_ns, device.span_ns) == (30_000, 30_000)
+    steps = trace.rows["steps"]
+    assert steps["number"].tolist() == [7, 8]
+    assert (steps["end_ns"] - steps["start_ns"]).tolist() == [30_000, 20_000]
+    assert trace.source.unplaced == {"line Not Known Yet of an accelerator": 1}
+
+
+def test_runs_of_a_tpu_program_are_those_of_its_modules_line(tmp_path: Path) -> None:
+    """Work of an asynchronous copy beside the core is neither a run of an instruction nor its time."""
+    module = "jit_f(7)"
+    copy = f"%copy-start.1 = ({SHAPE}}}, {SHAPE}S(5)}}, u32[]{{:S(2)}}) copy-start({SHAPE}S(5)}} %p)"
+    done = f"%copy-done.1 = {SHAPE}}} copy-done(%copy-start.1)"
+    space = SpaceWriter()
+    for device in range(2):
+        lines = {
+            "XLA Modules": [(module, 0, 50 * US, {"run_id": 80 + device}),
+                            (module, 60 * US, 110 * US, {"run_id": 90 + device})],
+            "XLA Ops": [
+                event for start in (0, 60)
+                for event in (
+                    (copy, start * US, (start + 1) * US), ("%fusion.2 = f32[8]{0} fusion(%p)", (start + 1) * US,
+                     (start + 30) * US), (done, (start + 30) * US, (start + 50) * US),
+                )
+            ],
+        }  # fmt: skip
+        if not device:  # a profile has these of one device only
+            lines["Async XLA Ops"] = [(copy, 0, 50 * US), (copy, 60 * US, 110 * US)]
+        space.plane(f"/device:TPU:{device}", lines, device_type_string="TPU v6 Lite")
+    trace = read(tmp_path, space.plane("/host:CPU", CALLS))
+    (program,) = trace.fact(programs)
+    assert program.execution is not None
+    assert (program.execution.count, program.execution.devices, program.execution.counted) == (4, 2, True)
+    assert program.execution.instructions_ns == program.execution.span_ns == 4 * 50_000
+    calls = {row.instruction: (row.calls, row.total_ns) for row in trace.fact(hlo_time).instructions}
+    assert calls == {"copy-start.1": (4, 4_000), "fusion.2": (4, 116_000), "copy-done.1": (4, 80_000)}
+    assert set(trace.rows["copies"]["host_memory"].tolist()) == {HostMemory.PINNED}
+
+
+def test_memory_of_xla_has_the_stacks_and_the_limit_of_its_allocator(tmp_path: Path) -> None:
+    def event(name: str, at: int, size: int, allocated: int, stack: int, address: int) -> tuple[object, ...]:
+        totals = {"bytes_allocated": allocated, "bytes_reserved": stack, "bytes_available": 1000 - allocated - stack}
+        return name, at * US, at * US, {"addr": address, "index_on_host": 0, "allocation_bytes": size,
+                                        "requested_bytes": size, **totals}  # fmt: skip
+
+    made = [
+        event("MemoryAllocation", 1, 100, 100, 0, 64),
+        event("MemoryAllocation", 2, 100, 200, 500, 65),
+        event("MemoryDeallocation", 3, 100, 100, 500, 64),
+        event("MemoryAllocation", 4, 150, 250, 0, 66),
+    ]
+    space = SpaceWriter().plane("/device:TPU:0", {"XLA Ops": TPU_OPS}, memory_size=5000)
+    trace = read(tmp_path, space.plane("/host:CPU", {"allocator": made}))
+    (timeline,) = trace.fact(memory_timelines)
+    assert timeline.peak() == (2_000, 700)
+    assert timeline.capacity_bytes == 1000
+    (stack,) = np.flatnonzero(timeline.blocks["bytes"] == 500)
+    assert timeline.blocks["category"][stack] == MemoryCategory.TEMPORARY
+    assert (timeline.blocks["start"][stack], timeline.blocks["end"][stack]) == (2_000, 4_000)
 
 
 def test_launches_without_waits_do_not_show_what_waited(tmp_path: Path) -> None:

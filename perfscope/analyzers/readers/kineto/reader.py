@@ -41,6 +41,8 @@ FORMAT = "kineto"
 def sniff(path: Path, head: bytes) -> bool:
     """True for JSON that holds, or may hold, a ``traceEvents`` array (``head``: first bytes, decompressed)."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if b'"highres-ticks"' in text[:512]:
+        return False  # XLA's: `xspace/trace_json.py`
     if text.startswith(b"["):
         return b'"ph"' in text
     return text.startswith(b"{") and any(

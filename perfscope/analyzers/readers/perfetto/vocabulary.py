@@ -76,6 +76,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "ordinal": "device_ordinal",
         "place": "hlo_place",
         "encloses": "hlo_encloses",
+        "asynchronous": "hlo_asynchronous",
     },
     "memory": {
         "on_device": "on device",
@@ -85,6 +86,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "allocated_bytes": "Total Allocated",
         "reserved_bytes": "Total Reserved",
         "stack_bytes": "stack bytes",
+        "limit_bytes": "limit bytes",
         "peak_bytes": "peak bytes",
         "fragmentation": "fragmentation",
         "action": "action",

@@ -9,7 +9,6 @@ the copies and collectives themselves took.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,9 +19,6 @@ from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
 from perfscope.model.trace import TABLES, CallKind, CopyKind, HostMemory, Rows, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
-
-_STREAM = re.compile(r"Stream #(\d+)")
-_MODULE = re.compile(r"(.*)\((\d+)\)$")
 
 
 class Devices:
@@ -38,6 +34,8 @@ class Devices:
         )
         self._found: list[tuple[int, Plane]] = []
         self._modules: dict[int, int] = {}
+        self._executions: dict[int, tuple[Array, Array, Array]] = {}
+        """Of each TPU: start, end and number of the executions of programs, by start."""
         self.graphs = self.hidden = 0
         """Work inside command buffers, and that part of it that does not say its instruction."""
 
@@ -49,6 +47,8 @@ class Devices:
         device = len(self._found)
         self._found.append((ordinal, plane))
         before = len(self._work)
+        if kind == "TPU":
+            self._executions[device] = self._numbered_executions(lines)
         for line in lines:
             if not len(line):
                 continue
@@ -56,12 +56,16 @@ class Devices:
                 self._add_counters(plane, line)
             elif line.name in names.WAITS:
                 self._pool.marks[f"events of device lines without work ({line.name})"] += len(line)
-            elif kind == "TPU":
+            elif line.name == names.STEPS_LINE:
+                self._add_steps(plane, line)
+            elif kind == "TPU" and line.name in names.TPU_RECORDS:
                 self._add_tpu(plane, line, device)
+            elif kind == "GPU" and (stream := names.STREAM.match(line.name)):
+                self._add_stream(plane, line, device, int(stream[1]))
             elif line.name in names.MIRRORS:
                 self._pool.marks["events that repeat others for viewers"] += len(line)
             else:
-                self._add_stream(plane, line, device)
+                self._pool.unplaced[f"line {line.name} of an accelerator"] += len(line)
         if len(self._work) == before:
             self._found.pop()
 
@@ -70,9 +74,8 @@ class Devices:
         code = np.array([texts[key] for key in line.metadata.tolist()], np.int32)
         self._counters.append({"time_ns": line.start_ns, "name": code, "value": np.nan_to_num(line.values)})
 
-    def _add_stream(self, plane: Plane, line: Line, device: int) -> None:
+    def _add_stream(self, plane: Plane, line: Line, device: int, stream: int) -> None:
         """A GPU's stream: every event is a kernel, a copy or a memset."""
-        stream = _STREAM.match(line.name)
         texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
         graph = line.number("cuda_graph_id") != MISSING
         self.graphs += int(graph.sum())
@@ -85,30 +88,28 @@ class Devices:
             "communication": self._by_metadata(line, lambda key: names.is_communication(texts[key])).astype(bool),
             "details": details, "size": line.number("kernel_details"),
             "hlo": line.number("hlo_op"), "module": line.number("hlo_module"),
+            "asynchronous": np.zeros(len(line), bool),
             "program_id": line.number("program_id"), "run_id": line.number("run_id"),
             "correlation": line.number("correlation_id"),
-        }, device, int(stream[1]) if stream else line.id)  # fmt: skip
+        }, device, stream)  # fmt: skip
 
     def _add_tpu(self, plane: Plane, line: Line, device: int) -> None:
         if line.name == names.MODULES_LINE:
             for key in np.unique(line.metadata).tolist():
-                match = _MODULE.match(plane.names.get(key, ""))
-                if match:
-                    self._modules[signed(int(match[2]))] = self._pool.code(match[1])
+                name, program = names.numbered_program(plane.names.get(key, ""))
+                if program is not None:
+                    self._modules[signed(program)] = self._pool.code(name)
             self._pool.marks["executions of modules"] += len(line)
-        elif line.name == names.STEPS_LINE:
-            texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
-            self._steps.append({
-                "start_ns": line.start_ns, "end_ns": line.end_ns,
-                "name": self._by_metadata(line, lambda key: self._pool.code(f"step {texts[key]}")).astype(np.int32),
-                "number": self._by_metadata(line, lambda key: int(texts[key]) if texts[key].isdecimal() else MISSING),
-            })  # fmt: skip
-        elif line.name in (names.OPS_LINE, names.ASYNC_LINE):
-            self._add_ops(plane, line, device)
-        elif line.name in names.MIRRORS:
-            self._pool.marks["events that repeat others for viewers"] += len(line)
         else:
-            self._pool.unplaced[f"line {line.name} of an accelerator"] += len(line)
+            self._add_ops(plane, line, device)
+
+    def _add_steps(self, plane: Plane, line: Line) -> None:
+        texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
+        self._steps.append({
+            "start_ns": line.start_ns, "end_ns": line.end_ns,
+            "name": self._by_metadata(line, lambda key: self._pool.code(f"step {texts[key]}")).astype(np.int32),
+            "number": self._by_metadata(line, lambda key: int(texts[key]) if texts[key].isdecimal() else MISSING),
+        })  # fmt: skip
 
     def _add_ops(self, plane: Plane, line: Line, device: int) -> None:
         texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
@@ -125,7 +126,8 @@ class Devices:
             "kind": self._by_metadata(line, lambda key: names.copied_shape_kind(texts[key])),
             "communication": self._by_metadata(line, lambda key: names.is_communication(short[key])).astype(bool),
             "program_id": self._by_metadata(line, lambda key: _number(shared.get(key, {}), "program_id")),
-            "run_id": line.number("run_id"),
+            "run_id": self._execution_of(line, device),
+            "asynchronous": np.full(len(line), on_the_side),
             # the same bytes stand on the copy's start, its end and its own row: one of them counts
             "bytes": self._by_metadata(line, lambda key: _number(shared.get(key, {}), "bytes_accessed"))
             if on_the_side else np.full(len(line), MISSING, np.int64),
@@ -139,6 +141,33 @@ class Devices:
                 "ordinal": np.full(int(outer.sum()), self._found[device][0], np.int64),
             })  # fmt: skip
             self._pool.marks["instructions around others (loops, calls)"] += int(outer.sum())
+
+    @staticmethod
+    def _numbered_executions(lines: list[Line]) -> tuple[Array, Array, Array]:
+        """Executions on one device by start; the number counts those of the same program, from 0."""
+        modules = [line for line in lines if line.name == names.MODULES_LINE]
+        start, end, program = (
+            np.concatenate([np.empty(0, np.int64), *(getattr(line, name) for line in modules)])
+            for name in ("start_ns", "end_ns", "metadata")
+        )
+        order = np.argsort(start, kind="stable")
+        number = np.empty(len(order), np.int64)
+        for key in np.unique(program).tolist():
+            mine = order[program[order] == key]
+            number[mine] = np.arange(len(mine))
+        return start[order], end[order], number[order]
+
+    def _execution_of(self, line: Line, device: int) -> Array:
+        """Number of the execution that each event began in; ``MISSING`` outside of all. The same on every device.
+
+        The profile's own numbers differ from device to device.
+        """
+        start, end, number = self._executions[device]
+        if not len(start):
+            return line.number("run_id")
+        index = np.maximum(np.searchsorted(start, line.start_ns, side="right") - 1, 0)
+        inside = (line.start_ns >= start[index]) & (line.start_ns < np.maximum(end[index], start[index] + 1))
+        return np.where(inside, number[index], MISSING)
 
     @staticmethod
     def _by_metadata(line: Line, answer: object) -> Array:
@@ -217,6 +246,8 @@ class Devices:
         kind, size = work["kind"].copy(), work.get("bytes", blank).copy()
         memory = np.full(count, HostMemory.NONE, np.int64)
         own = work.get("details", blank)
+        # a program of a TPU reads and writes memory of the host that XLA has pinned
+        of_tpu = np.isin(work["device"], list(self._executions))
         for row, (call, code) in enumerate(zip(work["call"].tolist(), own.tolist(), strict=True)):
             if kind[row] == CopyKind.UNKNOWN and call != MISSING:  # ROCm: only the call's name tells the direction
                 kind[row] = names.copy_kind(self._pool.strings[int(calls["name"][call])])
@@ -226,7 +257,7 @@ class Devices:
             if said is not None and size[row] == MISSING:
                 size[row] = said
             if kind[row] in (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST):
-                memory[row] = side
+                memory[row] = HostMemory.PINNED if of_tpu[row] else side
         return Rows(TABLES["copies"], {
             **{key: work[key] for key in ("start_ns", "end_ns", "device", "stream", "call")},
             "name": work["name"].astype(np.int32), "correlation": work.get("correlation", blank),
@@ -249,6 +280,7 @@ class Devices:
                 "module": np.where(module == MISSING, self._module_of(program), module).astype(np.int32),
                 "program_id": program, "run_id": work["run_id"][known], "ordinal": ordinals[work["device"][known]],
                 "encloses": np.zeros(int(known.sum()), bool),
+                "asynchronous": work["asynchronous"][known].astype(bool),
                 {"kernels": "kernel", "copies": "copy"}[name]: np.flatnonzero(known).astype(np.int32),
             })  # fmt: skip
         if len(self._around):

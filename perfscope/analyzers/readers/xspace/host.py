@@ -47,6 +47,9 @@ def events(line: Line, thread: int, freed: Array, chosen: Array, strings: Sequen
     index = line.number("index_on_host")[chosen]
     peak = line.number("peak_bytes_in_use")[chosen]
     fragmentation = line.values[chosen]
+    allocated, stack, free = (
+        line.number(name)[chosen] for name in ("bytes_allocated", "bytes_reserved", "bytes_available")
+    )
     return {
         "time_ns": line.start_ns[chosen],
         "thread": np.full(len(index), thread, np.int32),
@@ -56,8 +59,11 @@ def events(line: Line, thread: int, freed: Array, chosen: Array, strings: Sequen
         "bytes": line.number("allocation_bytes")[chosen],
         "freed": freed[chosen],
         "requested_bytes": line.number("requested_bytes")[chosen],
-        "allocated_bytes": line.number("bytes_allocated")[chosen],
-        "stack_bytes": line.number("bytes_reserved")[chosen],
+        "allocated_bytes": allocated,
+        "stack_bytes": stack,
+        "limit_bytes": np.where(
+            (allocated == MISSING) | (free == MISSING), MISSING, allocated + np.maximum(stack, 0) + free
+        ),
         "peak_bytes": peak,
         # written together with the peak; a fragmentation of zero is not told from none on the wire
         "fragmentation": np.where(np.isnan(fragmentation) & (peak != MISSING), 0.0, fragmentation),

@@ -19,11 +19,17 @@ OPS_LINE, ASYNC_LINE, MODULES_LINE, STEPS_LINE, COUNTERS_LINE = (
 
 MIRRORS = frozenset(
     {
-        "Framework Name Scope", "Framework Ops", "Launch Stats", "Source code", "XLA Modules", "XLA Ops",
-        "Async XLA Ops", "Steps",
+        "Framework Name Scope", "Framework Ops", "Launch Stats", "Source code", "TensorFlow Name Scope",
+        "TensorFlow Ops", "XLA Modules", "XLA Ops", "Async XLA Ops",
     }
 )  # fmt: skip
 """Lines that a viewer's conversion derives from others of the plane. On a TPU plane three of them are the record."""
+
+TPU_RECORDS = frozenset({OPS_LINE, ASYNC_LINE, MODULES_LINE})
+"""Lines of a TPU core's plane that are its record; the rest repeats them."""
+
+STREAM = re.compile(r"stream #?(-?\d+)", re.IGNORECASE)
+"""A stream of a GPU: the only lines with its work. XLA writes ``Stream #13(Kernel)``."""
 
 WAITS = frozenset({"XLA TraceMe", "CUPTI overhead", "Tensor Core Sync Flag", "Sparse Core Syncs", "Overlay"})
 """Lines of a device that hold waits and the profiler's own time, no work."""
@@ -51,6 +57,7 @@ RUNTIME = re.compile(
 )
 """Spans of JAX's and XLA's own; other spans of a Python thread, outside all of these, are the user's annotations."""
 
+_NUMBERED = re.compile(r"(.*)\((\d+)\)$", re.DOTALL)
 _INSTRUCTION = re.compile(r"%?([^\s=]+)(?: = |$)")
 _COLLECTIVE = re.compile(
     r"^(?:async-)?(all-reduce|all-gather|all-to-all|ragged-all-to-all|reduce-scatter|collective-permute|"
@@ -66,6 +73,12 @@ _DETAIL = re.compile(r"(kind|kind_src|kind_dst|size|num_bytes):([^\s]+)")
 _LAUNCH = re.compile(r"grid:(\d+),(\d+),(\d+) block:(\d+),(\d+),(\d+)(?:.*occ_pct:([\d.]+))?")
 _COPY_SIDES = {"H2D": CopyKind.HOST_TO_DEVICE, "D2H": CopyKind.DEVICE_TO_HOST, "D2D": CopyKind.DEVICE_TO_DEVICE,
                "P2P": CopyKind.PEER_TO_PEER, "H2H": CopyKind.HOST_TO_HOST}  # fmt: skip
+
+
+def numbered_program(text: str) -> tuple[str, int | None]:
+    """(``jit_step``, 512) of ``jit_step(512)``: name and number of a program; the number is None where there is none."""
+    match = _NUMBERED.match(text)
+    return (match[1], int(match[2])) if match and len(match[2]) < 21 else (text, None)
 
 
 def instruction(event: str) -> str:

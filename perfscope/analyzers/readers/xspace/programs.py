@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
+from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, numbers, parts, signed
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, Rows
@@ -137,7 +138,6 @@ def _fields(data: bytes, start: int, end: int, number: int, shown: str) -> list[
 
 
 _STAT = "Hlo Proto"
-_NUMBERED = re.compile(r"(?P<name>.*)\((?P<program>\d+)\)$", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -165,9 +165,8 @@ class Programs:
     def _add(self, name: str, proto: bytes, program: object, shown: str) -> None:
         from perfscope.analyzers.hlo.parse.proto import module_of_proto
 
-        numbered = _NUMBERED.match(name)
         if not isinstance(program, int) or isinstance(program, bool):
-            program = int(numbered["program"]) if numbered else None
+            _, program = names.numbered_program(name)
         self.bytes_read += len(proto)
         try:
             module = module_of_proto(proto, f"{shown}: {name}")

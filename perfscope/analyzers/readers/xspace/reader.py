@@ -30,7 +30,7 @@ platform that ran on threads of the host was compiled for the CPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from perfscope.analyzers.readers.columns import join_columns
@@ -38,7 +38,7 @@ from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.device import Devices
 from perfscope.analyzers.readers.xspace.host import Host
-from perfscope.analyzers.readers.xspace.planes import Plane, Space, read_lines, read_plane, space
+from perfscope.analyzers.readers.xspace.planes import Line, Plane, Space, read_lines, read_plane, space
 from perfscope.analyzers.readers.xspace.programs import Placement, Programs
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TABLES, Rows, Trace, TraceBuilder
@@ -60,18 +60,24 @@ def build(data: Data, shown: str) -> Trace:
     """The trace of an XSpace. ``DataError`` if it is cut off, corrupt or holds no events."""
     framed = space(data, shown)
     pool = TraceBuilder(shown, FORMAT)
+    read = (read_plane(data, start, end, shown) for start, end in framed.planes)
+    return build_from_planes(pool, ((plane, read_lines(data, plane, pool.code, shown)) for plane in read), framed)
+
+
+def build_from_planes(pool: TraceBuilder, read: Iterable[tuple[Plane, Iterable[Line]]], framed: Space) -> Trace:
+    """The trace of planes with their lines. ``DataError`` if there is none, or no event of a program in them."""
+    shown = pool.path
     host, devices, programs, placement = Host(pool), Devices(pool), Programs(), Placement()
     planes: list[str] = []
     epoch_ns = 0
     latest_ns = 0
-    for start, end in framed.planes:
-        plane = read_plane(data, start, end, shown)
+    for plane, lines in read:
         planes.append(plane.name)
         if plane.name == names.ENVIRONMENT_PLANE:
             epoch_ns = int(plane.stats.get("profile_start_time", 0) or 0)
         if plane.name == names.METADATA_PLANE:
             programs.add(plane, shown)
-        latest_ns = max(latest_ns, _read_lines(data, plane, pool, host, devices, placement, shown))
+        latest_ns = max(latest_ns, _add_lines(plane, lines, pool, host, devices, placement))
     _refuse_cut(framed, planes, shown)
     rows = _tables(host, devices, pool)
     pool.rows = rows
@@ -95,14 +101,14 @@ def build(data: Data, shown: str) -> Trace:
     return pool.build(hlo=programs.placed(rows["hlo_ops"], pool.strings))
 
 
-def _read_lines(
-    data: Data, plane: Plane, pool: TraceBuilder, host: Host, devices: Devices, placement: Placement, shown: str
+def _add_lines(
+    plane: Plane, read: Iterable[Line], pool: TraceBuilder, host: Host, devices: Devices, placement: Placement
 ) -> int:
-    """Read a plane's lines into their place; the latest time on them in ns."""
+    """Put a plane's lines into their tables; the latest time on them in ns."""
     latest = 0
     accelerator = names.ACCELERATOR.match(plane.name) is not None
     lines = []
-    for line in read_lines(data, plane, pool.code, shown):
+    for line in read:
         pool.events += len(line)
         if not len(line):
             continue
