@@ -340,15 +340,31 @@ def test_nodes_in_both_passes_are_recomputed() -> None:
     text = LogText().at(0).add("aot_forward_graph", None, forward).add("aot_backward_graph", None, backward)
     text.add("inductor_post_grad_graph", None, forward).add("inductor_output_code", {}, "# AOT ID: ['0_forward']")
     log = log_of(text)
+    # the backward never ran, so inductor never compiled it
+    assert [(one.direction, one.after_passes, one.recomputed) for one in log.graphs] == [("forward", True, ())]
+    log = log_of(text.add("inductor_output_code", {}, "# AOT ID: ['0_backward']"))
     assert [(one.direction, one.after_passes, one.recomputed) for one in log.graphs] == [
         ("forward", True, ()),
         ("backward", False, ("exp",)),
     ]
+    text = LogText().at(0).add("aot_forward_graph", None, forward).add("aot_backward_graph", None, backward)
+    text.add("inductor_post_grad_graph", None, forward).add("inductor_output_code", {}, "# AOT ID: ['0_forward']")
     log = log_of(text.add("inductor_post_grad_graph", None, backward))
     assert [(one.direction, one.after_passes, one.recomputed) for one in log.graphs] == [
         ("forward", True, ()),
         ("backward", True, ("exp",)),
     ]
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_graph_of_inference_that_is_logged_as_a_forward_is_one_graph(final: bool) -> None:
+    """Before torch 2.8 AOT autograd named it so; inductor's code says what it is."""
+    graph = "class G(torch.nn.Module):\n    def forward(self, a):\n        return (a,)\n"
+    text = LogText().at(0).add("aot_forward_graph", None, graph)
+    if final:
+        text.add("inductor_post_grad_graph", None, graph)
+    log = log_of(text.add("inductor_output_code", {}, "# AOT ID: ['0_inference']"))
+    assert [(one.compile_id, one.direction, one.after_passes) for one in log.graphs] == [("0/0", "inference", final)]
 
 
 def test_answers_of_the_caches_by_pass() -> None:

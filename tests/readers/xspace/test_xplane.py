@@ -323,7 +323,10 @@ def test_runs_of_a_tpu_program_are_those_of_its_modules_line(tmp_path: Path) -> 
     assert program.execution.instructions_ns == program.execution.span_ns == 4 * 50_000
     calls = {row.instruction: (row.calls, row.total_ns) for row in trace.fact(hlo_time).instructions}
     assert calls == {"copy-start.1": (4, 4_000), "fusion.2": (4, 116_000), "copy-done.1": (4, 80_000)}
-    assert set(trace.rows["copies"]["host_memory"].tolist()) == {HostMemory.PINNED}
+    copies = trace.rows["copies"]
+    from_host = copies["kind"] == CopyKind.HOST_TO_DEVICE
+    assert from_host.sum() == 6
+    assert set(copies["host_memory"][from_host].tolist()) == {HostMemory.PINNED}
 
 
 def test_memory_of_xla_has_the_stacks_and_the_limit_of_its_allocator(tmp_path: Path) -> None:

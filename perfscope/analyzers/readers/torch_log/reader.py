@@ -336,14 +336,22 @@ def _recompile(unit: Unit, reasons: tuple[str, ...], guard_place: CodeLine | Non
 
 
 def _graphs(unit: Unit) -> Iterator[Graph]:
-    """Graphs after inductor's passes; AOT autograd's where a pass has no other.
+    """Graphs that inductor compiled, after its passes; AOT autograd's graph where that one was not logged.
+
+    Where inductor logged any code, a graph of AOT autograd without code was never compiled (a backward that never
+    ran), or it is the same graph under another name (before torch 2.8 that of inference was logged as a forward).
 
     AOT autograd's partitioner copies nodes of the joint graph with their names into the forward and the backward:
     a node that both define is computed twice. Inductor's passes come later and keep the names of what they leave.
     """
-    found = [(unit.direction_of(section), section.graph, True) for section in unit.sections if section.graph]
-    shown: set[Direction] = {direction for direction, _, _ in found}
-    found.extend((direction, graph, False) for direction, graph in unit.aot.items() if direction not in shown)
+    found: list[tuple[Direction, GraphText, bool]] = []
+    for section in unit.sections:
+        direction = unit.direction_of(section)
+        graph = section.graph or unit.aot.get(direction) or (unit.aot.get("forward") if direction == "inference" else None)
+        if graph is not None:
+            found.append((direction, graph, section.graph is not None))
+    if not unit.sections:
+        found.extend((direction, graph, False) for direction, graph in unit.aot.items())
     twice = _twice(unit)
     for direction, graph, after_passes in found:
         yield Graph(
