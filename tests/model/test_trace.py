@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from perfscope.model.trace import MISSING, TABLES, CallKind, Rows, Source, Trace
 from perfscope.model.trace import TraceBuilder as ModelBuilder
 from tests.build import TraceBuilder
+from tests.conftest import REPOSITORY
 
 SOURCE = Source(path="x", format="kineto", rank=2, events_read=0, events_unplaced=0)
 
@@ -188,3 +190,17 @@ def test_memory_of_the_trace_itself_goes_before_that_of_the_detail_pass() -> Non
     assert trace.memory_pass is trace
     assert trace.tensors["name"].tolist() == ["own.weight"]
     assert build().build().memory_pass.memory.empty, "no memory anywhere"
+
+
+def test_every_table_of_the_documentation_is_a_frame() -> None:
+    page = (REPOSITORY / "docs" / "model.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    assert sorted(documented) == sorted(TABLES)
+    builder = TraceBuilder()
+    builder.launched("gemm", 1, 5, 9, correlation=3)
+    trace = builder.build()
+    for table in documented:
+        frame = getattr(trace, table)
+        assert len(frame) == len(trace.rows[table])
+        assert [name for name in frame.columns if name != "rank"] == [column.name for column in TABLES[table].columns]
+    assert len(trace.devices) == len(trace.threads) == 1

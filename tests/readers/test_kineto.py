@@ -299,7 +299,10 @@ def test_mtia_events_are_kernels_unless_they_say_otherwise(tmp_path: Path) -> No
     ]
     trace = read(tmp_path, text(made))
     kernels, copies = trace.rows["kernels"], trace.rows["copies"]
-    assert sorted(map(trace.text, kernels["name"].tolist())) == ["aten::cat.out-dtype_Long-extraKey_1", "fc-dtype_Float"]
+    assert sorted(map(trace.text, kernels["name"].tolist())) == [
+        "aten::cat.out-dtype_Long-extraKey_1",
+        "fc-dtype_Float",
+    ]
     assert sorted(kernels["call"].tolist()) == [MISSING, 0]
     assert copies["kind"].tolist() == [CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.UNKNOWN]
     assert copies["bytes"].tolist() == [4096, 16, MISSING]

@@ -486,7 +486,15 @@ def test_what_torch_exports(tmp_path: Path) -> None:
     for name in ("memory.json", "memory.json.gz"):
         trace = read_timeline(tmp_path / name)
         counters = trace.rows["counters"]
-        assert trace.recorded == frozenset()
+        assert trace.recorded == {"memory"}
+        trace.check()
+        (timeline,) = trace.fact(memory_timelines)
+        assert timeline.peak()[1] == max(sum(row) for row in totals)
+        at = timeline.alive_at(timeline.peak()[0])
+        held = dict(zip(timeline.blocks["category"][at].tolist(), timeline.blocks["bytes"][at].tolist(), strict=True))
+        most = max(totals, key=sum)
+        wanted = zip(torch_memory_timeline.CATEGORIES, most[1:], strict=True)
+        assert held == {int(category): size for category, size in wanted if size}
         assert counters["time_ns"][::8].tolist() == [time * 1000 for time in times]
         assert counters["value"].reshape(-1, 8).tolist() == [row[1:] for row in totals]
         assert trace.text(counters["name"][0]) == "memory: parameter"

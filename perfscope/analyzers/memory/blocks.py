@@ -122,34 +122,13 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
     first, last = _span(trace, positions)
     chosen = np.isin(rows["action"][events], kinds)
     picked, at_picked = events[chosen], positions[chosen]
-    action, size = rows["action"][picked], np.abs(rows["bytes"][picked])
-    addresses, is_free = rows["address"][picked], np.isin(action, _ENDS)
-    nameless = addresses == 0
-    if nameless.any():
-        addresses = addresses.copy()
-        addresses[nameless] = _stand_in_addresses(size[nameless], is_free[nameless])
+    size = np.abs(rows["bytes"][picked])
+    is_free, nameless = np.isin(rows["action"][picked], _ENDS), rows["address"][picked] == 0
+    addresses = rows["address"][picked].copy()
+    addresses[nameless] = _stand_in_addresses(size[nameless], is_free[nameless])
     pairs = pair_events(addresses, size, is_free)
-
     made = pairs.made
-    source = np.where(made == MISSING, pairs.freed, made)  # the event that knows the block's size
-    before = (made == MISSING) | (action[source] == MemoryAction.HELD_BEFORE)
-    ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
-    told_rows = picked[source]
-    columns: dict[str, npt.NDArray[Any]] = {
-        "start": np.where(before, first, at_picked[source]),
-        "end": np.where(ended == MISSING, last + 1, at_picked[ended]),
-        "before": before,
-        "after": ended == MISSING,
-        "bytes": size[source],
-        "count": np.ones(len(source), np.int64),
-        **{name: rows[name][told_rows] for name in ("address", "stream", "requested_bytes", "category")},
-        # a free names the op that let go, not the one that made the block; without addresses, which block is free
-        # again is not known, and so not who holds what is left
-        **{
-            name: np.where((made == MISSING) | nameless[source], MISSING, rows[name][told_rows])
-            for name in ("op", "frame")
-        },
-    }
+    columns = _paired_columns(rows, picked, at_picked, pairs, nameless, (first, last))
     notes = []
     if not rows["bytes"][events].any():
         notes.append(f"all {len(events):,} events of the history are of 0 bytes")
@@ -179,6 +158,32 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
         unmatched=pairs.unmatched,
         notes=(*notes, *total_notes),
     )
+
+
+def _paired_columns(
+    rows: Rows, picked: Int64, positions: Int64, pairs: Pairs, nameless: npt.NDArray[np.bool_], span: tuple[int, int]
+) -> dict[str, npt.NDArray[Any]]:
+    """Columns of the blocks of ``pairs``. ``picked``, ``positions``, ``nameless``: of the paired events, (events,)."""
+    first, last = span
+    action, size = rows["action"][picked], np.abs(rows["bytes"][picked])
+    made = pairs.made
+    source = np.where(made == MISSING, pairs.freed, made)  # the event that knows the block's size
+    before = (made == MISSING) | (action[source] == MemoryAction.HELD_BEFORE)
+    ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
+    told_rows = picked[source]
+    return {
+        "start": np.where(before, first, positions[source]),
+        "end": np.where(ended == MISSING, last + 1, positions[ended]),
+        "before": before, "after": ended == MISSING, "bytes": size[source],
+        "count": np.ones(len(source), np.int64),
+        **{name: rows[name][told_rows] for name in ("address", "stream", "requested_bytes", "category")},
+        # a free names the op that let go, not the one that made the block; without addresses, which block is free
+        # again is not known, and so not who holds what is left
+        **{
+            name: np.where((made == MISSING) | nameless[source], MISSING, rows[name][told_rows])
+            for name in ("op", "frame")
+        },
+    }  # fmt: skip
 
 
 STACKS = "stacks of running programs"
@@ -215,6 +220,8 @@ def _stand_in_addresses(size: Int64, is_free: npt.NDArray[np.bool_]) -> npt.NDAr
     Any pairing of equal sizes gives the same sum over time. A free without an allocation before it ends a block that
     was held before the recording. The addresses are the highest there are, where no allocator hands out a block.
     """
+    if not len(size):
+        return np.empty(0, np.uint64)
     order = np.argsort(size, kind="stable")
     change = np.where(is_free[order], -1, 1)
     level = np.cumsum(change)

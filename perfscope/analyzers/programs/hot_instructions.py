@@ -339,7 +339,8 @@ def communication_instructions(trace: Trace) -> Mapping[int, Instruction]:
     for kernel, row in trace.fact(_rows).items():
         program = int(ops["program_id"][row])
         name = trace.text(int(ops["name"][row]))
-        instruction_time = places.get((trace.text(int(ops["module"][row])), None if program == MISSING else program, name))
+        module = trace.text(int(ops["module"][row]))
+        instruction_time = places.get((module, None if program == MISSING else program, name))
         if instruction_time is None:  # only its asynchronous work was recorded
             continue
         if instruction_time.module_index is not None and instruction_time.computation is not None:

@@ -420,7 +420,7 @@ HLO_OPS = Table(
             name="asynchronous",
             dtype="bool",
             unit="flag",
-            doc="TPU: what an instruction began and another awaits, beside the core's own work; no run of an instruction",
+            doc="TPU: what an instruction began and another awaits, beside the core's own work: no run of it",
             default=0,
         ),
         row_column("kernel", "kernels", "its kernel on a device"),

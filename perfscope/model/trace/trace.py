@@ -266,6 +266,21 @@ class Trace:
         return self.frame("hlo_ops")
 
     @property
+    def devices(self) -> pd.DataFrame:
+        """Accelerators that did work; the row is what ``device`` of the other frames names."""
+        return self.frame("devices")
+
+    @property
+    def threads(self) -> pd.DataFrame:
+        """Host threads; the row is what ``thread`` of the other frames names."""
+        return self.frame("threads")
+
+    @property
+    def sync_records(self) -> pd.DataFrame:
+        """Waits as the device driver recorded them."""
+        return self.frame("sync_records")
+
+    @property
     def steps(self) -> pd.DataFrame:
         """Steps."""
         return self.frame("steps")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
-from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside, without
+from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside, without, work_in_window
 from perfscope.analyzers.time import GapCause, covering_slices, device_busy, gaps, nearest_ancestor
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -229,7 +229,7 @@ def _of_device(trace: Trace, window: Window, naming: Naming, device: int) -> Acc
     ):
         work = trace.rows[table]
         own, free = claim_first(free, work["start_ns"][rows], work["end_ns"][rows])
-        parts += _work_parts(trace, window, naming, table, rows, own)
+        parts += _work_parts(trace, naming, table, rows, own)
     parts += idle_parts(trace, window, naming, device, free)
     return Account(
         rank=trace.source.rank,
@@ -243,14 +243,10 @@ def _of_device(trace: Trace, window: Window, naming: Naming, device: int) -> Acc
     )
 
 
-def _work_parts(trace: Trace, window: Window, naming: Naming, table: str, rows: Int64, own: Int64) -> Iterable[Part]:
+def _work_parts(trace: Trace, naming: Naming, table: str, rows: Int64, own: Int64) -> Iterable[Part]:
     """A part for each key of device work; work outside the window that is none of its steps' is left out."""
-    work, calls = trace.rows[table], trace.rows["calls"]
-    launch = work["call"][rows]
-    known = launch != MISSING
-    counted = inside(window.spans, work["start_ns"][rows])
-    if window.per == "step" and known.any():
-        counted[known] = window.began_inside(calls["start_ns"][launch[known]])
+    work = trace.rows[table]
+    counted = work_in_window(trace, table)[rows]
     kept = counted | (own > 0)
     rows, own, counted = rows[kept], own[kept], counted[kept]
     durations = work["end_ns"][rows] - work["start_ns"][rows]

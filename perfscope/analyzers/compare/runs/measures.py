@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.compare.runs.keys import instruction_keys
-from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside
+from perfscope.analyzers.compare.runs.keys import instruction_keys, plain_span
+from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside, work_in_window
 from perfscope.analyzers.memory import trace_memories
 from perfscope.analyzers.plans.graph_cost import step_bytes
 from perfscope.analyzers.time import blocking_calls, call_site, nearest_ancestor
@@ -109,13 +109,8 @@ def _device_work(trace: Trace, window: Window) -> _Yielded:
         return
     calls = trace.rows["calls"]
     for name, table in zip(names[:2], ("kernels", "copies"), strict=True):
-        work = trace.rows[table]
-        launch = work["call"]
-        known = launch != MISSING
-        begin = work["start_ns"].copy()
-        begin[known] = calls["start_ns"][launch[known]]
-        counted = window.began_inside(begin)
-        yield Measure(name=name, unit="count", value=int(counted.sum()) / window.steps, per_trace=whole)
+        counted = int(work_in_window(trace, table).sum())
+        yield Measure(name=name, unit="count", value=counted / window.steps, per_trace=whole)
     if "runtime_calls" not in trace.recorded:
         yield from ((name, CALLS_NEEDS) for name in names[2:])
         return
@@ -130,6 +125,19 @@ def _device_work(trace: Trace, window: Window) -> _Yielded:
     places = Counter(_place_of_call(trace, int(row)) for row in rows[:MOST_PLACES_LOOKED_UP])
     shares = {location: count / window.steps for location, count in places.items()}
     yield Measure(name=names[3], unit="count", value=len(rows) / window.steps, places=shares, per_trace=whole)
+
+
+def host_ops(trace: Trace) -> Mapping[str, float] | None:
+    """Ops and annotations of the host by name, with how often each begins per step; None where none was recorded."""
+    if "host_ops" not in trace.recorded:
+        return None
+    window, slices = trace.fact(compared_window), trace.rows["slices"]
+    counted = np.isin(slices["kind"], (SliceKind.OP, SliceKind.ANNOTATION)) & window.began_inside(slices["start_ns"])
+    codes, numbers = np.unique(slices["name"][counted], return_counts=True)
+    calls: Counter[str] = Counter()
+    for code, number in zip(codes.tolist(), numbers.tolist(), strict=True):
+        calls[plain_span(trace.text(code))] += number
+    return {name: number / window.steps for name, number in calls.items()}
 
 
 def _place_of_call(trace: Trace, row: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.compare.programs.keys import LineMap
@@ -15,6 +15,7 @@ from perfscope.analyzers.compare.runs.measures import (
     COMPILED_LIBRARY_CALLS,
     Measure,
     Measured,
+    host_ops,
     measures,
 )
 from perfscope.analyzers.compare.statistics.verdict import MetricResult, compare_exact, compare_text
@@ -24,6 +25,9 @@ NEUTRAL = "it differs: whether for better or worse, the other metrics say"
 NO_STEPS = "no steps: a longer recording has more of it"
 
 SIDES = ("base", "head")
+
+MOST_OPS = 8
+"""Host ops of one side that are named."""
 
 MOST_PLACES = 20
 """Places of a metric that changed: as many as a finding has rows of evidence."""
@@ -83,6 +87,8 @@ class Said:
     """Name -> why it is not known."""
     programs: tuple[ProgramSide, ...] | None
     """Compiled programs; ``None`` where none was recorded."""
+    host_ops: Mapping[str, float] | None = None
+    """Ops of the host by name, calls per step; of several ranks the first's. ``None`` where none was recorded."""
 
 
 def said_by(traces: Sequence[Trace]) -> Said:
@@ -95,7 +101,8 @@ def said_by(traces: Sequence[Trace]) -> Said:
             by_name[name] = most
         else:
             blind[name] = next((rank.blind[name] for rank in ranks if name in rank.blind), "not recorded by all ranks")
-    return Said(found=by_name, blind=blind, programs=_programs_of(traces))
+    ops = host_ops(traces[0]) if traces else None
+    return Said(found=by_name, blind=blind, programs=_programs_of(traces), host_ops=ops)
 
 
 def structure(base: Sequence[Trace], head: Sequence[Trace], lines: Mapping[str, LineMap] | None = None) -> Structure:
@@ -118,12 +125,25 @@ def structure_of(
     ``IndexError`` where one of them is not there.
     """
     exact_metrics, lost = _of_traces(base, head, middle)
-    notes: tuple[str, ...] = ()
+    notes = tuple(_ops_of_one_side(base[middle[0]].host_ops, head[middle[1]].host_ops))
     if any(run.programs is not None for run in (*base, *head)):
-        metrics, blind, notes = _of_programs(base, head, middle, lines or {})
+        metrics, blind, of_programs = _of_programs(base, head, middle, lines or {})
+        notes += of_programs
         exact_metrics += metrics
         lost += blind
     return Structure(metrics=tuple(exact_metrics), not_looked=tuple(lost), notes=notes)
+
+
+def _ops_of_one_side(base: Mapping[str, float] | None, head: Mapping[str, float] | None) -> Iterator[str]:
+    """What ran on the host of one side only, by calls per step."""
+    if base is None or head is None:
+        return
+    for side, mine, other in (("base", base, head), ("head", head, base)):
+        alone = sorted((name for name in mine if name not in other), key=lambda name: (-mine[name], name))
+        if alone:
+            named = ", ".join(f"{name} ({mine[name]:g})" for name in alone[:MOST_OPS])
+            more = f" and {len(alone) - MOST_OPS} more" if len(alone) > MOST_OPS else ""
+            yield f"host ops that ran in the {side} only (calls per step): {named}{more}"
 
 
 def _of_traces(

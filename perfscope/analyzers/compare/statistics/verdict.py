@@ -43,7 +43,7 @@ class MetricResult:
     verdict: Verdict
     known: Known
     base: float | str | None
-    """Typical value: the median of the launches' values; ``None`` if there is none."""
+    """Typical value: the median of the launches' values, of pairs as in `_levels`; ``None`` if there is none."""
     head: float | str | None
     effect: float | None = None
     low: float | None = None
@@ -114,8 +114,11 @@ def from_pairs(
     needed = pairs_needed(effect, least=least, alpha=alpha) if verdict == "inconclusive" else None
     if needed is not None and needed <= effect.pairs:
         needed = None  # the interval is narrow enough: it lies across the bound, and a few more may not move it
+    before, after = _levels(base, head, effect.effect)
     return replace(
         empty,
+        base=before,
+        head=after,
         verdict=verdict,
         effect=effect.effect,
         low=effect.low,
@@ -127,6 +130,19 @@ def from_pairs(
         needed_pairs=needed,
         remarks=tuple(_remarks(effect, verdict, alpha=alpha, least=least, needed=needed)),
     )
+
+
+def _levels(base: Sequence[float], head: Sequence[float], effect: float | None) -> tuple[float | None, float | None]:
+    """Typical values of both sides that differ by the paired ``effect``.
+
+    Medians of the sides alone drift with the machine, and may even say that a faster head is slower: what they share
+    gives the level, the pairs the difference.
+    """
+    before, after = _median(base), _median(head)
+    if before is None or after is None or effect is None:
+        return before, after
+    level = math.sqrt(before * after)
+    return level / math.sqrt(1 + effect), level * math.sqrt(1 + effect)
 
 
 def confirmed(first: MetricResult, second: MetricResult, pooled: MetricResult) -> MetricResult:

@@ -35,6 +35,19 @@ class Window:
         return inside(self.host, starts)
 
 
+def work_in_window(trace: Trace, table: str) -> npt.NDArray[np.bool_]:
+    """Which rows of ``kernels`` or ``copies`` are the window's, on all devices: of the steps that launched them.
+
+    Where the launch was not recorded, or no step is known, those that began in the window. Shape (n,).
+    """
+    window, work = trace.fact(compared_window), trace.rows[table]
+    counted = inside(window.spans, work["start_ns"])
+    known = work["call"] != MISSING
+    if window.per == "step" and known.any():
+        counted[known] = window.began_inside(trace.rows["calls"]["start_ns"][work["call"][known]])
+    return counted
+
+
 def inside(spans: Intervals, moments: Int64) -> npt.NDArray[np.bool_]:
     """Which moments lie in the disjoint ``spans``; shape (n,)."""
     if not len(spans.starts):

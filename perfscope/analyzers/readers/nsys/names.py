@@ -66,6 +66,7 @@ _TORCH_RANGE = re.compile(
 )
 """``torch.autograd.profiler.emit_nvtx``: ``aten::mm, seq = 7, op_id = 12, sizes = [[2, 3], [3, 4]]``."""
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
     """What the text of an NVTX range says."""

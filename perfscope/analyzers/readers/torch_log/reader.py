@@ -347,7 +347,9 @@ def _graphs(unit: Unit) -> Iterator[Graph]:
     found: list[tuple[Direction, GraphText, bool]] = []
     for section in unit.sections:
         direction = unit.direction_of(section)
-        graph = section.graph or unit.aot.get(direction) or (unit.aot.get("forward") if direction == "inference" else None)
+        graph = section.graph or unit.aot.get(direction)
+        if graph is None and direction == "inference":
+            graph = unit.aot.get("forward")
         if graph is not None:
             found.append((direction, graph, section.graph is not None))
     if not unit.sections:

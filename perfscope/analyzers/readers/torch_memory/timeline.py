@@ -10,7 +10,8 @@ name no block. Here a row that takes memory away belongs to the oldest block of 
 of a write to the same block; totals do not depend on it, the lifetime of one block among equal ones does.
 
 ``.json`` and ``.json.gz`` hold totals by category at each microsecond and no blocks: ``[[times], [[0, totals ...]]]``.
-They become counters. ``.html`` is a picture, of which nothing can be read.
+They become counters, and a block for each stretch in which a category holds as much. ``.html`` is a picture, of which
+nothing can be read.
 
 Categories by number: ``torch.profiler._memory_profiler._CATEGORY_TO_INDEX``.
 """
@@ -21,6 +22,7 @@ import mmap
 import re
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -184,9 +186,34 @@ def _of_totals(path: Path, data: bytes) -> Trace:
             "value": values[:, 1:].reshape(-1),
         },
     )
+    builder.table("memory", _category_events(positions * 1000, values[:, 1:].astype(np.int64)))
+    builder.record("memory")
     builder.note(
         _NO_DEVICE,
-        "it holds totals by category and no blocks, as counters; "
+        "it holds totals by category and no blocks: a block is what a category holds until that changes; "
         'export_memory_timeline("memory.raw.json.gz") writes who holds what',
     )
     return builder.build()
+
+
+def _category_events(times: Int64, totals: Int64) -> dict[str, npt.NDArray[Any]]:
+    """Columns of ``memory``: where the total of a category changes, its old block ends and a new one begins.
+
+    ``times``: ns, (n,); ``totals``: bytes, (n, categories). Of one time what ends comes first, as in an allocator.
+    """
+    before = np.vstack((np.zeros((1, totals.shape[1]), np.int64), totals[:-1]))
+    parts = []
+    for size, is_free in ((before, 1), (totals, 0)):
+        row, category = np.nonzero((before != totals) & (size != 0))
+        parts.append(np.stack((row, np.full(len(row), 1 - is_free), category, size[row, category] * (1 - 2 * is_free))))
+    events = np.concatenate(parts, axis=1)
+    row, made, category, change = events[:, np.lexsort(events[1::-1])]
+    return {
+        "time_ns": times[row],
+        "on_device": np.ones(len(row), bool),
+        "address": category + 1,
+        "bytes": change,
+        "allocated_bytes": np.cumsum(change),
+        "action": np.where(made, MemoryAction.ALLOCATE, MemoryAction.FREE),
+        "category": np.array(CATEGORIES, np.uint8)[category],
+    }

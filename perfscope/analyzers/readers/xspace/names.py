@@ -76,7 +76,7 @@ _COPY_SIDES = {"H2D": CopyKind.HOST_TO_DEVICE, "D2H": CopyKind.DEVICE_TO_HOST, "
 
 
 def numbered_program(text: str) -> tuple[str, int | None]:
-    """(``jit_step``, 512) of ``jit_step(512)``: name and number of a program; the number is None where there is none."""
+    """(``jit_step``, 512) of ``jit_step(512)``: name and number of a program; None where it has no number."""
     match = _NUMBERED.match(text)
     return (match[1], int(match[2])) if match and len(match[2]) < 21 else (text, None)
 

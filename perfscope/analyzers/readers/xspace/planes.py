@@ -87,7 +87,8 @@ _SIGN = 1 << 63
 
 NUMBERS = (
     "_p", "_c", "program_id", "run_id", "device_ordinal", "correlation_id", "step_num", "num_threads", "addr",
-    "allocation_bytes", "requested_bytes", "bytes_allocated", "bytes_available", "bytes_reserved", "peak_bytes_in_use", "index_on_host",
+    "allocation_bytes", "requested_bytes", "bytes_allocated", "bytes_available", "bytes_reserved",
+    "peak_bytes_in_use", "index_on_host",
     "cuda_graph_id", "cuda_graph_exec_id", "global_device_id",
     "num_addressable_devices",
 )  # fmt: skip
