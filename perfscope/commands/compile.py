@@ -28,7 +28,7 @@ class CompileCommand(RunCommand):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """The usage line names the two ways to say what to compile."""
-        return ["[OPTIONS]", "script.py ARGS... | -m module ARGS..."]
+        return ["[OPTIONS]", "script.py ARGS... | -m module ARGS... | FILE"]
 
 
 @click.command(
@@ -149,6 +149,14 @@ def compile_(
     if jobs is not None or again or html_file is not None:
         raise UsageError("--jobs, --again and --html belong to --sweep NAME=VALUES and --fit NAME=RANGE")
     resolved = parse_target(target, memory)
+    file = _program_file(words, module=kind == "module")
+    if file is not None:
+        if checkpoint is not None or functions or until_exit or len(words) > 1:
+            raise UsageError(f"{words[0]}: a file with one program takes no arguments, --checkpoint or --function")
+        request = _request_of_file(file, words[0], resolved, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx)
+        label = name or Path(words[0]).name.partition(".")[0]
+        folder = compiled_in(request, output, label, command=(words[0],), quiet=quiet)
+        return _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose)
     worst = DONE
     for item in _frameworks(framework, words, module=kind == "module"):
         request = request_of(
@@ -158,6 +166,51 @@ def compile_(
         folder = compiled_in(request, output, name, quiet=quiet)
         worst = max(worst, _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose))
     return worst
+
+
+def _program_file(words: tuple[str, ...], *, module: bool) -> str | None:
+    """``jax`` or ``torch`` for a file with a program before optimization, None for Python.
+
+    ``UsageError`` for a program that is compiled already.
+    """
+    from perfscope.analyzers.readers.file_bytes import read_head
+    from perfscope.analyzers.readers.hlo import proto, text
+    from perfscope.model.documents.program_files import program_file
+
+    path = Path(words[0])
+    if module or path.suffix == ".py" or not path.is_file():
+        return None
+    head = read_head(path)
+    kind = program_file(path, head)
+    if kind is not None:
+        return "torch" if kind == "torch_export" else "jax"
+    reader = text if text.sniff(path, head) else proto if proto.sniff(path, head) else None
+    if reader is None:
+        return None
+    if any(program.is_scheduled or program.platform is not None for program in reader.read(path).hlo):
+        raise UsageError(f"{words[0]}: this program is compiled already; `perfscope analyze {words[0]}` judges it")
+    return "jax"
+
+
+def _request_of_file(
+    framework: str, word: str, target: Target, *, seconds: float, memory_bytes: int | None, keep_ptx: bool
+) -> Request:
+    """What `compile_program` is asked for a file with one program."""
+    from perfscope.analyzers.devices.target_request import target_request
+    from perfscope.model.documents.compile_request import Limits, Request
+    from perfscope.profiler.ahead.common.compile import default_memory_limit
+
+    file = str(Path(word).resolve())
+    torch = framework == "torch"
+    return Request(
+        framework="torch" if torch else "jax",
+        arguments=("perfscope.profiler.ahead.torch.exported_program", file) if torch else (word,),
+        module=torch,
+        target=target_request(target, configured=not torch),
+        limits=Limits(seconds=seconds, memory_bytes=memory_bytes or default_memory_limit()),
+        exported=file,
+        keep_ptx=keep_ptx,
+    )
 
 
 def request_of(
@@ -195,14 +248,16 @@ def request_of(
     )
 
 
-def compiled_in(request: Request, output: Path, name: str | None, *, quiet: bool) -> Path:
-    """The run folder; while it is made a line on a terminal says what goes on."""
+def compiled_in(
+    request: Request, output: Path, name: str | None, *, command: tuple[str, ...] | None = None, quiet: bool
+) -> Path:
+    """The run folder; while it is made a line on a terminal says what goes on. ``command``: as of `compile_program`."""
     from perfscope.model.untrusted_text import sanitize
     from perfscope.profiler.ahead.common.compile import NothingCompiledError, compile_program
 
     progress = _Progress(quiet=quiet)
     try:
-        return compile_program(request, root=output, name=name, progress=progress)
+        return compile_program(request, root=output, name=name, command=command, progress=progress)
     except NothingCompiledError as error:
         progress.clear()
         for line in error.lines:

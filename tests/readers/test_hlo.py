@@ -198,7 +198,9 @@ def test_rules_of_recordings_abstain(tmp_path: Path) -> None:
 def test_a_program_that_is_not_optimized_yet_says_so(tmp_path: Path) -> None:
     path = tmp_path / "module.txt"
     path.write_text(program("  ROOT %p = f32[8]{0} parameter(0)"))
-    assert "the program before XLA optimized it" in load_one(path).source.notes[1]
+    note = load_one(path).source.notes[1]
+    assert "the program before XLA optimized it" in note
+    assert f"perfscope compile {path} --target" in note
 
 
 MLIR = "func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n    %0 = stablehlo.add %a, %a : tensor<4xf32>\n}"
@@ -218,8 +220,8 @@ def test_stablehlo_gets_a_line_that_says_what_to_give_instead(tmp_path: Path, te
     path.write_text(text)
     with pytest.raises(DataError) as caught:
         load_one(path)
-    assert str(caught.value).startswith(f"{path}: StableHLO (MLIR), the program before XLA compiled it")
-    assert "lowered.compile().as_text()" in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: StableHLO (MLIR), which no compiler has optimized yet")
+    assert f"perfscope compile {path} --target" in str(caught.value)
 
 
 @pytest.mark.parametrize(

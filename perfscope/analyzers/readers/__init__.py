@@ -20,6 +20,7 @@ READERS: dict[str, str] = {
     "torch_memory": "perfscope.analyzers.readers.torch_memory.reader",
     "torch_memory_timeline": "perfscope.analyzers.readers.torch_memory.timeline",
     "torch_trace": "perfscope.analyzers.readers.torch_log.reader",
+    "uncompiled_program": "perfscope.analyzers.readers.hlo.uncompiled",
     "xla_trace_json": "perfscope.analyzers.readers.xspace.trace_json",
     "xplane": "perfscope.analyzers.readers.xspace.reader",
     # op_graph is read as a part of a run, never on its own

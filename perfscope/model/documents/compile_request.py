@@ -73,7 +73,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     skipped: tuple[int, ...] = ()
     """Programs that a child before this one left behind, compiled or not: numbers in the order they were seen."""
     exported: str | None = None
-    """A file with a program that was exported beforehand (`compile_for`), instead of a program to run."""
+    """A file with a program that was exported beforehand (`compile_for`, StableHLO, HLO, jax.export, torch.export),
+    instead of a program of the user's to run."""
 
 
 def dump(request: Request) -> bytes:

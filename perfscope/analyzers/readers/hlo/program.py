@@ -12,6 +12,7 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.parse.fusion_dump import refusals
 from perfscope.analyzers.hlo.parse.thunks import Thunks, read_thunks
 from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.model.documents.program_files import compile_hint
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
 
@@ -157,7 +158,8 @@ def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:
         many = len(early) > 1
         notes.append(
             f"{named} {'are programs' if many else 'is the program'} before XLA optimized {'them' if many else 'it'}: "
-            f"what XLA fuses is not fused in {'them' if many else 'it'} yet"
+            f"what XLA fuses is not fused in {'them' if many else 'it'} yet, and rules judge what the compiler made; "
+            + compile_hint(next(module.source for module in modules if module.name == early[0]))
         )
     return tuple(notes)
 

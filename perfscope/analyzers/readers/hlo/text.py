@@ -1,7 +1,6 @@
 """HLO text: what ``compiled.as_text()`` prints and ``--xla_dump_hlo_as_text`` dumps, plain, gzip or xz.
 
-StableHLO and MHLO (MLIR), the program as XLA receives it, is recognised and refused: nothing is fused,
-scheduled or placed in it yet.
+StableHLO and MHLO (MLIR), the program as XLA receives it, is refused by ``uncompiled.py``.
 """
 
 from __future__ import annotations
@@ -20,19 +19,17 @@ from perfscope.model.trace import Trace
 FORMAT = "hlo_text"
 
 _COMMENTS = re.compile(rb"(?:\s++|//[^\n]*+\n?)*+")
-_MLIR = re.compile(rb"#[a-z_]\w*\s*=\s*|#loc\b|(?:builtin\.)?module\s*(?:@\S+\s*)?(?:attributes\s*)?\{|func\.func\b")
-_DIALECT = re.compile(rb"\b(?:stablehlo|mhlo|chlo|vhlo|sdy)\b|func\.func\b")
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for text that begins as an HLO module or as StableHLO (``head``: first bytes, decompressed)."""
-    return _begin(head).startswith(b"HloModule") or _is_mlir(head)
+    """True for text that begins as an HLO module (``head``: first bytes, decompressed)."""
+    return _begin(head).startswith(b"HloModule")
 
 
 def read(path: Path) -> Trace:
     """The module in ``path``, as a trace with nothing but ``hlo``.
 
-    ``DataError``, one line, for StableHLO and for a file that is empty, cut off, corrupt or larger than
+    ``DataError``, one line, for a file that is empty, cut off, corrupt or larger than
     ``MAX_TEXT_BYTES``.
     """
     shown = str(path)
@@ -40,11 +37,6 @@ def read(path: Path) -> Trace:
         head = bytes(data[:65_536])
         if not head.strip():
             raise DataError(f"{shown}: empty file")
-        if _is_mlir(head):
-            raise DataError(
-                f"{shown}: StableHLO (MLIR), the program before XLA compiled it: nothing in it is fused or scheduled "
-                "yet; give the compiled one: lowered.compile().as_text(), or *after_optimizations.txt of --xla_dump_to"
-            )
         raw = io.BytesIO(data) if isinstance(data, bytes) else data
         # bytes that are no UTF-8 can only stand in names: they are shown as a replacement character
         lines = (line.decode("utf-8", "replace") for line in iter(raw.readline, b""))
@@ -55,7 +47,3 @@ def _begin(head: bytes) -> bytes:
     text = head.removeprefix(b"\xef\xbb\xbf")
     skipped = _COMMENTS.match(text)
     return text[skipped.end() :] if skipped else text
-
-
-def _is_mlir(head: bytes) -> bool:
-    return _MLIR.match(_begin(head)) is not None and _DIALECT.search(head) is not None

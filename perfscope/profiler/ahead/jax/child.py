@@ -101,16 +101,20 @@ def _compile_one(compiler: Compiler, number: int, program: Any, send: EventWrite
 
 
 def _compile_exported(request: Request, devices: Sequence[Any], send: EventWriter, here: Path) -> None:
-    """Compile the one program of `compile_for`, which was lowered in the user's process."""
-    from perfscope.profiler.ahead.jax.export import load, load_checkpoint
+    """Compile the one program of `compile_for`, which was lowered in the user's process, or of a file."""
+    from perfscope.profiler.ahead.jax.artifacts import load_artifact
+    from perfscope.profiler.ahead.jax.export import is_ours, load, load_checkpoint
 
     file = Path(request.exported or "")
-    program = load(file, devices)
-    checkpoint, notes = load_checkpoint(file)
-    if checkpoint is not None:
-        send("checkpoint", checkpoint=checkpoint, notes=notes)
+    if is_ours(file):
+        program, shown = load(file, devices), []
+        checkpoint, notes = load_checkpoint(file)
+        if checkpoint is not None:
+            send("checkpoint", checkpoint=checkpoint, notes=notes)
+    else:
+        program, shown = load_artifact(file, devices)
     line = None if program.place is None else {"file": program.place[0], "line": program.place[1]}
-    send("seen", programs=[{"name": program.name, "place": line, "calls": 1}], notes=[], stopped=None, failure=None)
+    send("seen", programs=[{"name": program.name, "place": line, "calls": 1}], notes=shown, stopped=None, failure=None)
     if 0 not in request.skipped:
         _compile_one(Compiler(request, here), 0, program, send)
 

@@ -69,13 +69,17 @@ def export(
     return MAGIC + head + b"\n" + code.getvalue(), name
 
 
+def is_ours(path: Path) -> bool:
+    """Whether `export` wrote the file, and no tool of the user's."""
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
 def load(path: Path, devices: Sequence[Any]) -> Any:
-    """The program in such a file as the child compiles it; ``DataError`` where it is none."""
+    """The program in such a file as the child compiles it."""
     from perfscope.profiler.ahead.jax.plugin_devices import ExportedProgram
 
     data = path.read_bytes()
-    if not data.startswith(MAGIC):
-        raise DataError(f"{path.name}: no exported program")
     head, _, code = data[len(MAGIC) :].partition(b"\n")
     header = json.loads(head)
     return ExportedProgram(code, header["function"], header["place"], devices)

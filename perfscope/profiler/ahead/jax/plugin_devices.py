@@ -7,6 +7,7 @@ line that says what needs it. Import this module only in the child process, whic
 from __future__ import annotations
 
 import importlib
+import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -25,16 +26,23 @@ PLUGIN_INTERFACES: dict[str, tuple[str, str]] = {
     "make_ir_context": ("jax._src.interpreters.mlir", "make_ir_context"),
     "pjrt_plugin_initialized": ("jaxlib.xla_client", "pjrt_plugin_initialized"),
     "HloPrintOptions": ("jaxlib._hlo", "HloPrintOptions"),
+    "hlo_module_from_text": ("jaxlib._hlo", "hlo_module_from_text"),
+    "mlir": ("jaxlib.xla_client", "_xla.mlir"),
 }
 """What loading a compiler plugin and compiling with it needs; each missing one is reported when it is used."""
-_BEFORE = {"HloPrintOptions": ("jaxlib._jax", "HloPrintOptions")}
+_PORTABLE = b"\rStableHLO_v"
+"""Behind the magic of bytecode that ``jax.export`` and ``stablehlo.serialize_portable_artifact`` write."""
+_BEFORE = {
+    "HloPrintOptions": ("jaxlib._jax", "HloPrintOptions"),
+    "hlo_module_from_text": ("jaxlib._jax", "hlo_module_from_text"),
+}
 """Where earlier releases had an interface."""
 
 
 def _plugin_interface(name: str, purpose: str) -> Any:
     for module, attribute in (PLUGIN_INTERFACES[name], _BEFORE.get(name, PLUGIN_INTERFACES[name])):
         try:
-            return getattr(importlib.import_module(module), attribute)
+            return operator.attrgetter(attribute)(importlib.import_module(module))
         except (ImportError, AttributeError):
             continue
     raise DataError(
@@ -65,8 +73,31 @@ def _parsed_module(code: bytes) -> tuple[Any, int]:
     purpose = "compiling an exported program"
     ir = _plugin_interface("ir", purpose)
     with _plugin_interface("make_ir_context", purpose)():
-        module = ir.Module.parse(code)
-    return module, int(ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value)
+        if _PORTABLE in code[:32]:  # in the dialect that stays the same between versions
+            module = _plugin_interface("mlir", purpose).deserialize_portable_artifact(code)
+        else:
+            module = ir.Module.parse(code)
+    attributes = module.operation.attributes
+    if "mhlo.num_partitions" not in attributes:
+        return module, 1
+    return module, int(ir.IntegerAttr(attributes["mhlo.num_partitions"]).value)
+
+
+def stablehlo_of_hlo(data: bytes) -> bytes:
+    """StableHLO's bytecode of an HLO module before optimization, from its text or its proto."""
+    purpose = "compiling an HLO module"
+    if data.lstrip().startswith(b"HloModule"):
+        parsed = _plugin_interface("hlo_module_from_text", purpose)(data.decode("utf-8", "replace"))
+        data = parsed.as_serialized_hlo_module_proto()
+    code: bytes = _plugin_interface("mlir", purpose).hlo_to_stablehlo(data)
+    return code
+
+
+def module_name(code: bytes) -> str:
+    """The name of a module, such as ``jit_step``; ``main`` where it has none."""
+    module, _ = _parsed_module(code)
+    attributes = module.operation.attributes
+    return str(attributes["sym_name"]).strip('"') if "sym_name" in attributes else "main"
 
 
 def _compiled_module(module: Any, devices: Sequence[Any], compiler_options: dict[str, Any]) -> Any:
@@ -135,7 +166,7 @@ class ExportedProgram:
     arguments = ()
 
     def __init__(self, code: bytes, function: str, place: Any, devices: Sequence[Any]) -> None:
-        self.name, self.function, self.place = f"jit_{function}", function, place
+        self.name, self.function, self.place = f"jit_{function.removeprefix('jit_')}", function, place
         self._code, self._devices = code, devices
 
     def lower(self) -> ExportedProgram:

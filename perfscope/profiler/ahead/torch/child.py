@@ -74,6 +74,8 @@ class _Planning:
         self._request, self._send = request, send
         first = request.arguments[0] if request.arguments else "program"
         self._program = first if request.module else Path(first).stem
+        if request.exported is not None:
+            self._program = Path(request.exported).stem
         self._folder = Path(request.folder) / "plans"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
