@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from perfscope.__main__ import run
+from perfscope.analyzers.programs import programs
 from perfscope.analyzers.readers.load import load, load_one
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.program_files import HEAD_BYTES, ProgramFile, program_file
@@ -52,6 +52,11 @@ def write(folder: Path, kind: str) -> Path:
         exported = jax.export.export(jax.jit(jax.grad(step)), platforms=["cuda"])(*arguments())
         file.write_bytes(exported.serialize())
     return file
+
+
+def run_of(folder: Path) -> Path:
+    (run_folder,) = (path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    return run_folder
 
 
 KINDS: tuple[tuple[str, ProgramFile | None], ...] = (
@@ -125,16 +130,15 @@ def test_all_kinds_compile_to_the_same_program(tmp_path: Path, monkeypatch: pyte
             file = write(tmp_path, kind)
         except pytest.skip.Exception:  # jax.export without flatbuffers
             continue
-        report = tmp_path / "report.json"
         folder = tmp_path / f"runs-{kind}"
-        assert run(["compile", "--target", "h100", "-o", str(folder), "--json", str(report), "-q", str(file)]) == 0
-        (manifest,) = (
-            compile_manifest.load(path) for path in folder.iterdir() if path.is_dir() and not path.is_symlink()
-        )
+        assert run(["compile", "--target", "h100", "-o", str(folder), "-q", str(file)]) == 0
+        manifest = compile_manifest.load(run_of(folder))
         (program,) = manifest.programs
         assert program.name == "jit_step"
         assert manifest.command == (file.name,)
-        flops[kind] = json.loads(report.read_text())["programs"][0]["programs"][0]["flops"]
+        (loaded,) = load(run_of(folder))
+        (compiled,) = loaded.fact(programs)
+        flops[kind] = compiled.flops
     assert len(flops) >= 4
     assert len(set(flops.values())) == 1
 
@@ -147,7 +151,7 @@ def test_a_program_of_torch_export_is_planned(tmp_path: Path, monkeypatch: pytes
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
     torch.export.save(torch.export.export(model, (torch.randn(32, 64),)), tmp_path / "mlp.pt2")
     assert run(["compile", "--target", "h100", "-o", str(tmp_path / "runs"), "-q", "mlp.pt2"]) == 0
-    (trace,) = load(next(path for path in (tmp_path / "runs").iterdir() if path.is_dir() and not path.is_symlink()))
+    (trace,) = load(run_of(tmp_path / "runs"))
     (plan,) = trace.torch_plans
     (graph,) = plan.plan.graphs
     assert len(graph.kernels) == 3  # two products, and GELU between them

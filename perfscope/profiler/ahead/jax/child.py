@@ -106,8 +106,9 @@ def _compile_exported(request: Request, devices: Sequence[Any], send: EventWrite
     from perfscope.profiler.ahead.jax.export import is_ours, load, load_checkpoint
 
     file = Path(request.exported or "")
+    shown: list[str] = []
     if is_ours(file):
-        program, shown = load(file, devices), []
+        program = load(file, devices)
         checkpoint, notes = load_checkpoint(file)
         if checkpoint is not None:
             send("checkpoint", checkpoint=checkpoint, notes=notes)
