@@ -168,6 +168,19 @@ def test_more_is_better_of_a_throughput() -> None:
     assert result(-0.03, better="higher").verdict == "regression"
 
 
+def test_shown_values_differ_as_the_pairs_do() -> None:
+    """The machine slows down by a half between pairs: medians of the sides say slower, every pair says faster."""
+    base = [1.60, 1.70, 1.79, 2.60, 2.70]
+    head = [one * 0.963 for one in (1.55, 1.75, 2.00, 2.50, 2.80)]
+    result = from_pairs("step time", base, head, estimator="median")
+    assert result.effect is not None
+    assert isinstance(result.base, float)
+    assert isinstance(result.head, float)
+    assert result.head / result.base - 1 == pytest.approx(result.effect)
+    assert math.sqrt(result.base * result.head) == pytest.approx(math.sqrt(np.median(base) * np.median(head)))
+    assert (np.median(head) > np.median(base)) is not (result.effect > 0)
+
+
 def test_significant_but_too_small_to_matter() -> None:
     small = result(0.015, spread=0.01)
     assert small.p is not None

@@ -140,6 +140,28 @@ def test_what_is_no_trace_is_named(tmp_path: Path, content: bytes, what: str) ->
     assert problem(file) == f"{file}: {what}; perfscope reads: {', '.join(sorted({*READERS, 'fake'}))}"
 
 
+@pytest.mark.parametrize(
+    ("content", "what", "instead"),
+    [
+        (b"NVR\x00\x02\x00", "a report of Nsight Compute", "perfscope run --capture nsys"),
+        (b'{"rocprofiler-sdk-tool": [{}]}', "JSON of rocprofv3", "--output-format pftrace"),
+        (
+            b'{\n  "schema": "1.0.1", "pid": 7,\n  "nodes": []}',
+            "an execution trace of PyTorch (Chakra)",
+            "torch.profiler",
+        ),
+        (b'[\n  {"cols": [', "the output of a tool of XProf", "*.xplane.pb"),
+    ],
+)
+def test_files_of_other_tools_are_named_with_what_to_give_instead(
+    tmp_path: Path, content: bytes, what: str, instead: str
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    assert problem(file).startswith(f"{file}: {what}")
+    assert instead in problem(file)
+
+
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert problem("no.json") == "no.json: no such file or folder"

@@ -190,6 +190,29 @@ def _describe_empty_archive(file: Path) -> str:
     return f"an empty {name} file" if packed.eof else f"{name} data that is cut off before its content"
 
 
+_OTHER_TOOLS = (
+    (
+        re.compile(rb"NVR\x00"),
+        "a report of Nsight Compute, which has no time line; `ncu --import FILE --page raw --csv` shows it, and "
+        "`perfscope run --capture nsys` or torch.profiler record what perfscope reads",
+    ),
+    (
+        re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"'),
+        "JSON of rocprofv3; `rocprofv3 --output-format pftrace` writes the same recording as a trace that is read",
+    ),
+    (
+        re.compile(rb'\s*\{\s*"schema":\s*"\d[^"]*",\s*"pid"[^\[]{0,400}"nodes":'),
+        "an execution trace of PyTorch (Chakra): ops without times; give the trace of torch.profiler that was recorded "
+        "beside it",
+    ),
+    (
+        re.compile(rb'\s*(?:\[\s*)?\{\s*"cols":\s*\['),
+        "the output of a tool of XProf, a table; give the *.xplane.pb that it was made from",
+    ),
+)
+"""How files of other tools begin -> what they are, and what to give instead."""
+
+
 def describe_file(file: Path) -> str:
     """``'an SQLite database'``: what a file looks like that no reader knows."""
     if not file.is_file():
@@ -199,6 +222,9 @@ def describe_file(file: Path) -> str:
     head = read_head(file)
     if not head:
         return _describe_empty_archive(file)
+    for begin, sentence in _OTHER_TOOLS:
+        if begin.match(head):
+            return sentence
     for magic, name in _MAGIC_NAMES:
         if head.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(magic):
             return name

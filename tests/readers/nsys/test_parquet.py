@@ -249,3 +249,40 @@ def test_maxtext_on_four_devices(corpus: Path, tmp_path: Path) -> None:
     assert step["name"].astype(str).isin(known).all()  # reduce-scatters that XLA made asynchronous among them
     section = analyze(trace, []).programs
     assert section.programs
+
+
+def zipped(folder: Path, file: Path, **more: bytes) -> Path:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, path.relative_to(folder).as_posix())
+        for name, content in more.items():
+            archive.writestr(name, content)
+    return file
+
+
+def test_the_archive_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = write(tmp_path / "set", two_devices())
+    archive = zipped(folder, tmp_path / "set.zip", **{"../outside.txt": b"no", "dump/other.txt": b"no"})
+    (unpacked,), (packed,) = load(folder), load(archive)
+    assert packed.source.path == str(archive)
+    assert packed.hlo_ops.equals(unpacked.hlo_ops)
+    assert packed.kernels.equals(unpacked.kernels)
+    assert not (tmp_path / "outside.txt").exists()
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = zipped(write(tmp_path / "set", two_devices()), tmp_path / "set.zip")
+    monkeypatch.setattr(jax_toolbox, "MAX_UNPACKED", 1000)
+    with pytest.raises(DataError, match="refused") as caught:
+        load(archive)
+    assert str(caught.value).startswith(f"{archive}: unpacks to more than")
+
+
+def test_a_damaged_archive_is_one_line(tmp_path: Path) -> None:
+    archive = zipped(write(tmp_path / "set", two_devices()), tmp_path / "set.zip")
+    content = bytearray(archive.read_bytes())
+    content[60:200] = bytes(140)
+    archive.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load(archive)
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""nsys-jax: the unpacked archive of NVIDIA's JAX-Toolbox, a folder with what Nsight Systems saw of a JAX program.
+"""nsys-jax: the archive of NVIDIA's JAX-Toolbox, zipped or unpacked: what Nsight Systems saw of a JAX program.
 
 ```
 nvtx_gpu_proj_trace/trace.parquet          NVTX ranges with the time of the device work launched in them
@@ -15,8 +15,11 @@ device from a thread of its own, so a thread stands for a device, and they are n
 from __future__ import annotations
 
 import re
+import tempfile
+import zipfile
+import zlib
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +45,11 @@ DUMP = "dump"
 MOST_ROWS = 50_000_000
 """Rows of the projection; a parquet file of a few MB may claim any number."""
 
+MAX_UNPACKED = 4 << 30
+"""Bytes of what is read of an archive: a projection of some hundred million ranges and the programs."""
+
+_ZIP = b"PK\x03\x04"
+_PIECE = 1 << 20
 _PROGRAMS = "*gpu_after_optimizations.hlo.pb*"
 _TARGETS = "*.gpu_target_config.pbtxt*"
 _TARGET_BYTES = 1 << 20
@@ -61,12 +69,58 @@ _NO_INSTRUCTION = "range that is no instruction (a program as a whole, NCCL, oth
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for the folder."""
+    """True for the folder, and for a zip with it."""
+    if head.startswith(_ZIP):
+        return _holds_trace(path)
     return path.is_dir() and (path / TRACE).is_file()
 
 
 def read(path: Path) -> Trace:
     """The recording and its programs. Without pyarrow the programs alone, with a note; ``DataError`` if corrupt."""
+    if path.is_dir():
+        return _read_folder(path)
+    with tempfile.TemporaryDirectory(prefix="perfscope-") as scratch:
+        folder = Path(scratch)
+        _unpack(path, folder)
+        try:
+            trace = _read_folder(folder)
+        except DataError as error:
+            raise DataError(str(error).replace(str(folder), str(path))) from None
+    modules = tuple(replace(module, source=module.source.replace(str(folder), str(path))) for module in trace.hlo)
+    return replace(trace, source=replace(trace.source, path=str(path)), hlo=modules)
+
+
+def _holds_trace(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return TRACE.as_posix() in archive.namelist()
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return False
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    """Write what is read of the archive into ``folder``: members by their known names, up to `MAX_UNPACKED` bytes."""
+    left = MAX_UNPACKED
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                name = PurePosixPath(member.filename)
+                of_dump = name.parent == PurePosixPath(DUMP) and (name.match(_PROGRAMS) or name.match(_TARGETS))
+                if name != PurePosixPath(TRACE) and not of_dump:
+                    continue
+                target = folder / (TRACE if not of_dump else Path(DUMP, name.name))
+                target.parent.mkdir(exist_ok=True)
+                with archive.open(member) as stream, target.open("wb") as written:
+                    while piece := stream.read(_PIECE):
+                        left -= len(piece)
+                        if left < 0:
+                            raise DataError(f"{path}: unpacks to more than {MAX_UNPACKED >> 30} GiB: refused")
+                        written.write(piece)
+    except (OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: the archive is cut off or corrupt: {error}") from error
+
+
+def _read_folder(path: Path) -> Trace:
     modules, problems = _modules(path)
     try:
         ranges = _ranges(path / TRACE)
