@@ -76,7 +76,7 @@ def test_a_confirmed_regression_and_what_stands_beside_it() -> None:
     result = JUDGE.result(found)
     assert (result.step.verdict, result.step.confirmed, result.step.pairs) == ("regression", True, 12)
     assert result.step.estimator == "median"
-    assert result.step.level == pytest.approx(1 - 0.028), "two looks"
+    assert result.step.level == pytest.approx(1 - 0.0125), "of both batches"
     assert [row.name for row in result.beside] == ["step time, mean", "step time, p90"], "sixty steps have no p99"
     assert result.step.gates is True
     phases = [row.phase for row in result.launches]

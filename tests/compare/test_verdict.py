@@ -253,9 +253,18 @@ def test_a_second_batch_confirms() -> None:
     assert any("+4.0% in 10 pairs, then +3.0% in 10" in remark for remark in both.remarks)
 
 
-@pytest.mark.parametrize(("change", "spread"), [(0.002, 0.01), (-0.04, 0.01), (0.04, 0.08)])
+def test_a_second_batch_need_not_be_significant_by_itself() -> None:
+    """Launches of a busy machine: each batch of six is wide, both together are not."""
+    first, second = result(0.9, spread=0.5, pairs=6), result(0.8, spread=0.9, pairs=6, seed=1)
+    assert (second.p or 0) > 0.05
+    assert confirmed(first, second, result(0.85, spread=0.6, pairs=12)).verdict == "regression"
+    assert confirmed(result(-0.5), result(-0.4, seed=1), result(-0.45, pairs=20)).verdict == "improvement"
+
+
+@pytest.mark.parametrize(("change", "spread"), [(-0.04, 0.01), (0.04, 0.2)])
 def test_a_second_batch_that_does_not_agree_leaves_it_open(change: float, spread: float) -> None:
-    both = confirmed(result(0.04), result(change, spread=spread, seed=1), result(0.02, pairs=20))
+    """The other direction; the same, but both together are not significant."""
+    both = confirmed(result(0.04), result(change, spread=spread, seed=1), result(0.02, spread=spread, pairs=20))
     assert (both.verdict, both.confirmed) == ("inconclusive", False)
     assert any("did not confirm" in remark for remark in both.remarks)
 

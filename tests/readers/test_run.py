@@ -211,6 +211,15 @@ def jax_run(folder: Path, *, reads: bool, **more: Any) -> Path:
     return folder
 
 
+def test_what_is_read_behind_the_last_step_is_in_no_step(tmp_path: Path) -> None:
+    """Where calls are the steps, the one that never ends holds what the program reads at its end."""
+    folder = jax_run(tmp_path / "run", reads=True)
+    head, *reads = [json.loads(line) for line in (folder / SYNCS).read_text().splitlines()]
+    records = [head | {"records": 3}, *reads, reads[-1] | {"step": 2}]
+    (folder / SYNCS).write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert [read.step for read in read_only_process(folder).host_reads] == [0, 1, None]
+
+
 def test_dispatch_is_no_step_time_and_the_slowdown_is_of_work_against_the_window(tmp_path: Path) -> None:
     trace = read_only_process(jax_run(tmp_path / "run", reads=False, window_ns=4 * 50_000, window_steps=4))
     assert trace.step_times_ns == ()

@@ -58,9 +58,9 @@ def provenance_of(recording: Path) -> dict[str, Any]:
     return tomllib.loads((recording / "provenance.toml").read_text())
 
 
-def test_what_is_no_recording_of_a_run_is_compiled_programs() -> None:
+def test_what_is_no_recording_of_a_run_is_compiled_programs_or_noise() -> None:
     others = [path.name for path in FOLDERS if path not in RECORDINGS]
-    assert others == ["h100-programs", "plans-h100", "programs-h100", "programs-v5e"]
+    assert others == ["h100-programs", "noise", "plans-h100", "programs-h100", "programs-v5e"]
 
 
 def test_every_defect_and_its_twin_are_there() -> None:

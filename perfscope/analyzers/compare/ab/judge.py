@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.compare.ab.environment import drift_remark, environment_of, order_remark
 from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
-from perfscope.analyzers.compare.statistics.paired import level_for, looks_for
+from perfscope.analyzers.compare.statistics.paired import CONFIRM_LEVEL, is_promising, level_for, looks_for
 from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import LaunchRow, MetricResult, compare_exact, confirmed, from_pairs
 from perfscope.model.documents.ab import Decision, Launch, Pair, Pairs
@@ -71,19 +71,20 @@ class AbJudge:
         """Whether these pairs settle it; only at the looks that were planned."""
         if len(pairs) not in self._looks:
             return "go on"
-        verdict = self._step(_chosen(calibration), pairs).verdict
-        if verdict in ("regression", "improvement"):
-            return "confirm" if self._confirm else "stop"
-        return "stop" if verdict == "no change" or len(pairs) == self._looks[-1] else "go on"
+        step = self._step(_chosen(calibration), pairs)
+        if self._confirm and is_promising(step.effect, step.p, least=self._least):
+            return "confirm"
+        return "stop" if step.verdict != "inconclusive" or len(pairs) == self._looks[-1] else "go on"
 
     def result(self, pairs: Pairs) -> AbResult:
         """What came of all of them."""
         chosen = _chosen(pairs.calibration)
         first = self._step(chosen, pairs.measured)
         step = first
-        if pairs.confirming and first.verdict in ("regression", "improvement"):
-            second = self._step(chosen, pairs.confirming, level=0.05)
-            step = confirmed(first, second, self._step(chosen, (*pairs.measured, *pairs.confirming)))
+        if pairs.confirming and is_promising(first.effect, first.p, least=self._least):
+            second = self._step(chosen, pairs.confirming, level=CONFIRM_LEVEL)
+            pooled = self._step(chosen, (*pairs.measured, *pairs.confirming), level=CONFIRM_LEVEL)
+            step = confirmed(first, second, pooled)
         both = (*pairs.measured, *pairs.confirming)
         environment = environment_of(both, step, least=self._least)
         gating = (environment.apply(step), *_exact(both))
@@ -117,7 +118,7 @@ class AbJudge:
         )
         remarks = (*step.remarks, f"{lost} of {len(pairs)} pairs are not used: {why}")
         if lost > MOST_REJECTED * len(pairs):
-            return replace(step, verdict="inconclusive", remarks=remarks)
+            return replace(step, verdict="inconclusive", p=None, remarks=remarks)
         return replace(step, remarks=remarks)
 
     def _beside(self, pairs: Sequence[Pair], chosen: str) -> list[MetricResult]:
@@ -143,7 +144,11 @@ class AbJudge:
 
 def _chosen(pairs: Sequence[Pair]) -> Chosen:
     steady = [tuple(_steady(launch) for launch in pair) for pair in pairs]
-    return choose([(first, second) for first, second in steady if first is not None and second is not None])
+    shares = [share for pair in pairs for launch in pair if (share := launch.machine.get("others_share")) is not None]
+    return choose(
+        [(first, second) for first, second in steady if first is not None and second is not None],
+        others_share=statistics.median(shares) if shares else None,
+    )
 
 
 def _steady(launch: Launch) -> tuple[float, ...] | None:

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 MEAN = "mean"
-QUANTILES: Mapping[str, float] = {"p10": 0.10, "p25": 0.25, "median": 0.50, "p90": 0.90, "p99": 0.99}
-CANDIDATES = ("median", "p25", "p10")
+QUANTILES: Mapping[str, float] = {"fastest": 0.0, "p10": 0.10, "p25": 0.25, "median": 0.50, "p90": 0.90, "p99": 0.99}
+CANDIDATES = ("median", "p25", "p10", "fastest")
 """What may stand for a launch, the one that is preferred first."""
+BUSY = "fastest"
+"""Where others use the machine: they can only make a step longer, so the least disturbed one repeats best."""
+BUSY_SHARE = 0.1
+"""Of the processors' time, used by other programs while the base was calibrated: above, five pairs cannot tell the
+estimators apart (they took the worse one in a third of the simulated comparisons), and `BUSY` is taken outright."""
 TAILS = ("mean", "p90", "p99")
 """Shown beside it: what happens in every tenth step only, a median does not see."""
 LEAST_STEPS = {"p90": 20, "p99": 200}
@@ -36,14 +41,17 @@ class Chosen:
     name: str
     pairs: int
     spread: Mapping[str, float]
+    others_share: float | None = None
+    """Of the processors' time that other programs used, where it decided."""
 
     def reason(self) -> str:
         """One line for a report."""
         if not self.spread:
             return f"{self.name} of the steady steps of a launch (not calibrated: {self.pairs} base/base pairs)"
         spreads = ", ".join(f"{name} {100 * value:.1f}%" for name, value in self.spread.items())
+        why = "" if self.others_share is None else f" (other programs used {self.others_share:.0%} of the processors)"
         return (
-            f"{self.name} of the steady steps of a launch; "
+            f"{self.name} of the steady steps of a launch{why}; "
             f"spread of {self.pairs} base/base pairs by estimator: {spreads}"
         )
 
@@ -65,12 +73,17 @@ def location(times: Sequence[float] | np.ndarray, estimator: str) -> float | Non
     return float(np.quantile(values, QUANTILES[estimator]))
 
 
-def choose(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Chosen:
-    """The estimator to use, from pairs of launches of the same program: steady step times of both."""
+def choose(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, others_share: float | None = None) -> Chosen:
+    """The estimator to use, from pairs of launches of the same program: steady step times of both.
+
+    ``others_share``: of the processors' time, what other programs used meanwhile; ``None``: not known.
+    """
     usable = [pair for pair in pairs if len(pair[0]) and len(pair[1])]
     if len(usable) < LEAST_PAIRS:
         return Chosen(name=CANDIDATES[0], pairs=len(usable), spread={})
     spread = {name: _spread(usable, name) for name in CANDIDATES}
+    if others_share is not None and others_share > BUSY_SHARE:
+        return Chosen(name=BUSY, pairs=len(usable), spread=spread, others_share=others_share)
     best = min(CANDIDATES, key=lambda name: spread[name])
     chosen = best if spread[best] < CLEARLY_LESS * spread[CANDIDATES[0]] else CANDIDATES[0]
     return Chosen(name=chosen, pairs=len(usable), spread=spread)

@@ -175,9 +175,12 @@ LEVELS = (0.05, 0.028, 0.021, 0.0174, 0.0144, 0.0124, 0.0109)
 a million simulated comparisons of t tests at ``LOOKS``, rounded down. Pocock's own constants (0.0158 for five) are for
 normal values and equal steps; with t and these looks 0.0158 lets 5.4% through."""
 
-CONFIRM_LEVEL = 0.05
-"""Of the second batch. It is judged once, and both batches must agree: without a change, one in 800 does in the same
-direction."""
+ASK_LEVEL = 0.1
+"""Of a look: a change that may be one is worth a second batch, which decides."""
+CONFIRM_LEVEL = 0.0125
+"""Of both batches together. With ``ASK_LEVEL`` it is the choice of a simulation over recorded launches
+(``benchmarks/compare_power.py``, docs/compare.md): at most 2% false alarms. The second batch need not be significant by
+itself, which cost half of the power where pairs differ by a third."""
 LEAST_CONFIRMING = 6
 
 MOST_NEEDED = 10_000
@@ -247,10 +250,14 @@ def pairs_needed(effect: Effect, *, least: float, alpha: float = 0.05) -> int | 
     return low
 
 
-def agrees(first: Effect, second: Effect, verdict: Verdict, *, better: Better = "lower") -> bool:
-    """Whether a second, independent batch confirms the verdict of the first: same direction, significant by itself."""
-    if verdict not in ("regression", "improvement") or second.p is None:
-        return False
-    worse = verdict == "regression"
-    directions = {(effect.effect > 0) is (better == "lower") for effect in (first, second)}
-    return directions == {worse} and second.p < CONFIRM_LEVEL
+def is_promising(effect: float | None, p: float | None, *, least: float) -> bool:
+    """Whether a look is worth a second batch: ``p`` below ``ASK_LEVEL``, and at least ``least`` large."""
+    return effect is not None and p is not None and p < ASK_LEVEL and abs(math.log1p(effect)) >= math.log1p(least)
+
+
+def agrees(first: float, second: float, pooled_p: float, *, least: float) -> bool:
+    """Whether a second batch confirms the first: same direction, large enough by itself, both together significant.
+
+    Effects are relative; ``pooled_p``: of both batches as one.
+    """
+    return first * second > 0 and abs(math.log1p(second)) >= math.log1p(least) and pooled_p < CONFIRM_LEVEL

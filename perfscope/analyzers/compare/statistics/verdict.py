@@ -146,55 +146,27 @@ def _levels(base: Sequence[float], head: Sequence[float], effect: float | None) 
 
 
 def confirmed(first: MetricResult, second: MetricResult, pooled: MetricResult) -> MetricResult:
-    """What stands after a second batch: the first verdict with the numbers of both, or inconclusive.
+    """What stands after a second batch: the direction of both with the numbers of both, or inconclusive.
 
-    ``pooled``: both batches as one. Its interval leans a little toward the first batch, which was chosen for its size.
+    ``pooled``: both batches as one, at ``CONFIRM_LEVEL``. Its interval leans a little toward the first batch, which was
+    chosen for its size.
     """
-    effects = [_effect_like(result) for result in (first, second)]
-    if None in effects or first.verdict not in ("regression", "improvement"):
-        return replace(first, confirmed=False)
-    before, after = effects
-    assert before is not None
-    assert after is not None
-    large = pooled.effect is not None and abs(math.log1p(pooled.effect)) >= math.log1p(pooled.least or 0)
-    if agrees(before, after, first.verdict, better=first.better) and large:
-        return replace(
-            pooled,
-            verdict=first.verdict,
-            confirmed=True,
-            needed_pairs=None,
-            remarks=(
-                *pooled.remarks,
-                f"confirmed by a second batch: {first.effect:+.1%} in {first.pairs} pairs, "
-                f"then {second.effect:+.1%} in {second.pairs}",
-            ),
-        )
+    if first.effect is None or second.effect is None or pooled.effect is None or pooled.p is None:
+        return replace(pooled, verdict="inconclusive", confirmed=False)
+    agree = agrees(first.effect, second.effect, pooled.p, least=pooled.least or 0.0)
+    verdict: Verdict = "inconclusive"
+    if agree:
+        verdict = "regression" if (pooled.effect > 0) is (pooled.better == "lower") else "improvement"
     return replace(
         pooled,
-        verdict="inconclusive",
-        confirmed=False,
+        verdict=verdict,
+        confirmed=agree,
+        needed_pairs=None if agree else pooled.needed_pairs,
         remarks=(
             *pooled.remarks,
-            f"the second batch did not confirm it: {first.effect:+.1%} in {first.pairs} pairs, "
-            f"then {second.effect:+.1%} in {second.pairs}",
+            f"{'confirmed by a second batch' if agree else 'the second batch did not confirm it'}: "
+            f"{first.effect:+.1%} in {first.pairs} pairs, then {second.effect:+.1%} in {second.pairs}",
         ),
-    )
-
-
-def _effect_like(result: MetricResult) -> Effect | None:
-    if result.effect is None or result.robust is None:
-        return None
-    return Effect(
-        pairs=result.pairs,
-        alpha=1 - (result.level or 0.95),
-        effect=result.effect,
-        spread=None,
-        low=result.low,
-        high=result.high,
-        p=result.p,
-        p_sign_flip=result.p_sign_flip,
-        robust=result.robust,
-        two_groups=None,
     )
 
 

@@ -277,7 +277,7 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
         case "jax_events":
             captured.logs["compile_events"] = read_events(path)
         case "jax_sync":
-            captured.logs["host_reads"] = read_syncs(path)
+            captured.logs["host_reads"] = _reads_in_steps(read_syncs(path), captured.process)
         case "torch_memory":
             if capture.pass_name == SNAPSHOT_PASS:
                 captured.snapshot = torch_memory_reader.read(path)
@@ -295,6 +295,17 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
             log, notes = read_compile(path, None if main is None else main.rows["steps"])
             captured.logs["compile_log"] = log
             captured.notes += notes
+
+
+def _reads_in_steps(reads: Sequence[HostRead], process: Process) -> tuple[HostRead, ...]:
+    """The reads, those behind the end of the last step without a step.
+
+    Where calls are the steps, one begins as the last ends: what a program reads at its end would be in it.
+    """
+    seen = process.steps_seen
+    return tuple(
+        replace(read, step=None) if seen and read.step is not None and read.step >= seen else read for read in reads
+    )
 
 
 def _attach_nsys(captured: _Captured, capture: Capture) -> None:
