@@ -2,6 +2,7 @@
 # make test   install into .venv with the test tools, check style, types and layers, run the everyday tests
 #
 # make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
+# make accuracy          judge the labelled cases and write docs/accuracy.md; FILTER=PATTERN judges some of them
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
 #
 # All need Python 3.11 or newer and nothing else. A second run reuses .venv.
@@ -19,7 +20,7 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-oldest-jax lint docs clean
+.PHONY: demo test test-slow test-oldest-jax accuracy lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -40,6 +41,9 @@ lint: $(VENV)/.installed-test
 test-oldest-jax: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -c "import jax; assert f'{jax.__version__}.'.startswith('$(OLDEST_JAX).'), jax.__version__"
 	$(OLDEST)/bin/python -m pytest -n $(SLOW_WORKERS) -m jax --durations=5 -rs tests/jax_capture tests/session tests/ab
+
+accuracy: $(VENV)/.installed-test
+	$(BIN)/python -m tests.accuracy $(if $(FILTER),--filter '$(FILTER)')
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python docs/generate.py

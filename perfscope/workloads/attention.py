@@ -33,7 +33,7 @@ def naive_attention(q_BHLK: torch.Tensor, k_BHMK: torch.Tensor, v_BHMK: torch.Te
     """Causal attention, every step of it a trip through memory: o_BHLK."""
     length = q_BHLK.shape[-2]
     future_LM = torch.ones(length, length, dtype=torch.bool, device=q_BHLK.device).triu(1)
-    scores_BHLM = q_BHLK @ k_BHMK.transpose(-2, -1) / math.sqrt(q_BHLK.shape[-1])  # defect: L * M scores in memory
+    scores_BHLM = q_BHLK @ k_BHMK.transpose(-2, -1) / math.sqrt(q_BHLK.shape[-1])  # defect: unfused_attention: L * M
     scores_BHLM = scores_BHLM.masked_fill(future_LM, -math.inf)
     return torch.softmax(scores_BHLM, dim=-1) @ v_BHMK
 

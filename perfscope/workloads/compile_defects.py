@@ -40,7 +40,7 @@ def length_of(step: int, length: int) -> int:
 
 def printing(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     """Prints how loud the activations are."""
-    print("loudest", x_BLD.detach().abs().amax().item())  # defect: ends the graph, and waits for the value
+    print("loudest", x_BLD.detach().abs().amax().item())  # defect: graph_break, host_sync: ends the graph
     return x_BLD
 
 
@@ -51,7 +51,7 @@ def silent(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
 
 def branching(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     """Scales loud activations down."""
-    if x_BLD.abs().amax() > LIMIT:  # defect: Python must know the value, so the graph ends here
+    if x_BLD.abs().amax() > LIMIT:  # defect: graph_break, host_sync: Python must know the value, so the graph ends here
         return x_BLD * 0.5
     return x_BLD * 1.0
 
@@ -63,7 +63,7 @@ def selecting(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
 
 def counting(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     """Takes from every token the mean of those above the middle."""
-    loud_ND = x_BLD[x_BLD.mean(-1) > 0]  # defect: N depends on the data
+    loud_ND = x_BLD[x_BLD.mean(-1) > 0]  # defect: graph_break: N depends on the data
     return x_BLD - loud_ND.sum((0, 1)) / max(1, loud_ND.numel())
 
 
@@ -76,7 +76,7 @@ def masking(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
 
 def dropping(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     """Dropout by a rate that falls from step to step."""
-    return F.dropout(x_BLD, p=rate)  # defect: the rate is burnt into the graph
+    return F.dropout(x_BLD, p=rate)  # defect: recompilation: the rate is burnt into the graph
 
 
 def drawing(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ halved.register_autograd(lambda context, gradient: halved(gradient))
 
 def calling(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     """Adds the cosine of half the sine of the activations."""
-    return x_BLD + halved(x_BLD.sin()).cos()  # defect: what stands around it is two kernels, and this is a third
+    return x_BLD + halved(x_BLD.sin()).cos()  # defect: none: what stands around it is two kernels, and this is a third
 
 
 def inlining(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:

@@ -41,13 +41,13 @@ def batches(options: Options) -> Iterator[torch.Tensor]:
     size, cuda = options.size, options.device.startswith("cuda")
     text = Text(options.steps * size.batch, size.seq + 1, size.vocab, options.seed)
     if "loader" in options.defects:
-        loader = DataLoader(text, batch_size=size.batch, num_workers=0)  # defect: the step waits for tokenising
-        for tokens_BM in loader:
+        # One process that tokenises and trains in turns.
+        for tokens_BM in DataLoader(text, batch_size=size.batch, num_workers=0):  # defect: input_stall
             yield tokens_BM.to(options.device)
         return
     prepared = list(DataLoader(text, batch_size=size.batch, pin_memory=cuda and "pageable" not in options.defects))
     for tokens_BM in prepared:
         if "pageable" in options.defects:
-            yield tokens_BM.to(options.device)  # defect: waits until the driver has staged the pageable copy
+            yield tokens_BM.to(options.device)  # defect: pageable_copy: waits until it is staged
         else:
             yield tokens_BM.to(options.device, non_blocking=True)

@@ -33,7 +33,7 @@ class Adapter(nn.Module):
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         """x_BLD."""
         if self.defective:
-            return x_BLD + x_BLD @ (self.down_DR @ self.up_RD)  # defect: a matrix of D * D, where R * D would do
+            return x_BLD + x_BLD @ (self.down_DR @ self.up_RD)  # defect: none: a matrix of D * D, where R * D would do
         return x_BLD + (x_BLD @ self.down_DR) @ self.up_RD
 
 
@@ -49,7 +49,7 @@ class Positions(nn.Module):
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         """x_BLD."""
         for table_LD in self.tables_SLD:
-            x_BLD = x_BLD + table_LD[: x_BLD.shape[1]]  # defect: --kernel-defect layout jumps L numbers at every step
+            x_BLD = x_BLD + table_LD[: x_BLD.shape[1]]  # defect: none: jumps L numbers at every step
         return x_BLD
 
 

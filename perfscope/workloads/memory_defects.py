@@ -28,7 +28,7 @@ class Entropies:
     def __call__(self, x_BLD: torch.Tensor, logits_BLV: torch.Tensor) -> None:
         """Adds a step. Nobody calls ``backward()`` on a metric, so nothing else frees what its graph has saved."""
         if self.defective:
-            self.kept.append(entropy_of(logits_BLV))  # defect: two tensors BLV stay for every step
+            self.kept.append(entropy_of(logits_BLV))  # defect: memory_leak: two tensors BLV stay for every step
         else:
             self.kept.append(entropy_of(logits_BLV).detach())
 
@@ -54,7 +54,8 @@ class Bank:
         """Adds a step."""
         x_TD, sample_BLD = x_BLD.detach().flatten(0, 1), x_BLD.detach()[:, ::SAMPLED]
         if self.defective:
-            self.bank_TD = x_TD.clone() if self.bank_TD is None else torch.cat((self.bank_TD, x_TD))  # defect: new size
+            before_TD = x_TD[:0] if self.bank_TD is None else self.bank_TD
+            self.bank_TD = torch.cat((before_TD, x_TD))  # defect: memory_fragmentation: a new size
             self.samples.append(sample_BLD.clone())
         else:
             if self.bank_TD is None or self.samples_SBLD is None:

@@ -45,7 +45,7 @@ def loop(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_T
     """One expert after the other, each on the tokens that chose it: y_TD."""
     y_TD = torch.zeros_like(x_TD)
     for expert in range(len(experts.up_EDG)):
-        token_N, choice_N = torch.where(expert_TK == expert)  # defect: the host waits to learn N, once per expert
+        token_N, choice_N = torch.where(expert_TK == expert)  # defect: host_sync, graph_break: waits for N
         h_NF = F.glu(x_TD[token_N] @ experts.up_EDG[expert])
         y_ND = h_NF @ experts.down_EFD[expert] * weight_TK[token_N, choice_N].unsqueeze(-1)
         y_TD = y_TD.index_add(0, token_N, y_ND)

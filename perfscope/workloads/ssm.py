@@ -32,7 +32,7 @@ def scan(a_BLDN: torch.Tensor, u_BLDN: torch.Tensor) -> torch.Tensor:
     """One step of time after the other: h_BLDN."""
     h_BDN, states = torch.zeros_like(u_BLDN[:, 0]), []
     for a_BDN, u_BDN in zip(a_BLDN.unbind(1), u_BLDN.unbind(1), strict=True):
-        h_BDN = a_BDN * h_BDN + u_BDN  # defect: two tiny kernels per step of time
+        h_BDN = a_BDN * h_BDN + u_BDN  # defect: sequential_scan, unfused_ops: two tiny kernels per step of time
         states.append(h_BDN)
     return torch.stack(states, dim=1)
 

@@ -38,12 +38,12 @@ class LanguageModel(nn.Module):
         x_BLD = self.embedding(tokens_BL)
         for block in self.blocks:
             if "checkpoint" in self.defects:
-                x_BLD = checkpoint(block, x_BLD, use_reentrant=False)  # defect: pays a second forward
+                x_BLD = checkpoint(block, x_BLD, use_reentrant=False)  # defect: excess_remat: pays a second forward
             elif "checkpoint-reentrant" in self.defects:
-                x_BLD = checkpoint(block, x_BLD, use_reentrant=True)  # defect: pays a second forward
+                x_BLD = checkpoint(block, x_BLD, use_reentrant=True)  # defect: excess_remat: pays a second forward
             elif "checkpoint-nested" in self.defects:
                 inner = functools.partial(checkpoint, block, use_reentrant=True)
-                x_BLD = checkpoint(inner, x_BLD, use_reentrant=True)  # defect: pays a second and a third forward
+                x_BLD = checkpoint(inner, x_BLD, use_reentrant=True)  # defect: excess_remat: a third forward
             else:
                 x_BLD = block(x_BLD)
             x_BLD = self.each(x_BLD if self.detour is None else self.detour(x_BLD), rate)
@@ -69,7 +69,7 @@ def compiled(model: nn.Module, options: Options) -> Callable[..., torch.Tensor]:
     """The model through torch.compile."""
     program: Callable[..., torch.Tensor]
     if options.compile_defect == "shapes":
-        program = torch.compile(model, dynamic=False, backend=options.backend)  # defect: every length is compiled anew
+        program = torch.compile(model, dynamic=False, backend=options.backend)  # defect: dynamic_shape_churn
     else:
         dynamic = True if options.compile_twin == "shapes" else None
         program = torch.compile(model, dynamic=dynamic, backend=options.backend)
@@ -91,11 +91,11 @@ def train(block: Callable[[Size, str], nn.Module], options: Options) -> list[flo
     """Trains ``options.steps`` steps, prints the loss of each and returns them."""
     torch.set_float32_matmul_precision("high")
     if "fp32" in options.defects:
-        torch.set_float32_matmul_precision("highest")  # defect: forbids TF32
+        torch.set_float32_matmul_precision("highest")  # defect: full_precision_matmul: forbids TF32
     model = build(block, options)
     forward = compiled(model, options) if options.compile else model
     if "adam-loop" in options.defects:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False, fused=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)  # defect: unfused_optimizer
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
     losses, total = [], 0.0
@@ -103,7 +103,7 @@ def train(block: Callable[[Size, str], nn.Module], options: Options) -> list[flo
         loss = loss_of(forward, *inputs_of(tokens_BM, step, options))
         loss.backward()
         if "item" in options.defects:
-            total += loss.item()  # defect: the host waits for the step it has just queued
+            total += loss.item()  # defect: host_sync: the host waits for the step it has just queued
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())

@@ -24,13 +24,13 @@ IN_TORCH = [
     Planted(base="sdpa", head="item", metric="reads by the host a step", line=".item()"),
 ]
 IN_TORCH_SLOW = [
-    Planted(base="sdpa", head="naive", metric="ops a step", line="# defect: L * M scores"),
+    Planted(base="sdpa", head="naive", metric="ops a step", line="# defect: unfused_attention"),
     Planted(base="sdpa", head="adam-loop", metric="ops a step", line="optimizer.step"),
     Planted(base="sdpa", head="checkpoint", metric="recomputed ops a step", line=FORWARD),
     Planted(base="reentrant", head="nested", metric="FLOPs a step", line=(FORWARD, "self.up(")),
-    Planted(base="order-twin", head="order", metric="FLOPs a step", line="# defect: a matrix of D * D"),
-    Planted(base="opaque-twin", head="opaque", metric="kernels of compiled graphs", line="# defect: what stands"),
-    Planted(base="float-arg-twin", head="float-arg", metric="recompilations", line="# defect: the rate"),
+    Planted(base="order-twin", head="order", metric="FLOPs a step", line="# defect: none: a matrix of D * D"),
+    Planted(base="opaque-twin", head="opaque", metric="kernels of compiled graphs", line="# defect: none: what stands"),
+    Planted(base="float-arg-twin", head="float-arg", metric="recompilations", line="# defect: recompilation: the rate"),
 ]
 IN_JAX = [
     Planted(base="jax", head="jax-float", metric="reads by the host a step", line="float(loss)"),
@@ -39,10 +39,16 @@ IN_JAX_SLOW = [
     Planted(base="jax", head="jax-checkpoint", metric="recomputed FLOPs", line="@ weights", trades=True),
     Planted(base="jax-checkpoint", head="jax-nested", metric="recomputed FLOPs", line="@ weights"),
     Planted(
-        base="jax-order-twin", head="jax-order", metric="FLOPs a run", line="# defect: D * D", twin="(x_BLD @ weights"
+        base="jax-order-twin",
+        head="jax-order",
+        metric="FLOPs a run",
+        line="# defect: none: D * D",
+        twin="(x_BLD @ weights",
     ),
     Planted(base="jax", head="jax-eager-update", metric="instructions run a step", line="unbiased"),
-    Planted(base="jax", head="jax-retrace", metric="functions traced again", line="# defect: a static int"),
+    Planted(
+        base="jax", head="jax-retrace", metric="functions traced again", line="# defect: recompilation: a static int"
+    ),
 ]
 
 slow, jax = pytest.mark.slow, pytest.mark.jax

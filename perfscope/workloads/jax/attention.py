@@ -36,7 +36,7 @@ def naive_attention(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array) -> 
     """Causal attention, every step of it a trip through memory: o_BHLK."""
     length = q_BHLK.shape[-2]
     past_LM = jnp.tril(jnp.ones((length, length), bool))
-    scores_BHLM = q_BHLK @ k_BHMK.mT / math.sqrt(q_BHLK.shape[-1])  # defect: L * M scores in memory
+    scores_BHLM = q_BHLK @ k_BHMK.mT / math.sqrt(q_BHLK.shape[-1])  # defect: unfused_attention: L * M scores in memory
     scores_BHLM = jnp.where(past_LM, scores_BHLM.astype(jnp.float32), -jnp.inf)
     return jax.nn.softmax(scores_BHLM).astype(q_BHLK.dtype) @ v_BHMK
 
@@ -88,7 +88,7 @@ class Block:
         """What the hidden layer adds to x_BLD."""
         h_BLF = layer_norm(weights["norm2"], x_BLD) @ weights["up_DF"] + weights["up_F"]
         g_BLF = jax.nn.gelu(h_BLF, approximate=False)
-        g_BLF = checkpoint_name(g_BLF, "hidden")  # defect: --policy names keeps this, the backward needs h_BLF
+        g_BLF = checkpoint_name(g_BLF, "hidden")  # defect: excess_remat: the backward needs h_BLF
         return g_BLF @ weights["down_FD"] + weights["down_D"]
 
 

@@ -51,7 +51,7 @@ def adapter_weights(generator: np.random.Generator, dim: int) -> Weights:
 def adapted(weights: Weights, x_BLD: jax.Array, defective: bool) -> jax.Array:
     """Adds a product of low rank, as fine-tuning does: x_BLD -> x_BLD."""
     if defective:
-        return x_BLD + x_BLD @ (weights["down_DR"] @ weights["up_RD"])  # defect: D * D, where R * D would do
+        return x_BLD + x_BLD @ (weights["down_DR"] @ weights["up_RD"])  # defect: none: D * D, where R * D would do
     return x_BLD + (x_BLD @ weights["down_DR"]) @ weights["up_RD"]
 
 

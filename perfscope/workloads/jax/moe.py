@@ -39,10 +39,10 @@ def einsum(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: j
     expert_TKE = jax.nn.one_hot(expert_TK, count, dtype=x_TD.dtype)
     place_TKC = jax.nn.one_hot(_places(expert_TK, count).reshape(expert_TK.shape), capacity, dtype=x_TD.dtype)
     sent_TEC = jnp.einsum("tke,tkc->tec", expert_TKE, place_TKC)
-    x_ECD = jnp.einsum("tec,td->ecd", sent_TEC, x_TD)  # defect: T * E * C * D multiplications to move T * K rows
+    x_ECD = jnp.einsum("tec,td->ecd", sent_TEC, x_TD)  # defect: dense_expert_compute: T * E * C * D products
     y_ECD = jax.nn.glu(x_ECD @ experts["up_EDG"]) @ experts["down_EFD"]
     back_TEC = jnp.einsum("tk,tke,tkc->tec", weight_TK, expert_TKE, place_TKC)
-    return jnp.einsum("tec,ecd->td", back_TEC, y_ECD)  # defect: as many again
+    return jnp.einsum("tec,ecd->td", back_TEC, y_ECD)  # defect: dense_expert_compute: as many again
 
 
 def ragged(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: jax.Array) -> jax.Array:
@@ -51,8 +51,8 @@ def ragged(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: j
     order_R = jnp.argsort(expert_R, stable=True)
     token_R = order_R // choices
     rows_E = jnp.bincount(expert_R, length=len(experts["up_EDG"])).astype(jnp.int32)
-    h_RF = jax.nn.glu(jax.lax.ragged_dot(x_TD[token_R], experts["up_EDG"], rows_E))  # defect: every expert on every row
-    y_RD = jax.lax.ragged_dot(h_RF, experts["down_EFD"], rows_E)  # defect: where XLA has no ragged kernel (CPU)
+    h_RF = jax.nn.glu(jax.lax.ragged_dot(x_TD[token_R], experts["up_EDG"], rows_E))  # defect: dense_expert_compute
+    y_RD = jax.lax.ragged_dot(h_RF, experts["down_EFD"], rows_E)  # defect: dense_expert_compute: on CPUs
     return jnp.zeros_like(x_TD).at[token_R].add(y_RD * weight_TK.ravel()[order_R, None])
 
 

@@ -33,11 +33,11 @@ def scan(a_BLDN: jax.Array, u_BLDN: jax.Array) -> jax.Array:
 
     def advance(h_BDN: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a_BDN, u_BDN = now
-        h_BDN = a_BDN * h_BDN + u_BDN  # defect: a tiny kernel per step of time
+        h_BDN = a_BDN * h_BDN + u_BDN
         return h_BDN, h_BDN
 
     inputs = jnp.moveaxis(a_BLDN, 1, 0), jnp.moveaxis(u_BLDN, 1, 0)
-    _, h_LBDN = jax.lax.scan(advance, jnp.zeros_like(u_BLDN[:, 0]), inputs)
+    _, h_LBDN = jax.lax.scan(advance, jnp.zeros_like(u_BLDN[:, 0]), inputs)  # defect: sequential_scan
     return jnp.moveaxis(h_LBDN, 0, 1)
 
 

@@ -77,14 +77,14 @@ class LanguageModel:
         """logits_BLV."""
         x_BLD = weights["embedding_VD"][tokens_BL]
         if "checkpoint-nested" in self.defects:
-            x_BLD = jax.checkpoint(self._layers)(x_BLD, weights["blocks"])  # defect: and a third forward
+            x_BLD = jax.checkpoint(self._layers)(x_BLD, weights["blocks"])  # defect: excess_remat: and a third forward
         else:
             x_BLD = self._layers(x_BLD, weights["blocks"])
         if self.adapter is not None:
             x_BLD = adapted(weights["adapter"], x_BLD, self.options.kernel_defect is not None)
         x_BLD = layer_norm(weights["norm"], x_BLD)
         if "fp32" in self.defects:
-            return jnp.matmul(x_BLD, weights["head_DV"], precision="highest")  # defect: forbids TF32
+            return jnp.matmul(x_BLD, weights["head_DV"], precision="highest")  # defect: full_precision_matmul: no TF32
         return x_BLD @ weights["head_DV"]
 
     def _layers(self, x_BLD: jax.Array, weights: Weights) -> jax.Array:
@@ -93,7 +93,7 @@ class LanguageModel:
     def _layer(self, x_BLD: jax.Array, weights: Weights) -> tuple[jax.Array, None]:
         if self.policy != "none":
             kept = POLICIES[self.policy]
-            return jax.checkpoint(self.block, policy=kept)(weights, x_BLD), None  # defect: pays for a second forward
+            return jax.checkpoint(self.block, policy=kept)(weights, x_BLD), None  # defect: excess_remat
         return self.block(weights, x_BLD), None
 
 
@@ -163,7 +163,7 @@ def apart(model: LanguageModel) -> Callable[..., tuple[State, Any]]:
 
     def step(state: State, tokens_BM: jax.Array) -> tuple[State, Any]:
         loss, gradients = slopes(state, tokens_BM)
-        return updated(state, gradients), loss  # defect: outside of jit, where nothing is fused
+        return updated(state, gradients), loss  # defect: unfused_optimizer: outside of jit, where nothing is fused
 
     return step
 
@@ -173,7 +173,7 @@ def train(block: Callable[[Size, str], Block], options: Options) -> list[float]:
     model, device = LanguageModel(block, options), device_of(options)
     if "eager-update" in options.defects:
         return loop(apart(model), jax.device_put(start(model), device), options, device)
-    donated = () if "no-donation" in options.defects else 0  # defect: old and new state at once
+    donated = () if "no-donation" in options.defects else 0  # defect: donation_missed: old and new state at once
     update = jax.jit(step_of(model), static_argnums=2, donate_argnums=donated)
     return loop(update, jax.device_put(start(model), device), options, device)
 
@@ -185,14 +185,14 @@ def loop(update: Callable[..., tuple[State, Any]], state: State, options: Option
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
             batch_BM = jax.device_put(tokens_BM, place)
             if "retrace" in options.defects:
-                state, loss = update(state, batch_BM, number + 1)  # defect: a static int, so a new program a step
+                state, loss = update(state, batch_BM, number + 1)  # defect: recompilation: a static int
             else:
                 state, loss = update(state, batch_BM)
             if "leak" in options.defects:
                 loss, logits_BLV = loss
-                kept.append(logits_BLV)  # defect: grows by a step's logits with every step
+                kept.append(logits_BLV)  # defect: memory_leak: grows by a step's logits with every step
             if "float" in options.defects:
-                total += float(loss)  # defect: the host waits for the step it has just queued
+                total += float(loss)  # defect: host_sync: the host waits for the step it has just queued
         losses.append(loss)
     if "float" in options.defects:
         print(f"mean loss {total / options.steps:.4f}")

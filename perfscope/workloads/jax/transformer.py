@@ -99,7 +99,7 @@ class Block(attention.Block):
         x_BLD = jax.lax.with_sharding_constraint(x_BLD, by_batch)
         y_BLD = jax.lax.with_sharding_constraint(self.feed_forward(weights, x_BLD), by_batch)
         if "sharding" in self.defects:
-            x_BLD = jax.lax.with_sharding_constraint(x_BLD + y_BLD, by_sequence)  # defect: moves all activations
+            x_BLD = jax.lax.with_sharding_constraint(x_BLD + y_BLD, by_sequence)  # defect: resharding_collective
         else:
             x_BLD = x_BLD + y_BLD
         return jax.lax.with_sharding_constraint(x_BLD, by_batch)
@@ -129,7 +129,7 @@ def sharded_step(options: Options, mesh: Mesh) -> tuple[Any, State, NamedShardin
         in_shardings=(shardings, batch),
         out_shardings=(shardings, one),
         static_argnums=2,
-        donate_argnums=() if "no-donation" in options.defects else 0,  # defect: old and new state at once
+        donate_argnums=() if "no-donation" in options.defects else 0,  # defect: donation_missed: two states
     )
     return update, jax.device_put(state, shardings), batch
 

@@ -1,0 +1,573 @@
+"""The table of labelled cases: a program or recording with a known defect, and its twin without it.
+
+A defect is one line of a program, which ends in ``# defect: RULE[, RULE]`` (`tests/accuracy/labels.py`). A case names
+the rules that shall find it, and text by which its line is known among the labelled ones. Recordings of others have no
+source: their story is what their authors or tools of others say of them, and stands beside the case.
+
+``make accuracy`` judges all of them and writes docs/accuracy.md; `test_cases.py` holds each to what the table says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Framework = Literal["torch", "jax"]
+Mode = Literal["eager", "compiled", "jit", "4 gloo processes", "8 devices", "H100", "v5e", "GPU trace", "TPU trace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A workload that is run here. ``processes``: ranks that torchrun starts; ``devices``: virtual ones of JAX."""
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    level: str = "default"
+    processes: int = 1
+    devices: int = 1
+
+    @property
+    def key(self) -> str:
+        """The command, short; also the name of the run."""
+        return " ".join((self.module, *self.arguments, *(() if self.level == "default" else (f"({self.level})",))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Files of this repository, or of the corpus (``corpus/...``), analysed together."""
+
+    paths: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The first path, and how many more there are."""
+        return self.paths[0] + (f" and {len(self.paths) - 1} more" if self.paths[1:] else "")
+
+
+Source = Program | Recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A defect, or with nothing in ``expects`` a program that looks like one and is clean."""
+
+    name: str
+    framework: Framework
+    mode: Mode
+    source: Source
+    twin: Source | None = None
+    expects: Mapping[str, str | None] = field(default_factory=dict)
+    """Rule -> text of the labelled line, ``None`` where the recording has no lines of a program."""
+    measured: bool = False
+    """Whether the saving is measured by pairs of the defect and its twin."""
+    story: str = ""
+    """Of a recording of others: what is in it, and who says so."""
+    clean: tuple[str, ...] = ()
+    """Of a recording of others: rules that are agreed to have nothing there. What it holds besides is not labelled, so
+    no other rule is counted as a false alarm."""
+
+    @property
+    def title(self) -> str:
+        """What names it everywhere."""
+        return f"{self.framework} {self.mode}: {self.name}"
+
+
+def torch_program(
+    workload: str, *arguments: str, size: str = "tiny", steps: int = 24, level: str = "default"
+) -> Program:
+    """A PyTorch workload."""
+    return Program(
+        module=f"perfscope.workloads.{workload}",
+        arguments=("--size", size, "--steps", str(steps), *arguments),
+        level=level,
+    )
+
+
+def jax_program(workload: str, *arguments: str, size: str = "tiny", steps: int = 24, devices: int = 1) -> Program:
+    """A JAX workload."""
+    return Program(
+        module=f"perfscope.workloads.jax.{workload}",
+        arguments=("--size", size, "--steps", str(steps), *arguments),
+        devices=devices,
+    )
+
+
+SCORES = "q_BHLK @ k_BHMK"
+HOST_LINES = {
+    "tokenize": "zlib.crc32",
+    "sleep": "time.sleep(NAP_S)",
+    "log": "json.dump(",
+    "save": "save",
+    "thread": "value * 31",
+    "collect": "gc.collect()",
+}
+
+
+def _eager() -> list[Case]:
+    sdpa = torch_program("attention", "--variant", "sdpa")
+    small_model = ("--variant", "sdpa", "--batch", "16", "--seq", "64", "--dim", "16", "--layers", "1")
+    steady = torch_program("attention", "--variant", "sdpa", size="cpu", steps=14)
+    cases = [
+        Case(
+            name="item",
+            framework="torch",
+            mode="eager",
+            source=torch_program("attention", "--variant", "sdpa", "--defect", "item"),
+            twin=sdpa,
+            expects={"host_sync": "total += loss.item()"},
+        ),
+        Case(
+            name="loader",
+            framework="torch",
+            mode="eager",
+            source=torch_program("attention", *small_model, "--defect", "loader"),
+            twin=torch_program("attention", *small_model),
+            expects={"input_stall": "num_workers=0"},
+            measured=True,
+        ),
+        Case(
+            name="adam-loop",
+            framework="torch",
+            mode="eager",
+            source=torch_program("attention", "--variant", "sdpa", "--defect", "adam-loop"),
+            twin=sdpa,
+            expects={"unfused_optimizer": "foreach=False"},
+            measured=True,
+        ),
+        Case(
+            name="naive attention",
+            framework="torch",
+            mode="eager",
+            source=torch_program("attention", "--variant", "naive", size="cpu", steps=14),
+            twin=steady,
+            expects={"unfused_attention": SCORES},
+            measured=True,
+        ),
+        Case(
+            name="expert loop",
+            framework="torch",
+            mode="eager",
+            source=torch_program("moe", "--variant", "loop"),
+            twin=torch_program("moe", "--variant", "index_add"),
+            expects={"host_sync": "torch.where(expert_TK"},
+        ),
+        Case(
+            name="scan over time",
+            framework="torch",
+            mode="eager",
+            source=torch_program("ssm", "--variant", "scan"),
+            twin=torch_program("ssm", "--variant", "parallel"),
+            expects={"unfused_ops": "a_BDN * h_BDN"},
+        ),
+        Case(
+            name="leak",
+            framework="torch",
+            mode="eager",
+            source=torch_program("transformer", "--defect", "leak", level="deep"),
+            twin=torch_program("transformer", "--twin", "leak", level="deep"),
+            expects={"memory_leak": "entropy_of(logits_BLV))"},
+        ),
+        Case(
+            name="generation, item",
+            framework="torch",
+            mode="eager",
+            source=torch_program("generate", "--variant", "parallel", "--defect", "item"),
+            twin=torch_program("generate", "--variant", "parallel"),
+            expects={"host_sync": "token_B[0].item()"},
+        ),
+    ]
+    for name, text in (
+        ("checkpoint", "checkpoint(block, x_BLD, use_reentrant=False)"),
+        ("checkpoint-reentrant", "checkpoint(block, x_BLD, use_reentrant=True)"),
+        ("checkpoint-nested", "checkpoint(inner"),
+    ):
+        cases.append(
+            Case(
+                name=name,
+                framework="torch",
+                mode="eager",
+                source=torch_program("attention", "--variant", "sdpa", "--defect", name, size="cpu", steps=14),
+                twin=steady,
+                expects={"excess_remat": text},
+                measured=name == "checkpoint",
+            )
+        )
+    for name, text in HOST_LINES.items():
+        cases.append(
+            Case(
+                name=f"host: {name}",
+                framework="torch",
+                mode="eager",
+                source=torch_program("loop", "--defect", name),
+                twin=torch_program("loop", "--twin", name),
+                expects={"host_bound": text},
+                measured=True,
+            )
+        )
+    return cases
+
+
+def _compiled() -> list[Case]:
+    lines = {
+        "print": {"graph_break": "print(", "host_sync": "print("},
+        "branch": {"graph_break": "> LIMIT:", "host_sync": "> LIMIT:"},
+        "unsupported": {"graph_break": "loud_ND = "},
+        "float-arg": {"recompilation": "p=rate)", "warmup_compile": None},
+        "shapes": {"dynamic_shape_churn": "dynamic=False", "warmup_compile": None},
+    }
+    return [
+        Case(
+            name=name,
+            framework="torch",
+            mode="compiled",
+            source=torch_program(
+                "attention", "--variant", "sdpa", "--compile-defect", name, "--compile-backend", "aot_eager"
+            ),
+            twin=torch_program(
+                "attention", "--variant", "sdpa", "--compile-twin", name, "--compile-backend", "aot_eager"
+            ),
+            expects=expects,
+        )
+        for name, expects in lines.items()
+    ]
+
+
+def _jit() -> list[Case]:
+    blocked = jax_program("attention", "--variant", "blocked")
+    naive = ("--variant", "naive")
+    rows: list[tuple[str, Program, Program, dict[str, str | None], bool]] = [
+        (
+            "naive attention",
+            jax_program("attention", *naive, size="cpu", steps=14),
+            jax_program("attention", "--variant", "blocked", size="cpu", steps=14),
+            {"unfused_attention": SCORES},
+            False,
+        ),
+        (
+            "float",
+            jax_program("attention", *naive, "--defect", "float"),
+            jax_program("attention", *naive),
+            {"host_sync": "float(loss)"},
+            False,
+        ),
+        (
+            "retrace",
+            jax_program("attention", *naive, "--defect", "retrace", steps=9),
+            jax_program("attention", *naive, steps=9),
+            {"recompilation": "number + 1", "warmup_compile": None},
+            False,
+        ),
+        (
+            "checkpoint",
+            jax_program("attention", *naive, "--defect", "checkpoint", size="cpu", steps=14),
+            jax_program("attention", *naive, size="cpu", steps=14),
+            {"excess_remat": "jax.checkpoint(self.block"},
+            True,
+        ),
+        (
+            "checkpoint-nested",
+            jax_program("attention", *naive, "--defect", "checkpoint-nested", size="cpu", steps=14),
+            jax_program("attention", *naive, "--defect", "checkpoint", size="cpu", steps=14),
+            {"excess_remat": "jax.checkpoint(self._layers)"},
+            False,
+        ),
+        (
+            "eager update",
+            jax_program("attention", *naive, "--defect", "eager-update"),
+            jax_program("attention", *naive),
+            {"unfused_optimizer": "updated(state, gradients), loss"},
+            False,
+        ),
+        (
+            "leak",
+            jax_program("attention", *naive, "--defect", "leak"),
+            jax_program("attention", *naive),
+            {"memory_leak": "kept.append"},
+            False,
+        ),
+        (
+            "no donation",
+            jax_program("attention", *naive, "--defect", "no-donation", "--batch", "1", "--seq", "64", size="cpu"),
+            jax_program("attention", *naive, "--batch", "1", "--seq", "64", size="cpu"),
+            {"donation_missed": "no-donation"},
+            False,
+        ),
+        (
+            "einsum dispatch",
+            jax_program("moe", "--variant", "einsum", size="cpu", steps=14),
+            jax_program("moe", "--variant", "scatter", size="cpu", steps=14),
+            {"dense_expert_compute": "jnp.einsum("},
+            False,
+        ),
+        (
+            "ragged",
+            jax_program("moe", "--variant", "ragged", size="cpu", steps=14),
+            jax_program("moe", "--variant", "scatter", size="cpu", steps=14),
+            {"dense_expert_compute": "ragged_dot"},
+            False,
+        ),
+        (
+            "scan over time",
+            jax_program("ssm", "--variant", "scan"),
+            jax_program("ssm", "--variant", "associative"),
+            {"sequential_scan": "jax.lax.scan(advance"},
+            False,
+        ),
+        (
+            "generation, item",
+            jax_program("generate", "--variant", "associative", "--defect", "item"),
+            jax_program("generate", "--variant", "associative"),
+            {"host_sync": "int(token) == END"},
+            False,
+        ),
+        (
+            "shapes",
+            jax_program("loop", *naive, "--layers", "1", "--defect", "shapes", steps=9),
+            jax_program("loop", *naive, "--layers", "1", "--twin", "shapes", steps=9),
+            {"recompilation": "update(state, batch_BM)", "warmup_compile": None},
+            False,
+        ),
+        *(
+            (
+                f"host: {name}",
+                jax_program("loop", "--defect", name),
+                jax_program("loop", "--twin", name),
+                {"host_bound": text},
+                True,
+            )
+            for name, text in HOST_LINES.items()
+        ),
+    ]
+    return [
+        Case(name=name, framework="jax", mode="jit", source=source, twin=twin, expects=expects, measured=measured)
+        for name, source, twin, expects, measured in rows
+    ] + [Case(name="blocked attention", framework="jax", mode="jit", source=blocked)]
+
+
+def _several() -> list[Case]:
+    def ranks(*arguments: str) -> Program:
+        return Program(module="perfscope.workloads.ranks", arguments=arguments, processes=4, level="light")
+
+    def devices(*arguments: str) -> Program:
+        return Program(module="perfscope.workloads.jax.devices", arguments=arguments, devices=8)
+
+    def mesh(*arguments: str) -> Program:
+        return jax_program("transformer", "--data", "2", "--fsdp", "2", "--tensor", "2", *arguments, devices=8)
+
+    cases = []
+    for parallel in ("ddp", "fsdp2"):
+        twin = ranks("--parallel", parallel)
+        for defect, expects in (
+            ("straggler", {"straggler": "# defect: straggler"}),
+            ("input", {"input_stall": "time.sleep(DEFECT_S)", "straggler": None}),
+        ):
+            cases.append(
+                Case(
+                    name=f"{parallel}: {defect}",
+                    framework="torch",
+                    mode="4 gloo processes",
+                    source=ranks("--parallel", parallel, "--defect", defect),
+                    twin=twin,
+                    expects=expects,
+                )
+            )
+    for defect, text in (("straggler", "work(y, late_rounds)"), ("input", "time.sleep(INPUT_S)")):
+        cases.append(
+            Case(
+                name=defect,
+                framework="jax",
+                mode="8 devices",
+                source=devices("--defect", defect),
+                twin=devices(),
+                expects={"straggler" if defect == "straggler" else "input_stall": text},
+            )
+        )
+    cases.append(
+        Case(
+            name="resharding",
+            framework="jax",
+            mode="8 devices",
+            source=mesh("--defect", "sharding"),
+            twin=mesh(),
+            expects={"resharding_collective": "with_sharding_constraint(x_BLD + y_BLD"},
+        )
+    )
+    return cases
+
+
+def _targets() -> list[Case]:
+    compiled: list[tuple[str, str, dict[str, str | None]]] = [
+        ("attention-naive", "attention-blocked", {"unfused_attention": SCORES}),
+        (
+            "attention-naive-fp32",
+            "attention-blocked",
+            {"unfused_attention": SCORES, "full_precision_matmul": 'precision="highest"'},
+        ),
+        ("attention-policy-full", "attention-policy-none", {"excess_remat": "jax.checkpoint(self.block"}),
+        ("attention-policy-names", "attention-policy-dots", {"excess_remat": '"hidden")'}),
+        ("moe-einsum", "moe-scatter", {"dense_expert_compute": "jnp.einsum("}),
+        ("moe-ragged", "moe-scatter", {"dense_expert_compute": "ragged_dot"}),
+        ("ssm-scan", "ssm-associative", {"sequential_scan": "jax.lax.scan(advance"}),
+        ("transformer-sharding", "transformer", {"resharding_collective": "with_sharding_constraint(x_BLD + y_BLD"}),
+    ]
+    cases = [
+        Case(
+            name=name,
+            framework="jax",
+            mode=mode,
+            source=Recorded(paths=(f"fixtures/{folder}/{name}",)),
+            twin=Recorded(paths=(f"fixtures/{folder}/{twin}",)),
+            expects=expects,
+        )
+        for mode, folder in (("H100", "programs-h100"), ("v5e", "programs-v5e"))
+        for name, twin, expects in compiled
+    ]  # type: list[Case]
+    planned: list[tuple[str, str, dict[str, str | None]]] = [
+        ("attention-naive", "attention-sdpa", {"unfused_attention": SCORES}),
+        ("attention-naive-compiled", "attention-sdpa", {"unfused_attention": SCORES}),
+        ("moe-loop", "moe-index-add", {"graph_break": "torch.where(expert_TK", "host_sync": "torch.where(expert_TK"}),
+        ("ssm-scan", "ssm-parallel", {"sequential_scan": "a_BDN * h_BDN"}),
+        ("attention-sdpa-adam-loop", "attention-sdpa", {"unfused_optimizer": "foreach=False"}),
+        ("attention-sdpa-item", "attention-sdpa", {"host_sync": "total += loss.item()"}),
+        ("attention-branch", "attention-branch-twin", {"graph_break": "> LIMIT:", "host_sync": "> LIMIT:"}),
+    ]
+    cases += [
+        Case(
+            name=name,
+            framework="torch",
+            mode="H100",
+            source=Recorded(paths=(f"fixtures/plans-h100/{name}",)),
+            twin=Recorded(paths=(f"fixtures/plans-h100/{twin}",)),
+            expects=expects,
+        )
+        for name, twin, expects in planned
+    ]
+    return cases
+
+
+def _of_others() -> list[Case]:
+    def kineto(*names: str) -> Recorded:
+        return Recorded(paths=tuple(f"corpus/kineto/{name}.json.gz" for name in names))
+
+    def ranks(name: str, first: int = 0, count: int = 4) -> Recorded:
+        return kineto(*(f"{name}__rank{rank}" for rank in range(first, first + count)))
+
+    idle = ("host_bound", "host_sync", "input_stall", "launch_bound", "unexplained_idle", "exposed_copy")
+    traces: list[tuple[str, Recorded, str | None, str]] = [
+        (
+            "a sync a kernel",
+            Recorded(paths=("corpus/nsys_sqlite/pipit__perlmutter-cloverleaf-cuda.sqlite.gz",)),
+            "host_sync",
+            "CloverLeaf on an A100: 1,312 kernels, 1,312 calls of cudaDeviceSynchronize",
+        ),
+        (
+            "streamed weights",
+            Recorded(paths=("corpus/nsys_sqlite/nsys-ai__h100_2gpu_1s.sqlite.gz",)),
+            "exposed_copy",
+            "two H100: 51 GB from host to device, 97% of the time nothing else runs",
+        ),
+        (
+            "compiler in the step",
+            Recorded(paths=("corpus/nsys_sqlite/Fuser__report1.sqlite.gz",)),
+            "warmup_compile",
+            "nvFuser on an H200: 0.3% busy, the rest compiles kernels",
+        ),
+        (
+            "first call of a Triton kernel",
+            kineto("HolisticTraceAnalysis__triton_example"),
+            "host_bound",
+            "a step of 13.3 s in which an A100 works 1.8 us",
+        ),
+        (
+            "launches",
+            kineto("HolisticTraceAnalysis__nccl_data"),
+            "launch_bound",
+            "DDP on an A100: busy 23%, 2,700 kernels in between",
+        ),
+        (
+            "sends of a pipeline",
+            kineto("HolisticTraceAnalysis__sampled_rank-0"),
+            "exposed_communication",
+            "128 ranks: HTA's overlap says 28% of the time is exposed NCCL",
+        ),
+        (
+            "sends of a pipeline, A100",
+            kineto("HolisticTraceAnalysis__trace_diff_control"),
+            "exposed_communication",
+            "HTA's overlap says 19% of the time is exposed NCCL",
+        ),
+        (
+            "activation checkpointing",
+            kineto("TraceLens__resnet_act_checkpoint"),
+            "excess_remat",
+            "TraceLens counts 267 recomputed ops of a ResNet on an MI300X",
+        ),
+        (
+            "a rank that sleeps",
+            ranks("torchrec__sst_sleep_pl_dense_after_backward_2_19488"),
+            "straggler",
+            "TorchRec's golden training: one rank was made to sleep a second, three times",
+        ),
+        (
+            "ranks that hold the lock",
+            Recorded(paths=("corpus/nccl_fr/nvidia-resiliency-ext__lock_gil_1st.tar.gz",)),
+            "hung_collective",
+            "a fault was injected: ranks 9 and 14 hold the interpreter's lock",
+        ),
+        (
+            "ranks with a GPU error",
+            Recorded(paths=("corpus/nccl_fr/nvidia-resiliency-ext__gpu_error_1st.tar.gz",)),
+            "hung_collective",
+            "a fault was injected: GPU errors on ranks 12 and 14",
+        ),
+    ]
+    cases = [
+        Case(
+            name=name,
+            framework="torch",
+            mode="GPU trace",
+            source=source,
+            expects={} if rule is None else {rule: None},
+            story=story,
+        )
+        for name, source, rule, story in traces
+    ]
+    cases += [
+        Case(
+            name="weights on the host",
+            framework="jax",
+            mode="TPU trace",
+            source=Recorded(paths=("corpus/xplane/xprof__tpu_inference_2.xplane.pb.gz",)),
+            expects={"exposed_copy": None},
+            story="a stress test of host offloading on four v6e chips: copies take 84% of the time alone",
+        ),
+        Case(
+            name="a healthy baseline",
+            framework="torch",
+            mode="GPU trace",
+            source=kineto("HolisticTraceAnalysis__ns_resolution_rank0"),
+            clean=(*idle, "small_kernels", "exposed_communication", "excess_remat"),
+            story="a V100 that is busy 98% of the time",
+        ),
+        Case(
+            name="the same job without the sleep",
+            framework="torch",
+            mode="GPU trace",
+            source=ranks("torchrec__sst_long_a2a_optimizer_4_44237"),
+            clean=("straggler",),
+            story="TorchRec's golden training without a planted rank",
+        ),
+        Case(
+            name="decoding by whole graphs",
+            framework="torch",
+            mode="GPU trace",
+            source=kineto("TraceLens__vllm_decode_full_graph"),
+            clean=("small_kernels", "exposed_copy", "exposed_communication"),
+            story="vLLM on AMD: every kernel comes from a HIP graph",
+        ),
+    ]
+    return cases
+
+
+CASES: tuple[Case, ...] = (*_eager(), *_compiled(), *_jit(), *_several(), *_targets(), *_of_others())

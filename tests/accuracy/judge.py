@@ -1,0 +1,240 @@
+"""Runs the cases, asks all rules, and compares what they say with the labels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.readers.load import load_path, load_paths
+from perfscope.model.finding import Finding
+from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, log_tail, run_and_wait
+from tests.accuracy.cases import Case, Program, Source
+from tests.accuracy.known import limit, right
+from tests.accuracy.labels import lines_of, place_of
+from tests.conftest import CORPUS, REPOSITORY
+
+TORN = "terminate called without an active exception"
+"""C++ ends a process so that leaves while a thread of it still runs: seen once, of four with gloo, and tried again."""
+RUN_LIMIT_S = 120.0
+"""Now and then one of four gloo processes hangs at its start; the launch is tried again once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What one rule said of one program."""
+
+    rule: str
+    status: str
+    reason: str | None = None
+    places: tuple[tuple[str, int] | None, ...] = ()
+    """Of each finding, the costliest first; ``None``: no line of the workloads."""
+    titles: tuple[str, ...] = ()
+    cost_ns_per_step: int | None = None
+    """Of the costliest."""
+    basis: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is expected of one rule, and what it said."""
+
+    rule: str
+    label: str | None
+    """``file:line`` of the label."""
+    found: bool
+    line_found: bool | None
+    """``None``: not found, or without a line."""
+    status: str
+    reason: str | None
+    places: tuple[str, ...]
+    cost_ns_per_step: int | None
+    basis: str | None
+    explained: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A rule flagged what no label names."""
+
+    rule: str
+    of: str
+    """``defect`` or ``twin``."""
+    title: str
+    explained: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One case."""
+
+    case: Case
+    answers: tuple[Answer, ...]
+    alarms: tuple[Alarm, ...]
+    besides: Mapping[str, str]
+    """What is flagged besides and right, with the reason."""
+    clean: tuple[str, ...]
+    """Rules that looked at the defect's program or its twin, and rightly found nothing; one entry for each."""
+    seconds: float
+    saving: Mapping[str, Any] | None = field(default=None)
+
+
+def capture(program: Program, folder: Path) -> Path:
+    """Run a program under ``perfscope run``; its runs folder. ``RuntimeError`` with its output if it fails."""
+    runs = folder / "perfscope-runs"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "perfscope", "run", "--level", program.level, "--no-report", "-q"]
+    if program.processes > 1:
+        ranks = ["--standalone", f"--nproc-per-node={program.processes}"]
+        command += ["--", sys.executable, "-m", "torch.distributed.run", *ranks]
+    command += ["-m", program.module, *program.arguments]
+    log = folder / "output.log"
+    here = ArmFolder(root=folder, folder=folder)
+    for _ in range(2):
+        code = run_and_wait(command, here, environment_of(program), log, RUN_LIMIT_S)
+        if code != TIMED_OUT and TORN not in log.read_text(errors="replace"):
+            break
+        shutil.rmtree(runs, ignore_errors=True)
+    if code:
+        raise RuntimeError(f"{program.key}: exit code {code}: {log_tail(log)}")
+    return runs
+
+
+def environment_of(program: Program) -> dict[str, str]:
+    """The environment of a program: one thread of each library, so that two runs of it take the same path."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    if program.devices > 1:
+        count = f"--xla_force_host_platform_device_count={program.devices}"
+        environment["XLA_FLAGS"] = f"{count} --xla_cpu_multi_thread_eigen=false"
+    return environment
+
+
+def analysis_of(source: Source, folder: Path) -> Analysis:
+    """All rules over a program's run or over recorded files."""
+    if isinstance(source, Program):
+        return analyze(load_path(capture(source, folder)).traces)
+    return analyze(load_paths([path_of(path) for path in source.paths]).traces)
+
+
+def path_of(path: str) -> Path:
+    """A path of the table in the file system."""
+    return CORPUS / path.removeprefix("corpus/") if path.startswith("corpus/") else REPOSITORY / path
+
+
+def is_here(source: Source) -> bool:
+    """Whether it can be judged on this machine."""
+    return isinstance(source, Program) or all(path_of(path).exists() for path in source.paths)
+
+
+class Judge:
+    """Judges cases; a program that several of them share runs once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._said: dict[str, tuple[Said, ...]] = {}
+
+    def said_of(self, source: Source) -> tuple[Said, ...]:
+        """What each rule said of a source."""
+        if source.key not in self._said:
+            name = "".join(letter if letter.isalnum() else "-" for letter in source.key)[-80:]
+            self._said[source.key] = tuple(_said(analysis_of(source, self.folder / name)))
+        return self._said[source.key]
+
+    def result(self, case: Case) -> Result:
+        """One case against its labels."""
+        began = time.monotonic()
+        of_defect = {said.rule: said for said in self.said_of(case.source)}
+        of_twin = {} if case.twin is None else {said.rule: said for said in self.said_of(case.twin)}
+        answers = tuple(_answer(case, rule, of_defect[rule]) for rule in case.expects)
+        judged = set(case.clean) if case.story else set(of_defect)
+        unlabelled = {rule: said for rule, said in of_defect.items() if rule in judged and rule not in case.expects}
+        flagged = [(of, said) for of, each in (("defect", unlabelled), ("twin", of_twin)) for said in each.values()]
+        flagged = [(of, said) for of, said in flagged if said.status == "flagged"]
+        alarms = tuple(_alarm(case, of, said) for of, said in flagged if right(case.title, said.rule, of) is None)
+        besides = {f"{said.rule} ({of})": why for of, said in flagged if (why := right(case.title, said.rule, of))}
+        clean = [rule for rule, said in unlabelled.items() if said.status == "clean"]
+        clean += [rule for rule, said in of_twin.items() if said.status == "clean"]
+        return Result(
+            case=case,
+            answers=answers,
+            alarms=alarms,
+            besides=besides,
+            clean=tuple(sorted(clean)),
+            seconds=round(time.monotonic() - began, 1),
+        )
+
+
+def _said(analysis: Analysis) -> Iterator[Said]:
+    for outcome in analysis.outcomes:
+        ordered = sorted(outcome.findings, key=lambda finding: -(finding.cost_ns_per_step or 0))
+        yield Said(
+            rule=outcome.rule,
+            status=outcome.status,
+            reason=outcome.reason,
+            places=tuple(place_of(finding.where.file, finding.where.line) for finding in ordered),
+            titles=tuple(finding.title for finding in ordered),
+            cost_ns_per_step=_cost(ordered),
+            basis=ordered[0].basis if ordered else None,
+        )
+
+
+def _cost(findings: Iterable[Finding]) -> int | None:
+    costs = [finding.cost_ns_per_step or finding.cost_ns for finding in findings]
+    known = [cost for cost in costs if cost is not None]
+    return max(known) if known else None
+
+
+def _answer(case: Case, rule: str, said: Said) -> Answer:
+    text = case.expects[rule]
+    module = case.source.module if isinstance(case.source, Program) else None
+    labels = frozenset() if text is None else lines_of(rule, text, module or _module_of(case))
+    if text is not None and not labels:
+        raise ValueError(f"{case.name}: no line with {text!r} is labelled {rule}")
+    found = said.status == "flagged"
+    line_found = bool(labels & set(said.places)) if found and labels else None
+    return Answer(
+        rule=rule,
+        label=", ".join(f"{file}:{line}" for file, line in sorted(labels)) or None,
+        found=found,
+        line_found=line_found,
+        status=said.status,
+        reason=said.reason,
+        places=tuple("-" if place is None else f"{place[0]}:{place[1]}" for place in dict.fromkeys(said.places)),
+        cost_ns_per_step=said.cost_ns_per_step,
+        basis=said.basis,
+        explained=None if found and line_found is not False else limit(case.title, rule, "line" if found else "missed"),
+    )
+
+
+def _module_of(case: Case) -> str:
+    return "perfscope.workloads.jax." if case.framework == "jax" else "perfscope.workloads."
+
+
+def _alarm(case: Case, of: str, said: Said) -> Alarm:
+    return Alarm(rule=said.rule, of=of, title=said.titles[0], explained=limit(case.title, said.rule, "alarm"))
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """A result as plain values."""
+    case = result.case
+    return {
+        "name": case.name,
+        "framework": case.framework,
+        "mode": case.mode,
+        "source": case.source.key,
+        "twin": None if case.twin is None else case.twin.key,
+        "story": case.story,
+        "besides": dict(result.besides),
+        "answers": [asdict(answer) for answer in result.answers],
+        "alarms": [asdict(alarm) for alarm in result.alarms],
+        "clean": list(result.clean),
+        "saving": None if result.saving is None else dict(result.saving),
+        "seconds": result.seconds,
+    }

@@ -1,0 +1,232 @@
+"""What is known of the rules on the labelled cases: what else they rightly flag, and why they miss or are wrong.
+
+A row belongs to all cases whose title (``framework mode: name``) its pattern matches. Every row is printed on
+docs/accuracy.md; a miss or a false alarm without a row fails the slow tests.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Of = Literal["defect", "twin", "both"]
+Kind = Literal["missed", "line", "alarm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Right:
+    """A rule flags a program besides its label, and is right: it counts neither way."""
+
+    rule: str
+    cases: str
+    of: Of = "defect"
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Why a rule misses a defect, names another line, or flags where nothing is (``alarm``)."""
+
+    rule: str
+    cases: str
+    kind: Kind
+    why: str
+
+
+RIGHT = (
+    Right(
+        rule="eager_fallback",
+        cases="torch compiled: (print|unsupported|float-arg|shapes)$",
+        why="a graph that ends inside the loop over the blocks, or too many compilations, leaves it to eager mode",
+    ),
+    Right(rule="host_bound", cases="4 gloo processes", of="both", why="every rank sleeps in every step, by design"),
+    Right(
+        rule="host_bound",
+        cases="8 devices: (straggler|input)",
+        of="both",
+        why="the loop sleeps in every step, by design",
+    ),
+    Right(
+        rule="host_sync",
+        cases="8 devices: (straggler|input)",
+        of="both",
+        why="the loop calls `block_until_ready` in every step, by design",
+    ),
+    Right(rule="host_sync", cases="jax jit: host: save", why="saving reads the state from the device in every step"),
+    Right(
+        rule="unfused_ops",
+        cases="torch H100: (attention|moe)",
+        of="both",
+        why="the loss casts the logits to float32 and takes their log-softmax: two ops in eager mode, in all workloads",
+    ),
+    Right(rule="unfused_ops", cases="torch H100: ssm-scan", why="the scan's own two ops a step of time, at its line"),
+    Right(
+        rule="unfused_ops",
+        cases="jax H100: moe-ragged",
+        why="XLA leaves the elementwise ops between the products alone",
+    ),
+    Right(
+        rule="blocking_collective",
+        cases="(H100|v5e): transformer-sharding",
+        of="both",
+        why="all-reduces that nothing overlaps: in the twin on a v5e too, where they are synchronous ops",
+    ),
+    Right(rule="unfused_attention", cases="jax jit: checkpoint", of="both", why="its attention is written out in both"),
+    Right(
+        rule="excess_remat", cases="jax jit: checkpoint-nested", of="twin", why="the twin recomputes once, for nothing"
+    ),
+    Right(
+        rule="peak_owner",
+        cases="torch eager: (naive attention|checkpoint|leak)",
+        of="both",
+        why="it names who holds the peak: the scores, or the logits with their copies in the loss",
+    ),
+)
+
+LIMITS = (
+    Limit(
+        rule="excess_remat",
+        cases="",
+        kind="line",
+        why="it names the line that runs again, the costliest of them, not the call of the checkpoint around it",
+    ),
+    Limit(
+        rule="full_precision_matmul",
+        cases="jax (H100|v5e)",
+        kind="line",
+        why="the line is right in the source that was compiled; lines before it have gone since",
+    ),
+    Limit(rule="dense_expert_compute", cases="jax v5e: moe-ragged", kind="line", why="Mosaic's kernels carry no line"),
+    Limit(
+        rule="unfused_optimizer",
+        cases="adam-loop",
+        kind="line",
+        why="it names `optimizer.step()`, where the kernels are launched; the constructor's arguments are not recorded",
+    ),
+    Limit(
+        rule="unfused_optimizer",
+        cases="jax jit: eager update",
+        kind="missed",
+        why="it knows an optimizer by `torch.optim`; nothing marks one in JAX",
+    ),
+    Limit(
+        rule="memory_leak",
+        cases="",
+        kind="line",
+        why="it names the line that made what stays, not the one that keeps it",
+    ),
+    Limit(
+        rule="donation_missed",
+        cases="",
+        kind="line",
+        why="it names the function that is compiled, not the call of jax.jit",
+    ),
+    Limit(
+        rule="dynamic_shape_churn",
+        cases="torch compiled: shapes",
+        kind="line",
+        why="it names the frame that is compiled again, not the call of torch.compile",
+    ),
+    Limit(
+        rule="host_sync",
+        cases="torch compiled",
+        kind="missed",
+        why="no op graph is recorded of compiled code; `graph_break` names the line",
+    ),
+    Limit(
+        rule="straggler",
+        cases="4 gloo processes",
+        kind="line",
+        why="at level `light` no Python stacks are recorded; the evidence says which rank, and that its host was late",
+    ),
+    Limit(
+        rule="straggler",
+        cases="8 devices: straggler",
+        kind="line",
+        why="it names the collective at which the others wait, not the work that was late",
+    ),
+    Limit(
+        rule="input_stall",
+        cases="processes|devices",
+        kind="line",
+        why="the samples are made in time that no Python stack was recorded of",
+    ),
+    Limit(
+        rule="straggler",
+        cases="8 devices",
+        kind="alarm",
+        why="eight virtual devices share two cores: they do wait for each other, and the program is not to blame",
+    ),
+    Limit(
+        rule="input_stall",
+        cases="torch eager: loader",
+        kind="missed",
+        why="a busy machine makes the model's own step so long that the samples' time falls below the threshold",
+    ),
+    Limit(
+        rule="host_bound",
+        cases="jax jit: host",
+        kind="missed",
+        why="on the CPU the program computes beside the host's work and is counted first; too little is left of that",
+    ),
+    Limit(
+        rule="host_bound",
+        cases="host: thread",
+        kind="line",
+        why="of the thread's loop of two lines it names the other one",
+    ),
+    Limit(
+        rule="host_bound",
+        cases="host",
+        kind="line",
+        why="the time is given to a frame around the labelled line: samples are few where a step is short",
+    ),
+    Limit(
+        rule="host_bound",
+        cases="torch eager: host: thread",
+        kind="missed",
+        why="the ops themselves take longer where the lock is held: the time is in them, not between them",
+    ),
+    Limit(
+        rule="unfused_ops",
+        cases="torch eager",
+        kind="alarm",
+        why="true of every eager backward (`gelu_backward`, then `sum`); on a busy CPU it crosses the threshold",
+    ),
+    Limit(
+        rule="host_bound",
+        cases="jax jit",
+        kind="alarm",
+        why="on the CPU XLA computes small programs in the thread that calls them, and the account takes that for "
+        "the host's own work",
+    ),
+    Limit(
+        rule="warmup_compile",
+        cases="GPU trace: compiler in the step",
+        kind="missed",
+        why="nvFuser's compiler is known by no name in the recording; `host_bound` says that 99% is idle",
+    ),
+    Limit(
+        rule="warmup_compile",
+        cases="torch compiled: branch",
+        kind="alarm",
+        why="the second graph's call looks its compiled code up: a tenth of a step as short as this one",
+    ),
+)
+
+
+def right(title: str, rule: str, of: str) -> str | None:
+    """Why a rule is right about a case besides its label; ``None``: it is not known to be."""
+    for row in RIGHT:
+        if row.rule == rule and row.of in (of, "both") and re.search(row.cases, title):
+            return row.why
+    return None
+
+
+def limit(title: str, rule: str, kind: Kind) -> str | None:
+    """The known limit of a rule that a case shows."""
+    for row in LIMITS:
+        if (row.rule, row.kind) == (rule, kind) and re.search(row.cases, title):
+            return row.why
+    return None
