@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.model.documents.stacks import SampledLoader
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import CallKind, CopyKind, HostMemory, Rows, SliceKind, Source, Trace
 from perfscope.model.trace.tables import TABLES
@@ -29,6 +30,7 @@ class TraceBuilder:
     op_graph: OpGraph | None = None
     detail: Trace | None = None
     step_times_us: tuple[float, ...] = ()
+    loaders: tuple[SampledLoader, ...] = ()
     strings: list[str] = field(default_factory=list)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _threads: dict[int, int] = field(default_factory=dict)
@@ -96,6 +98,32 @@ class TraceBuilder:
                   stream=stream, correlation=correlation, external_id=external_id, kind=int(kind),
                   host_memory=int(host_memory), bytes=size)  # fmt: skip
 
+    def sample(self, stack: str, at: float, *, lasts: float = 1_000, cpu: float | None = None, step: int = -1,
+               delay: float = 0, tid: int = 1, worker: str | None = None) -> None:  # fmt: skip
+        """A sampled stack, outermost first: ``train.py(3): main > train.py(9): tokenize > str``."""
+        frame = -1
+        for text in stack.split(" > "):
+            place, _, function = text.rpartition("): ")
+            file, _, line = place.rpartition("(")
+            frame = self._frame(
+                parent=frame, file=self.code(file) if file else -1, line=int(line) if file else -1,
+                name=self.code(function),
+            )  # fmt: skip
+        thread = self.thread(tid) if worker is None else self._worker(worker)
+        self._add("samples", time_ns=_ns(at), lasts_ns=_ns(lasts), delay_ns=_ns(delay), thread=thread, frame=frame,
+                  cpu_ns=_ns(lasts if cpu is None else cpu), worker=worker is not None, step=step)  # fmt: skip
+
+    def _frame(self, **values: int) -> int:
+        known = self.tables.setdefault("frames", [])
+        if values not in known:
+            known.append(values)
+        return known.index(values)
+
+    def _worker(self, name: str) -> int:
+        known = [row["process"] for row in self.tables.get("threads", [])]
+        code = self.code(name)
+        return known.index(code) if code in known else self._add("threads", process=code, thread=self.code("main"))
+
     def row(self, table: str, **values: Any) -> None:
         """Any other row, in the table's own columns."""
         self._add(table, **values)
@@ -123,7 +151,7 @@ class TraceBuilder:
                         events_read=sum(map(len, self.tables.values())), events_unplaced=0)  # fmt: skip
         recorded = self.recorded | ({"op_graph"} if self.op_graph is not None else set())
         trace = Trace(source=source, strings=self.strings, rows=rows, recorded=frozenset(recorded),
-                      op_graph=self.op_graph, detail=self.detail,
+                      op_graph=self.op_graph, detail=self.detail, loaders=self.loaders,
                       step_times_ns=tuple(_ns(t) for t in self.step_times_us))  # fmt: skip
         trace.check()
         return trace

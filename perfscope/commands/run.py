@@ -91,6 +91,12 @@ def _is_launcher(word: str) -> bool:
     "--xla-dump", is_flag=True, help="JAX: have XLA write each program it compiles, and why ops were not fused."
 )
 @click.option(
+    "--stacks/--no-stacks",
+    default=True,
+    show_default=True,
+    help="Sample the Python stacks of all threads and worker processes, below 1 % of the time.",
+)
+@click.option(
     "--follow", is_flag=True, help="Capture in Python processes that the program starts (always with -- and launchers)."
 )
 @output_folder_option("the run directories")
@@ -123,6 +129,7 @@ def run(
     whole: bool,
     step_annotation: str | None,
     xla_dump: bool,
+    stacks: bool,
     follow: bool,
     output: Path,
     name: str | None,
@@ -138,7 +145,6 @@ def run(
     sees under plain python; its steps are found by themselves. A launcher on the path (torchrun, accelerate,
     deepspeed, mpirun ...) is started as it is, and the Python processes that it starts are captured.
     """
-    from perfscope.model.untrusted_text import sanitize
     from perfscope.profiler.launch.record import record
 
     if whole and (steps is not None or step_annotation is not None):
@@ -152,6 +158,7 @@ def run(
         quiet=quiet,
         xla_dump=xla_dump,
         capture=capture,
+        stacks=stacks,
     )
     target = _target(context)
     follow = follow or (target.module and target.arguments[0] in LAUNCHERS)
@@ -165,14 +172,21 @@ def run(
         if no_report or not recorded.run.artifacts(recorded.directory):
             print(f"perfscope: run kept in {recorded.directory}", file=sys.stderr)
     if not no_report:
-        try:
-            _report(recorded, quiet=quiet)
-        except Exception as error:  # the program's exit code is the answer, whatever becomes of our report
-            if verbose:
-                traceback.print_exc()
-            cause = str(error) if isinstance(error, PerfscopeError) else f"{type(error).__name__}: {error}"
-            print(f"perfscope: no report: {sanitize(cause)}", file=sys.stderr)
+        _try_to_report(recorded, quiet=quiet, verbose=verbose)
     return recorded.code
+
+
+def _try_to_report(recorded: Recorded, *, quiet: bool, verbose: bool) -> None:
+    """The program's exit code is the answer, whatever becomes of our report."""
+    from perfscope.model.untrusted_text import sanitize
+
+    try:
+        _report(recorded, quiet=quiet)
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        cause = str(error) if isinstance(error, PerfscopeError) else f"{type(error).__name__}: {error}"
+        print(f"perfscope: no report: {sanitize(cause)}", file=sys.stderr)
 
 
 def _target(context: click.Context) -> Target:

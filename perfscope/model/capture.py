@@ -40,6 +40,8 @@ class CaptureOptions:
     """Have XLA write what it compiles (jax only)."""
     capture: Tool | None = None
     """The profiler around the program; ``None``: the framework's own, inside it."""
+    stacks: bool = True
+    """Sample the Python stacks of threads and worker processes while steps run."""
     times_only: bool = False
     """Find the steps and time them, and record nothing: what the launches of an A/B comparison do."""
 
@@ -61,6 +63,9 @@ class Message:
     """Folder that the program must not import from: it runs a copy of what lies there (A/B)."""
     tree: str | None = None
     """That copy."""
+    worker_of: int | None = None
+    """The process that reads this is a worker that ``multiprocessing`` started for the process with this id: its stacks
+    are sampled, and nothing else."""
 
     def dump(self) -> str:
         """As JSON text."""
@@ -82,6 +87,7 @@ def load_message(text: str) -> Message:
         recording=raw.get("recording"),
         checkout=raw.get("checkout"),
         tree=raw.get("tree"),
+        worker_of=raw.get("worker_of"),
     )
 
 

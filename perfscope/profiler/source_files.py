@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
+_STDLIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/"
 OURS = Path(os.path.abspath(__file__)).parents[1]
 
 
@@ -46,6 +47,17 @@ class SourceFiles:
                     break
             self._names[path] = name
         return name
+
+    def name_with_owner(self, path: str) -> str:
+        """The same, but that of an installed file the path shows whose it is (``frames.owner_of``)."""
+        absolute = os.path.abspath(path)
+        if path.startswith("<") or absolute.startswith(self._workloads):
+            return self.name(path)
+        for folders, shown in ((self._packages, "site-packages/"), (self._stdlib, _STDLIB)):
+            for folder in folders:
+                if absolute.startswith(folder):
+                    return shown + absolute[len(folder) :].replace(os.sep, "/")
+        return self.name(path)
 
     def _is_user(self, path: str) -> bool:
         if path.startswith("<"):

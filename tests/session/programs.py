@@ -84,4 +84,5 @@ def only(folder: Path) -> Process:
 
 def passes(process: Process) -> dict[str, Capture]:
     """Its captures by pass, without the list of tensors, which is kept beside them."""
-    return {capture.pass_name: capture for capture in process.captures if capture.tool != "torch_tensors"}
+    beside = ("torch_tensors", "python_stacks")  # a loop of a few ms may end before the first sample
+    return {capture.pass_name: capture for capture in process.captures if capture.tool not in beside}

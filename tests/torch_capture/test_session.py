@@ -392,7 +392,7 @@ def test_no_capture_starts_below_a_compiled_frame(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     process = only(tmp_path)
     assert (process.step_source, process.steps_seen) == ("perfscope.step", 10)
-    assert {capture.tool: capture.state for capture in process.captures} == {
+    assert {capture.tool: capture.state for capture in process.captures if capture.tool != "python_stacks"} == {
         "torch_profiler": "missing",
         "op_graph": "missing",
         "torch_compile": "recorded",

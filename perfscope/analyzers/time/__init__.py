@@ -16,6 +16,7 @@ from perfscope.analyzers.time.compiled_regions import (
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
+from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op
 from perfscope.analyzers.time.spans import (
     NO_WORK,
@@ -75,6 +76,7 @@ __all__ = [
     "input_slices",
     "late_span_ns",
     "lineage",
+    "main_thread",
     "named_slices",
     "nearest_ancestor",
     "op_times",

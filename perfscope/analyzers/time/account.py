@@ -119,13 +119,13 @@ class StepAccount:
         """Length of all steps together."""
         return sum(self.total_ns.values())
 
-    @property
-    def steady_ns(self) -> dict[Cause, int]:
-        """Per cause what every step has of it, at least: the smallest step times the number of steps.
+    def steady_ns(self, causes: Iterable[Cause]) -> int:
+        """What every step has of some causes together, at least: the smallest step's times the number of steps.
 
         On the host the system gives the processor to others now and then; what a program does is in every step.
         """
-        return {cause: len(values) * min(values, default=0) for cause, values in self.causes_ns.items()}
+        steps = [sum(values) for values in zip(*(self.causes_ns[cause] for cause in causes), strict=True)]
+        return len(steps) * min(steps, default=0)
 
     @property
     def busy_ns(self) -> int:

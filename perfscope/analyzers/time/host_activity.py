@@ -7,14 +7,15 @@ copy to the device is input, the compiler's allocation is compilation.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
 from perfscope.analyzers.time.calls import base_name, blocking_calls
+from perfscope.analyzers.time.samples import nearest_samples, stacks, waiting_samples
 from perfscope.analyzers.time.spans import (
     allocator_spans,
     input_spans,
@@ -22,7 +23,18 @@ from perfscope.analyzers.time.spans import (
     nearest_ancestor,
     spans_by_thread,
 )
-from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference, intersection, merge, union
+from perfscope.model.documents.stacks import COLLECTING
+from perfscope.model.intervals import (
+    EMPTY,
+    Int64,
+    Intervals,
+    complement,
+    covered,
+    difference,
+    intersection,
+    merge,
+    union,
+)
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
 
@@ -68,11 +80,13 @@ _COLLECTIVE_SETUP = re.compile(
     r"(c10d::)?(init_process_group|new_group)|.*distributed_c10d\.py\(\d+\): (init_process_group|new_group|_new_\w+)"
     r"|ncclCommInit\w*|ncclGetUniqueId|ncclCommSplit"
 )
-_GARBAGE = re.compile(r"Python GC.*|gc\.collect|<built-in function collect>|gc: .*")
+_GARBAGE = re.compile(r"Python GC.*|gc\.collect|<built-in function collect>|gc: .*|" + COLLECTING)
 _SAVING = re.compile(
-    r"torch/serialization\.py\(\d+\): (save|_save|_legacy_save)|.*torch/distributed/checkpoint/.*: (save|async_save).*"
+    r"(.*/)?torch/serialization\.py\(\d+\): (save|_save|_legacy_save)"
+    r"|.*torch/distributed/checkpoint/.*: (save|async_save).*"
     r"|.*orbax/.*: save.*|.*safetensors/.*: save\w*|.*json/__init__\.py\(\d+\): dumps?"
     r"|.*logging/__init__\.py\(\d+\): \w+|<built-in function print>|<built-in method (write|flush) of .*>"
+    r"|print|(.*\.)?(write|flush)"
     r"|.*(wandb|tensorboard|mlflow)/.*\.py\(\d+\): (log|add_\w+|log_\w+)"
 )
 _SLEEPING = re.compile(
@@ -117,7 +131,54 @@ def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
         ),
         HostActivity.OP: spans_by_thread(trace, "slices", ops),
     }
+    for activity, part in _sampled(trace, spans).items():
+        spans[activity] = _together(spans[activity], part)
     return {activity: spans[activity] for activity in HostActivity if spans[activity]}
+
+
+def _sampled(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dict[HostActivity, ByThread]:
+    """What sampled stacks say of the main thread's time in which nothing else is recorded."""
+    thread, steps = trace.fact(main_thread), trace.rows["steps"]
+    if not len(trace.rows["samples"]) or not len(steps) or thread == MISSING:
+        return {}
+    instructions = trace.rows["hlo_ops"]
+    known = merge(
+        *(by_thread.get(thread, EMPTY) for by_thread in recorded.values()),
+        *recorded[HostActivity.OP].values(),  # the main thread waits for the ops of others
+        union(instructions["start_ns"], instructions["end_ns"]),
+    )
+    free = complement(known, int(steps["start_ns"].min()), int(steps["end_ns"].max()))
+    pieces = nearest_samples(trace, thread, free)
+    activity = trace.fact(sample_activities)[pieces.samples]
+    return {
+        HostActivity(number): {thread: union(pieces.starts[activity == number], pieces.ends[activity == number])}
+        for number in np.unique(activity[activity != MISSING]).tolist()
+    }
+
+
+def sample_activities(trace: Trace) -> Int64:
+    """Per row of ``samples`` the purpose that a frame of its stack shows.
+
+    ``SLEEPING`` where none does and the thread slept or waited; ``MISSING``: other work in Python.
+    """
+    frames, texts = trace.rows["frames"], trace.fact(stacks).texts
+    of_text = {text: _activity_of(text) for text in set(texts)}
+    none = len(HostActivity)
+    result = np.full(len(frames) + 1, none, np.int64)
+    for row, (text, parent) in enumerate(zip(texts, frames["parent"].tolist(), strict=True)):
+        above = int(result[parent]) if MISSING < parent < row else none
+        own = of_text[text]
+        if above == HostActivity.SLEEPING and ": " in text:  # a function that a waiting one calls does not wait
+            above = none
+        result[row] = min(above, none if own is None else int(own))
+    samples = trace.rows["samples"]
+    activity = result[samples["frame"]]  # MISSING is the last one
+    activity = np.where(trace.fact(waiting_samples), np.minimum(activity, int(HostActivity.SLEEPING)), activity)
+    return np.where(activity == none, MISSING, activity)
+
+
+def _activity_of(text: str) -> HostActivity | None:
+    return next((activity for activity, pattern in _BY_NAME if pattern.fullmatch(text)), None)
 
 
 def main_thread(trace: Trace) -> int:
@@ -233,41 +294,90 @@ class HostWork:
     pieces: int
     start_ns: int
     """When the longest piece begins."""
+    frame: int = MISSING
+    """Row of ``frames``: the innermost frame of a sampled stack, where nothing is recorded but samples."""
+    """Row of ``samples`` of that stack."""
 
 
 def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
     """What the host did in ``spans``, by the name of the innermost span, most time first; the sum is that of ``spans``.
 
-    The main thread tells first; where it has nothing recorded, the other threads, those with most spans there first.
+    The main thread tells first: its Python functions and ops, then its sampled stacks by the user's line. Where it has
+    nothing recorded, the other threads tell, those with most spans there first.
     """
     slices = trace.rows["slices"]
-    steps = frozenset(np.unique(trace.rows["steps"]["name"]).tolist())
-    main, rest = trace.fact(main_thread), spans
+    main = trace.fact(main_thread)
     others = [int(thread) for thread in np.unique(slices["thread"]).tolist() if thread != main]
-    by_name: dict[int, tuple[int, int, int, int, int]] = {}
+    work: list[HostWork] = []
+    rest = spans
     for thread in (main, *others):
         pieces = innermost_spans(trace, thread)
-        named = pieces.slices != MISSING
-        starts, ends, rows = pieces.starts[named], pieces.ends[named], pieces.slices[named]
-        inside = covered(rest, starts, ends)
-        for piece in np.flatnonzero(inside).tolist():
-            row, length = int(rows[piece]), int(inside[piece])
-            code = MISSING if int(slices["name"][row]) in steps else int(slices["name"][row])
-            total, count, longest, best, start = by_name.get(code, (0, 0, 0, row, 0))
-            if length > longest:
-                longest, best, start = length, row, int(starts[piece])
-            by_name[code] = (total + length, count + 1, longest, best, start)
-        rest = difference(rest, union(starts, ends))
+        tells = pieces.slices != MISSING
+        if thread == main:
+            sampled, taken = _sampled_work(trace, difference(rest, _told(trace, pieces)))
+            work += sampled
+            rest = difference(rest, taken)
+        work += _recorded_work(trace, rest, pieces, tells)
+        rest = difference(rest, union(pieces.starts[tells], pieces.ends[tells]))
         if not len(rest.starts):
             break
-    work = [
-        HostWork(name=trace.text(code) or NOT_RECORDED, slice=row, total_ns=total, pieces=count, start_ns=start)
-        for code, (total, count, _, row, start) in by_name.items()
-    ]
     if len(rest.starts):
         longest = int(np.argmax(rest.ends - rest.starts))
         start = int(rest.starts[longest])
         work.append(
             HostWork(name=NOT_RECORDED, slice=MISSING, total_ns=rest.total(), pieces=len(rest.starts), start_ns=start)
         )
-    return tuple(sorted(work, key=lambda item: -item.total_ns))
+    return tuple(sorted(_grouped(work), key=lambda item: -item.total_ns))
+
+
+def _told(trace: Trace, pieces: InnermostSpans) -> Intervals:
+    """Where the innermost span is more than a mark of the program's own."""
+    kinds = trace.rows["slices"]["kind"]
+    told = pieces.slices != MISSING
+    told[told] = kinds[pieces.slices[told]] != SliceKind.ANNOTATION
+    return union(pieces.starts[told], pieces.ends[told])
+
+
+def _recorded_work(trace: Trace, spans: Intervals, pieces: InnermostSpans, tells: np.ndarray) -> Iterator[HostWork]:
+    """By name of the innermost span; a step's own span says nothing."""
+    slices = trace.rows["slices"]
+    steps = frozenset(np.unique(trace.rows["steps"]["name"]).tolist())
+    starts, ends, rows = pieces.starts[tells], pieces.ends[tells], pieces.slices[tells]
+    inside = covered(spans, starts, ends)
+    for piece in np.flatnonzero(inside).tolist():
+        row = int(rows[piece])
+        code = MISSING if int(slices["name"][row]) in steps else int(slices["name"][row])
+        yield HostWork(
+            name=trace.text(code) or NOT_RECORDED,
+            slice=row,
+            total_ns=int(inside[piece]),
+            pieces=1,
+            start_ns=int(starts[piece]),
+        )
+
+
+def _sampled_work(trace: Trace, spans: Intervals) -> tuple[list[HostWork], Intervals]:
+    """By the user's line of the main thread's samples in ``spans``, and the time that they stand for."""
+    samples, known = trace.rows["samples"], trace.fact(stacks)
+    pieces = nearest_samples(trace, trace.fact(main_thread), spans)
+    work = []
+    for start, end, sample in zip(pieces.starts.tolist(), pieces.ends.tolist(), pieces.samples.tolist(), strict=True):
+        frame = int(samples["frame"][sample])
+        if frame == MISSING:
+            continue
+        text = known.texts[int(known.user[frame])]
+        work.append(HostWork(name=text, slice=MISSING, total_ns=end - start, pieces=1, start_ns=start, frame=frame))
+    return work, union([item.start_ns for item in work], [item.start_ns + item.total_ns for item in work])
+
+
+def _grouped(work: Iterable[HostWork]) -> list[HostWork]:
+    """One entry a name; the longest piece stands for it."""
+    longest: dict[str, HostWork] = {}
+    total: dict[str, int] = {}
+    pieces: dict[str, int] = {}
+    for item in work:
+        if item.name not in longest or item.total_ns > longest[item.name].total_ns:
+            longest[item.name] = item
+        total[item.name] = total.get(item.name, 0) + item.total_ns
+        pieces[item.name] = pieces.get(item.name, 0) + item.pieces
+    return [replace(item, total_ns=total[name], pieces=pieces[name]) for name, item in longest.items()]

@@ -76,7 +76,7 @@ def _category(doc: str) -> Column:
 
 FRAMES = Table(
     name="frames",
-    doc="One row a frame of a recorded stack; stacks share the rows of their callers.",
+    doc="One row a frame of a recorded stack, of an allocation or of a sample; stacks share the rows of their callers.",
     columns=(
         text_column("file", "file as recorded", nullable=True),
         Column(name="line", dtype="int32", unit="line", doc="line in it", nullable=True),
@@ -450,6 +450,39 @@ COUNTERS = Table(
     ),
 )
 
+SAMPLES = Table(
+    name="samples",
+    doc="One row a sampled Python stack of a thread of the program or of one of its worker processes, in order of "
+    "time. The thread of the steps has one at each sampling, the others where they had worked since the one before.",
+    columns=(
+        Column(name="time_ns", dtype="int64", unit="ns", doc="when"),
+        Column(name="lasts_ns", dtype="int64", unit="ns", doc="since the sampling before: the time it stands for"),
+        Column(
+            name="cpu_ns",
+            dtype="int64",
+            unit="ns",
+            doc="processor time of the thread since its sample before; far below `lasts_ns` it slept or waited",
+            nullable=True,
+        ),
+        Column(
+            name="delay_ns",
+            dtype="int64",
+            unit="ns",
+            doc="by how much later than due it was taken: the sampler waited for the interpreter's lock or a processor",
+        ),
+        row_column("thread", "threads", "the thread", nullable=False),
+        row_column("frame", "frames", "innermost frame; one without a file is what the frame above it calls"),
+        Column(name="worker", dtype="bool", unit="flag", doc="of a worker process, else of the program itself"),
+        Column(
+            name="step",
+            dtype="int64",
+            unit="count",
+            doc="number of the step it was taken in, also of steps that were not traced; missing: between steps",
+            nullable=True,
+        ),
+    ),
+)
+
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
@@ -463,6 +496,7 @@ TABLES: dict[str, Table] = {
         HLO_OPS,
         KERNELS,
         MEMORY,
+        SAMPLES,
         SEGMENTS,
         SLICES,
         STEPS,

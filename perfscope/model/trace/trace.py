@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.devices.topology import Topology
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.model.compile_log import CompileLog
+    from perfscope.model.documents.stacks import SampledLoader
     from perfscope.model.flight_recorder import FlightRecord
     from perfscope.model.jax_log import CompileEvent, HostRead
     from perfscope.model.memory import AllocatorCounters
@@ -33,6 +34,7 @@ RECORDED: dict[str, str] = {
     "runtime_calls": "runtime and driver calls of the accelerator",
     "waiting_calls": "runtime and driver calls that wait for the accelerator (some profilers record launches only)",
     "python_stack": "Python functions",
+    "python_samples": "sampled Python stacks (`perfscope run`)",
     "shapes": "input shapes of ops",
     "autograd": "autograd sequence numbers",
     "memory": "allocator events",
@@ -144,6 +146,8 @@ class Trace:
     """``held`` and ``frames`` when the recording began; the trace's own are of its end."""
     allocator_counters: AllocatorCounters | None = None
     """What a run of ours read of the process' allocator before and after its passes."""
+    loaders: tuple[SampledLoader, ...] = ()
+    """The ``DataLoader``s that a run of ours saw the program iterate over."""
     why_no_step: str | None = None
     """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
     judged_device: str | None = None
@@ -259,6 +263,13 @@ class Trace:
     def frames(self) -> pd.DataFrame:
         """Frames of the Python stacks of the memory tables, of ``memory_pass``."""
         return self.frame("frames")
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """Sampled Python stacks; ``function``, ``file`` and ``line`` are of the innermost frame."""
+        shown, frames = self.frame("samples"), self.rows["frames"].frame(self.strings)
+        innermost = frames.reindex(shown["frame"].to_numpy()).set_axis(shown.index)
+        return shown.assign(function=innermost["name"], file=innermost["file"], line=innermost["line"])
 
     @property
     def hlo_ops(self) -> pd.DataFrame:

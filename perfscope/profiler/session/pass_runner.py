@@ -29,6 +29,7 @@ CAPTURES: dict[str, str] = {
     "jax_sync": "perfscope.profiler.jax.host_syncs",
     "nsys": "perfscope.profiler.nsys.command",
     "op_graph": "perfscope.profiler.torch.op_graph.capture",
+    "python_stacks": "perfscope.profiler.sampling.capture",
     "torch_compile": "perfscope.profiler.torch.compile_log",
     "torch_memory": "perfscope.profiler.torch.memory",
     "torch_profiler": "perfscope.profiler.torch.profiler",

@@ -17,6 +17,8 @@ from perfscope.model.documents.run import PROCESS_FILE, Process, dump
 from perfscope.model.documents.run_folders import write_atomically
 from perfscope.profiler.jax.session import JaxSession
 from perfscope.profiler.nsys.marks import NsysMarks
+from perfscope.profiler.sampling import workers
+from perfscope.profiler.sampling.capture import StackCapture
 from perfscope.profiler.session import annotate, process_state
 from perfscope.profiler.session.pass_runner import PassRunner
 from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
@@ -36,6 +38,9 @@ _session: Session | None = None
 def attach(message: Message, framework: Framework) -> None:
     """Begin to listen in this process; ``framework`` is imported. Called by the bootstrap, once for each."""
     global _session
+    if message.worker_of is not None:
+        workers.sample_worker(Path(message.directory), message.worker_of)
+        return
     if _session is None:
         _session = Session(message)
         atexit.register(_session.finish)
@@ -60,6 +65,7 @@ class Session:
         self._compile: TorchCompileCapture | None = None
         self._memory = MemoryRecorder(self._run, wanted=not self.options.times_only)
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
+        self._stacks = StackCapture(message)
         self._finder = StepFinder(self.options, self, self._forget)
         self._process: Process | None = None
         self._source: str | None = None
@@ -94,6 +100,7 @@ class Session:
                 )
                 self._compile.start()
                 self._memory.listen()
+                self._stacks.watch_loaders()
             if self._finder.source is not None:
                 for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
                     self._forget(source)
@@ -188,6 +195,7 @@ class Session:
                 if monotonic() - self._written > WRITE_EVERY_S:
                     self._write()
                 self._open_window(number)
+            self._stacks.step_begins(None if self._passes.active is None else self._passes.active.due)
         except Exception as error:
             self.broken(error)
         self._running = True
@@ -200,6 +208,7 @@ class Session:
         self._running = False
         self._ended = self._number + 1
         try:
+            self._stacks.step_ended(self._number, self._begin_ns, now)
             if self._jax is not None:
                 self._jax.step_ended()
             if self._passes.active is not None:
@@ -256,6 +265,7 @@ class Session:
             if self._passes.active is not None:
                 self._passes.finish(self._number)
                 self._pass_ended()
+            self._stacks.stop()
             best = self._finder.best()
             if self._source is None and best is not None and self._finder.completed[best]:
                 self._source = self._finder.label(best)
@@ -280,13 +290,14 @@ class Session:
             self._memory.stop()
             if self._jax is not None:
                 self._jax.abandon_in_fork()
+            self._stacks.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
             pass
 
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
-        for side in (self._memory, self._compile, self._jax):
+        for side in (self._memory, self._compile, self._jax, self._stacks):
             if side is not None:
                 side.stop()
 
@@ -333,6 +344,8 @@ class Session:
             source = self._finder.source if self._finder.source is not None else self._finder.best()
             captures += self._compile.save(directory, self._run, source, last=last)
         captures += self._memory.save(directory)
+        if any(capture.artifact for capture in captures):  # samples alone show nothing: they are laid over a trace
+            captures += self._stacks.save(directory, self._run, last=last)
         process = replace(
             self._process,
             step_source=self._source,

@@ -16,6 +16,8 @@
   rank00000/tensors.json.gz             parameters, gradients, optimizer state when the passes began, ``tensors``
   rank00000/memory.pickle.gz            CUDA: the allocator over the detail pass, its tables are in ``detail``
   rank00000/out_of_memory.pickle.gz     CUDA: the allocator as an allocation failed, a trace of its own
+  rank00000/stacks.json.gz              sampled Python stacks, ``samples``
+  workers/PARENT-PID.stacks.json.gz     the same of a worker process
   rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
 ```
 """
@@ -46,6 +48,7 @@ from perfscope.analyzers.readers.run.memory import (
 from perfscope.analyzers.readers.run.nsys import Recordings
 from perfscope.analyzers.readers.run.parts import FORMAT, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.analyzers.readers.run.peers import carry_peers
+from perfscope.analyzers.readers.run.stacks import attach_stacks
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.time import late_span_ns, steps_work
@@ -53,6 +56,7 @@ from perfscope.model.capture import TOOLS, WINDOW_SIZES
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Capture, Process, Run
+from perfscope.model.documents.stacks import StackSamples, load_stacks
 from perfscope.model.errors import DataError
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.jax_log import HostRead
@@ -255,6 +259,8 @@ class _Captured:
     tensors: TensorListings | None = None
     snapshot: Trace | None = None
     moments: MemoryMoments | None = None
+    stacks: list[StackSamples] = field(default_factory=list)
+    """Of the program itself first, then of its workers."""
     logs: dict[str, Any] = field(default_factory=dict)
     """``compile_events``, ``host_reads`` and ``compile_log`` of the trace, those that were recorded."""
 
@@ -286,6 +292,8 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
         case "jax_memory":
             captured.moments = read_moments(path)
             captured.notes += captured.moments.notes
+        case "python_stacks":
+            captured.stacks.append(load_stacks(path))
         case "jax_hlo":
             captured.programs = path
         case "op_graph":
@@ -335,6 +343,8 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
         except DataError as error:
             notes.append(f"{capture.pass_name} pass is corrupt: {error}")
     _attach_memory(captured)
+    if captured.stacks:
+        _attach_stacks(captured)
     if "timing" in timed and "detail" in timed:
         timed["timing"], note = carry_peers(timed["timing"], timed["detail"])
         notes += [note] if note is not None else []
@@ -356,6 +366,18 @@ def _attach_memory(captured: _Captured) -> None:
         captured.timed[name] = builder.build()
     if captured.tensors is not None:
         captured.notes += captured.tensors.notes()
+
+
+def _attach_stacks(captured: _Captured) -> None:
+    """Lay the samples over the timing pass; nothing else has the times of its steps."""
+    timing = captured.timed.get("timing")
+    if timing is None:
+        return
+    builder = TraceBuilder.of(timing)
+    note = attach_stacks(builder, captured.stacks)
+    captured.timed["timing"] = builder.build()
+    if note is not None:
+        captured.notes.append(note)
 
 
 def _process(path: Path, part: RunPart, process: Process, recordings: Recordings) -> Trace | None:
@@ -390,6 +412,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         hlo=hlo,
         held_before=None if main is None else main.held_before,
         allocator_counters=_counters(process),
+        loaders=() if main is None else main.loaders,
         why_no_step=why_no_step(part.run, process) if captured.op_graph is None and not hlo else None,
         **logs,
     )

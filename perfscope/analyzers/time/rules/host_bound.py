@@ -7,10 +7,13 @@ do meanwhile, and a faster device changes nothing.
 How it is found: of the account of the step the idle time in which the host was late, for 1 ms or more without
 launching anything, and neither waited for the device, nor for input, nor compiled (`host_sync`, `input_stall` and
 `warmup_compile` judge those). If a wait for the device came just before, the host could have worked ahead as long as
-it waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op;
-where the timed recording has none, to those of the detail pass. Without an accelerator in the recording the main
-thread's time outside every op and data loader is judged, if every step has it: on an accelerator it would be idle time
-unless the device is still busy then. All of it is measured; the saving is an upper bound.
+it waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op,
+or to the line of the sampled stacks in it (`perfscope run`); where the timed steps have neither, to the lines of the
+stacks sampled in other steps, or to the functions of the detail pass. A thread that sleeps or waits shows by its
+processor time; one that waits for the interpreter's lock shows where another thread of the program works in Python
+meanwhile, and is a finding of its own that names that thread and its line. Without an accelerator in the recording the
+main thread's time outside every op and data loader is judged, if every step has it: on an accelerator it would be idle
+time unless the device is still busy then. All of it is measured; the saving is an upper bound.
 
 Fix: move the work out of the loop (do it once, before), to another process (`DataLoader(num_workers=...)`), or to a
 thread that runs while the device computes. Write logs and metrics every N steps, save checkpoints asynchronously
@@ -20,15 +23,32 @@ thread that runs while the device computes. Write logs and metrics every N steps
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from perfscope.analyzers.time.account import Cause, StepAccount, account_windows, cause_intervals, step_accounts
-from perfscope.analyzers.time.host_activity import NOT_RECORDED, HostWork, host_work
+from perfscope.analyzers.time.host_activity import (
+    NOT_RECORDED,
+    HostActivity,
+    HostWork,
+    host_work,
+    main_thread,
+    sample_activities,
+)
+from perfscope.analyzers.time.samples import (
+    free_samples,
+    lock_wait,
+    outside_ops,
+    sampled_lines,
+    sampled_site,
+)
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, AbstainError, Cell, Finding
-from perfscope.model.intervals import EMPTY, Intervals, intersection, merge, union
+from perfscope.model.intervals import EMPTY, Int64, Intervals, intersection, merge, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -42,6 +62,11 @@ LEAST_SHARE_ON_HOST = 0.1
 
 PART_SHARE = MEDIUM_SHARE
 """Of the step: a kind of work with less gets no finding of its own."""
+
+LEAST_SAMPLES = 10
+"""Of steps without a profiler: fewer do not tell which line has most of the time."""
+
+HALF = 0.5
 
 ROWS = 20
 
@@ -68,6 +93,12 @@ _WORK: dict[Cause, tuple[str, str, str]] = {
     ),
 }
 
+_ACTIVITY = {
+    "saving": HostActivity.SAVING,
+    "garbage_collection": HostActivity.GARBAGE_COLLECTION,
+    "sleeping": HostActivity.SLEEPING,
+}
+
 
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding a kind of host work, for the device that it keeps idle longest."""
@@ -75,7 +106,10 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not accounts:
         raise AbstainError("neither device work nor ops of the host were recorded")
     account = max(accounts, key=_host_ns)
-    if not account.whole_ns or not keeps_idle(account):
+    if not account.whole_ns:
+        return
+    yield from _waits_for_lock(trace, account)
+    if not keeps_idle(account):
         return
     total = account.total_ns
     for cause in _WORK:
@@ -86,7 +120,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 def keeps_idle(account: StepAccount) -> bool:
     """Whether the host's own work is enough of the step to be named."""
     if account.device == MISSING:
-        return sum(account.steady_ns[cause] for cause in _WORK) >= LEAST_SHARE_ON_HOST * account.whole_ns
+        return account.steady_ns(_WORK) >= LEAST_SHARE_ON_HOST * account.whole_ns
     return _host_ns(account) >= LEAST_SHARE * account.whole_ns
 
 
@@ -97,34 +131,80 @@ def _host_ns(account: StepAccount) -> int:
 def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Finding:
     subject, verb, advice = _WORK[cause]
     spans = _in_steps(trace, account, cause)
-    work, recording = host_work(trace, spans), trace
-    if work[0].name == NOT_RECORDED and trace.detail is not None and (detailed := _detailed(trace.detail, cause)):
-        work, recording = detailed, trace.detail
-        advice += " The functions are those of the detail pass, by their shares of the time there."
-    in_recording = sum(item.total_ns for item in work)
-    sites = [call_site(recording, item.slice) for item in work[:ROWS]]
+    lines, source = _lines(trace, cause, spans)
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
-    in_functions: dict[CallSite, int] = defaultdict(int)
-    for item, site in zip(work, sites, strict=False):
-        in_functions[site] += item.total_ns
-    best = max(in_functions, key=lambda site: (site.file is not None, in_functions[site]))
-    names = [item.name for item, site in zip(work, sites, strict=False) if site == best]
-    function = names[0] if best.function in (None, "<module>") else best.function
-    most = f", most of it in {function}" if 2 * in_functions[best] > in_recording else ""
-    most = "" if names[0] == NOT_RECORDED else most
-    if work[0].name == NOT_RECORDED:
-        advice += " The recording has no Python functions there: record with Python stacks to see which they are."
+    function, best = _most(lines)
+    most = f", most of it in {function}" if function is not None else ""
     return Finding(
         subject=subject,
         title=f"the host {verb} for {format_ns(cost)} ({format_share(cost, account.whole_ns)}) while {whose}{most}",
         **timed_cost(trace, cost, account.whole_ns),
-        advice=advice,
+        advice=f"{advice}{_SOURCES[source]}",
         where=best.where(),
-        evidence=tuple(
-            _row(item, site, cost / in_recording, timed=recording is trace)
-            for item, site in zip(work, sites, strict=False)
-        ),
+        evidence=tuple(_row(line, cost) for line in lines[:ROWS]),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
+    )
+
+
+# Which functions and lines: from what was recorded or sampled in the time itself, else from other steps.
+
+
+_SOURCES = {
+    "recorded": "",
+    "nothing": " The recording has no Python functions there: record with `perfscope run`, or with Python stacks, to "
+    "see which they are.",
+    "free": " The lines are those of sampled stacks of steps without a profiler, by their shares there.",
+    "detail": " The functions are those of the detail pass, by their shares of the time there.",
+}
+"""Where the lines are from -> what the advice adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A part of the cause's time."""
+
+    name: str
+    site: CallSite
+    share: float
+    """Of all of it."""
+    pieces: int
+    start_ns: int | None
+
+
+def _lines(trace: Trace, cause: Cause, spans: Intervals) -> tuple[list[_Line], str]:
+    """The lines that took ``spans``, most time first, and a key of ``_SOURCES``."""
+    work = host_work(trace, spans)
+    whole = sum(item.total_ns for item in work)
+    told = sum(item.total_ns for item in work if item.name != NOT_RECORDED)
+    if 2 * told < whole:
+        free = sampled_lines(trace, _free_rows(trace, cause))
+        if sum(line.samples for line in free) >= LEAST_SAMPLES:
+            return [
+                _Line(name=line.innermost, site=line.site, share=line.share, pieces=line.samples, start_ns=None)
+                for line in free
+            ], "free"
+        detailed = _detailed(trace.detail, cause) if trace.detail is not None else ()
+        if detailed and trace.detail is not None:
+            return [_recorded_line(trace.detail, item, detailed, timed=False) for item in detailed], "detail"
+    return [_recorded_line(trace, item, work, timed=True) for item in work], "recorded" if told else "nothing"
+
+
+def _free_rows(trace: Trace, cause: Cause) -> Int64:
+    """Samples of the main thread in steps without a profiler that show the cause."""
+    rows = free_samples(trace, trace.fact(main_thread))
+    activity = trace.fact(sample_activities)[rows]
+    shown = activity == _ACTIVITY.get(cause, MISSING)
+    return np.asarray(rows[shown & outside_ops(trace, rows) if cause == "other_host" else shown], np.int64)
+
+
+def _recorded_line(trace: Trace, work: HostWork, of: Sequence[HostWork], *, timed: bool) -> _Line:
+    site = call_site(trace, work.slice) if work.frame == MISSING else sampled_site(trace, work.frame)
+    return _Line(
+        name=work.name,
+        site=site,
+        share=work.total_ns / sum(item.total_ns for item in of),
+        pieces=work.pieces,
+        start_ns=work.start_ns if timed else None,
     )
 
 
@@ -139,15 +219,56 @@ def _detailed(detail: Trace, cause: Cause) -> tuple[HostWork, ...]:
     return work if work and work[0].name != NOT_RECORDED else ()
 
 
-def _row(work: HostWork, site: CallSite, scale: float, *, timed: bool) -> dict[str, Cell]:
+def _most(lines: Sequence[_Line]) -> tuple[str | None, CallSite]:
+    """The function with most of the time, if it has half of it, and its line with most; one with a file goes first."""
+    functions: dict[tuple[str | None, str | None], float] = defaultdict(float)
+    for line in lines:
+        functions[line.site.file, line.site.function] += line.share
+    most = max(functions, key=lambda key: (key[0] is not None, functions[key]))
+    best = next(line for line in lines if (line.site.file, line.site.function) == most)
+    if functions[most] <= HALF or (best.name == NOT_RECORDED and best.site.file is None):
+        return None, best.site
+    return best.name if most[1] in (None, "<module>") else most[1], best.site
+
+
+def _row(line: _Line, cost: int) -> dict[str, Cell]:
     return {
-        "host_was_in": work.name,
-        "site": site.where().label(),
-        "line_is": site.line_is(),
-        "idle_ns": round(work.total_ns * scale),
-        "pieces": work.pieces,
-        "start_ns": work.start_ns if timed else None,
+        "host_was_in": line.name,
+        "site": line.site.where().label(),
+        "line_is": line.site.line_is(),
+        "idle_ns": round(line.share * cost),
+        "pieces": line.pieces,
+        "start_ns": line.start_ns,
     }
+
+
+def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:
+    """What sampled stacks show of a thread that keeps the interpreter's lock from the one of the steps."""
+    waited = lock_wait(trace, trace.fact(main_thread))
+    if waited is None or waited.share < LEAST_SHARE_ON_HOST:
+        return
+    samples, threads = trace.rows["samples"], trace.rows["threads"]
+    name = trace.text(int(threads["thread"][samples["thread"][waited.holder]]))
+    site = sampled_site(trace, int(samples["frame"][waited.holder]))
+    cost = round(waited.share * account.whole_ns)
+    yield Finding(
+        subject="waiting for the interpreter's lock",
+        title=f"the host waits {format_ns(cost)} ({format_share(cost, account.whole_ns)}) for the interpreter's lock "
+        f"(GIL) while thread {name} runs {site.function or 'Python'}",
+        **timed_cost(trace, cost, account.whole_ns),
+        advice="Only one thread of a process runs Python at a time. Move the work of that thread to a process "
+        "(`multiprocessing`, `DataLoader(num_workers=...)`), or to a library that lets go of the lock while it works. "
+        "Waiting inside an op is in it, and shown as the op's in the account.",
+        where=site.where(),
+        evidence=tuple(
+            {
+                "lock_held_by": name,
+                "site": sampled_site(trace, int(samples["frame"][row])).where().label(),
+                "waited_ns": round(share * cost),
+            }
+            for row, share in waited.lines[:ROWS]
+        ),
+    )
 
 
 def _in_steps(trace: Trace, account: StepAccount, cause: Cause) -> Intervals:

@@ -9,6 +9,11 @@ program's own thread spends in the loader: nothing else of the program runs mean
 processes that load ahead are not counted. A loader of another kind, without such a region, cannot be seen:
 then the rule abstains, unless the device was busy throughout.
 
+Where stacks were sampled (`perfscope run`) the functions that make the batch are named, with the time of one sample of
+the data set, in the program itself or in its worker processes, and how many workers would hide it: the time that all
+workers spend on batches in a step, over the step without the waiting. Workers that are idle while the program waits
+are not what it waits for.
+
 Fix: load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`;
 do the decoding and augmentation once and store the result, or move it to the device; copy with
 `non_blocking=True` and fetch the next batch before the step, not after it.
@@ -16,6 +21,7 @@ do the decoding and augmentation once and store the result, or move it to the de
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -23,6 +29,7 @@ import numpy as np
 
 from perfscope.analyzers.time.device_time import device_busy, device_times
 from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.analyzers.time.input_work import InputWork, input_work
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
@@ -37,6 +44,14 @@ STALL_SHARE = 0.05
 """Of the step. Fetching a finished batch from a queue costs some tens of microseconds; a twentieth is waiting."""
 
 ROWS = 20
+
+BUSY_SHARE = 0.6
+"""Of a worker's time: one that makes batches for less is not what the program waits for."""
+
+_ADVICE = (
+    "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`; "
+    "decode and augment once, or on the device; fetch the next batch before the step ends."
+)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -129,20 +144,29 @@ def _findings(trace: Trace, rows: Int64, stalled: Int64, whole: int, *, on_devic
         )
         loops[key].append(index)
         sites[key] = site
+    work = input_work(trace, rows)
     return [
-        _finding(trace, key[0], sites[key], rows[members], stalled[members], whole, on_device=on_device)
+        _finding(trace, key[0], sites[key], rows[members], stalled[members], whole, work, on_device=on_device)
         for key, members in loops.items()
     ]
 
 
 def _finding(
-    trace: Trace, name: str, site: CallSite, rows: Int64, stalled: Int64, whole: int, *, on_device: bool
+    trace: Trace,
+    name: str,
+    site: CallSite,
+    rows: Int64,
+    stalled: Int64,
+    whole: int,
+    work: InputWork | None,
+    *,
+    on_device: bool,
 ) -> Finding:
     slices = trace.rows["slices"]
     cost = int(stalled.sum())
     duration = slices["end_ns"][rows] - slices["start_ns"][rows]
     who = "the device idles" if on_device else "the program waits"
-    table: list[Mapping[str, Cell]] = [
+    fetches: list[Mapping[str, Cell]] = [
         {
             "stall_ns": int(stalled[i]),
             "fetch_ns": int(duration[i]),
@@ -154,11 +178,67 @@ def _finding(
     return Finding(
         subject=name,
         title=f"{who[0].upper() + who[1:]} {format_ns(cost)} ({format_share(cost, whole)}) for the next batch, "
-        f"in {len(rows):,} fetches",
+        f"in {len(rows):,} fetches{'' if work is None else f'; {_slowest(work)}'}",
         **timed_cost(trace, cost, whole),
-        advice="Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, "
-        "pin_memory=True)`; decode and augment once, or on the device; fetch the next batch before the step ends.",
+        advice=(_ADVICE if work is None else f"{_workers_needed(work, cost, whole)} {_ADVICE}"),
         where=site.where(op=name),
-        evidence=tuple(table),
+        evidence=(*(() if work is None else _input_rows(work)), *fetches),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
     )
+
+
+# What makes the batch, and whether more workers would hide it: from sampled stacks.
+
+
+def _slowest(work: InputWork) -> str:
+    """The function that takes most of the time of a batch, per sample where the batch size is known."""
+    function, share, line = work.function()
+    count, unit = (work.batch_size, "sample") if work.batch_size else (1, "batch")
+    of = work.batch_ns / count
+    where = "" if line.site.line is None else f" line {line.site.line}"
+    return f"{function}{where} takes {format_ns(round(share * of))} of {format_ns(round(of))} per {unit}"
+
+
+def _workers_needed(work: InputWork, cost: int, whole: int) -> str:
+    """Whether more workers would hide the waiting."""
+    share = cost / whole
+    if work.workers and max(load.busy_share for load in work.workers) < BUSY_SHARE:
+        busy = max(load.busy_share for load in work.workers)
+        return (
+            f"More workers would not hide it: the busiest of {len(work.workers)} makes batches for {busy:.0%} of its "
+            "time. The program waits for batches to be sent, or asks for them too late (`prefetch_factor`)."
+        )
+    if share >= 1:
+        return ""
+    # What is made in a step must be made within the rest of the step.
+    step_ns = work.per_step_ns / share if not work.workers else _step_ns(work)
+    needed = max(1, math.ceil(round(work.per_step_ns / max(step_ns * (1 - share), 1), 3)))
+    made = f"batches of a step take {format_ns(work.per_step_ns)} to make, the rest of the step takes "
+    rest = format_ns(round(step_ns * (1 - share)))
+    have = f" instead of {len(work.workers)}" if work.workers else ""
+    return f"About {needed} workers{have} would hide it, given as many free cores: {made}{rest}."
+
+
+def _step_ns(work: InputWork) -> float:
+    """The step in which the workers were watched."""
+    return work.per_step_ns / max(sum(load.busy_share for load in work.workers), 1e-9)
+
+
+def _input_rows(work: InputWork) -> Iterable[Mapping[str, Cell]]:
+    """Lines of all processes together, then each worker's busy share and its own first line."""
+    for line in work.lines[:ROWS]:
+        yield {
+            "makes_batch": line.site.function or line.innermost,
+            "site": line.site.where().label(),
+            "innermost": line.innermost,
+            "batch_ns": round(line.share * work.batch_ns),
+            "share": round(line.share, 4),
+            "samples": line.samples,
+        }
+    for load in work.workers[:ROWS]:
+        yield {
+            "worker": load.name,
+            "busy_share": round(load.busy_share, 4),
+            "makes_batch": load.lines[0].site.function if load.lines else None,
+            "site": load.lines[0].site.where().label() if load.lines else None,
+        }

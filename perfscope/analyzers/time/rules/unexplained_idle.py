@@ -79,14 +79,17 @@ def check_rest(trace: Trace, flagged: frozenset[str]) -> Iterable[Finding]:
     if not left:
         raise AbstainError("neither device work nor ops of the host were recorded")
     causes, account = max(left, key=lambda pair: sum(pair[0].values()))
-    cost = sum(causes.values())
+    whole = sum(causes.values())
+    cost = account.steady_ns(causes) if account.device == MISSING else whole
     least = LEAST_SHARE_ON_HOST if account.device == MISSING else LEAST_SHARE
     if not cost or cost < least * account.whole_ns:
         return
     parts = trace.fact(cause_intervals)[account.device]
     spans = merge(*(parts[cause] for cause in causes if cause in parts))
-    ordered = sorted(causes.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{_WORDS.get(cause, cause)} {format_ns(value)}" for cause, value in ordered[:3])
+    ordered = sorted(((cause, round(ns * cost / whole)) for cause, ns in causes.items()), key=lambda item: -item[1])
+    named = ", ".join(
+        f"{_WORDS.get(cause, cause)} {format_ns(round(value * cost / whole))}" for cause, value in ordered[:3]
+    )
     whose = "The main thread" if account.device == MISSING else account.name or "The device"
     yield Finding(
         subject="time without a finding",
@@ -95,7 +98,11 @@ def check_rest(trace: Trace, flagged: frozenset[str]) -> Iterable[Finding]:
         **timed_cost(trace, cost, account.whole_ns),
         advice="See the causes in the evidence, and `perfscope rules unexplained_idle` for what to record or change.",
         evidence=tuple(
-            {"cause": _WORDS.get(cause, cause), "idle_ns": value, "share": round(value / account.whole_ns, 4)}
+            {
+                "cause": _WORDS.get(cause, cause),
+                "idle_ns": round(value * cost / whole),
+                "share": round(value * cost / whole / account.whole_ns, 4),
+            }
             for cause, value in ordered
         ),
         spans=worst_spans(spans.starts, spans.ends, np.asarray(spans.ends - spans.starts)),
@@ -108,6 +115,6 @@ def _uncovered(account: StepAccount, flagged: frozenset[str]) -> dict[Cause, int
     busy = {"compute", "launch"} if on_host else {"compute"}
     return {
         cause: value
-        for cause, value in (account.steady_ns if on_host else account.total_ns).items()
+        for cause, value in account.total_ns.items()
         if value and cause not in busy and not RULES_OF.get(cause, frozenset()) & flagged
     }

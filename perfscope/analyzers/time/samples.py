@@ -1,0 +1,272 @@
+"""What sampled Python stacks say: the function and line of the program that the host was in, and what it did there.
+
+Samples lie on the clock of the trace. Those of traced steps are laid over it: a stretch of time without any recorded op
+is divided among the samples in it, each has what is nearer to it than to another. Most samples are of steps without a
+profiler; of them only shares are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
+from perfscope.model.documents.stacks import COLLECTING
+from perfscope.model.frames import Owner, owner_of
+from perfscope.model.intervals import Int64, Intervals
+from perfscope.model.trace import MISSING, Trace
+
+WAITING_CPU_SHARE = 0.3
+"""Of the time of a line on a processor: below it the thread slept or waited there. Time in which the system let others
+run is in it, so that half would call a busy machine a sleeping program."""
+HOLDER_CPU_SHARE = 0.1
+"""Of a sample's time another thread of the program worked for more, so that the first one may have waited for it."""
+
+LOCK_DELAY_NS = 2_000_000
+"""Median. A thread with the lock gives it up after 5 ms if asked; a sampler that waits for nobody is late by 0.1 ms."""
+
+_SLEEPS = re.compile(r"(.*\.)?(sleep|wait|acquire|select|poll|epoll_wait)")
+"""Callees that wait, whoever calls them."""
+_DEVICE_WAITS = re.compile(r"(.*\.)?(item|tolist|cpu|to|numpy|synchronize|block_until_ready|device_get|nonzero)")
+_COMPREHENSION = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>")
+"""A function of its own up to Python 3.11: its lines are those of the function around it."""
+_ML_FRAMEWORK = re.compile(r"(site-packages/)?(torch|torch_xla|functorch|triton|jax|jaxlib|flax|optax)/.*")
+_FRAMEWORK_CALLEE = re.compile(r"(torch|F|nn|jnp|jax|lax|np|numpy)\..*")
+_LOADER = re.compile(r"(site-packages/)?torch/utils/data/.*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Per row of ``frames``, what is asked of a stack whose innermost frame it is."""
+
+    user: Int64
+    """Row of the user's innermost frame; of a library's, where there is none; else of the frame itself."""
+    texts: tuple[str, ...]
+    """Of the frame alone: ``file(line): function``, or what is called."""
+    in_framework: npt.NDArray[np.bool_]
+    """The innermost Python frame is of PyTorch or JAX, or calls it."""
+    in_loader: npt.NDArray[np.bool_]
+    """A frame of PyTorch's data loaders is on the stack."""
+
+
+def stacks(trace: Trace) -> Stacks:
+    """What every stack of samples shows. A caller stands before those it calls."""
+    frames = trace.rows["frames"]
+    count = len(frames)
+    user, loader = np.full(count, MISSING, np.int64), np.zeros(count, bool)
+    best, framework = np.full(count, int(Owner.FRAMEWORK), np.int64), np.zeros(count, bool)
+    texts = []
+    columns = (frames[name].tolist() for name in ("file", "line", "name", "parent"))
+    for row, (file, line, name, parent) in enumerate(zip(*columns, strict=True)):
+        path, function = trace.text(file), trace.text(name)
+        texts.append(f"{path}({line}): {function.rpartition('.')[2]}" if path else function)
+        above = parent if parent != MISSING and parent < row else MISSING
+        loader[row] = (above != MISSING and loader[above]) or bool(_LOADER.fullmatch(path))
+        owner = owner_of(path) if path else Owner.FRAMEWORK
+        user[row], best[row] = row, int(owner)
+        if above != MISSING and best[above] < owner:
+            user[row], best[row] = user[above], best[above]
+        if path:
+            framework[row] = bool(_ML_FRAMEWORK.fullmatch(path))
+        else:
+            framework[row] = (above != MISSING and framework[above]) or bool(_FRAMEWORK_CALLEE.fullmatch(function))
+    return Stacks(user=user, texts=tuple(texts), in_framework=framework, in_loader=loader)
+
+
+def sampled_site(trace: Trace, frame: int, inside: npt.NDArray[np.bool_] | None = None) -> CallSite:
+    """The user's function and line of a stack; ``frame``: row of its innermost frame.
+
+    ``inside``: flag of each row of ``frames`` that the line must have; where the user has none such, it is the
+    innermost line there is.
+    """
+    if frame == MISSING:
+        return UNKNOWN_SITE
+    frames, row = trace.rows["frames"], int(trace.fact(stacks).user[frame])
+    if inside is not None and not inside[row]:
+        row = frame if frames["file"][frame] != MISSING else max(int(frames["parent"][frame]), 0)
+    file, line = trace.text(int(frames["file"][row])), int(frames["line"][row])
+    return CallSite(
+        file=file or None,
+        line=line if file and line != MISSING else None,
+        function=_COMPREHENSION.sub("", trace.text(int(frames["name"][row]))).replace("<locals>.", ""),
+        exact=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledPieces:
+    """Disjoint pieces of time, each with the sample that stands for it."""
+
+    starts: Int64
+    ends: Int64
+    samples: Int64
+    """Rows of ``samples``."""
+
+
+def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPieces:
+    """Divide ``spans`` among the samples of a thread in them; spans without any are left out."""
+    samples = trace.rows["samples"]
+    rows: Int64 = np.flatnonzero((samples["thread"] == thread) & ~samples["worker"])
+    times = samples["time_ns"][rows]
+    span = np.searchsorted(spans.starts, times, side="right") - 1
+    inside = (span >= 0) & (times < spans.ends[np.maximum(span, 0)]) if len(spans.starts) else np.zeros(len(rows), bool)
+    rows, times, span = rows[inside], times[inside], span[inside]
+    if not len(rows):
+        nothing = np.empty(0, np.int64)
+        return SampledPieces(starts=nothing, ends=nothing, samples=nothing)
+    same = span[1:] == span[:-1]
+    middle = (times[1:] + times[:-1]) // 2
+    starts = np.concatenate((spans.starts[span[:1]], np.where(same, middle, spans.starts[span[1:]])))
+    ends = np.concatenate((np.where(same, middle, spans.ends[span[:-1]]), spans.ends[span[-1:]]))
+    filled = ends > starts
+    return SampledPieces(starts=starts[filled], ends=ends[filled], samples=rows[filled])
+
+
+def waiting_samples(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Per row of ``samples``: the thread slept or waited, by what it called or by the processor time of its line.
+
+    By that of all samples with the line and what it calls: a single sample may be one in which the system let others
+    run.
+    """
+    samples, known = trace.rows["samples"], trace.fact(stacks)
+    rows = np.flatnonzero((samples["cpu_ns"] != MISSING) & (samples["frame"] != MISSING))
+    frame = samples["frame"][rows]
+    texts = {text: number for number, text in enumerate(dict.fromkeys(known.texts))}
+    leaf = np.array([texts[text] for text in known.texts], np.int64)
+    keys = np.stack([known.user[frame], leaf[frame]]) if len(rows) else np.empty((2, 0), np.int64)
+    _, group = np.unique(keys, axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    cpu = np.bincount(group, weights=samples["cpu_ns"][rows])
+    lasts = np.bincount(group, weights=samples["lasts_ns"][rows])
+    idle = np.zeros(len(samples), bool)
+    idle[rows] = (cpu < WAITING_CPU_SHARE * lasts)[group]
+    collects = np.array([*(text == COLLECTING or text.startswith("gc.") for text in known.texts), False], bool)
+    return np.asarray(idle & ~collects[samples["frame"]] | _sleeps(trace), bool)
+
+
+def _sleeps(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Per row of ``samples``: it calls what waits whoever calls it."""
+    sleeps = [_SLEEPS.fullmatch(text) is not None for text in trace.fact(stacks).texts]
+    return np.array([*sleeps, False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockWait:
+    """What the thread of the steps waited for the interpreter's lock, while another thread of the program had it."""
+
+    share: float
+    """Of the samples' time in steps."""
+    holder: int
+    """Row of ``samples``: the thread that worked meanwhile, at its line with most time."""
+    lines: tuple[tuple[int, float], ...]
+    """(Row of ``samples``, share) of the holder's lines, most time first."""
+
+
+def lock_wait(trace: Trace, thread: int) -> LockWait | None:
+    """Waiting of ``thread`` for the interpreter's lock; ``None`` if no sample shows any.
+
+    A thread that works in Python has the lock. Of a sample it counts as long as another thread of the program worked,
+    and at most what was left to the one that waits, which was in no call that waits for something else. That it is the
+    lock, and not work of C that lets go of it, shows in how long the sampler itself had to wait for it.
+    """
+    samples, known = trace.rows["samples"], trace.fact(stacks)
+    ours = ~samples["worker"] & (samples["cpu_ns"] != MISSING)
+    mine = ours & (samples["thread"] == thread) & (samples["step"] != MISSING)
+    whole = int(samples["lasts_ns"][mine].sum())
+    works = ours & (samples["thread"] != thread) & (samples["cpu_ns"] > HOLDER_CPU_SHARE * samples["lasts_ns"])
+    order = np.flatnonzero(works)[
+        np.argsort(samples["cpu_ns"][works], kind="stable")
+    ]  # the busiest comes last, and stays
+    holder_at = dict(zip(samples["time_ns"][order].tolist(), order.tolist(), strict=True))
+    waits = [row for row in np.flatnonzero(mine & ~_waits_otherwise(trace)).tolist() if _time(trace, row) in holder_at]
+    if not waits or np.median(samples["delay_ns"][waits]) < LOCK_DELAY_NS:
+        return None
+    by_line: dict[int, int] = defaultdict(int)
+    stands: dict[int, int] = {}
+    for row in waits:
+        holder = holder_at[_time(trace, row)]
+        line = int(known.user[samples["frame"][holder]]) if samples["frame"][holder] != MISSING else MISSING
+        left = int(samples["lasts_ns"][row] - samples["cpu_ns"][row])
+        by_line[line] += max(0, min(left, int(samples["cpu_ns"][holder])))
+        stands[line] = holder
+    total = sum(by_line.values())
+    if not total or not whole:
+        return None
+    lines = sorted(((stands[line], ns / total) for line, ns in by_line.items()), key=lambda item: -item[1])
+    return LockWait(share=total / whole, holder=lines[0][0], lines=tuple(lines))
+
+
+def _time(trace: Trace, row: int) -> int:
+    return int(trace.rows["samples"]["time_ns"][row])
+
+
+def _waits_otherwise(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Per row of ``samples``: it calls what waits by itself, for time to pass or for a device."""
+    waits = [_SLEEPS.fullmatch(text) or _DEVICE_WAITS.fullmatch(text) for text in trace.fact(stacks).texts]
+    return np.array([*map(bool, waits), False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
+
+
+def free_samples(trace: Trace, thread: int) -> Int64:
+    """Rows of ``samples`` of a thread in steps that no profiler recorded."""
+    samples = trace.rows["samples"]
+    traced = np.isin(samples["step"], trace.rows["steps"]["number"])
+    chosen = (samples["thread"] == thread) & ~samples["worker"] & (samples["step"] != MISSING) & ~traced
+    return np.flatnonzero(chosen)
+
+
+def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
+    """Of rows of ``samples``: the innermost line is no framework's, no data loader's, and calls no op of the op graph.
+
+    A line that calls an op and that no op graph names passes for one of the program's own work.
+    """
+    samples, known = trace.rows["samples"], trace.fact(stacks)
+    frame = samples["frame"][rows]
+    calls_ops = {(op.file, op.line) for op in (trace.op_graph.ops if trace.op_graph is not None else ())}
+    sites = {row: sampled_site(trace, row) for row in np.unique(frame).tolist()}
+    of_ops = np.array([(sites[row].file, sites[row].line) in calls_ops for row in frame.tolist()], bool)
+    outside = (frame != MISSING) & ~of_ops & ~known.in_loader[frame] & ~known.in_framework[frame]
+    return np.asarray(outside, bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledLine:
+    """A line of the program by its share of some samples."""
+
+    site: CallSite
+    innermost: str
+    """The innermost frame most of them had, as text."""
+    share: float
+    """Of the samples' time."""
+    samples: int
+
+
+def sampled_lines(trace: Trace, rows: Int64, inside: npt.NDArray[np.bool_] | None = None) -> tuple[SampledLine, ...]:
+    """Rows of ``samples`` by the user's line, most time first. ``inside``: as of ``sampled_site``."""
+    samples, known = trace.rows["samples"], trace.fact(stacks)
+    weight = samples["lasts_ns"][rows]
+    whole = int(weight.sum())
+    if not whole:
+        return ()
+    time: dict[CallSite, int] = defaultdict(int)
+    counts: dict[CallSite, int] = defaultdict(int)
+    inner: dict[CallSite, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for row, ns in zip(rows.tolist(), weight.tolist(), strict=True):
+        frame = int(samples["frame"][row])
+        site = sampled_site(trace, frame, inside)
+        time[site] += ns
+        counts[site] += 1
+        inner[site][known.texts[frame] if frame != MISSING else ""] += ns
+    lines = [
+        SampledLine(
+            site=site,
+            innermost=max(inner[site], key=lambda text: inner[site][text]),
+            share=ns / whole,
+            samples=counts[site],
+        )
+        for site, ns in time.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: -line.share))

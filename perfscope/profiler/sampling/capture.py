@@ -1,0 +1,93 @@
+"""Stack samples of a session: on while steps run that no heavier pass records, written beside the traces."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from perfscope.model.capture import Message
+from perfscope.model.documents.run import Capture
+from perfscope.model.documents.run_folders import write_atomically
+from perfscope.model.documents.stacks import STACKS_FILE, dump_stacks
+from perfscope.profiler.sampling import workers
+from perfscope.profiler.sampling.sampler import StackSampler
+from perfscope.profiler.session.passes import Pass
+from perfscope.profiler.source_files import SourceFiles
+from perfscope.profiler.torch.loaders import LoaderLog
+
+PASS, TOOL = "stacks", "python_stacks"
+
+
+def available() -> str | None:
+    """Why stacks cannot be sampled in this process, or ``None`` if they can."""
+    return None if hasattr(sys, "_current_frames") else "this Python does not show the stacks of its threads"
+
+
+class StackCapture:
+    """Of one process with steps. Methods are called at step boundaries, on the thread of the loop."""
+
+    def __init__(self, message: Message) -> None:
+        """Nothing is sampled yet. No samples are taken where they are not wanted, or another tool records."""
+        options = message.options
+        self._run = Path(message.directory)
+        self._sampler: StackSampler | None = None
+        self._loaders = LoaderLog()
+        self._written = 0
+        if options.stacks and not options.times_only and options.capture is None and available() is None:
+            self._sampler = StackSampler(SourceFiles(Path.cwd(), ()))
+            workers.reach_started_workers(message)
+
+    def watch_loaders(self) -> None:
+        """torch is imported."""
+        if self._sampler is not None:
+            self._loaders.watch()
+
+    def step_begins(self, due: Pass | None) -> None:
+        """``due``: the pass that records the step. Structure and detail passes make the host another one."""
+        if self._sampler is None:
+            return
+        if due is None or due.name == "timing":
+            self._sampler.resume(traced=due is not None)
+        else:
+            self._sampler.pause()
+
+    def step_ended(self, number: int, begin_ns: int, end_ns: int) -> None:
+        """Times of ``perf_counter_ns``."""
+        if self._sampler is not None:
+            self._sampler.step(number, begin_ns, end_ns)
+
+    def stop(self) -> None:
+        """No more samples."""
+        self._loaders.stop()
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def abandon_in_fork(self) -> None:
+        """In a forked child: the samples are the parent's. If it is a worker it gets a sampler of its own."""
+        self._loaders.stop()
+        if self._sampler is not None:
+            self._sampler.abandon_in_fork()
+            workers.sample_forked(self._run)
+
+    def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
+        """Write what there is, if it is twice as much as last time or the ``last`` time, and say where it is."""
+        if self._sampler is None:
+            return []
+        ticks = self._sampler.ticks
+        path = directory / STACKS_FILE
+        if ticks and (last or ticks >= 2 * self._written):
+            self._written = ticks
+            write_atomically(path, dump_stacks(self._sampler.document(self._loaders.noted())), durable=False)
+        if not self._written:
+            return []
+        files = [(PASS, path), *((f"{PASS} of a worker", file) for file in workers.files(run))]
+        return [
+            Capture(
+                pass_name=name,
+                tool=TOOL,
+                state="recorded",
+                reason=self._sampler.stopped if file == path else None,
+                artifact=file.relative_to(run).as_posix(),
+            )
+            for name, file in files
+        ]

@@ -1,0 +1,272 @@
+"""Samples the Python stacks of all threads from a thread of its own, and stops itself where that costs too much.
+
+``sys._current_frames`` under the interpreter's lock; no signal, no trace function, no other process. How long a thread
+waits for the lock is the interpreter's switch interval, 5 ms: a sample that was due in a loop of plain Python would be
+taken in the next op that lets go of the lock, and all of that loop would go to the op's line. So the interval is
+0.25 ms while the program has one thread that works; that changes nothing for a program in which nobody else waits for
+the lock. Where others do, it is left as the program has it.
+
+What a thread does in C is told by its line and its processor time: a thread without any sleeps or waits.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from perfscope.model.documents.stacks import SampledLoader, StackSamples, StackThread
+from perfscope.profiler.sampling.stack_tree import StackTree
+from perfscope.profiler.source_files import SourceFiles
+
+PERIOD_S = 0.020
+"""Between two samples at first. A sample costs 20 to 150 us, by how long the system takes to wake a thread."""
+SHORTEST_PERIOD_S = 0.005
+LONGEST_PERIOD_S = 0.080
+TRACED = 4
+"""So many times as often in the few steps of the timing pass, whose samples are laid over the trace."""
+BUDGET = 0.007
+"""Processor time of the sampling thread over the clock; the period is halved and doubled to stay between half of it and
+all of it. The turns that it takes from the program are not in it: with them it stays below 1 %."""
+WATCHED_TICKS = 40
+"""Samplings between two looks at the cost."""
+
+MOST_TICKS = 6_000
+"""A minute of steps: the share of a line that takes a twentieth is known to a tenth of itself."""
+MOST_ROWS = 40_000
+MOST_STEPS = 10_000
+
+FAST_SWITCH_S = 0.00025
+OTHERS_SHARE = 0.1
+"""Of the time, on a processor: other threads of the program that work for more may wait for the lock often. Those that
+only hand data on (a queue's, a logger's) do less, and every worker of a data loader has some."""
+
+
+class _Thread:
+    """A thread of the program, and the clock of its processor time."""
+
+    __slots__ = ("clock", "cpu_ns", "name", "native_id", "row")
+
+    def __init__(self, row: int, name: str, native_id: int | None) -> None:
+        self.row, self.name, self.native_id = row, name, native_id
+        # The number of a thread's clock in Linux (clock_getcpuclockid). Of a thread that is gone it is an error, where
+        # pthread_getcpuclockid would read freed memory.
+        self.clock = (~native_id << 3) | 6 if native_id is not None and sys.platform == "linux" else None
+        self.cpu_ns = self.read()
+
+    def read(self) -> int:
+        """Processor time, ns; -1: not known."""
+        if self.clock is None:
+            return -1
+        try:
+            return time.clock_gettime_ns(self.clock)
+        except OSError:
+            self.clock = None
+            return -1
+
+
+class StackSampler:
+    """One a process."""
+
+    def __init__(self, files: SourceFiles, *, name: str = "main", worker: int | None = None) -> None:
+        """Nothing runs yet. ``name``, ``worker``: of the process, as in the document."""
+        self._tree = StackTree(files)
+        self._name, self._worker = name, worker
+        self._loop = threading.main_thread().ident
+        """The thread of the program's steps."""
+        self._threads: dict[int, _Thread] = {}
+        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        """(Time, for how long it stands, its delay, thread, innermost node, processor time of the thread)."""
+        self._steps: list[tuple[int, int, int]] = []
+        self._thread: threading.Thread | None = None
+        self._awake = threading.Event()
+        self._ended = False
+        self._period_s, self._traced = PERIOD_S, False
+        self._cpu_ns = self._wall_ns = 0
+        self._judged_ns = (0, 0)
+        """Of both, what was there when the cost was last looked at."""
+        self.ticks = 0
+        self.stopped: str | None = None
+        """Why it stopped before the program did."""
+        self._switch_s: float | None = None
+        """The program's switch interval, while ours is put."""
+
+    def resume(self, *, traced: bool) -> None:
+        """Sample the steps from here on. ``traced``: these are steps of the timing pass."""
+        self._traced = traced
+        if self._ended or self._awake.is_set():
+            return
+        if self._thread is None:
+            self._loop = threading.get_ident()
+            self._thread = threading.Thread(target=self.run, name="perfscope-stacks", daemon=True)
+            self._thread.start()
+        self._awake.set()
+
+    def pause(self) -> None:
+        """Take no samples until ``resume``."""
+        if not self._ended:
+            self._awake.clear()
+
+    def step(self, number: int, begin_ns: int, end_ns: int) -> None:
+        """A step ended; times of ``perf_counter_ns``. One that was not sampled is none of ours."""
+        if not self._ended and self._awake.is_set() and len(self._steps) < MOST_STEPS:
+            self._steps.append((number, begin_ns, end_ns))
+
+    def stop(self) -> None:
+        """End the thread; what was sampled stays."""
+        self._ended = True
+        self._awake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=2 * LONGEST_PERIOD_S)
+
+    def abandon_in_fork(self) -> None:
+        """In a forked child, which has no such thread."""
+        self._ended = True
+        self._release()
+
+    def sample_all(self, twice_as_much: Callable[[], None]) -> None:
+        """Sample on the calling thread until the end; ``twice_as_much`` is called whenever there is."""
+        self._awake.set()
+        self.run(twice_as_much)
+
+    def run(self, twice_as_much: Callable[[], None] = lambda: None) -> None:
+        """The loop of the sampling thread. An error of ours ends it, and says so."""
+        gc.callbacks.append(self._tree.collected)
+        try:
+            self._loop_until_ended(twice_as_much)
+        except Exception as error:
+            self.stopped = f"perfscope failed here: {type(error).__name__}: {error}"
+        finally:
+            self._ended = True
+            self._release()
+
+    def _loop_until_ended(self, twice_as_much: Callable[[], None]) -> None:
+        own, often, before = threading.get_ident(), 64, time.perf_counter_ns()
+        while not self._ended:
+            if not self._awake.is_set():
+                self._put_back_switch_interval()
+                self._awake.wait()
+                before = time.perf_counter_ns()
+            cpu = time.thread_time_ns()
+            due = self._sleep()
+            now = time.perf_counter_ns()
+            if self._ended or not self._awake.is_set():
+                continue
+            others_ns = self._sample(now, now - before, now - due, own)
+            self._put_switch_interval(alone=others_ns <= OTHERS_SHARE * (now - before))
+            self._cpu_ns += time.thread_time_ns() - cpu
+            self._wall_ns += now - before
+            before = now
+            self._watch_cost()
+            if self.ticks >= often:
+                often *= 2
+                twice_as_much()
+
+    def _sleep(self) -> int:
+        """Sleep one period; the time at which it was over.
+
+        It is by a quarter longer or shorter: steps that last as long must not always be seen in one place.
+        """
+        spread = 0.75 + 0.5 * (self.ticks * 0.6180339887 % 1)  # multiples of the golden ratio fill [0, 1) evenly
+        seconds = self._period_s * spread / (TRACED if self._traced else 1)
+        until = time.perf_counter_ns() + round(seconds * 1e9)
+        time.sleep(seconds)
+        return until
+
+    def _sample(self, now: int, elapsed: int, delay: int, own: int) -> int:
+        """Take the stacks of all threads that worked; the processor time of those but the one of the steps, ns."""
+        self.ticks += 1
+        others = 0
+        for ident, frame in sys._current_frames().items():
+            if ident == own:
+                continue
+            thread = self._threads.get(ident) or self._meet(ident)
+            cpu = thread.read()
+            spent = cpu - thread.cpu_ns if cpu >= 0 and thread.cpu_ns >= 0 else -1
+            thread.cpu_ns = cpu
+            if ident != self._loop:
+                if not spent:
+                    continue  # it has not run since, and waits where it did
+                others += max(spent, 0)
+            if len(self._rows) < MOST_ROWS:
+                self._rows.append((now, elapsed, delay, thread.row, self._tree.add(frame), spent))
+        return others
+
+    def _meet(self, ident: int) -> _Thread:
+        """A thread that was not seen before; one that C made has no name."""
+        known = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
+        thread = _Thread(
+            len(self._threads),
+            f"thread {len(self._threads)}" if known is None else known.name,
+            None if known is None else known.native_id,
+        )
+        self._threads[ident] = thread
+        return thread
+
+    def _put_switch_interval(self, *, alone: bool) -> None:
+        """Ours while the thread of the steps works alone, else the program's."""
+        if not alone:
+            self._put_back_switch_interval()
+        elif self._switch_s is None and sys.getswitchinterval() > FAST_SWITCH_S:
+            self._switch_s = sys.getswitchinterval()
+            sys.setswitchinterval(FAST_SWITCH_S)
+
+    def _put_back_switch_interval(self) -> None:
+        if self._switch_s is not None:
+            if abs(sys.getswitchinterval() - FAST_SWITCH_S) < FAST_SWITCH_S / 10:  # else the program has put its own
+                sys.setswitchinterval(self._switch_s)
+            self._switch_s = None
+
+    def _release(self) -> None:
+        self._put_back_switch_interval()
+        if self._tree.collected in gc.callbacks:
+            gc.callbacks.remove(self._tree.collected)
+
+    def _watch_cost(self) -> None:
+        """Sample less often where it costs too much, and not at all where that is not enough."""
+        if self.ticks >= MOST_TICKS or len(self._rows) >= MOST_ROWS:
+            self._ended = True
+        elif not self.ticks % WATCHED_TICKS:
+            cpu_ns, wall_ns = self._cpu_ns - self._judged_ns[0], self._wall_ns - self._judged_ns[1]
+            self._judged_ns = self._cpu_ns, self._wall_ns
+            if self._traced:
+                return
+            if cpu_ns <= BUDGET * wall_ns / 2:
+                self._period_s = max(self._period_s / 2, SHORTEST_PERIOD_S)
+            elif cpu_ns > BUDGET * wall_ns and self._period_s < LONGEST_PERIOD_S:
+                self._period_s *= 2
+            elif cpu_ns > BUDGET * wall_ns:
+                self.stopped = (
+                    f"sampling took {cpu_ns / wall_ns:.1%} of the time, which is above its budget: it stopped"
+                )
+                self._ended = True
+
+    def document(self, loaders: tuple[SampledLoader, ...] = ()) -> StackSamples:
+        """What was sampled so far. ``loaders``: what the program loads from."""
+        rows = self._rows[:]
+        times, lasts, delays, threads, leaves, spent = zip(*rows, strict=True) if rows else ((),) * 6
+        tree = self._tree.save(leaves)
+        return StackSamples(
+            name=self._name,
+            worker=self._worker,
+            period_ns=round(self._period_s * 1e9),
+            cpu_ns=self._cpu_ns,
+            wall_ns=self._wall_ns,
+            stopped=self.stopped,
+            threads=tuple(
+                StackThread(name=thread.name, native_id=thread.native_id, loop=ident == self._loop)
+                for ident, thread in self._threads.copy().items()
+            ),
+            texts=tree.texts,
+            frames=tree.frames,
+            time_ns=times,
+            lasts_ns=lasts,
+            delay_ns=delays,
+            thread=threads,
+            frame=tree.leaves,
+            cpu_ns_of=spent,
+            steps=tuple(self._steps),
+            loaders=loaders,
+        )

@@ -1,0 +1,134 @@
+"""The stacks that were seen, as a tree of code positions; what is written of it are files, lines and functions."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+from perfscope.model.documents.stacks import COLLECTING
+from perfscope.profiler.source_files import OURS, SourceFiles, folder_prefix
+
+MOST_DEPTH = 200
+"""Frames of a stack; those beyond are the outermost."""
+MOST_NODES = 20_000
+"""Positions in code. Beyond it a stack ends where its known part ends."""
+MOST_DISASSEMBLED = 200
+"""Functions whose calls into C are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTree:
+    """``texts`` and ``frames`` as in the document, and the innermost frame of each sample."""
+
+    texts: tuple[str, ...]
+    frames: tuple[tuple[int, int, int, int], ...]
+    leaves: tuple[int, ...]
+
+
+class StackTree:
+    """Grows with each stack that is added. Frames are let go of at once: what they hold is the program's."""
+
+    def __init__(self, files: SourceFiles) -> None:
+        """Empty. ``files``: names files as the user would."""
+        self._files = files
+        self._ours = folder_prefix(OURS)
+        self._workloads = folder_prefix(OURS / "workloads")
+        self._nodes: dict[tuple[int, int, int], int] = {}
+        self._positions: list[tuple[int, CodeType, int]] = []
+        """(Caller, code, offset of its instruction)."""
+
+    def add(self, frame: FrameType | None) -> int:
+        """Number of the innermost position of a stack; -1 for none."""
+        stack: list[tuple[CodeType, int]] = []
+        while frame is not None and len(stack) < MOST_DEPTH:
+            stack.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        node = -1
+        for code, offset in reversed(stack):
+            key = (node, id(code), offset)
+            known = self._nodes.get(key)
+            if known is None:
+                if len(self._positions) >= MOST_NODES:
+                    return node
+                known = self._nodes[key] = len(self._positions)
+                self._positions.append((node, code, offset))  # which keeps the code, so that its id stays its own
+            node = known
+        return node
+
+    def collected(self, phase: str, info: Mapping[str, int]) -> None:
+        """For ``gc.callbacks``: a sample that was due during a collection is taken in here, right after it."""
+
+    def save(self, leaves: Sequence[int]) -> SavedTree:
+        """The tree with lines for positions; ``leaves``: what ``add`` returned for each sample."""
+        texts: dict[str, int] = {}
+        frames: dict[tuple[int, int, int, int], int] = {}
+        callees = _Callees()
+
+        def text(word: str) -> int:
+            return texts.setdefault(word, len(texts))
+
+        def row(frame: tuple[int, int, int, int]) -> int:
+            return frames.setdefault(frame, len(frames))
+
+        saved: list[int] = []
+        collects = StackTree.collected.__code__
+        for caller, code, offset in self._positions:
+            above = -1 if caller < 0 else saved[caller]
+            if code is collects:
+                saved.append(row((above, -1, -1, text(COLLECTING))))
+            elif code.co_filename.startswith(self._ours) and not code.co_filename.startswith(self._workloads):
+                saved.append(above)
+            else:
+                line = _line(code, offset)
+                saved.append(
+                    row((above, text(self._files.name_with_owner(code.co_filename)), line, text(code.co_qualname)))
+                )
+        result = {-1: -1}
+        for leaf in set(leaves) - {-1}:
+            caller, code, offset = self._positions[leaf]
+            callee = None if code is collects else callees.of(code, offset)
+            result[leaf] = saved[leaf] if callee is None else row((saved[leaf], -1, -1, text(callee)))
+        return SavedTree(texts=tuple(texts), frames=tuple(frames), leaves=tuple(result[leaf] for leaf in leaves))
+
+
+def _line(code: CodeType, offset: int) -> int:
+    """Line of an instruction, -1 for none."""
+    return next(
+        (line for start, end, line in code.co_lines() if start <= offset < end and line is not None),
+        code.co_firstlineno if offset < 0 else -1,
+    )
+
+
+class _Callees:
+    """What is called at a position: ``time.sleep``, ``list.sort``; only its text is known, not what it stands for."""
+
+    def __init__(self) -> None:
+        self._known: dict[CodeType, list[dis.Instruction]] = {}
+
+    def of(self, code: CodeType, offset: int) -> str | None:
+        """The expression that is called, such as ``time.sleep``; ``None`` if no call stands there, or nobody can say.
+
+        The callee is loaded first, from where the call begins in the source; of a chain of attributes the last one
+        that begins there is called.
+        """
+        if code not in self._known:
+            if len(self._known) >= MOST_DISASSEMBLED:
+                return None
+            self._known[code] = list(dis.get_instructions(code))
+        before = [step for step in self._known[code] if step.offset <= offset]
+        if not before or not before[-1].opname.startswith(("CALL", "PRECALL")) or before[-1].positions is None:
+            return None
+        begin = (before[-1].positions.lineno, before[-1].positions.col_offset)
+        names = [
+            str(step.argval)
+            for step in before
+            if step.opname.startswith("LOAD_")
+            and isinstance(step.argval, str)
+            and step.positions is not None
+            and (step.positions.lineno, step.positions.col_offset) == begin
+        ]
+        if not names:
+            return None
+        return names[-1] if len(names) == 1 else f"{names[0]}.{names[-1]}"

@@ -1,0 +1,214 @@
+"""Programs whose host works, waits or collects in every step are flagged at the line; their fixed twins are quiet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.readers.load import load
+from perfscope.model.finding import Finding
+from tests.session.programs import captured, write
+
+TRAIN = {
+    "torch": """
+model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+batch = torch.randn(128, 512)
+
+def train():
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+def save(step):
+    torch.save(model.state_dict(), f"model-{step % 2}.pt")
+""",
+    "jax": """
+@jax.jit
+def update(weights, batch):
+    return weights - 1e-3 * jax.grad(lambda weights: jnp.mean(jnp.tanh(batch @ weights @ weights) ** 2))(weights)
+
+weights, batch = jnp.ones((512, 512)), jnp.ones((512, 512))
+
+def train():
+    global weights
+    weights = update(weights, batch)
+    return weights.block_until_ready()
+
+def save(step):
+    np.save(f"model-{step % 2}.npy", np.asarray(weights))
+""",
+}
+HEAD = {
+    "torch": "import torch\ntorch.set_num_threads(1)\n",
+    "jax": "import jax, jax.numpy as jnp, numpy as np\n",
+}
+REST = """
+import gc, json, logging, multiprocessing, sys, threading, time
+
+logging.basicConfig(filename="train.log", level=logging.INFO)
+
+def tokenize(text):
+    return [hash(word + str(position)) % 50_000 for position, word in enumerate(text)]  # tokenizer
+
+def spin():
+    number = 0
+    while True:
+        for _ in range(1000): number = number * 7 % 1001  # lock
+
+def do(kind, fixed, step):
+    if kind == "tokenizer" and not (fixed and step):
+        tokenize(["word"] * 30_000)
+    if kind == "logging" and not (fixed and step % 50):
+        logging.info(json.dumps({"step": step, "grads": list(range(40_000))}))  # logging
+    if kind == "sleep" and not fixed:
+        time.sleep(0.02)  # sleep
+    if kind == "checkpoint" and not (fixed and step % 50):
+        for _ in range(3): save(step)  # checkpoint
+    if kind == "garbage" and not fixed:
+        gc.collect()  # garbage
+
+def main(kind, fixed, steps):
+    keep = [[number] for number in range(400_000 if kind == "garbage" else 0)]
+    if kind == "lock" and fixed:
+        multiprocessing.get_context("fork").Process(target=spin, daemon=True).start()
+    elif kind == "lock":
+        threading.Thread(target=spin, name="metrics", daemon=True).start()
+    for step in range(steps):
+        do(kind, fixed, step)
+        train()
+
+main(sys.argv[1], sys.argv[2] == "fixed", int(sys.argv[3]))
+"""
+SUBJECTS = {
+    "tokenizer": "host work",
+    "logging": "saving and logging",
+    "sleep": "sleeping",
+    "checkpoint": "saving and logging",
+    "garbage": "garbage collection",
+    "lock": "waiting for the interpreter's lock",
+}
+STEPS = 40
+FRAMEWORKS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in TRAIN]
+
+
+def program(framework: str) -> str:
+    return HEAD[framework] + REST.replace("def do(", TRAIN[framework] + "\ndef do(")
+
+
+def analysis_of(folder: Path, framework: str, kind: str, twin: str, *options: str) -> Analysis:
+    name = write(folder, program(framework))
+    done = captured("-q", *options, name, kind, twin, str(STEPS), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (trace,) = load(folder / "perfscope-runs" / "latest")
+    return analyze(trace)
+
+
+def host_findings(analysis: Analysis) -> list[Finding]:
+    return [finding for rule, finding in analysis.findings() if rule == "host_bound"]
+
+
+def line_of(framework: str, kind: str) -> int:
+    return next(
+        number for number, line in enumerate(program(framework).splitlines(), 1) if line.endswith(f"  # {kind}")
+    )
+
+
+def check(folder: Path, framework: str, kind: str, *options: str) -> None:
+    findings = host_findings(analysis_of(folder, framework, kind, "planted", *options))
+    assert SUBJECTS[kind] in {finding.subject for finding in findings}
+    finding = next(finding for finding in findings if finding.subject == SUBJECTS[kind])
+    assert (finding.where.file, finding.where.line) == ("train.py", line_of(framework, kind))
+
+
+@pytest.mark.torch
+def test_a_tokenizer_in_the_loop_is_flagged_at_its_line(tmp_path: Path) -> None:
+    check(tmp_path, "torch", "tokenizer")
+
+
+@pytest.mark.jax
+def test_a_sleep_in_the_loop_of_a_jax_program_is_flagged_at_its_line(tmp_path: Path) -> None:
+    check(tmp_path, "jax", "sleep")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SUBJECTS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_is_flagged_at_its_line(tmp_path: Path, framework: str, kind: str) -> None:
+    check(tmp_path, framework, kind, "--level", "light")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["tokenizer", "sleep", "logging"])
+def test_also_with_the_deepest_level(tmp_path: Path, kind: str) -> None:
+    check(tmp_path, "torch", kind, "--level", "deep")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SUBJECTS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_fixed_twin_is_quiet(tmp_path: Path, framework: str, kind: str) -> None:
+    findings = host_findings(analysis_of(tmp_path, framework, kind, "fixed", "--level", "light"))
+    assert not [finding for finding in findings if finding.subject == SUBJECTS[kind]]
+
+
+LOADER = """
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Text(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        words = [hash(str(number)) % 1000 for number in range(6000 if sys.argv[1] == "planted" else 10)]  # planted
+        return torch.tensor([float(words[index % 10])])
+
+def main():
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(1, 2048)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    context = sys.argv[3] if len(sys.argv) > 3 else None
+    loader = DataLoader(Text(), batch_size=4, num_workers=int(sys.argv[2]), multiprocessing_context=context)
+    for step, batch in enumerate(loader):
+        for _ in range(20):
+            loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 80:
+            break
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("workers", [("0",), ("1", "fork"), ("1", "spawn"), ("1", "forkserver")], ids="-".join)
+def test_the_function_of_the_data_set_is_named_in_workers_too(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    name = write(tmp_path, LOADER)
+    done = captured("-q", "--level", "light", name, "planted", *workers, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (trace,) = load(tmp_path / "perfscope-runs" / "latest")
+    finding = next(finding for rule, finding in analyze(trace).findings() if rule == "input_stall")
+    made = [row for row in finding.evidence if "makes_batch" in row and "share" in row]
+    assert made[0]["makes_batch"] == "Text.__getitem__"
+    assert "Text.__getitem__" in finding.title
+    assert len([row for row in finding.evidence if "worker" in row]) == int(workers[0])
+
+
+@pytest.mark.torch
+def test_workers_end_as_they_would_and_the_flag_leaves_everything_alone(tmp_path: Path) -> None:
+    name = write(tmp_path, LOADER)
+    done = captured("-q", "--no-stacks", "--level", "light", name, "fixed", "1", "fork", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    run = tmp_path / "perfscope-runs" / "latest"
+    assert not [*run.glob("workers/*"), *run.glob("*/stacks*")]
