@@ -25,22 +25,24 @@ def train():
     return loss
 
 def save(step):
-    torch.save(model.state_dict(), f"model-{step % 2}.pt")
+    torch.save(model.state_dict(), f"model-{step % 2}.pt")  # checkpoint
 """,
     "jax": """
 @jax.jit
 def update(weights, batch):
     return weights - 1e-3 * jax.grad(lambda weights: jnp.mean(jnp.tanh(batch @ weights @ weights) ** 2))(weights)
 
-weights, batch = jnp.ones((512, 512)), jnp.ones((512, 512))
+weights, batch = jnp.ones((128, 128)), jnp.ones((128, 128))
 
 def train():
     global weights
     weights = update(weights, batch)
     return weights.block_until_ready()
 
+host = np.ones((2048, 2048))
+
 def save(step):
-    np.save(f"model-{step % 2}.npy", np.asarray(weights))
+    np.save(f"model-{step % 2}.npy", host)  # checkpoint
 """,
 }
 HEAD = {
@@ -68,7 +70,9 @@ def do(kind, fixed, step):
     if kind == "sleep" and not fixed:
         time.sleep(0.02)  # sleep
     if kind == "checkpoint" and not (fixed and step % 50):
-        for _ in range(3): save(step)  # checkpoint
+        for _ in range(3): save(step)
+    if kind == "lock":
+        sum(range(100_000))
     if kind == "garbage" and not fixed:
         gc.collect()  # garbage
 

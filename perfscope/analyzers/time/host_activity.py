@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfscope.analyzers.time.calls import base_name, blocking_calls
-from perfscope.analyzers.time.samples import nearest_samples, stacks, waiting_samples
+from perfscope.analyzers.time.samples import device_waits, nearest_samples, stacks, waiting_samples
 from perfscope.analyzers.time.spans import (
     allocator_spans,
     input_spans,
@@ -86,7 +86,7 @@ _SAVING = re.compile(
     r"|.*torch/distributed/checkpoint/.*: (save|async_save).*"
     r"|.*orbax/.*: save.*|.*safetensors/.*: save\w*|.*json/__init__\.py\(\d+\): dumps?"
     r"|.*logging/__init__\.py\(\d+\): \w+|<built-in function print>|<built-in method (write|flush) of .*>"
-    r"|print|(.*\.)?(write|flush)"
+    r"|(.*/)?numpy/lib/.*: save\w*|print|(.*\.)?(write|flush)"
     r"|.*(wandb|tensorboard|mlflow)/.*\.py\(\d+\): (log|add_\w+|log_\w+)"
 )
 _SLEEPING = re.compile(
@@ -159,7 +159,8 @@ def _sampled(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dict[Ho
 def sample_activities(trace: Trace) -> Int64:
     """Per row of ``samples`` the purpose that a frame of its stack shows.
 
-    ``SLEEPING`` where none does and the thread slept or waited; ``MISSING``: other work in Python.
+    Where none does: ``SYNC`` if the thread waited for a device, ``SLEEPING`` if it slept or waited otherwise.
+    ``MISSING``: other work in Python.
     """
     frames, texts = trace.rows["frames"], trace.fact(stacks).texts
     of_text = {text: _activity_of(text) for text in set(texts)}
@@ -173,7 +174,8 @@ def sample_activities(trace: Trace) -> Int64:
         result[row] = min(above, none if own is None else int(own))
     samples = trace.rows["samples"]
     activity = result[samples["frame"]]  # MISSING is the last one
-    activity = np.where(trace.fact(waiting_samples), np.minimum(activity, int(HostActivity.SLEEPING)), activity)
+    waits = np.where(device_waits(trace), int(HostActivity.SYNC), int(HostActivity.SLEEPING))
+    activity = np.where(trace.fact(waiting_samples), np.minimum(activity, waits), activity)
     return np.where(activity == none, MISSING, activity)
 
 

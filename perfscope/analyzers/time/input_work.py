@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.time.host_activity import main_thread
-from perfscope.analyzers.time.samples import SampledLine, free_samples, sampled_lines, stacks, waiting_samples
+from perfscope.analyzers.time.samples import (
+    SampledLine,
+    free_samples,
+    sampled_lines,
+    sampled_site,
+    stacks,
+    waiting_samples,
+)
+from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, Trace
@@ -79,6 +87,7 @@ def input_work(trace: Trace, fetches: Int64) -> InputWork | None:
         batch = per_step * windows.count / len(fetches)
     else:
         rows, loads = _own(trace, fetches), ()
+        rows = rows[~trace.fact(waiting_samples)[rows]]
         if len(rows) < LEAST_SAMPLES:
             return None
         slices = trace.rows["slices"]
@@ -91,6 +100,18 @@ def input_work(trace: Trace, fetches: Int64) -> InputWork | None:
         workers=loads,
         per_step_ns=round(per_step),
     )
+
+
+def loop_site(trace: Trace, fetches: Int64) -> CallSite:
+    """The line of the program's loop: the innermost one outside the loader of the stacks sampled in the fetches."""
+    known, parents = trace.fact(stacks), trace.rows["frames"]["parent"]
+    outside: dict[CallSite, int] = {}
+    for frame in trace.rows["samples"]["frame"][_own(trace, fetches)].tolist():
+        while frame != MISSING and known.in_loader[frame]:
+            frame = int(parents[frame])
+        site = sampled_site(trace, frame)
+        outside[site] = outside.get(site, 0) + 1
+    return max(outside, key=lambda site: outside[site], default=UNKNOWN_SITE)
 
 
 def _lines(trace: Trace, rows: Int64) -> tuple[SampledLine, ...]:
@@ -106,8 +127,9 @@ def _own(trace: Trace, fetches: Int64) -> Int64:
     traced = mine & (at >= 0) & (samples["time_ns"] < spans.ends[np.maximum(at, 0)])
     free = free_samples(trace, thread)
     frames = samples["frame"][free]
-    chosen = np.concatenate([np.flatnonzero(traced), free[(frames != MISSING) & trace.fact(stacks).in_loader[frames]]])
-    return np.asarray(chosen[~trace.fact(waiting_samples)[chosen]], np.int64)
+    return np.concatenate(
+        [np.flatnonzero(traced), free[(frames != MISSING) & trace.fact(stacks).in_loader[frames]]]
+    ).astype(np.int64)
 
 
 def _workers(trace: Trace) -> list[tuple[str, Int64, float]]:
@@ -121,9 +143,7 @@ def _workers(trace: Trace) -> list[tuple[str, Int64, float]]:
     process = threads["process"][samples["thread"]]
     result = []
     for code in np.unique(process[during]).tolist():
-        of_process = during & (process == code)
-        busiest = np.bincount(samples["thread"][of_process]).argmax()
-        rows = np.flatnonzero(of_process & (samples["thread"] == busiest))
+        rows = np.flatnonzero(during & (process == code))
         busy = rows[makes[rows]]
         whole = int(samples["lasts_ns"][rows].sum())
         share = int(samples["lasts_ns"][busy].sum()) / whole if whole else 0.0

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
-from perfscope.model.documents.stacks import COLLECTING
+from perfscope.model.documents.stacks import COLLECTING, SWITCH_NS
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import Int64, Intervals
 from perfscope.model.trace import MISSING, Trace
@@ -129,23 +129,23 @@ def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPiece
 def waiting_samples(trace: Trace) -> npt.NDArray[np.bool_]:
     """Per row of ``samples``: the thread slept or waited, by what it called or by the processor time of its line.
 
-    By that of all samples with the line and what it calls: a single sample may be one in which the system let others
-    run.
+    By that of all samples with the line and what it calls, as a single one may be one in which the system let others
+    run. On a busy machine that may be all of them, but then the sampler waited for a thread that ran Python.
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
     rows = np.flatnonzero((samples["cpu_ns"] != MISSING) & (samples["frame"] != MISSING))
-    frame = samples["frame"][rows]
     texts = {text: number for number, text in enumerate(dict.fromkeys(known.texts))}
-    leaf = np.array([texts[text] for text in known.texts], np.int64)
-    keys = np.stack([known.user[frame], leaf[frame]]) if len(rows) else np.empty((2, 0), np.int64)
-    _, group = np.unique(keys, axis=1, return_inverse=True)
-    group = group.reshape(-1)
-    cpu = np.bincount(group, weights=samples["cpu_ns"][rows])
-    lasts = np.bincount(group, weights=samples["lasts_ns"][rows])
-    idle = np.zeros(len(samples), bool)
-    idle[rows] = (cpu < WAITING_CPU_SHARE * lasts)[group]
-    collects = np.array([*(text == COLLECTING or text.startswith("gc.") for text in known.texts), False], bool)
-    return np.asarray(idle & ~collects[samples["frame"]] | _sleeps(trace), bool)
+    by_line: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, frame in zip(rows.tolist(), samples["frame"][rows].tolist(), strict=True):
+        by_line[int(known.user[frame]), texts[known.texts[frame]]].append(row)
+    idle = _sleeps(trace)
+    for group in by_line.values():
+        text = known.texts[samples["frame"][group[0]]]
+        asleep = samples["cpu_ns"][group].sum() < WAITING_CPU_SHARE * samples["lasts_ns"][group].sum()
+        at_once = np.quantile(samples["delay_ns"][group], 0.25) < SWITCH_NS
+        if asleep and at_once and text != COLLECTING and not text.startswith("gc."):
+            idle[group] = True
+    return idle
 
 
 def _sleeps(trace: Trace) -> npt.NDArray[np.bool_]:
@@ -166,6 +166,12 @@ class LockWait:
     """(Row of ``samples``, share) of the holder's lines, most time first."""
 
 
+def device_waits(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Per row of ``samples``: it calls what waits for a device, by the callee's name."""
+    waits = [_DEVICE_WAITS.fullmatch(text) is not None for text in trace.fact(stacks).texts]
+    return np.array([*waits, False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
+
+
 def lock_wait(trace: Trace, thread: int) -> LockWait | None:
     """Waiting of ``thread`` for the interpreter's lock; ``None`` if no sample shows any.
 
@@ -182,7 +188,8 @@ def lock_wait(trace: Trace, thread: int) -> LockWait | None:
         np.argsort(samples["cpu_ns"][works], kind="stable")
     ]  # the busiest comes last, and stays
     holder_at = dict(zip(samples["time_ns"][order].tolist(), order.tolist(), strict=True))
-    waits = [row for row in np.flatnonzero(mine & ~_waits_otherwise(trace)).tolist() if _time(trace, row) in holder_at]
+    otherwise = _sleeps(trace) | device_waits(trace)
+    waits = [row for row in np.flatnonzero(mine & ~otherwise).tolist() if _time(trace, row) in holder_at]
     if not waits or np.median(samples["delay_ns"][waits]) < LOCK_DELAY_NS:
         return None
     by_line: dict[int, int] = defaultdict(int)
@@ -202,12 +209,6 @@ def lock_wait(trace: Trace, thread: int) -> LockWait | None:
 
 def _time(trace: Trace, row: int) -> int:
     return int(trace.rows["samples"]["time_ns"][row])
-
-
-def _waits_otherwise(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Per row of ``samples``: it calls what waits by itself, for time to pass or for a device."""
-    waits = [_SLEEPS.fullmatch(text) or _DEVICE_WAITS.fullmatch(text) for text in trace.fact(stacks).texts]
-    return np.array([*map(bool, waits), False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
 
 
 def free_samples(trace: Trace, thread: int) -> Int64:

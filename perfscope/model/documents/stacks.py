@@ -25,6 +25,10 @@ WORKERS_FOLDER = "workers"
 MOST_BYTES = 64 << 20
 """Unpacked. A file with all that a sampler keeps at most is a tenth of it."""
 
+SWITCH_NS = 250_000
+"""For how long the sampler waits at least for a thread that runs Python, before that one is asked to let go of the
+interpreter's lock. A sample with less delay was taken while nobody ran Python."""
+
 COLLECTING = "garbage collection"
 """Name of the frame that stands for the interpreter's garbage collector."""
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from perfscope.model.documents.stacks import SampledLoader, StackSamples, StackThread
+from perfscope.model.documents.stacks import SWITCH_NS, SampledLoader, StackSamples, StackThread
 from perfscope.profiler.sampling.stack_tree import StackTree
 from perfscope.profiler.source_files import SourceFiles
 
@@ -38,7 +38,7 @@ MOST_TICKS = 6_000
 MOST_ROWS = 40_000
 MOST_STEPS = 10_000
 
-FAST_SWITCH_S = 0.00025
+FAST_SWITCH_S = SWITCH_NS / 1e9
 OTHERS_SHARE = 0.1
 """Of the time, on a processor: other threads of the program that work for more may wait for the lock often. Those that
 only hand data on (a queue's, a logger's) do less, and every worker of a data loader has some."""
@@ -133,7 +133,7 @@ class StackSampler:
 
     def run(self, twice_as_much: Callable[[], None] = lambda: None) -> None:
         """The loop of the sampling thread. An error of ours ends it, and says so."""
-        gc.callbacks.append(self._tree.collected)
+        gc.callbacks.insert(0, self._tree.collected)  # a sample due in a collection falls on the first one after it
         try:
             self._loop_until_ended(twice_as_much)
         except Exception as error:

@@ -78,7 +78,7 @@ class StackTree:
             above = -1 if caller < 0 else saved[caller]
             if code is collects:
                 saved.append(row((above, -1, -1, text(COLLECTING))))
-            elif code.co_filename.startswith(self._ours) and not code.co_filename.startswith(self._workloads):
+            elif self._is_ours(code):
                 saved.append(above)
             else:
                 line = _line(code, offset)
@@ -88,9 +88,14 @@ class StackTree:
         result = {-1: -1}
         for leaf in set(leaves) - {-1}:
             caller, code, offset = self._positions[leaf]
+            while code is not collects and self._is_ours(code) and caller >= 0:
+                caller, code, offset = self._positions[caller]  # a wrapper of ours: what the program called is meant
             callee = None if code is collects else callees.of(code, offset)
             result[leaf] = saved[leaf] if callee is None else row((saved[leaf], -1, -1, text(callee)))
         return SavedTree(texts=tuple(texts), frames=tuple(frames), leaves=tuple(result[leaf] for leaf in leaves))
+
+    def _is_ours(self, code: CodeType) -> bool:
+        return code.co_filename.startswith(self._ours) and not code.co_filename.startswith(self._workloads)
 
 
 def _line(code: CodeType, offset: int) -> int:

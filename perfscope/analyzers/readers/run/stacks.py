@@ -45,11 +45,11 @@ def _clock_offset_ns(steps: Rows, program: StackSamples) -> int | None:
 def _samples(
     builder: TraceBuilder, process: StackSamples, program: StackSamples, offset: int, *, worker: bool
 ) -> dict[str, np.ndarray]:
-    """Columns of one process; its frames and threads go into the tables."""
+    """Columns of one process; its frames and threads go into the tables. Of a worker the main thread alone is told."""
     first = _add_frames(builder, process)
     threads = _add_threads(builder, process, worker=worker)
     frames, time = np.array(process.frame, np.int64), np.array(process.time_ns, np.int64)
-    return {
+    columns = {
         "time_ns": time + offset,
         "lasts_ns": np.maximum(np.array(process.lasts_ns, np.int64), 0),
         "delay_ns": np.maximum(np.array(process.delay_ns, np.int64), 0),
@@ -59,6 +59,9 @@ def _samples(
         "worker": np.full(len(time), worker),
         "step": _step_at(program, time),
     }
+    loops = np.array([thread.loop for thread in process.threads], bool)
+    chosen = loops[np.array(process.thread, np.int64)] | (not worker)
+    return {name: values[chosen] for name, values in columns.items()}
 
 
 def _step_at(program: StackSamples, times: Int64) -> Int64:

@@ -194,7 +194,12 @@ def _free_rows(trace: Trace, cause: Cause) -> Int64:
     rows = free_samples(trace, trace.fact(main_thread))
     activity = trace.fact(sample_activities)[rows]
     shown = activity == _ACTIVITY.get(cause, MISSING)
-    return np.asarray(rows[shown & outside_ops(trace, rows) if cause == "other_host" else shown], np.int64)
+    if cause == "other_host":  # a long stretch without a sample may have been work of any kind
+        outside = outside_ops(trace, rows)
+        shown &= outside
+        if shown.sum() < LEAST_SAMPLES:
+            shown = outside & np.isin(activity, [MISSING, *_ACTIVITY.values()])
+    return np.asarray(rows[shown], np.int64)
 
 
 def _recorded_line(trace: Trace, work: HostWork, of: Sequence[HostWork], *, timed: bool) -> _Line:

@@ -29,7 +29,7 @@ import numpy as np
 
 from perfscope.analyzers.time.device_time import device_busy, device_times
 from perfscope.analyzers.time.gaps import GapCause, gaps
-from perfscope.analyzers.time.input_work import InputWork, input_work
+from perfscope.analyzers.time.input_work import InputWork, input_work, loop_site
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
@@ -136,8 +136,10 @@ def _findings(trace: Trace, rows: Int64, stalled: Int64, whole: int, *, on_devic
     slices = trace.rows["slices"]
     loops: dict[tuple[str, Where], list[int]] = defaultdict(list)
     sites: dict[tuple[str, Where], CallSite] = {}
+    sampled = loop_site(trace, rows)
     for index in np.flatnonzero(stalled).tolist():
         site = call_site(trace, int(rows[index]))
+        site = sampled if site.file is None else site
         key = (
             trace.text(int(slices["name"][rows[index]])),
             site.where(op=trace.text(int(slices["name"][rows[index]]))),
