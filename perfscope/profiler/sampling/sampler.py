@@ -27,7 +27,7 @@ SHORTEST_PERIOD_S = 0.005
 LONGEST_PERIOD_S = 0.080
 TRACED = 4
 """So many times as often in the few steps of the timing pass, whose samples are laid over the trace."""
-BUDGET = 0.007
+BUDGET = 0.005
 """Processor time of the sampling thread over the clock; the period is halved and doubled to stay between half of it and
 all of it. The turns that it takes from the program are not in it: with them it stays below 1 %."""
 WATCHED_TICKS = 40
