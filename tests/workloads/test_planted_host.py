@@ -32,7 +32,7 @@ def save(step):
 def update(weights, batch):
     return weights - 1e-3 * jax.grad(lambda weights: jnp.mean(jnp.tanh(batch @ weights @ weights) ** 2))(weights)
 
-weights, batch = jnp.ones((128, 128)), jnp.ones((128, 128))
+weights, batch = jnp.ones((256, 256)), jnp.ones((256, 256))
 
 def train():
     global weights
@@ -124,8 +124,7 @@ def line_of(framework: str, kind: str) -> int:
 
 def check(folder: Path, framework: str, kind: str, *options: str) -> None:
     findings = host_findings(analysis_of(folder, framework, kind, "planted", *options))
-    assert SUBJECTS[kind] in {finding.subject for finding in findings}
-    finding = next(finding for finding in findings if finding.subject == SUBJECTS[kind])
+    finding = next(finding for finding in findings if finding.subject.startswith(SUBJECTS[kind]))
     assert (finding.where.file, finding.where.line) == ("train.py", line_of(framework, kind))
 
 

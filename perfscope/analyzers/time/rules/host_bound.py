@@ -181,14 +181,16 @@ def _lines(trace: Trace, cause: Cause, spans: Intervals) -> tuple[list[_Line], s
     work = host_work(trace, spans)
     whole = sum(item.total_ns for item in work)
     told = sum(item.total_ns for item in work if item.name != NOT_RECORDED)
-    if 2 * told < whole:
+    sampled = [item for item in work if item.frame != MISSING]
+    few = 2 * sum(item.total_ns for item in sampled) > told and sum(item.pieces for item in sampled) < LEAST_SAMPLES
+    if 2 * told < whole or few:
         free = sampled_lines(trace, _free_rows(trace, cause))
         if sum(line.samples for line in free) >= LEAST_SAMPLES:
             return [
                 _Line(name=line.innermost, site=line.site, share=line.share, pieces=line.samples, start_ns=None)
                 for line in free
             ], "free"
-        detailed = _detailed(trace.detail, cause) if trace.detail is not None else ()
+        detailed = _detailed(trace.detail, cause) if trace.detail is not None and 2 * told < whole else ()
         if detailed and trace.detail is not None:
             return [_recorded_line(trace.detail, item, detailed, timed=False) for item in detailed], "detail"
     return [_recorded_line(trace, item, work, timed=True) for item in work], "recorded" if told else "nothing"
