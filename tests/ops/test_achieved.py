@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers.ops.achieved import NOTHING, kernel_costs
@@ -179,3 +180,16 @@ def test_megatron_products_reach_what_an_a100_does(corpus: Path) -> None:
     (trace,) = load(corpus / "kineto" / "astra-sim__megatron_kineto_0.json.gz")
     row = next(row for row in top_of(trace).ops if row.name == "aten::mm")
     assert 0.75 < (row.achieved.roofline_share or 0) < 0.85
+
+
+@pytest.mark.corpus
+def test_kernels_of_a_compiled_program_have_the_cost_of_their_instruction(corpus: Path) -> None:
+    """A convolution as an unfolding and a product, which has all the FLOPs."""
+    (trace,) = load(corpus / "xplane" / "TraceLens__mi300_jax_conv_08.xplane.pb.gz")
+    costs, codes = trace.fact(kernel_costs), trace.rows["kernels"]["name"].tolist()
+    product = [row for row, code in enumerate(codes) if trace.text(code).startswith("Cijk_")]
+    unfolding = [row for row, code in enumerate(codes) if trace.text(code).startswith("Im3d2Col")]
+    assert costs.flops[product].sum() / len(product) == pytest.approx(32_715_571_200)
+    assert unfolding
+    assert not np.nan_to_num(costs.flops[unfolding]).any()
+    assert top_of(trace).costed_share > 0.95

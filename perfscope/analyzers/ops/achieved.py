@@ -3,7 +3,8 @@
 The cost of an op is known from the op graph of the run where there is one, else from the shapes that the profiler
 recorded (``eager_cost``). A kernel belongs to the innermost op that launched it and has a cost. Several kernels of one
 op divide its cost by their times; those that only prepare or sum up a product have none of it. Collectives count the
-bytes that cross the links (bus bandwidth of nccl-tests). Costs and roofs are modelled, times are measured.
+bytes that cross the links (bus bandwidth of nccl-tests). Kernels of compiled XLA programs have the cost of their
+instruction. Costs and roofs are modelled, times are measured.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ import numpy.typing as npt
 
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import NS, Roof, bytes_ns, kernel_roof, link_ns, peak_flops
-from perfscope.analyzers.ops.eager_cost import OpCost, op_cost
+from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.roofline import roof_of, run_times
+from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo.time import InstructionTime, hlo_time
+from perfscope.analyzers.ops.eager_cost import CostKind, OpCost, op_cost
 from perfscope.analyzers.ops.fusion import is_elementwise_kernel, region_bytes
 from perfscope.analyzers.ops.graph_time import graph_time, trace_flow
 from perfscope.analyzers.ops.kernels import matmul_precision
@@ -115,7 +120,7 @@ def kernel_costs(trace: Trace) -> Costs:
     for (owner, device), (cost, members) in _calls(trace).items():
         rows = np.array(members)
         names = [trace.text(int(code)) for code in kernels["name"][rows]]
-        weight = np.where(_main_kernels(cost, names), length[rows], 0)
+        weight = np.where(_main_kernels(cost.kind, names), length[rows], 0)
         if not weight.sum():
             continue
         share = weight / weight.sum()
@@ -123,6 +128,7 @@ def kernel_costs(trace: Trace) -> Costs:
         costs.roof_ns[rows] = share * _roof_ns(devices[device], cost, names)
         costs.repeats[rows] = bool(again[owner])
     _add_collectives(trace, costs, devices)
+    _add_instructions(trace, costs, devices)
     return costs
 
 
@@ -233,15 +239,16 @@ def utilization(trace: Trace, inside_ns: npt.NDArray[np.int64], window_ns: int) 
 
 
 _HELPER = re.compile(
-    r"transpose|SubTensorOp|split_?k_?reduce|reduce_kernel|im2col|col2im|[Cc]ast|convert|fill|memset|copy_kernel|precompute",
+    r"transpose|SubTensorOp|split_?k_?reduce|reduce_kernel|im(?:\dd)?2col|col2im|cast|convert|fill|memset|copy_kernel|"
+    r"precompute",
     re.IGNORECASE,
 )
 """Kernels beside that of a product: they prepare its operands, or sum up its parts."""
 
 
-def _main_kernels(cost: OpCost, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _main_kernels(kind: CostKind, names: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Which kernels of an op its cost is of: of products, convolutions and attention not those that help."""
-    main = np.array([cost.kind == "memory" or _HELPER.search(name) is None for name in names])
+    main = np.array([kind == "memory" or _HELPER.search(name) is None for name in names])
     return main if main.any() else np.ones(len(names), bool)
 
 
@@ -336,6 +343,49 @@ def _repeated(trace: Trace) -> npt.NDArray[np.bool_]:
     if not roots.any():
         return roots
     return np.asarray(nearest_ancestor(trace, np.arange(len(slices)), roots) != MISSING, bool)
+
+
+def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, ...]) -> None:
+    """Kernels of compiled XLA programs: the cost of their instruction, divided by time where it launches several."""
+    kernels = trace.rows["kernels"]
+    length = kernels["end_ns"] - kernels["start_ns"]
+    for (time, device), members in _instruction_kernels(trace).items():
+        rows = np.array(members)
+        key = (time.computation or "", time.instruction)
+        cost = trace.fact(hlo_costs)[time.module_index or 0].by_name.get(key)
+        run_ns = trace.fact(run_times)[time.module_index or 0].get(key)
+        if cost is None or run_ns is None or not time.mean_ns:
+            continue
+        kind: CostKind = "product" if cost.once.products else "memory"
+        main = _main_kernels(kind, [trace.text(int(code)) for code in kernels["name"][rows]])
+        weight = np.where(main, length[rows], 0)
+        if not weight.sum():
+            continue
+        runs = -(-len(rows) // max(1, round(run_ns / time.mean_ns)))
+        share = runs * weight / weight.sum()
+        costs.flops[rows] = share * sum(cost.once.products.values())
+        costs.bytes[rows] = share * (cost.once.wire_bytes or cost.once.bytes)
+        path = cost.instruction.op_name
+        costs.repeats[rows] = bool(path) and scope_of(path).phase == "recompute"
+        peaks = devices[device]
+        roof = None if peaks is None else roof_of(cost, peaks)
+        costs.roof_ns[rows] = np.nan if roof is None or roof.bound == "unknown" else share * roof.roof_ns
+
+
+def _instruction_kernels(trace: Trace) -> dict[tuple[InstructionTime, int], list[int]]:
+    """By instruction of a scheduled program and device: its kernels."""
+    ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
+    result: dict[tuple[InstructionTime, int], list[int]] = defaultdict(list)
+    if not trace.hlo:
+        return result
+    times = {(row.module, row.program_id, row.instruction): row for row in trace.fact(hlo_time).instructions}
+    for row in np.flatnonzero(ops["kernel"] != MISSING).tolist():
+        program, kernel = int(ops["program_id"][row]), int(ops["kernel"][row])
+        module, name = trace.text(int(ops["module"][row])), trace.text(int(ops["name"][row]))
+        time = times.get((module, None if program == MISSING else program, name))
+        if time is not None and time.module_index is not None and trace.hlo[time.module_index].is_scheduled:
+            result[time, int(kernels["device"][kernel])].append(kernel)
+    return result
 
 
 def _add_collectives(trace: Trace, costs: Costs, devices: tuple[Device | None, ...]) -> None:
