@@ -187,6 +187,15 @@ class Utilization:
     repeated_flops: float
     time_ns: int
     """Of all steps, times devices."""
+    compute_ns: int
+    """Time of the kernels in them that do not communicate."""
+    costed_ns: int
+    """Of that, what has a known cost."""
+
+    @property
+    def costed_share(self) -> float:
+        """Of the time of kernels that compute: with less than all of it the FLOPs are a lower bound."""
+        return self.costed_ns / self.compute_ns if self.compute_ns else 0.0
 
     @property
     def mfu(self) -> float:
@@ -207,6 +216,8 @@ class Utilization:
             flops=self.flops + other.flops,
             repeated_flops=self.repeated_flops + other.repeated_flops,
             time_ns=self.time_ns + other.time_ns,
+            compute_ns=self.compute_ns + other.compute_ns,
+            costed_ns=self.costed_ns + other.costed_ns,
         )
 
 
@@ -228,6 +239,7 @@ def utilization(trace: Trace, inside_ns: npt.NDArray[np.int64], window_ns: int) 
     if peak is None:
         return None
     again = float(flops[costs.repeats].sum())
+    computes = ~kernels["communication"]
     return Utilization(
         device=device.name,
         dtype=dtype,
@@ -235,6 +247,8 @@ def utilization(trace: Trace, inside_ns: npt.NDArray[np.int64], window_ns: int) 
         flops=float(flops.sum()) - again,
         repeated_flops=again,
         time_ns=window_ns * len(used),
+        compute_ns=int(inside_ns[computes].sum()),
+        costed_ns=int(inside_ns[computes & ~np.isnan(costs.flops)].sum()),
     )
 
 

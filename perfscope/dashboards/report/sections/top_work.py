@@ -43,7 +43,10 @@ _FROM = {"mean": 100, "TFLOP/s": 100, "GB/s": 100, "launched by": 130}
 NOT_COSTED = "not costed"
 
 EXACT_SHARE = 0.99
-"""Of the work: with less of it costed its FLOPs are a lower bound."""
+"""Of the time of kernels that compute: with less of it costed the FLOPs are a lower bound."""
+
+LEAST_COSTED = 0.5
+"""With less, a lower bound of the MFU says nothing of the step."""
 
 TERA, GIGA = 10**12, 10**9
 
@@ -94,11 +97,12 @@ def utilization_sentences(top: TopWork | None) -> list[str]:
     """What the steps reached of a peak, for the head of a report; none where it is not known."""
     if top is None:
         return []
-    least = "" if top.costed_share >= EXACT_SHARE else "at least "
     return [
-        f"MFU {least}{100 * item.mfu:.1f}%{_with_repeats(item)} (modelled; {item.dtype} dense peak of {item.device}, "
+        f"MFU {'' if item.costed_share >= EXACT_SHARE else 'at least '}{100 * item.mfu:.1f}%{_with_repeats(item)} "
+        f"(modelled; {item.dtype} dense peak of {item.device}, "
         f"{item.peak_flops / TERA:,.0f} TFLOP/s)"
         for item in top.utilization
+        if item.costed_share >= LEAST_COSTED
     ]
 
 
@@ -235,7 +239,10 @@ def top_document(top: TopWork | None) -> dict[str, Any] | None:
         for item, row in zip(document[kind], getattr(top, kind), strict=True):
             item["achieved"] = _achieved(row.achieved)
     document["achieved"], document["costed_share"] = _achieved(top.achieved), top.costed_share
-    document["utilization"] = [{**asdict(item), "mfu": item.mfu, "hfu": item.hfu} for item in top.utilization]
+    document["utilization"] = [
+        {**asdict(item), "costed_share": item.costed_share, "mfu": item.mfu, "hfu": item.hfu}
+        for item in top.utilization
+    ]
     return document
 
 
