@@ -178,8 +178,8 @@ def color_wanted(stream: TextIO) -> bool:
 
 
 def width_of(stream: TextIO) -> int:
-    """Columns of the terminal behind ``stream`` (``COLUMNS`` overrides it); ``PLAIN_WIDTH`` if it is none."""
-    if stream.isatty():
+    """``COLUMNS`` where it is set, else the columns of the terminal that ``stream`` is, else ``PLAIN_WIDTH``."""
+    if stream.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
     return PLAIN_WIDTH
 

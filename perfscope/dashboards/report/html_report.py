@@ -18,7 +18,6 @@ from perfscope.dashboards.report.html_page import card, page, table
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.prose import prose
 from perfscope.dashboards.report.renderers.html import sections_html
-from perfscope.dashboards.report.sections.top_work import top_card
 from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns
@@ -82,9 +81,9 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(title)}</span></h1>"
     yield f'<p class="sub">{escape(summary.headline)}</p></header>'
     yield tiles(summary, analysis)
-    yield from _account_cards(summary)
+    yield from sections_html(summary.account)
     yield from findings(summary)
-    yield from _top_cards(summary)
+    yield from sections_html(summary.top)
     yield from sections_html(summary.sections)
     yield from _devices_and_steps(summary, analysis)
     yield from not_flagged(summary)
@@ -106,7 +105,7 @@ def overview_parts(
     return {
         "headline": f'<p class="sub">{escape(summary.headline)}</p>',
         "tiles": tiles(summary, analysis, more, first=first),
-        "devices": "".join((*_account_cards(summary), *_top_cards(summary), *_device_cards(summary))),
+        "devices": "".join((*sections_html((*summary.account, *summary.top)), *_device_cards(summary))),
         "steps": "".join(_step_cards(analysis)),
         "rest": "".join((*not_flagged(summary), *_origin_cards(summary, analysis))),
     }
@@ -127,15 +126,6 @@ def tiles(
 def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
     yield from _device_cards(summary)
     yield from _step_cards(analysis)
-
-
-def _account_cards(summary: Summary) -> Iterator[str]:
-    yield from sections_html(summary.account)
-
-
-def _top_cards(summary: Summary) -> Iterator[str]:
-    if summary.top is not None:
-        yield top_card(summary.top)
 
 
 def _device_cards(summary: Summary) -> Iterator[str]:

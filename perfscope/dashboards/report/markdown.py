@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
 from perfscope.dashboards.report.renderers.markdown import open_section, sections_markdown
-from perfscope.dashboards.report.sections.top_work import top_markdown
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.units import format_ns
 
@@ -72,8 +71,8 @@ def _head(summary: Summary) -> Iterable[str]:
         yield markdown_table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
         if len(summary.findings) > MOST_ROWS:
             yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
-    if summary.top is not None:
-        yield top_markdown(summary.top)
+    if summary.top:
+        yield sections_markdown(summary.top)
     if summary.sections:
         yield sections_markdown(summary.sections)
 

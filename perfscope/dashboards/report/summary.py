@@ -28,7 +28,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_fact, estimat
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
-from perfscope.dashboards.report.sections.top_work import TopView, top_view, utilization_sentences
+from perfscope.dashboards.report.sections.top_work import top_sections, utilization_sentences
 from perfscope.model.finding import source_label
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
@@ -200,8 +200,8 @@ class Summary:
     """Unplaced events, repairs and notes of the readers."""
     account: tuple[Section, ...] = ()
     """Where the step went, of the device that computes least; empty where nothing tells."""
-    top: TopView | None = None
-    """The costliest kernels, ops, modules and lines; ``None`` where none is known."""
+    top: tuple[Section, ...] = ()
+    """The costliest kernels, ops, modules and lines; empty where none is known."""
     sections: tuple[Section, ...] = ()
     """Plans, modelled time, programs, compilation, collectives and memories: those that there are."""
     tiles: tuple[tuple[str, str, str], ...] = ()
@@ -229,7 +229,7 @@ def summarize(analysis: Analysis) -> Summary:
         ),
         devices=device_rows(analysis),
         account=account_sections(analysis.accounts),
-        top=top_view(analysis.top),
+        top=top_sections(analysis.top),
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
         clean=tuple(sanitize(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),

@@ -11,7 +11,6 @@ from rich.text import Text
 from perfscope.dashboards.report.blocks import Text as TextBlock
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.report.renderers.text import WIDTH, printed, section_text, sections_text
-from perfscope.dashboards.report.sections.top_work import top_text
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
@@ -53,8 +52,7 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield _device_table(summary.devices)
     yield ""
     yield from findings_part(summary, verbose=verbose)
-    if summary.top is not None:
-        yield from top_text(summary.top, width, verbose=verbose)
+    yield from sections_text(summary.top, width, verbose=verbose)
     if verbose or not summary.account:
         yield from sections_text(summary.sections, width, verbose=verbose)
     else:

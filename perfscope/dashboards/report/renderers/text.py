@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from perfscope.dashboards.report.blocks import Command, Listing, Picture, Table, Text
-from perfscope.dashboards.report.renderers.values import WORDS, place_end, rest_text, shown
+from perfscope.dashboards.report.renderers.values import NAMES, WORDS, place_end, rest_text, shown
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ WIDTH = 110
 NARROWEST = 80
 """Below it the columns of a table have no room for words, and wrapping by the terminal reads better."""
 
-NARROWEST_PLACE = 16
-"""Characters that a name or a place keeps in the narrowest terminal."""
+COMFORTABLE, NARROWEST_PLACE = 28, 16
+"""Characters of a name or a place from which a column is dropped for it, and those that it keeps in any case."""
 
 MOST_ROWS = 12
 """Rows of a table with ``-v``; the JSON report holds more."""
@@ -146,21 +146,27 @@ def _pieces(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[str]
 
 
 def _fitting(heads: Sequence[Head], cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], dict[int, int]]:
-    """The columns that stay, and how many characters each may have: the longest place gives way last."""
-    widest = {index: max(len(head.title), *(len(row[index]) for row in cells)) for index, head in enumerate(heads)}
-    kept = list(widest)
+    """The columns that stay, and how many characters each may have.
 
-    def missing() -> int:
-        return INDENT + sum(widest[index] + GAP for index in kept) - GAP - width
+    Columns are dropped until names and places have room for ``COMFORTABLE`` characters; then the widest of them shrink.
+    """
+    limit = {index: max(len(head.title), *(len(row[index]) for row in cells)) for index, head in enumerate(heads)}
+    names = [index for index, head in enumerate(heads) if head.unit in NAMES]
+    kept = list(limit)
+
+    def missing(most: int) -> int:
+        wide = sum(min(limit[index], most) if index in names else limit[index] for index in kept)
+        return INDENT + wide + GAP * (len(kept) - 1) - width
 
     for index in sorted((index for index in kept if heads[index].drop), key=lambda index: heads[index].drop):
-        if missing() > 0:
+        if missing(COMFORTABLE) > 0:
             kept.remove(index)
-    names = sorted((index for index in kept if heads[index].unit in WORDS), key=lambda index: -widest[index])
-    for index in names:
-        if missing() > 0 and heads[index].unit != "text":
-            widest[index] = max(NARROWEST_PLACE, widest[index] - missing())
-    return kept, widest
+    while missing(width) > 0:
+        widest = max((index for index in names if index in kept), key=lambda index: limit[index], default=None)
+        if widest is None or limit[widest] <= NARROWEST_PLACE:
+            break
+        limit[widest] -= 1
+    return kept, limit
 
 
 def hanging(text: str, style: str = "dim") -> RenderableType:
