@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.causes import ROWS_OF_EACH
 from perfscope.analyzers.checkpointing.rules.excess_remat.policies import candidates
-from perfscope.analyzers.engine import EVIDENCE_EACH, Examined
+from perfscope.analyzers.engine import Examined
 from perfscope.analyzers.hlo.collectives import collectives
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.memory import trace_memories
@@ -25,7 +26,16 @@ from perfscope.analyzers.ranks import (
     link_counters,
     locals_of,
 )
-from perfscope.analyzers.time import device_times, exposed_communication, input_slices, step_windows, steps_work
+from perfscope.analyzers.time import (
+    account_windows,
+    communication_in_steps,
+    device_times,
+    exposed_communication,
+    input_slices,
+    step_accounts,
+    step_windows,
+    steps_work,
+)
 from perfscope.analyzers.torch_compile import compile_summary
 from perfscope.analyzers.torch_compile.phases import compile_times
 from perfscope.analyzers.torch_compile.rules.compile_time import cache_use
@@ -91,11 +101,10 @@ def reduce_programs(trace: Trace) -> ReducedPrograms:
     facts[collectives] = ()
     rows: dict[str, Rows] = {}
     if ran:
-        kept, exposed, names, instructions = _communication(trace)
+        kept, chosen, names, instructions = _communication(trace)
         rows = {**kept, "hlo_ops": _one_run(trace)}
-        facts |= {
-            exposed_communication: exposed, communication_names: names, communication_instructions: instructions
-        }  # fmt: skip
+        facts |= {derive: trace.fact(derive)[chosen] for derive in (exposed_communication, communication_in_steps)}
+        facts |= {communication_names: names, communication_instructions: instructions}
     return ReducedPrograms(hlo=tuple(map(_without_instructions, trace.hlo)), rows=rows, facts=facts)
 
 
@@ -113,7 +122,7 @@ def _one_run(trace: Trace) -> Rows:
 
 
 def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int, str], dict[int, Any]]:
-    """Communication kernels and what is known of them: rows, exposed ns by row, instructions' names, instructions."""
+    """Communication kernels and what is known of them: rows, which they are, instructions' names, instructions."""
     kernels, table = trace.rows["kernels"], trace.rows["collectives"]
     chosen = np.flatnonzero(kernels["communication"])
     positions = new_rows(len(kernels), chosen)
@@ -127,7 +136,7 @@ def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int,
     instructions = {
         int(positions[row]): instruction for row, instruction in trace.fact(communication_instructions).items()
     }
-    return rows, trace.fact(exposed_communication)[chosen], names, instructions
+    return rows, chosen, names, instructions
 
 
 # A trace without the rows that only its own rules read: what is left is what comparing ranks reads.
@@ -143,7 +152,9 @@ def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int,
 MOST_FRAMES = 20_000
 """Python functions of the user's that are kept, the longest: a rank that keeps others waiting is in a long one."""
 
-_SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (span, device_times, step_windows, steps_work, trace_memories)
+_SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
+    span, device_times, step_windows, steps_work, account_windows, step_accounts, trace_memories,
+)  # fmt: skip
 _OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters)
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 
@@ -175,7 +186,8 @@ def _reduced(trace: Trace) -> Trace:
     strings: Sequence[str] = trace.strings
     if ranked:
         strings = [*strings, "ops"]
-        cut, facts[locals_of], facts[exposed_communication] = _reduce_tables(trace)
+        cut, facts[locals_of], chosen = _reduce_tables(trace)
+        facts |= {derive: trace.fact(derive)[chosen] for derive in (exposed_communication, communication_in_steps)}
         rows |= cut
     xla = reduce_programs(trace)
     facts |= xla.facts
@@ -201,7 +213,7 @@ def _reduced(trace: Trace) -> Trace:
 
 
 def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], Int64]:
-    """Tables of a rank with collectives, its collectives with their rows moved, exposure by kernel that is kept."""
+    """Tables of a rank with collectives, its collectives with their rows moved, the kernels that are kept."""
     kernels, calls, collectives = (trace.rows[name] for name in ("kernels", "calls", "collectives"))
     results = trace.fact(locals_of)
     chosen = np.unique([item.kernel for item in results if item.kernel != MISSING]).astype(np.int64)
@@ -232,7 +244,7 @@ def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], In
         for item in results
     )
     rows = {name: taken[name].with_columns(columns) for name, columns in moved.items()}
-    return {**rows, "slices": slices}, local, trace.fact(exposed_communication)[chosen]
+    return {**rows, "slices": slices}, local, chosen
 
 
 def _slices(trace: Trace, tasks: tuple[Local, ...]) -> tuple[Rows, Int64]:
@@ -309,7 +321,7 @@ def trim_evidence(item: Examined) -> Examined:
     outcomes = (
         replace(
             outcome,
-            findings=tuple(replace(finding, evidence=finding.evidence[:EVIDENCE_EACH]) for finding in outcome.findings),
+            findings=tuple(replace(finding, evidence=finding.evidence[:ROWS_OF_EACH]) for finding in outcome.findings),
         )
         if outcome.findings
         else outcome

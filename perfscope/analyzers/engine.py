@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
+from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
 from perfscope.analyzers.hlo.program import program_labels, programs_apart
 from perfscope.analyzers.ops import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
@@ -34,22 +35,20 @@ from perfscope.analyzers.time import (
     step_accounts,
     step_windows,
     steps_work,
+    whole_ns,
 )
 from perfscope.model import hooks
-from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Span, source_label
+from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Scope, Span, source_label
 from perfscope.model.trace import RECORDED, Source, Trace
 
 # One outcome over compiled programs that were handed in together and are not ranks of one job.
 
 
-ROWS_OF_EACH = 3
-"""Evidence rows of a program where several share a finding: its worst."""
-
-MOST_ROWS = 60
-"""Evidence rows of a finding: of the twenty worst programs."""
-
 MOST_NAMED = 3
 """Programs that are named in a reason; of more the number says enough."""
+
+NOTHING_TO_JUDGE = "there are no"
+"""How the reason begins where a rule found none of the records that it judges."""
 
 
 def merge_programs(outcomes: Sequence[Outcome], labels: Sequence[str]) -> Outcome:
@@ -61,10 +60,19 @@ def merge_programs(outcomes: Sequence[Outcome], labels: Sequence[str]) -> Outcom
     """
     blind = [(label, outcome) for label, outcome in zip(labels, outcomes, strict=True) if outcome.status == "abstained"]
     reason = _reason(blind, len(outcomes)) if blind else None
-    findings = tuple(_merged(outcomes, labels))
-    if findings:
-        return Outcome(rule=outcomes[0].rule, status="flagged", reason=reason, findings=findings)
-    return Outcome(rule=outcomes[0].rule, status="abstained" if blind else "clean", reason=reason)
+    return _merged_outcome(outcomes, tuple(_merged(outcomes, labels)), reason)
+
+
+def _merged_outcome(outcomes: Sequence[Outcome], findings: tuple[Finding, ...], reason: str | None) -> Outcome:
+    """``reason``: why some of them could not look; ``None`` where all could."""
+    return Outcome(
+        rule=outcomes[0].rule,
+        status="flagged" if findings else "clean" if reason is None else "abstained",
+        reason=reason,
+        findings=findings,
+        examined=sum(outcome.examined for outcome in outcomes),
+        examined_what=max(outcomes, key=lambda outcome: outcome.examined).examined_what,
+    )
 
 
 def _reason(blind: Sequence[tuple[str, Outcome]], programs: int) -> str:
@@ -80,10 +88,10 @@ def _reason(blind: Sequence[tuple[str, Outcome]], programs: int) -> str:
 
 
 def _merged(outcomes: Sequence[Outcome], labels: Sequence[str]) -> list[Finding]:
-    groups: dict[tuple[object, ...], list[tuple[str, Finding]]] = {}
+    groups: dict[object, list[tuple[str, Finding]]] = {}
     for label, outcome in zip(labels, outcomes, strict=True):
         for finding in outcome.findings:
-            groups.setdefault((finding.subject, finding.where), []).append((label, finding))
+            groups.setdefault(cause_of(finding), []).append((label, finding))
     return [_one(members) for members in groups.values()]
 
 
@@ -91,9 +99,9 @@ def _one(members: list[tuple[str, Finding]]) -> Finding:
     members = sorted(members, key=lambda pair: _dearest(pair[1]))
     label, worst = members[0]
     others = len({name for name, _ in members} - {label})
-    also = f" (the like in {others:,} other {'program' if others == 1 else 'programs'})" if others else ""
     rows = [_row(name, row) for name, finding in members for row in _kept(finding, alone=not others)]
-    return replace(worst, title=f"{label}: {worst.title}{also}", evidence=tuple(rows[:MOST_ROWS]))
+    count = sum(finding.count for _, finding in members)
+    return replace(worst, title=f"{label}: {worst.title}", evidence=tuple(rows[:MOST_ROWS]), count=count)
 
 
 def _kept(finding: Finding, *, alone: bool) -> Sequence[Mapping[str, Cell]]:
@@ -113,12 +121,6 @@ def _dearest(finding: Finding) -> tuple[int, int, int]:
 
 
 _log = logging.getLogger(__name__)
-
-EVIDENCE_EACH = 3
-"""Rows that a rank adds to the evidence of a finding that it shares with others."""
-
-MOST_EVIDENCE = 60
-"""Evidence rows of a finding that many ranks share: the three worst of the twenty worst ranks."""
 
 MOST_PLACES = 2_000
 """Spans of such a finding."""
@@ -232,8 +234,8 @@ def chosen_rules(rules: Iterable[str] | None) -> tuple[Rule, ...]:
 def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
     """Ask the rules of one trace."""
     outcomes = {rule.id: _over_programs(rule, trace) for rule in rules if rule.rest is None}
-    flagged = frozenset(rule for rule, outcome in outcomes.items() if outcome.status == "flagged")
-    outcomes |= {rule.id: _over_programs(rule, trace, flagged) for rule in rules if rule.rest is not None}
+    found = [(rule, finding) for rule, outcome in outcomes.items() for finding in outcome.findings]
+    outcomes |= {rule.id: _over_programs(rule, trace, found) for rule in rules if rule.rest is not None}
     return Examined(
         trace=trace,
         devices=tuple(trace.fact(device_times)),
@@ -292,17 +294,40 @@ def judge(rule: Rule, trace: Trace) -> Outcome:
     return _compared(_over_programs(rule, trace), rule, [trace])
 
 
-def _over_programs(rule: Rule, trace: Trace, flagged: frozenset[str] = frozenset()) -> Outcome:
+def _over_programs(rule: Rule, trace: Trace, found: Sequence[tuple[str, Finding]] = ()) -> Outcome:
     """Programs that were handed in together are judged one by one: no share is of the sum of them."""
     parts = trace.fact(programs_apart)
     if len(parts) == 1:
-        return _checked(rule, trace, flagged)
+        return _checked(rule, trace, found)
     merged = merge_programs([_checked(rule, part) for part in parts], program_labels(trace.hlo))
     return replace(merged, findings=tuple(sorted(merged.findings, key=_cost_order)))
 
 
 def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
-    """The outcome with what the rule finds only by comparing."""
+    """The outcome with what the rule finds only by comparing; clean where it looked at something at all."""
+    outcome = _with_findings(outcome, rule, traces)
+    if outcome.status == "abstained" or rule.compared is None:
+        return _with_evidence(outcome)
+    try:
+        scope = rule.compared(traces)
+    except AbstainError:  # what each one alone shows stands
+        return _with_evidence(outcome)
+    except Exception as error:  # as in _checked
+        _log.warning("rule %s failed to count what it compares", rule.id, exc_info=True)
+        reason = f"the rule failed to compare: {type(error).__name__}: {error}"
+        return replace(outcome, status="flagged" if outcome.findings else "abstained", reason=reason)
+    what = scope.what if scope.count or not outcome.examined else outcome.examined_what
+    return _with_evidence(replace(outcome, examined=outcome.examined + scope.count, examined_what=what))
+
+
+def _with_evidence(outcome: Outcome) -> Outcome:
+    """Clean takes records that were looked at; with none of them the rule did not judge anything."""
+    if outcome.status != "clean" or outcome.examined:
+        return outcome
+    return replace(outcome, status="abstained", reason=f"{NOTHING_TO_JUDGE} {outcome.examined_what}")
+
+
+def _with_findings(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
     if rule.compare is None:
         return outcome
     try:
@@ -324,7 +349,7 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
     return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *findings), key=_cost_order)))
 
 
-def _checked(rule: Rule, trace: Trace, flagged: frozenset[str] = frozenset()) -> Outcome:
+def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = ()) -> Outcome:
     planned = rule.plan is not None and "torch_plan" in trace.recorded
     absent = [] if planned else [key for key in rule.needs if key not in trace.recorded]
     if "device_work" in absent:
@@ -333,14 +358,21 @@ def _checked(rule: Rule, trace: Trace, flagged: frozenset[str] = frozenset()) ->
         return Outcome(rule=rule.id, status="abstained", reason="not recorded: " + "; ".join(map(RECORDED.get, absent)))  # type: ignore[arg-type]
     try:
         check = rule.plan if planned and rule.plan is not None else rule.check
-        found = check(trace) if rule.rest is None else rule.rest(trace, flagged)
-        findings = sorted(found, key=_cost_order)
+        found = check(trace) if rule.rest is None else rule.rest(trace, others)
+        findings = one_per_cause(sorted(found, key=_cost_order), whole_ns(trace))
+        scope = Scope(trace.source.events_read, "records") if rule.examined is None else rule.examined(trace)
     except AbstainError as reason:
         return Outcome(rule=rule.id, status="abstained", reason=str(reason))
     except Exception as error:  # a broken third-party rule must not cost the user the other answers
         _log.warning("rule %s failed on %s", rule.id, trace.source.path, exc_info=True)
         return Outcome(rule=rule.id, status="abstained", reason=f"the rule failed: {type(error).__name__}: {error}")
-    return Outcome(rule=rule.id, status="flagged" if findings else "clean", findings=tuple(findings))
+    return Outcome(
+        rule=rule.id,
+        status="flagged" if findings else "clean",
+        findings=tuple(sorted(findings, key=_cost_order)),
+        examined=scope.count,
+        examined_what=scope.what,
+    )
 
 
 def merge_outcomes(outcomes: Sequence[Outcome], traces: Sequence[Trace]) -> Outcome:
@@ -356,28 +388,26 @@ def merge_outcomes(outcomes: Sequence[Outcome], traces: Sequence[Trace]) -> Outc
     if blind:
         whose = "all sources" if len(blind) == len(outcomes) else ", ".join(label for label, _ in blind)
         reason = f"{whose}: {blind[0][1].reason}"
-    findings = _merge_findings(outcomes, labels, traces)
-    if findings:
-        return Outcome(rule=outcomes[0].rule, status="flagged", reason=reason, findings=findings)
-    return Outcome(rule=outcomes[0].rule, status="abstained" if blind else "clean", reason=reason)
+    return _merged_outcome(outcomes, _merge_findings(outcomes, labels, traces), reason)
 
 
 def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: Sequence[Trace]) -> tuple[Finding, ...]:
-    groups: dict[tuple[Any, ...], list[tuple[int, Finding]]] = {}
+    groups: dict[object, list[tuple[int, Finding]]] = {}
+    causes = causes_of_sources([outcome.findings for outcome in outcomes])
     for index, outcome in enumerate(outcomes):
-        for finding in outcome.findings:
-            groups.setdefault((finding.subject, finding.where), []).append((index, finding))
+        for cause, finding in zip(causes[index], outcome.findings, strict=True):
+            groups.setdefault(cause, []).append((index, finding))
     merged = []
     for members in groups.values():
         members.sort(key=lambda pair: _cost_order(pair[1]))
         worst = members[0][1]
         rows: list[Mapping[str, Cell]] = [
-            {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:EVIDENCE_EACH]
+            {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:ROWS_OF_EACH]
         ]
         spans = [replace(span, source=index) for index, finding in members for span in finding.spans]
-        ranks = sorted(rank for index, _ in members if (rank := traces[index].source.rank) is not None)
+        ranks = sorted({rank for index, _ in members if (rank := traces[index].source.rank) is not None})
         merged.append(
-            replace(worst, evidence=tuple(rows[:MOST_EVIDENCE]), spans=tuple(spans[:MOST_PLACES]), ranks=tuple(ranks))
+            replace(worst, evidence=tuple(rows[:MOST_ROWS]), spans=tuple(spans[:MOST_PLACES]), ranks=tuple(ranks))
         )
     return tuple(sorted(merged, key=_cost_order))
 

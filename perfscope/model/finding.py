@@ -85,6 +85,11 @@ class Finding:
     """Where it shows in time, the costliest first and not all of them; empty where that is not known."""
     ranks: tuple[int, ...] = ()
     """Ranks that show it (filled by the engine)."""
+    covers_ns: Mapping[str, int] = field(default_factory=dict)
+    """Time in the account of the step that this finding explains, by cause, over the whole trace; ns. Of the device
+    that has most of it."""
+    count: int = 1
+    """Times that the rule found this cause; title and place are those of the costliest (filled by the engine)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +106,12 @@ class Rule:
     """What it says of a planned PyTorch program (`Trace.torch_plans`), in place of ``check``; it needs nothing else."""
     replaces: bool = False
     """What ``compare`` finds of a subject takes the place of what single traces say of it: it says the same better."""
-    rest: Callable[[Trace, frozenset[str]], Iterable[Finding]] | None = None
-    """What it says in place of ``check`` after all other rules, by the ids of those that flagged something."""
+    examined: Callable[[Trace], Scope] | None = None
+    """What it looks at in a trace. Without it the events that were read are counted."""
+    compared: Callable[[Sequence[Trace]], Scope] | None = None
+    """What ``compare`` looks at."""
+    rest: Callable[[Trace, Sequence[tuple[str, Finding]]], Iterable[Finding]] | None = None
+    """What it says in place of ``check`` after all other rules, by what they found: (rule, finding)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +122,19 @@ class Outcome:
     status: Status
     reason: str | None = None
     findings: tuple[Finding, ...] = field(default_factory=tuple)
+    examined: int = 0
+    """Records that the rule looked at, all sources together; never 0 where it is clean."""
+    examined_what: str = ""
+    """What these records are, in the plural."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a rule looked at: the evidence of a clean outcome."""
+
+    count: int
+    what: str
+    """The records, in the plural: ``'copies'``."""
 
 
 class AbstainError(Exception):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from perfscope.analyzers import engine
+from perfscope.analyzers.causes import MOST_ROWS, one_per_cause
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.registry import RULES, load_rule
 from perfscope.model.errors import UsageError
-from perfscope.model.finding import AbstainError, Finding, Rule, Span, Where, severity_of
+from perfscope.model.finding import AbstainError, Finding, Rule, Scope, Span, Where, severity_of
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
 from tests.conftest import REPOSITORY
@@ -50,7 +53,7 @@ def outcome_of_rule(monkeypatch: pytest.MonkeyPatch, made: Rule, *traces: Trace)
 
 
 def test_flagged_is_sorted_by_cost_with_timeless_ones_last() -> None:
-    outcome = judge(rule(lambda _: [finding(None), finding(5), finding(9)]), trace())
+    outcome = judge(rule(lambda _: [finding(None), finding(5, line=2), finding(9, line=3)]), trace())
     assert outcome.status == "flagged"
     assert [found.cost_ns_per_step for found in outcome.findings] == [9, 5, None]
 
@@ -152,11 +155,61 @@ def test_a_rule_that_cannot_be_imported_abstains(monkeypatch: pytest.MonkeyPatch
 
 def test_evidence_of_many_ranks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = rule(lambda t: [finding(t.source.rank)])
-    outcome = outcome_of_rule(monkeypatch, made, *(trace(rank) for rank in range(engine.MOST_EVIDENCE + 5)))
+    outcome = outcome_of_rule(monkeypatch, made, *(trace(rank) for rank in range(MOST_ROWS + 5)))
     (found,) = outcome.findings
-    assert len(found.evidence) == engine.MOST_EVIDENCE
+    assert len(found.evidence) == MOST_ROWS
     assert found.evidence[0] == {"source": "rank 64", "wait_ns": 64}
     assert len(found.ranks) == 65
+
+
+def _apart(cost: int, start: int, line: int = 1, **more: Any) -> Finding:
+    spans = (Span(start_ns=start, end_ns=start + cost),)
+    return replace(finding(cost, line=line), cost_ns=cost, spans=spans, covers_ns={"sync": cost}, **more)
+
+
+def test_one_cause_is_one_finding_with_a_count_and_added_costs() -> None:
+    (found,) = one_per_cause([_apart(9, 0), _apart(5, 100), _apart(3, 200)], 1_000)
+    assert (found.count, found.cost_ns, found.cost_ns_per_step, found.covers_ns) == (3, 17, 17, {"sync": 17})
+    assert (found.title, len(found.evidence), len(found.spans)) == ("thing costs 9", 3, 3)
+
+
+def test_costs_that_overlap_in_time_are_not_added_and_none_is_above_the_steps() -> None:
+    (found,) = one_per_cause([_apart(9, 0), _apart(5, 8)], 1_000)
+    assert (found.count, found.cost_ns) == (2, 9)
+    (found,) = one_per_cause([_apart(9, 0), _apart(5, 100)], 10)
+    assert found.cost_ns == 10
+
+
+def test_programs_of_one_function_are_one_cause_and_not_added() -> None:
+    programs = [replace(finding(cost), cost_ns=cost, evidence=({"program": f"f.{cost}"},)) for cost in (9, 5)]
+    (found,) = one_per_cause(programs, 1_000)
+    assert (found.count, found.cost_ns) == (2, 9)
+
+
+def test_other_lines_and_subjects_are_other_causes() -> None:
+    several = [finding(9), finding(5, line=2), finding(3, subject="other")]
+    assert [found.count for found in one_per_cause(several, 1_000)] == [1, 1, 1]
+
+
+def test_without_a_line_ranks_share_a_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rule(lambda t: [replace(finding(t.source.rank), where=Where(op=f"op{t.source.rank}"))])
+    (found,) = outcome_of_rule(monkeypatch, made, trace(0), trace(1)).findings
+    assert found.ranks == (0, 1)
+
+
+def test_clean_takes_records_that_were_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = replace(rule(lambda _: []), examined=lambda _: Scope(0, "copies"))
+    outcome = judge(nothing, trace())
+    assert (outcome.status, outcome.examined) == ("abstained", 0)
+    assert "copies" in (outcome.reason or "")
+    together = outcome_of_rule(
+        monkeypatch, replace(nothing, compare=lambda _: [], compared=lambda _: Scope(7, "collectives")), trace(0)
+    )
+    assert (together.status, together.examined, together.examined_what) == ("clean", 7, "collectives")
+
+
+def test_every_rule_says_what_it_examines() -> None:
+    assert [rule_id for rule_id in RULES if load_rule(rule_id).examined is None] == []
 
 
 def test_severity_follows_the_share() -> None:

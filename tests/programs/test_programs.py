@@ -312,7 +312,7 @@ def test_the_same_place_in_several_programs_is_one_finding_about_the_worst() -> 
     merged = merge_programs([flagged(finding(cost_bytes=5)), CLEAN, flagged(finding(cost_bytes=9))], ["a", "b", "c"])
     (found,) = merged.findings
     assert (merged.status, merged.reason) == ("flagged", None)
-    assert found.title == "c: 9 bytes (the like in 1 other program)"
+    assert (found.title, found.count) == ("c: 9 bytes", 2)
     assert found.cost_bytes == 9
     assert [row["program"] for row in found.evidence] == ["c"] * 3 + ["a"] * 3
     assert list(found.evidence[0]) == ["program", "kernel", "moved_bytes"]

@@ -78,5 +78,5 @@ def test_without_sizes_or_ranks_it_abstains() -> None:
     assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
 
 
-def test_a_job_without_all_to_alls_is_clean() -> None:
-    assert outcome_of(rank_set([[0.0, 0.0]])).status == "clean"
+def test_a_job_without_all_to_alls_has_nothing_to_judge() -> None:
+    assert outcome_of(rank_set([[0.0, 0.0]])).status == "abstained"

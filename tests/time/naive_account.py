@@ -64,7 +64,7 @@ class Naive:
         if launch[0] <= begin:
             return "dependency"
         if time >= launch[0]:
-            return "launch"
+            return "dependency" if time >= launch[1] and end - launch[1] >= STALL else "launch"
         return self.host(time, launch[2], begin, end, self.synced(begin, launch))
 
     def synced(self, begin: int, launch: tuple[int, int, int, str, int]) -> int:

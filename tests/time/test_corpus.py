@@ -13,6 +13,8 @@ import pytest
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time.account import step_accounts
+from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.analyzers.time.gaps import gaps
 from perfscope.model.trace import Trace
@@ -58,15 +60,15 @@ def test_gaps_of_every_file_sum_to_idle_and_equal_the_naive_attribution(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])
 def test_no_rule_breaks_and_no_cost_is_more_than_the_device_has(path):
     trace = _read(path)
-    devices = trace.fact(device_times)
+    accounts = trace.fact(step_accounts)
     for rule in RULES:
         outcome = judge(load_rule(rule), trace)
         for finding in outcome.findings:
             assert finding.cost_ns is not None
-            assert 0 < finding.cost_ns <= max(device.span_ns for device in devices)
+            assert 0 < finding.cost_ns <= max(account.whole_ns for account in accounts)
             assert len(finding.evidence) <= 20
             assert len({tuple(row) for row in finding.evidence}) <= 1
-    idle = max((device.idle_ns for device in devices), default=0)
+    idle = max((account.whole_ns - account.busy_ns for account in accounts), default=0)
     from_idle = sum(
         cost or 0 for rule in ("host_sync", "launch_bound", "input_stall") for cost in _costs(trace, rule).values()
     )
@@ -75,13 +77,13 @@ def test_no_rule_breaks_and_no_cost_is_more_than_the_device_has(path):
 
 def test_bert_small_is_launch_bound(corpus):
     trace = _trace(corpus, "TraceLens__h100_bert-small")
-    assert round(sum(_costs(trace, "launch_bound").values()) / 1e6, 1) == 3.4
-    (device,) = trace.fact(device_times)
-    assert round(device.span_ns / 1e6, 1) == 3.9
+    assert round(sum(_costs(trace, "launch_bound").values()) / 1e6, 1) == 4.1
+    (account,) = trace.fact(step_accounts)
+    assert round(account.whole_ns / 1e6, 1) == 4.4
 
 
 def test_b200_eager_is_launch_bound(corpus):
-    assert round(sum(_costs(_trace(corpus, "TraceLens__b200_eager"), "launch_bound").values()) / 1e6) == 63
+    assert round(sum(_costs(_trace(corpus, "TraceLens__b200_eager"), "launch_bound").values()) / 1e6) == 64
 
 
 @pytest.mark.parametrize("name", ["HolisticTraceAnalysis__ns_resolution_rank0", "TraceLens__h100_qwen1.5-0.5b"])
@@ -103,17 +105,7 @@ def test_a_sleeping_rank_stalls_and_the_others_wait_for_it(corpus):
 
 def test_the_hundred_millisecond_gaps_of_the_backward_pass_are_memory_calls(corpus):
     trace = _trace(corpus, "torchrec__sst_long_a2a_optimizer_4_44237__rank0")
-    assert (_costs(trace, "launch_bound")["device memory calls"] or 0) > 108e6
-    (costliest, *_) = judge(load_rule("host_sync"), trace).findings
-    assert "cudaFree" in costliest.title
-
-
-def test_item_of_bert_names_the_function_that_reads(corpus):
-    trace = _trace(corpus, "TraceLens__h100_bert-small")
-    (finding,) = judge(load_rule("host_sync"), trace).findings
-    assert finding.where.file == "transformers/modeling_attn_mask_utils.py"
-    assert finding.where.line == 429
-    assert finding.evidence[0]["line_is"] == "where _prepare_4d_attention_mask_for_sdpa begins"
+    assert (_costs(trace, "launch_bound")["device memory calls"] or 0) > 2 * 108e6
 
 
 @pytest.mark.slow
@@ -123,6 +115,4 @@ def test_waits_of_the_control_trace_are_all_counted(corpus):
     events = json.loads(gzip.decompress(path.read_bytes()), strict=False)["traceEvents"]
     raw = Counter(event["name"] for event in events if event.get("ph") == "X")
     assert raw["cudaStreamSynchronize"] == raw["Memcpy DtoH (Device -> Pageable)"] == 60
-    findings = judge(load_rule("host_sync"), _read(path)).findings
-    rows = {row["op"]: row["waits"] for finding in findings for row in finding.evidence}
-    assert sum(rows.values()) == 120
+    assert len(_read(path).fact(blocking_calls)) == 120

@@ -46,9 +46,10 @@ def _judge(b: TraceBuilder) -> Outcome:
     return judge(RULE, b.build())
 
 
-def _eager(gap: float, kernels: int = 10, busy: float = 20.0) -> TraceBuilder:
-    """Kernels of ``busy`` us with ``gap`` us between them, each launched 3 us before it starts."""
+def _eager(gap: float, kernels: int = 10, busy: float = 20.0, until: float | None = None) -> TraceBuilder:
+    """A step of kernels of ``busy`` us with ``gap`` us between them, each launched 3 us before it starts."""
     b = TraceBuilder()
+    b.step(1, 10, until or 10 + kernels * (busy + gap) - gap)
     now = 10.0
     for number in range(kernels):
         b.op("aten::add", now - 5, now)
@@ -67,8 +68,8 @@ def test_flagged_with_the_sum_of_the_gaps():
     assert [(one.start_ns, one.end_ns) for one in finding.spans[:2]] == [(30_000, 60_000), (80_000, 110_000)]
 
 
-def test_the_threshold_is_a_tenth_of_the_devices_span():
-    # Span 100 us: ten of it idle; then a hair less. Launched 3 us before the start, the host is late either way.
+def test_the_threshold_is_a_tenth_of_the_step():
+    # Step of 100 us: ten of it idle; then a hair less. Launched 3 us before the start, the host is late either way.
     assert _judge(_eager(gap=10, kernels=2, busy=45)).status == "flagged"
     assert _judge(_eager(gap=9.99, kernels=2, busy=45)).status == "clean"
 
@@ -98,12 +99,12 @@ def test_idle_in_a_data_loader_belongs_to_input_stall():
 
 
 def test_long_gaps_are_the_hosts_own_work_and_not_launching():
-    b = _eager(gap=30, kernels=10)
+    b = _eager(gap=30, kernels=10, until=10_100)
     b.launched("late", 10_000, 10_003, 10_100, correlation=99)
     assert {finding.subject: finding.cost_ns for finding in _judge(b).findings} == {}
-    b = _eager(gap=300, kernels=10)
+    b = _eager(gap=300, kernels=10, until=10_100)
     b.launched("late", 10_000, 10_003, 10_100, correlation=99)
-    assert {finding.subject: finding.cost_ns for finding in _judge(b).findings} == {"launch overhead": 2_700_000}
+    assert {finding.subject: finding.cost_ns for finding in _judge(b).findings} == {"launch overhead": 2_703_000}
 
 
 def test_memory_calls_are_a_finding_of_their_own_and_not_counted_twice():

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.phases import asking_op
-from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Severity, Where
+from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Scope, Severity, Where
 from perfscope.model.live_bytes import Int64
 from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, RECORDED, Trace
@@ -242,3 +242,9 @@ def where_of(line: SourceLine | None, *, op: str | None = None, module: str | No
     if line is None:
         return Where(op=op, module=module)
     return Where(file=line.file, line=line.line, op=op, module=module)
+
+
+def memory_records(trace: Trace) -> Scope:
+    """Allocations that a block or a counter of the allocator tells of."""
+    blocks = sum(len(timeline.blocks) for timeline in trace.fact(memory_timelines))
+    return Scope(blocks, "allocations with an address in the recording")

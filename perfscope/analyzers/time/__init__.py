@@ -14,9 +14,10 @@ from perfscope.analyzers.time.compiled_regions import (
     user_line,
 )
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
-from perfscope.analyzers.time.exposure import exposed_communication, exposed_until
+from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
 from perfscope.analyzers.time.host_activity import main_thread
+from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op
 from perfscope.analyzers.time.spans import (
     NO_WORK,
@@ -64,23 +65,29 @@ __all__ = [
     "account_windows",
     "blocking_calls",
     "call_site",
+    "communication_in_steps",
     "compiled_rows",
     "covering_slices",
     "detail_row",
     "device_busy",
+    "device_records",
     "device_times",
     "exposed_communication",
     "exposed_until",
     "gaps",
     "graph_op",
+    "host_records",
     "input_slices",
     "late_span_ns",
     "lineage",
     "main_thread",
     "named_slices",
     "nearest_ancestor",
+    "op_records",
     "op_times",
     "per_step",
+    "plan_records",
+    "program_records",
     "regions",
     "slice_name",
     "spans_of_ranks",

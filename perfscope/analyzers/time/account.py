@@ -8,7 +8,8 @@ that ends it:
    waited for another stream, an event or its front end. If its launch was not recorded: *unexplained*.
 2. Else the host was late. Up to the launch the time goes to what the host did then (``host_activity``), on the thread
    that launched, or on the main thread while the launching thread had nothing to do. From the launch to the first work:
-   *launch*.
+   *launch*, or *compilation* while that call loads code. Work that begins ``STALL_NS`` or more after the call that
+   launched it returned waits for something else: *dependency* from then on.
 3. If a wait for the device emptied the queue just before the interval, the host could have worked ahead during that
    wait: as much of the interval as the wait was long is *sync*. The rest would have been there without it.
 4. Time in long ops, or in no recorded activity, is *launch* in an interval below ``STALL_NS`` (Python between two ops
@@ -21,11 +22,12 @@ Without an accelerator in the recording, ops on the host are the compute, and th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 import numpy as np
 
+from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.device_time import device_busy, device_times
 from perfscope.analyzers.time.gaps import draining_sync, launch_at
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
@@ -41,7 +43,7 @@ from perfscope.model.intervals import (
     merge,
     union,
 )
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, CallKind, Trace
 
 Cause = Literal[
     "compute",
@@ -163,7 +165,7 @@ def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
     devices = [device.device for device in trace.fact(device_times) if device.busy_ns]
     if not devices:
         return {MISSING: parts} if (parts := _on_host(trace, low, high)) else {}
-    return {device: {**_busy(trace, device), **_idle(trace, device, low, high)} for device in devices}
+    return {device: {**_busy(trace, device), **_idle(trace, device)} for device in devices}
 
 
 def step_accounts(trace: Trace) -> tuple[StepAccount, ...]:
@@ -207,8 +209,38 @@ def _busy(trace: Trace, device: int) -> dict[Cause, Intervals]:
     }
 
 
-def _idle(trace: Trace, device: int, low: int, high: int) -> dict[Cause, Intervals]:
-    """Idle time of a device in ``[low, high)`` by cause."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleIntervals:
+    """The idle intervals of one device from the first window's begin to the last one's end, and what ended each."""
+
+    spans: Intervals
+    ended: np.ndarray
+    """Whether work of the device ends the interval; else the windows end in it."""
+    launch: Int64
+    """Row of ``calls`` that launched that work; ``MISSING``: not recorded, or there is none."""
+    begin: Int64
+    """When that call began, ns; 0 where it is not known."""
+    late: np.ndarray
+    """Whether the interval had begun before the call."""
+    queued: np.ndarray
+    """Whether the work was launched before the interval began."""
+    thread: Int64
+    """Row of ``threads`` that launched, the main thread where that is not known."""
+    wait: Int64
+    """Row of ``calls``: the wait for the device that emptied its queue before the interval; ``MISSING``: none."""
+
+
+def idle_intervals(trace: Trace) -> dict[int, IdleIntervals]:
+    """Per row of ``devices`` that worked: when it was idle in the account's time."""
+    windows = trace.fact(account_windows)
+    if not len(windows.starts) or windows.whole_ns <= 0:
+        return {}
+    low, high = int(windows.starts.min()), int(windows.ends.max())
+    devices = [device.device for device in trace.fact(device_times) if device.busy_ns]
+    return {device: _idle_intervals(trace, device, low, high) for device in devices}
+
+
+def _idle_intervals(trace: Trace, device: int, low: int, high: int) -> IdleIntervals:
     busy = trace.fact(device_busy)[device]
     idle = complement(busy, low, high)
     calls = trace.rows["calls"]
@@ -221,14 +253,33 @@ def _idle(trace: Trace, device: int, low: int, high: int) -> dict[Cause, Interva
     begin = np.where(known, _pick(calls["start_ns"], launch), 0)
     thread = np.where(known, _pick(calls["thread"], launch), trace.fact(main_thread))
     late = known & (begin > idle.starts)
+    wait = np.full(len(idle.starts), MISSING, np.int64)
+    wait[late] = draining_sync(trace, idle.starts[late], begin[late], thread[late])
     queued = ended & np.where(known, ~late, queued_by <= idle.starts)
-    tail = ~ended & (thread != MISSING)
-    until = np.where(late, np.minimum(begin, idle.ends), np.where(tail, idle.ends, idle.starts))
-    waited = _waited(trace, idle, late, begin, thread)
+    return IdleIntervals(
+        spans=idle, ended=ended, launch=launch, begin=begin, late=late, queued=queued, thread=thread, wait=wait
+    )
+
+
+def _idle(trace: Trace, device: int) -> dict[Cause, Intervals]:
+    """Idle time of a device by cause."""
+    intervals = trace.fact(idle_intervals)[device]
+    idle, late, thread = intervals.spans, intervals.late, intervals.thread
+    tail = ~intervals.ended & (thread != MISSING)
+    until = np.where(late, np.minimum(intervals.begin, idle.ends), np.where(tail, idle.ends, idle.starts))
+    started = _pick(trace.rows["calls"]["start_ns"], intervals.wait)
+    waited = np.where(intervals.wait != MISSING, np.maximum(idle.starts - started, 0), 0)
+    calls = trace.rows["calls"]
+    called = np.where(late, np.minimum(_pick(calls["end_ns"], intervals.launch), idle.ends), idle.ends)
+    returned = np.maximum(until, np.where(idle.ends - called >= STALL_NS, called, idle.ends))
+    is_kernel = late & (_pick(calls["kind"], intervals.launch) == CallKind.KERNEL)
+    loads = is_kernel & (_pick(calls["end_ns"], intervals.launch) - intervals.begin >= STALL_NS)
+    loaded = np.where(loads, np.minimum(called, returned), until)
     result: dict[Cause, list[Intervals]] = {
-        "dependency": [_chosen(idle, queued)],
-        "unexplained": [_chosen(idle, ~queued & ~late & ~tail)],
-        "launch": [union(until[late], idle.ends[late])],
+        "dependency": [_chosen(idle, intervals.queued), union(returned[late], idle.ends[late])],
+        "unexplained": [_chosen(idle, ~intervals.queued & ~late & ~tail)],
+        "compilation": [union(until[loads], loaded[loads])],
+        "launch": [union(loaded[late], returned[late])],
     }
     for number in np.unique(thread[late | tail]).tolist():
         mine = (late | tail) & (thread == number)
@@ -240,12 +291,63 @@ def _idle(trace: Trace, device: int, low: int, high: int) -> dict[Cause, Interva
     return {cause: merge(*parts) for cause, parts in result.items()}
 
 
-def _waited(trace: Trace, idle: Intervals, late: np.ndarray, begin: Int64, thread: Int64) -> Int64:
-    """Per idle interval: how long the wait that emptied the queue before it had been waiting, ns; 0 without one."""
-    sync = np.full(len(idle.starts), MISSING, np.int64)
-    sync[late] = draining_sync(trace, idle.starts[late], begin[late], thread[late])
-    started = _pick(trace.rows["calls"]["start_ns"], sync)
-    return np.where(sync != MISSING, np.maximum(idle.starts - started, 0), 0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdlePieces:
+    """Idle time of one cause within the windows, one entry an idle interval of a device that has some of it."""
+
+    device: Int64
+    """Row of ``devices``."""
+    start_ns: Int64
+    """Begin of the idle interval."""
+    end_ns: Int64
+    cost_ns: Int64
+    """Time of the cause in it, ns."""
+    launch: Int64
+    """Row of ``calls`` that ended the interval; ``MISSING`` where it is not known."""
+    wait: Int64
+    """Row of ``calls``: the wait that emptied the queue before, else the last wait that began in it or before."""
+
+    def __len__(self) -> int:
+        """Number of idle intervals."""
+        return len(self.device)
+
+
+def idle_pieces(trace: Trace, cause: Cause) -> IdlePieces:
+    """The idle intervals with time of ``cause`` in the windows, all devices; the costs sum to the accounts'."""
+    windows, columns = trace.fact(account_windows), []
+    inside = union(windows.starts, windows.ends)
+    for device, intervals in trace.fact(idle_intervals).items():
+        part = intersection(trace.fact(cause_intervals)[device].get(cause, EMPTY), inside)
+        starts, ends = intervals.spans.starts, intervals.spans.ends
+        cost = covered(part, starts, ends)
+        has = np.flatnonzero(cost)
+        wait = np.where(intervals.wait == MISSING, _last_wait(trace, ends), intervals.wait)
+        columns.append((np.full(len(has), device), starts[has], ends[has], cost[has], intervals.launch[has], wait[has]))
+    joined = [np.concatenate(column) for column in zip(*columns, strict=True)] or [np.empty(0, np.int64)] * 6
+    return IdlePieces(
+        device=joined[0], start_ns=joined[1], end_ns=joined[2], cost_ns=joined[3], launch=joined[4], wait=joined[5]
+    )
+
+
+def of_device(pieces: IdlePieces, device: int) -> IdlePieces:
+    """Those of one device (row of ``devices``)."""
+    here = pieces.device == device
+    return IdlePieces(**{field.name: getattr(pieces, field.name)[here] for field in fields(pieces)})
+
+
+def worst_device(pieces: IdlePieces) -> IdlePieces:
+    """Those of the device that has most of the time: devices idle side by side."""
+    if not len(pieces):
+        return pieces
+    return of_device(pieces, int(np.argmax(np.bincount(pieces.device, weights=pieces.cost_ns))))
+
+
+def _last_wait(trace: Trace, times: Int64) -> Int64:
+    """The wait for the device that began last before each of ``times``: row of ``calls``, ``MISSING`` if none did."""
+    rows = trace.fact(blocking_calls)
+    rows = rows[np.argsort(trace.rows["calls"]["start_ns"][rows], kind="stable")]
+    index = np.searchsorted(trace.rows["calls"]["start_ns"][rows], times) - 1
+    return np.where(index < 0, MISSING, _pick(rows, index))
 
 
 def _by_host(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfscope.model.intervals import Int64, Intervals, covered, union
+from perfscope.analyzers.time.account import account_windows
+from perfscope.model.intervals import Int64, Intervals, covered, intersection, union
 from perfscope.model.trace import Rows, Trace
 
 
@@ -23,6 +24,24 @@ def exposed_communication(trace: Trace) -> Int64:
         rows = np.flatnonzero(here & kernels["communication"])
         exposed[rows] = _uncovered(kernels, rows, compute)
     return exposed
+
+
+def communication_in_steps(trace: Trace) -> Int64:
+    """Per row of ``kernels``: the part of ``exposed_communication`` that lies in the account's windows, ns."""
+    kernels, windows = trace.rows["kernels"], trace.fact(account_windows)
+    inside, exposed = union(windows.starts, windows.ends), np.zeros(len(kernels), np.int64)
+    for device in range(len(trace.rows["devices"])):
+        here = kernels["device"] == device
+        compute = _union(kernels, here & ~kernels["communication"])
+        rows = np.flatnonzero(here & kernels["communication"])
+        exposed[rows] = _uncovered(kernels, rows, compute, inside=inside)
+    return exposed
+
+
+def copies_in_steps(trace: Trace) -> Int64:
+    """Per row of ``copies``: the part of ``exposed_copies`` that lies in the account's windows, ns."""
+    windows = trace.fact(account_windows)
+    return _exposed_copies(trace, union(windows.starts, windows.ends))
 
 
 def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Intervals) -> Int64:
@@ -40,17 +59,23 @@ def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Interva
 
 def exposed_copies(trace: Trace) -> Int64:
     """Per row of ``copies``: ns in which no kernel ran and no copy that began earlier."""
+    return _exposed_copies(trace, None)
+
+
+def _exposed_copies(trace: Trace, inside: Intervals | None) -> Int64:
     copies, kernels = trace.rows["copies"], trace.rows["kernels"]
     exposed = np.zeros(len(copies), np.int64)
     for device in range(len(trace.rows["devices"])):
         working = _union(kernels, kernels["device"] == device)
         rows = np.flatnonzero(copies["device"] == device)
-        exposed[rows] = _uncovered(copies, rows, working)
+        exposed[rows] = _uncovered(copies, rows, working, inside=inside)
     return exposed
 
 
-def _uncovered(table: Rows, rows: Int64, by: Intervals, until_ns: Int64 | None = None) -> Int64:
-    """Per row: ns in no interval of ``by`` and in no earlier row; of each row only what lies before ``until_ns``."""
+def _uncovered(
+    table: Rows, rows: Int64, by: Intervals, until_ns: Int64 | None = None, inside: Intervals | None = None
+) -> Int64:
+    """Per row: ns in no interval of ``by`` and in no earlier row; only what lies before ``until_ns`` and ``inside``."""
     order = np.argsort(table["start_ns"][rows], kind="stable")
     starts, ends = table["start_ns"][rows][order], table["end_ns"][rows][order]
     if not len(rows):
@@ -59,7 +84,8 @@ def _uncovered(table: Rows, rows: Int64, by: Intervals, until_ns: Int64 | None =
     begins = np.maximum(starts, np.concatenate(([starts[0]], reach[:-1])))
     finishes = np.maximum(begins, ends if until_ns is None else np.minimum(ends, until_ns[order]))
     result = np.zeros(len(rows), np.int64)
-    result[order] = finishes - begins - covered(by, begins, finishes)
+    time = finishes - begins if inside is None else covered(inside, begins, finishes)
+    result[order] = time - covered(by if inside is None else intersection(by, inside), begins, finishes)
     return result
 
 

@@ -43,7 +43,10 @@ class HostActivity(IntEnum):
 
     INPUT = 0
     COMPILATION = 1
-    """Tracing and compiling (Dynamo, Inductor, Triton, XLA), autotuning, loading of modules, driver initialisation."""
+    """Tracing and compiling (Dynamo, Inductor, Triton, XLA), autotuning, loading of modules, driver initialisation.
+
+    A call that launches on an idle device takes microseconds; one of ``STALL_NS`` or more loads its code first.
+    """
     COLLECTIVE_SETUP = 2
     """Creating communicators and process groups."""
     GARBAGE_COLLECTION = 3
@@ -116,8 +119,11 @@ def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
     codes = [
         code for code in np.unique(calls["name"]) if _COMPILATION_CALLS.fullmatch(base_name(trace.text(int(code))))
     ]
-    loading = spans_by_thread(trace, "calls", np.flatnonzero(np.isin(calls["name"], codes)))
     launching = np.flatnonzero(np.isin(calls["kind"], _LAUNCHING))
+    loads = np.isin(calls["name"], codes)
+    if len(trace.rows["kernels"]):
+        loads |= (calls["kind"] == CallKind.KERNEL) & (calls["end_ns"] - calls["start_ns"] >= STALL_NS)
+    loading = spans_by_thread(trace, "calls", np.flatnonzero(loads))
     ops = np.flatnonzero(trace.rows["slices"]["kind"] == SliceKind.OP)
     spans = {
         **named,

@@ -8,7 +8,6 @@ from typing import TypedDict
 
 import numpy as np
 
-from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.finding import Basis, Severity, severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
@@ -49,7 +48,7 @@ def step_windows(trace: Trace) -> StepWindows:
 
 
 def whole_ns(trace: Trace) -> int:
-    """What a cost over the whole trace is a share of: summed steps, else the device span, else the span.
+    """What a cost over the whole trace is a share of: summed steps, else the whole capture.
 
     Steps that do not wait for their work count from the first one's dispatch to the last one's work end.
     """
@@ -59,9 +58,6 @@ def whole_ns(trace: Trace) -> int:
     steps = trace.fact(step_windows)
     if steps.count:
         return int((steps.ends - steps.starts).sum())
-    devices = trace.fact(device_times)
-    if devices:
-        return max(device.span_ns for device in devices)
     start, end = trace.span_ns()
     return end - start
 

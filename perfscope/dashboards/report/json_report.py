@@ -107,6 +107,8 @@ def _outcome(outcome: Outcome, over: str) -> dict[str, Any]:
         "rule": outcome.rule,
         "status": outcome.status,
         "reason": outcome.reason,
+        "examined": outcome.examined,
+        "examined_what": outcome.examined_what,
         "findings": [_finding(finding, over) for finding in outcome.findings],
     }
 
@@ -126,6 +128,8 @@ def _finding(finding: Finding, over: str) -> dict[str, Any]:
         "spans": [{"source": span.source, "start_ns": span.start_ns, "end_ns": span.end_ns} for span in finding.spans],
         "advice": finding.advice,
         "ranks": list(finding.ranks),
+        "covers_ns": dict(finding.covers_ns),
+        "count": finding.count,
     }
 
 

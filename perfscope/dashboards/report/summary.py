@@ -381,7 +381,7 @@ def _finding_row(
     )
     return FindingRow(
         rule=sanitize(rule),
-        title=sanitize(finding.title, TITLE_LIMIT),
+        title=sanitize(finding.title, TITLE_LIMIT) + (f" (worst of {finding.count:,})" if finding.count > 1 else ""),
         severity=finding.severity,
         saves="" if cost is None else f"{format_ns(cost)}{over}",
         share="" if cost is None or not whole else format_share(cost, whole),

@@ -36,6 +36,7 @@ from perfscope.analyzers.memory.holders import (
     OF_XLA,
     judged_timelines,
     line_of,
+    memory_records,
     said_line,
     severity_of_bytes,
     where_of,
@@ -67,6 +68,9 @@ MANY_SIZES = 4
 MAX_ROWS = 20
 
 EXPANDABLE = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments then grow in place"
+
+
+examined = memory_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

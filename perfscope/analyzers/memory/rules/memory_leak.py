@@ -39,7 +39,14 @@ from perfscope.analyzers.memory.growth import (
     step_ends,
     steps_until_full,
 )
-from perfscope.analyzers.memory.holders import judged_timelines, peak_held, said_line, where_of, worst_of_devices
+from perfscope.analyzers.memory.holders import (
+    judged_timelines,
+    memory_records,
+    peak_held,
+    said_line,
+    where_of,
+    worst_of_devices,
+)
 from perfscope.analyzers.ops import spans_of_blocks
 from perfscope.analyzers.time import step_windows
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
@@ -85,6 +92,9 @@ OTHERWISE = (
     "Look for what that line's result is appended or assigned to, and let go of it when the step is over; keep "
     "tensor.detach() where only the value is needed"
 )
+
+
+examined = memory_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

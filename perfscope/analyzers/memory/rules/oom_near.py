@@ -35,6 +35,7 @@ from perfscope.analyzers.memory.holders import (
     holders_at,
     judged_timelines,
     line_of,
+    memory_records,
     peak_held,
     said_line,
     where_of,
@@ -42,7 +43,8 @@ from perfscope.analyzers.memory.holders import (
 )
 from perfscope.analyzers.memory.sites import block_sites
 from perfscope.analyzers.ops import spans_at
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.analyzers.time import plan_records
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Where
 from perfscope.model.memory import MemoryTimeline, SourceLine
 from perfscope.model.torch_plan import StepMemory, by_category, category_label, memory_as_run
 from perfscope.model.trace import MISSING, Trace
@@ -54,6 +56,11 @@ NEEDS = ()
 MAX_ROWS = 20
 
 ADVICE = "perfscope advise memory RUN --budget BYTES lists what to checkpoint, offload or shard, and what it costs"
+
+
+def examined(trace: Trace) -> Scope:
+    """Planned programs, else allocations."""
+    return plan_records(trace) if trace.torch_plans else memory_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -40,6 +40,7 @@ from perfscope.analyzers.memory.holders import (
     OF_XLA,
     judged_timelines,
     line_of,
+    memory_records,
     said_line,
     severity_of_bytes,
     where_of,
@@ -65,6 +66,9 @@ COVERED = 0.9
 
 FINDERS = (lasting_gradients, kept_into_next_step, held_unread, optimizer_temporaries, loss_copies, attention_scores)
 """The cheapest to change first: what two of them find is told once."""
+
+
+examined = memory_records
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:

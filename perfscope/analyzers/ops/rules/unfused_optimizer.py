@@ -55,7 +55,7 @@ from perfscope.analyzers.time import (
     work_inside,
     worst_spans,
 )
-from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.finding import AbstainError, Finding, Scope, Where, severity_of
 from perfscope.model.intervals import covered
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -96,6 +96,13 @@ LEAST_PASSES = 3
 """Of an optimizer that is not listed: parameter and gradient read, parameter written."""
 
 Style = Literal["loop", "foreach", "fused", "other"]
+
+
+def examined(trace: Trace) -> Scope:
+    """Steps of optimizers."""
+    if trace.torch_plans:
+        return Scope(sum(len(held.plan.optimizers) for held in trace.torch_plans), "optimizers in the plan")
+    return Scope(len(trace.fact(optimizer_steps)), "optimizer steps in the recording")
 
 
 def check(trace: Trace) -> Iterable[Finding]:

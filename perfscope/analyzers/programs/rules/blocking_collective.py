@@ -54,7 +54,7 @@ from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import cause_of, collective_time, overlap_parts, remedy, waiting_part
 from perfscope.analyzers.programs.saving import Price, price
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -68,6 +68,11 @@ MEDIUM_BYTES_SHARE = 0.25
 """Of what the program's collectives move, where no time is known: nothing is called high then."""
 
 MAX_ROWS = 20
+
+
+def examined(trace: Trace) -> Scope:
+    """Collectives of the programs."""
+    return Scope(len(trace.fact(collectives)), "collectives in the compiled programs")
 
 
 def check(trace: Trace) -> Iterable[Finding]:

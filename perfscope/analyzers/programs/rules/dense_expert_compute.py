@@ -59,6 +59,7 @@ from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.experts import DenseRagged, dense_ragged
 from perfscope.analyzers.programs.saving import Part, Price, price
 from perfscope.analyzers.programs.selection import SelectionProduct, selection_products
+from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.trace import Trace
 
@@ -74,6 +75,9 @@ MEDIUM_FLOPS_SHARE = 0.1
 MAX_ROWS = 20
 
 One = TypeVar("One", DenseRagged, SelectionProduct)
+
+
+examined = program_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -36,6 +36,7 @@ from collections.abc import Iterable
 from perfscope.analyzers.hlo.program import program_label, where_of
 from perfscope.analyzers.ops import spans_of_instructions
 from perfscope.analyzers.programs.donation import Donation, Refused, Update, donations, refused_donations
+from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
@@ -54,6 +55,9 @@ MEDIUM_SHARE = 0.05
 MAX_ROWS = 20
 
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*")
+
+
+examined = program_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

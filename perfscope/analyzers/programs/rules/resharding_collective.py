@@ -41,7 +41,7 @@ from perfscope.analyzers.hlo.program import primitive, where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import collective_time, waiting_part
 from perfscope.analyzers.programs.saving import price
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
@@ -77,6 +77,11 @@ Slices, concatenations and windows do need them, at the borders of the shards.""
 
 _EXPERTS = re.compile(r"moe|expert|dispatch|combine", re.IGNORECASE)
 """Scopes of a mixture of experts. They lower the severity and decide nothing else."""
+
+
+def examined(trace: Trace) -> Scope:
+    """Collectives of the programs."""
+    return Scope(len(trace.fact(collectives)), "collectives in the compiled programs")
 
 
 def check(trace: Trace) -> Iterable[Finding]:

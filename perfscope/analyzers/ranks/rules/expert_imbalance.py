@@ -31,7 +31,7 @@ from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -67,6 +67,23 @@ class _Uneven:
     @property
     def cost_ns(self) -> int:
         return int(min(self.collective.core_ns * (1 - 1 / self.load), self.exposed_ns)) if self.load > 1 else 0
+
+
+def examined(trace: Trace) -> Scope:
+    """Nothing: one rank alone says nothing."""
+    return Scope(0, "all-to-alls that several ranks show")
+
+
+def compared(traces: Sequence[Trace]) -> Scope:
+    """All-to-alls that were matched."""
+    return Scope(
+        sum(
+            collective.operation == "all_to_all"
+            for ranks in comparable(traces)
+            for collective in ranks.matching.matched
+        ),
+        "all-to-alls that several ranks show",
+    )
 
 
 check = only_compared

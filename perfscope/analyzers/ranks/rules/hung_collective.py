@@ -37,7 +37,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfscope.analyzers.ranks.hang import GroupKey, Hang, Mismatch, Stuck, Waiting, hang_of
 from perfscope.analyzers.ranks.job import named_ranks
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.flight_recorder import FlightRecord, RecordedCall
 from perfscope.model.trace import Trace
 
@@ -47,6 +47,18 @@ ROWS = 20
 MOST_NAMED = 8
 
 Causes = Sequence[tuple[int, tuple[Waiting, ...]]]
+
+
+def examined(trace: Trace) -> Scope:
+    """Nothing: one rank alone says nothing."""
+    return Scope(0, "calls in the dumps")
+
+
+def compared(traces: Sequence[Trace]) -> Scope:
+    """Calls that the dumps hold."""
+    return Scope(
+        sum(len(trace.flight_record.calls) for trace in traces if trace.flight_record is not None), "calls in the dumps"
+    )
 
 
 def check(trace: Trace) -> Iterable[Finding]:

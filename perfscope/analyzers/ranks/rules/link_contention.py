@@ -40,7 +40,7 @@ from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import compute_intervals
 from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -69,6 +69,18 @@ LITTLE, MOSTLY = 0.2, 0.8
 """Of a collective, beside computing: below and above are compared apart, since computing slows it too."""
 
 Kind = tuple[str, Group, int, str | None, str | None, bool]
+
+
+def examined(trace: Trace) -> Scope:
+    """Nothing: one rank alone says nothing."""
+    return Scope(0, "collectives that several ranks show")
+
+
+def compared(traces: Sequence[Trace]) -> Scope:
+    """Collectives that were matched."""
+    return Scope(
+        sum(len(ranks.matching.matched) for ranks in comparable(traces)), "collectives that several ranks show"
+    )
 
 
 check = only_compared

@@ -51,7 +51,7 @@ from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.links import Call, Verdict, of_job, stalled
 from perfscope.analyzers.ranks.sets import comparable
 from perfscope.analyzers.time import spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -87,6 +87,18 @@ ADVICE: dict[Verdict | None, str] = {
     "would tell.",
 }
 """Of NVLink, by what its counters say."""
+
+
+def examined(trace: Trace) -> Scope:
+    """Nothing: one rank alone says nothing."""
+    return Scope(0, "collectives that several ranks show")
+
+
+def compared(traces: Sequence[Trace]) -> Scope:
+    """Collectives that were matched."""
+    return Scope(
+        sum(len(ranks.matching.matched) for ranks in comparable(traces)), "collectives that several ranks show"
+    )
 
 
 check = only_compared

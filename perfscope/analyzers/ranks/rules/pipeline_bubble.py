@@ -37,7 +37,7 @@ from perfscope.analyzers.ranks.job import MIXED, has_ranks, locals_of, only_comp
 from perfscope.analyzers.ranks.pipeline import Pipeline, Stage, between_two, bubble_share, pipelines_of
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.time import spans_of_ranks, timed_cost, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -50,6 +50,19 @@ UNEVEN_SHARE = 0.5
 """Of the waiting: where uneven stages explain more than half of it, they are what to mend first."""
 
 ROWS = 20
+
+
+def examined(trace: Trace) -> Scope:
+    """Nothing: one rank alone says nothing."""
+    return Scope(0, "sends and receives in the recording")
+
+
+def compared(traces: Sequence[Trace]) -> Scope:
+    """Sends and receives."""
+    return Scope(
+        sum(between_two(local) for trace in traces if has_ranks(trace) for local in trace.fact(locals_of)),
+        "sends and receives in the recording",
+    )
 
 
 check = only_compared

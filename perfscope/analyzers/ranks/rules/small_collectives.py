@@ -33,7 +33,7 @@ from itertools import pairwise
 
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
 from perfscope.analyzers.time import call_site, exposed_communication, timed_cost, whole_ns, worst_spans
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -73,6 +73,12 @@ class _Row:
     @property
     def cost_ns(self) -> int:
         return min((len(self.members) - self.buckets) * self.latency_ns, self.exposed_ns)
+
+
+def examined(trace: Trace) -> Scope:
+    """Collectives on a device whose size is recorded."""
+    sized = [local for local in trace.fact(locals_of) if local.message_bytes() is not None]
+    return Scope(sum(local.kernel != MISSING for local in sized), "collectives of known size on a device")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -145,6 +151,7 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
         f"{format_bytes(worst.bytes / len(worst.members))} on average at {format_ns(worst.latency_ns)} each, whatever "
         f"their size; up to {format_ns(cost)} ({format_share(cost, whole)})",
         **timed_cost(trace, cost, whole, "modelled"),
+        covers_ns={"exposed_communication": cost},
         where=_where(trace, worst.members[0]),
         evidence=tuple(_evidence(row) for row in rows[:ROWS]),
         spans=worst_spans(

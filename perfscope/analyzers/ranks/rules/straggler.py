@@ -62,7 +62,7 @@ from perfscope.analyzers.ranks.waits import (
     lateness_of,
 )
 from perfscope.analyzers.time import per_step, spans_of_ranks, whole_ns, worst_spans
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Scope, Where, severity_of
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -214,6 +214,17 @@ CAUSE_SHARE = 0.5
 
 PART_SHARE = 0.01
 """Of the steps' time: where several ranks are late in turn, those that cause less are not named."""
+
+
+def examined(trace: Trace) -> Scope:
+    """Meetings of the devices of one recording."""
+    return Scope(len(trace.fact(collective_skew).meetings), "collectives that several ranks show")
+
+
+def compared(traces: Sequence[Trace]) -> Scope:
+    """Collectives of ranks that were matched."""
+    sets = (*comparable(traces), *comparable_processes(traces))
+    return Scope(sum(len(ranks.matching.matched) for ranks in sets), "collectives that several ranks show")
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -23,12 +23,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from perfscope.analyzers.time.account import account_windows
-from perfscope.analyzers.time.exposure import exposed_copies
+from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, Cell, Finding, Where
-from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, Cell, Finding, Scope, Where
+from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -57,13 +57,15 @@ _DIRECTIONS = {
 _MEMORIES = {HostMemory.PINNED: "pinned", HostMemory.PAGEABLE: "pageable", HostMemory.UNKNOWN: "not recorded"}
 
 
+def examined(trace: Trace) -> Scope:
+    """Copies."""
+    return Scope(len(trace.rows["copies"]), "copies in the recording")
+
+
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding a direction and line, for the device whose copies are exposed longest."""
     copies, windows = trace.rows["copies"], trace.fact(account_windows)
-    steps = union(windows.starts, windows.ends)
-    exposed = trace.fact(exposed_copies).copy()
-    inside = covered(steps, copies["start_ns"], copies["end_ns"])
-    exposed = np.minimum(exposed, inside)
+    exposed = trace.fact(copies_in_steps).copy()
     crossing = np.isin(copies["kind"], [CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST])
     exposed[crossing & (copies["host_memory"] == HostMemory.PAGEABLE)] = 0
     if not exposed.any():
@@ -101,6 +103,7 @@ def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: I
         f"({format_share(cost, whole)}) beside no kernel",
         **timed_cost(trace, cost, whole),
         cost_bytes=size or None,
+        covers_ns={"exposed_copy": cost},
         advice="Start them earlier, on a stream of their own and from pinned memory, so that kernels run beside them; "
         "or copy less: keep on the device what is used every step.",
         where=where,

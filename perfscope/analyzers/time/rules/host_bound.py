@@ -38,6 +38,7 @@ from perfscope.analyzers.time.host_activity import (
     main_thread,
     sample_activities,
 )
+from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import (
     free_samples,
     lock_wait,
@@ -104,6 +105,9 @@ _ACTIVITY = {
 }
 
 
+examined = host_records
+
+
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding a kind of host work, for the device that it keeps idle longest."""
     accounts = trace.fact(step_accounts)
@@ -146,6 +150,7 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
         **timed_cost(trace, cost, account.whole_ns),
         advice=f"{advice}{_SOURCES[source]}",
         where=best.where(),
+        covers_ns={cause: cost},
         evidence=tuple(_row(line, cost) for line in lines[:ROWS]),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
     )

@@ -5,14 +5,14 @@ value of the device (`.item()`, `nonzero`, an `if` on a tensor, a copy to the ho
 the queue is empty. Afterwards the device stands still until the host has launched the next work. The
 wait itself is harmless: what costs is the idle time that follows it.
 
-How it is found: every gap in the work of a device is charged to the blocking call that was waiting when
-the device ran dry, if the launch that ended the gap came after that call returned (CUDA, HIP and driver
-calls; asynchronous copies into pageable memory block too). The cost of a line is the idle time charged
-to its waits, never the time of the waits: a wait from which the host returns in time to keep the device
-busy costs nothing, and a trace with only such waits is clean. The profiler's own waits are not counted,
-and time in a data loader belongs to `input_stall`. Idle time is an upper bound: without the wait the host
-may still be the slower of the two. Reads of the loss at the very end of a step count as well: they drain
-the queue between two steps.
+How it is found: the time that the account of the step gives to *sync*, by the line that waited. Idle time of a device
+is charged to the blocking call that was waiting when the device ran dry, if the launch that ended it came after that
+call returned (CUDA, HIP and driver calls; asynchronous copies into pageable memory block too). The host could have
+worked ahead for as long as it waited, and no longer: of the idle time that follows a wait no more is charged to it
+than the wait was long, and the rest is launching (`launch_bound`) or other work of the host (`host_bound`). A wait from
+which the host returns in time to keep the device busy costs nothing, and a trace with only such waits is clean. The
+profiler's own waits are not counted, and time in a data loader belongs to `input_stall`. Reads of the loss at the very
+end of a step count as well, those behind the last step do not.
 
 The line is the one that ran where a run's op graph knows it; a trace's Python stacks only know where the
 function begins. `line_is` in the evidence tells.
@@ -24,7 +24,8 @@ Of a planned program (`perfscope compile`) two more are left out: a line that re
 that were walked through (a loss that is read every N steps), and reads of values that torch itself holds on
 the host (the optimizer's counters).
 Of a JAX program the reads that `perfscope run` saw are listed instead (`float(x)`, `.item()`,
-`block_until_ready` ...): a line counts if it reads in at least half of the steps that read at all.
+`block_until_ready` ...): a line counts if it reads in at least half of the steps that read at all. What is read behind
+the last step is left out.
 
 Fix: keep the value on the device. Use `torch.where` or a mask in place of a branch, accumulate metrics in
 a tensor and read them every N steps, `torch.nonzero_static` or a fixed capacity in place of `nonzero`,
@@ -41,14 +42,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.analyzers.ops import spans_of_ops, spans_within
+from perfscope.analyzers.time.account import idle_pieces, step_accounts, worst_device
 from perfscope.analyzers.time.calls import NO_OP, blocking_calls
-from perfscope.analyzers.time.device_time import device_times
-from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.documents.torch_plan import ALL_STEPS
-from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Scope, Severity, Where
 from perfscope.model.intervals import union
 from perfscope.model.jax_log import HostRead
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -196,14 +197,10 @@ class _Line:
     waits: int = 0
     wait_ns: int = 0
     charged: int = 0
-    gaps: list[int] = field(default_factory=list)
-    """Charged to it: places in the fact ``gaps``."""
-    idle_by_device: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-
-    @property
-    def idle_ns(self) -> int:
-        """Idle time of the device that idles most: several devices idle side by side."""
-        return max(self.idle_by_device.values(), default=0)
+    pieces: list[int] = field(default_factory=list)
+    """Idle intervals charged to it: rows of ``idle_pieces``."""
+    idle_ns: int = 0
+    """Of the device that idles most for such waits: several devices idle side by side."""
 
     def kind(self) -> str:
         """Key of ``FIXES``: what the program did to wait."""
@@ -229,6 +226,16 @@ class _Line:
             "wait_ns": self.wait_ns,
             "calls": ", ".join(sorted(self.calls)),
         }
+
+
+def examined(trace: Trace) -> Scope:
+    """Runtime calls; without an accelerator ops of the graph, or steps in which reads of arrays were watched."""
+    if "device_work" in trace.recorded:
+        return Scope(len(trace.rows["calls"]), "runtime calls in the recording")
+    if trace.op_graph is not None or trace.torch_plans:
+        return op_records(trace)
+    steps = max(len(trace.rows["steps"]), len(trace.step_times_ns), trace.window_steps or 0)
+    return Scope(steps + len(trace.host_reads), "steps and reads of arrays")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -280,30 +287,30 @@ def _measured(trace: Trace) -> list[Finding]:
 
 def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Finding:
     advice = FIXES.get(line.kind(), OTHER_FIX)
-    result, idle = trace.fact(gaps), np.array(line.gaps, np.int64)
+    pieces, charged = worst_device(idle_pieces(trace, "sync")), np.array(line.pieces, np.int64)
     if harmless:
         waited = format_ns(sum(other.wait_ns for other in harmless))
         count = sum(other.waits for other in harmless)
         advice += f" {count} other waits ({waited} of waiting) left the device busy: they cost nothing."
     return Finding(
         subject="/".join(sorted(line.calls)) if line.op == NO_OP else line.op,
-        title=f"{line.in_words()} waits for the device, which then idles {format_ns(line.idle_ns)} "
-        f"({format_share(line.idle_ns, whole)}); {line.charged} of {line.waits} waits cost",
+        title=f"{line.in_words()} drains the device: idle {format_ns(line.idle_ns)} "
+        f"({format_share(line.idle_ns, whole)}), {line.charged:,} of {line.waits:,} waits cost",
         **timed_cost(trace, line.idle_ns, whole),
+        covers_ns={"sync": line.idle_ns},
         advice=advice,
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: ROWS - 1])),
-        spans=worst_spans(result.start_ns[idle], result.end_ns[idle], result.duration_ns[idle]),
+        spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),
     )
 
 
 def _lines(trace: Trace) -> list[_Line]:
     """All waits of the program by op and place, with the idle time charged to them."""
-    calls, result = trace.rows["calls"], trace.fact(gaps)
-    charged = result.charged_ns(GapCause.HOST_SYNC)
-    of_sync: dict[int, list[int]] = defaultdict(list)
-    for gap in np.flatnonzero(charged).tolist():
-        of_sync[int(result.sync[gap])].append(gap)
+    calls, pieces = trace.rows["calls"], worst_device(idle_pieces(trace, "sync"))
+    of_wait: dict[int, list[int]] = defaultdict(list)
+    for piece, wait in enumerate(pieces.wait.tolist()):
+        of_wait[wait].append(piece)
     lines: dict[tuple[str, Where], _Line] = {}
     for call in trace.fact(blocking_calls).tolist():
         parent = int(calls["parent"][call])
@@ -314,20 +321,19 @@ def _lines(trace: Trace) -> list[_Line]:
         line.calls.add(name)
         line.waits += 1
         line.wait_ns += int(calls["end_ns"][call] - calls["start_ns"][call])
-        line.charged += call in of_sync
-        line.gaps += of_sync.get(call, ())
-        for gap in of_sync.get(call, ()):
-            line.idle_by_device[int(result.device[gap])] += int(charged[gap])
+        line.charged += call in of_wait
+        line.pieces += of_wait.get(call, ())
+        for piece in of_wait.get(call, ()):
+            line.idle_ns += int(pieces.cost_ns[piece])
     return list(lines.values())
 
 
 def _abstain_if_blind(trace: Trace, whole: int) -> None:
-    totals = trace.fact(gaps).totals()
-    idle = sum(device.idle_ns for device in trace.fact(device_times))
-    if totals["unknown"] > UNKNOWN_SHARE * idle and totals["unknown"] >= IDLE_SHARE * whole:
-        raise AbstainError(
-            f"{format_share(totals['unknown'], idle)} of the idle time follows work whose launch was not recorded"
-        )
+    accounts = trace.fact(step_accounts)
+    unknown = sum(account.total_ns["unexplained"] for account in accounts)
+    idle = sum(account.whole_ns - account.busy_ns for account in accounts)
+    if unknown > UNKNOWN_SHARE * idle and unknown >= IDLE_SHARE * whole:
+        raise AbstainError(f"{format_share(unknown, idle)} of the idle time follows work whose launch was not recorded")
 
 
 def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:

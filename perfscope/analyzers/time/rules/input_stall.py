@@ -27,14 +27,15 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from perfscope.analyzers.time.device_time import device_busy, device_times
-from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.analyzers.time.account import account_windows, cause_intervals, idle_intervals, step_accounts
+from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.input_work import InputWork, input_work, loop_site
+from perfscope.analyzers.time.records import device_records
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
-from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -52,6 +53,12 @@ _ADVICE = (
     "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`; "
     "decode and augment once, or on the device; fetch the next batch before the step ends."
 )
+
+
+def examined(trace: Trace) -> Scope:
+    """Fetches of a data loader; without one, the work that keeps the device busy."""
+    fetches = len(trace.fact(input_slices))
+    return Scope(fetches, "fetches of a data loader") if fetches else device_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -82,27 +89,23 @@ def _outermost(trace: Trace) -> Int64:
 
 def _late_ns(trace: Trace) -> int:
     """Idle time of the device that idles most in which the host was late or is unknown."""
-    result = trace.fact(gaps)
-    late = result.duration_ns[result.cause != GapCause.DEPENDENCY]
-    devices = result.device[result.cause != GapCause.DEPENDENCY]
-    return max((int(late[devices == device.device].sum()) for device in trace.fact(device_times)), default=0)
+    idle = [
+        account.whole_ns - account.busy_ns - account.total_ns["dependency"] for account in trace.fact(step_accounts)
+    ]
+    return max(idle, default=0)
 
 
 def _device_idle_in(trace: Trace, rows: Int64) -> Int64:
-    """Per loader span: time of it in gaps that ended with a late launch of its thread; the worst device."""
-    slices, result, calls = trace.rows["slices"], trace.fact(gaps), trace.rows["calls"]
-    worst = np.zeros(len(rows), np.int64)
-    for device in trace.fact(device_busy):
-        stalled = np.zeros(len(rows), np.int64)
-        for thread in np.unique(slices["thread"][rows]):
-            late = (result.input_ns > 0) & (result.device == device)
-            late[late] = calls["thread"][result.launch[late]] == thread
-            begin = calls["start_ns"][result.launch[late]] if late.any() else np.empty(0, np.int64)
-            idle = union(result.start_ns[late], np.minimum(result.end_ns[late], begin))
-            own = slices["thread"][rows] == thread
-            stalled[own] = covered(idle, slices["start_ns"][rows[own]], slices["end_ns"][rows[own]])
-        if stalled.sum() > worst.sum():
-            worst = stalled
+    """Per loader span: the time of it that the account gives to input; of the device with most of it."""
+    slices, windows = trace.rows["slices"], trace.fact(account_windows)
+    inside, worst = union(windows.starts, windows.ends), np.zeros(len(rows), np.int64)
+    for device, intervals in trace.fact(idle_intervals).items():
+        waiting = intersection(trace.fact(cause_intervals)[device].get("input", EMPTY), inside)
+        stalled = covered(waiting, slices["start_ns"][rows], slices["end_ns"][rows])
+        for thread in np.unique([*intervals.thread, trace.fact(main_thread)]):  # two that fetch at once wait once
+            of_thread = np.where(slices["thread"][rows] == thread, stalled, 0)
+            if of_thread.sum() > worst.sum():
+                worst = of_thread
     return worst
 
 
@@ -182,6 +185,7 @@ def _finding(
         title=f"{who[0].upper() + who[1:]} {format_ns(cost)} ({format_share(cost, whole)}) for the next batch, "
         f"in {len(rows):,} fetches{'' if work is None else f'; {_slowest(work)}'}",
         **timed_cost(trace, cost, whole),
+        covers_ns={"input": cost},
         advice=(_ADVICE if work is None else f"{_workers_needed(work, cost, whole)} {_ADVICE}"),
         where=site.where(op=name),
         evidence=(*(() if work is None else _input_rows(work)), *fetches),

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from perfscope.analyzers.time.account import idle_pieces
 from perfscope.analyzers.time.calls import NO_OP, ops_of_calls
-from perfscope.analyzers.time.exposure import exposed_copies
-from perfscope.analyzers.time.gaps import GapCause, gaps
+from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
-from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Where
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -67,18 +67,23 @@ class _Line:
         return self.exposed_ns + self.idle_ns
 
 
+def examined(trace: Trace) -> Scope:
+    """Copies between host and device."""
+    return Scope(int(np.isin(trace.rows["copies"]["kind"], list(_DIRECTIONS)).sum()), "copies between host and device")
+
+
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding a direction and line whose pageable copies cost time."""
     copies, whole = trace.rows["copies"], whole_ns(trace)
     if not len(copies) and not {"runtime_calls", "launch_links"} & trace.recorded and len(trace.rows["hlo_ops"]):
         raise AbstainError("instructions of compiled programs were recorded, and not which of them copy to the host")
-    exposed = trace.fact(exposed_copies)
+    exposed = trace.fact(copies_in_steps)
     crossing = np.isin(copies["kind"], list(_DIRECTIONS))
     pageable = np.flatnonzero(crossing & (copies["host_memory"] == HostMemory.PAGEABLE))
     unknown = np.flatnonzero(crossing & (copies["host_memory"] == HostMemory.UNKNOWN))
-    lines = _lines(trace, pageable, exposed)
+    lines = _of_worst_device(trace, pageable, exposed)
     if sum(line.cost_ns for line in lines) < COST_SHARE * whole or not lines:
-        hidden = sum(line.cost_ns for line in _lines(trace, unknown, exposed))
+        hidden = sum(line.cost_ns for line in _of_worst_device(trace, unknown, exposed))
         if hidden and hidden >= COST_SHARE * whole:
             raise AbstainError(
                 f"{len(unknown)} copies between host and device cost up to {format_ns(hidden)}, and the recording "
@@ -88,6 +93,13 @@ def check(trace: Trace) -> Iterable[Finding]:
     costly = sorted((line for line in lines if line.cost_ns), key=lambda line: -line.cost_ns)
     shown = [line for line in costly if line.cost_ns >= LINE_SHARE * whole][:ROWS] or costly[:1]
     return [_finding(trace, line, exposed, whole) for line in shown]
+
+
+def _of_worst_device(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
+    """Lines of the device whose copies cost most: devices copy and idle side by side."""
+    of_device = trace.rows["copies"]["device"][rows]
+    of_devices = [_lines(trace, rows[of_device == device], exposed) for device in np.unique(of_device)]
+    return max(of_devices, key=lambda lines: sum(line.cost_ns for line in lines), default=[])
 
 
 def _lines(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
@@ -120,11 +132,10 @@ def _lines(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
 
 def _idle_by_wait(trace: Trace) -> dict[tuple[int, int], int]:
     """(device, row of ``calls`` that waited) -> idle time charged to it."""
-    result = trace.fact(gaps)
-    charged = result.charged_ns(GapCause.HOST_SYNC)
+    pieces = idle_pieces(trace, "sync")
     idle: dict[tuple[int, int], int] = defaultdict(int)
-    for gap in np.flatnonzero(charged).tolist():
-        idle[int(result.device[gap]), int(result.sync[gap])] += int(charged[gap])
+    for device, wait, cost in zip(pieces.device.tolist(), pieces.wait.tolist(), pieces.cost_ns.tolist(), strict=True):
+        idle[device, wait] += cost
     return dict(idle)
 
 
@@ -159,6 +170,7 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         f"({format_share(line.cost_ns, whole)}): {format_ns(line.exposed_ns)} alone on the device, "
         f"{format_ns(line.idle_ns)} idle after waiting for them",
         **timed_cost(trace, line.cost_ns, whole),
+        covers_ns={"exposed_copy": line.exposed_ns, "sync": line.idle_ns},
         cost_bytes=size if known.any() else None,
         advice=fix + also,
         where=line.site.where(op=line.op),

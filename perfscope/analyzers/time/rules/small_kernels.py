@@ -27,7 +27,7 @@ from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
-from perfscope.model.finding import Cell, Finding
+from perfscope.model.finding import Cell, Finding, Scope
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
@@ -41,6 +41,11 @@ COST_SHARE = 0.05
 """Of a device's span. The saving is modelled and not all pairs can be merged: ask for a clear margin."""
 
 ROWS = 20
+
+
+def examined(trace: Trace) -> Scope:
+    """Kernels whose launch is known."""
+    return Scope(int(np.count_nonzero(trace.rows["kernels"]["call"] != MISSING)), "kernels with a recorded launch")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -67,6 +72,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
         title=f"{short:,} of {compute:,} kernels run for less than {format_ns(SHORT_NS)}; merging those that follow "
         f"each other would save up to {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span)",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),
+        covers_ns={"dependency": int(pairs.gap_ns.sum())},
         advice="`torch.compile` the model, `fused=True` for the optimizer, batch small matmuls (`torch.bmm`). The cost "
         "holds only pairs that were queued; idle time in which the host was late is in launch_bound.",
         evidence=_evidence(trace, pairs),

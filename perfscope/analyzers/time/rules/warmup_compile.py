@@ -5,8 +5,9 @@ while the device waits. In a measurement these steps say nothing of the steps th
 comes back with every new shape.
 
 How it is found: of the account of the step the idle time in which the host was in torch.compile's regions, in the
-lookup of compiled code, in Triton's or XLA's compiler, in calls that load modules, or in the initialisation of the
-driver. Steps with more than a tenth of it are named. The cost is measured idle time.
+lookup of compiled code, in Triton's or XLA's compiler, in calls that load modules (a launch of 1 ms or more on an idle
+device loads its code first), or in the initialisation of the driver. Steps with more than a tenth of it are named. The
+cost is measured idle time.
 
 Fix: warm up before the measurement (`perfscope run` skips the first steps; with your own profiler use
 `schedule(wait, warmup, active)`). Keep shapes stable or pad them to few sizes, `torch.compile(dynamic=True)`, and
@@ -22,6 +23,7 @@ import numpy as np
 
 from perfscope.analyzers.time.account import CAUSES, account_windows, cause_intervals, step_accounts
 from perfscope.analyzers.time.host_activity import host_work
+from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost
@@ -39,6 +41,9 @@ STEP_SHARE = 0.1
 """Of one step: with more compilation than that it is named as no measurement of a warm step."""
 
 ROWS = 20
+
+
+examined = host_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -62,6 +67,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         title=f"the host compiles or loads code for {format_ns(cost)} ({format_share(cost, account.whole_ns)}) "
         f"while the device is idle{named}",
         **timed_cost(trace, cost, account.whole_ns),
+        covers_ns={"compilation": cost},
         advice="Warm up before measuring, keep shapes stable, and keep the compile caches between runs.",
         where=call_site(trace, work[0].slice).where(),
         evidence=tuple({"host_was_in": item.name, "idle_ns": item.total_ns, "pieces": item.pieces} for item in work),

@@ -57,6 +57,7 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
+from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import Compile, CompileLog, Graph
 from perfscope.model.finding import Cell, Finding, Severity
 from perfscope.model.intervals import intersection_total, union
@@ -77,6 +78,9 @@ MIN_BYPASSED_NS = 10 * 10**9
 imports and processes, is about that."""
 
 MAX_ROWS = 20
+
+
+examined = compile_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -28,11 +28,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.analyzers.torch_compile.rules.recompilation import churn_findings, planned_again_findings
 from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
 
 NEEDS = ("compile_log",)
+
+
+examined = compile_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -47,6 +47,7 @@ from perfscope.analyzers.torch_compile.frames import (
     user_place,
     where_of,
 )
+from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
 from perfscope.model.finding import Cell, Finding, Where, severity_of
 from perfscope.model.frames import parse_frame
@@ -59,6 +60,9 @@ LEAST_SHARE = 0.001
 """Of the step: the own ops of a function that take less are no reason to change it."""
 
 MAX_ROWS = 20
+
+
+examined = compile_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -59,6 +59,7 @@ from perfscope.analyzers.torch_compile.frames import (
     user_place,
     where_of,
 )
+from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode
 from perfscope.model.finding import Cell, Finding, severity_of
 from perfscope.model.trace import Trace
@@ -280,6 +281,9 @@ def _bytes(dtype: str, shape: tuple[int | str, ...]) -> int | None:
     if size is None or len(numbers) != len(shape):
         return None
     return size * int(np.prod(numbers, dtype=np.int64))
+
+
+examined = compile_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -41,7 +41,7 @@ from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.ranks import named_ranks
 from perfscope.analyzers.torch_compile.divergence import Compiled, Divergence, Side, divergences, side_of
 from perfscope.analyzers.torch_compile.frames import compile_log_of, compile_spans, short_place, user_place, where_of
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Span
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Span
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
@@ -57,6 +57,18 @@ MAX_ROWS = 20
 
 MOST_NAMED = 4
 """Ranks that are named one by one."""
+
+
+def examined(trace: Trace) -> Scope:
+    """Nothing: one rank shows no divergence."""
+    return Scope(0, "compilations of two ranks")
+
+
+def compared(traces: Sequence[Trace]) -> Scope:
+    """Compilations of ranks that were held against each other."""
+    sides = [side for trace in traces if (side := side_of(trace)) is not None]
+    count = sum(len(side.compiles) for side in sides)
+    return Scope(count if len(sides) > 1 else 0, "compilations of two ranks")
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -59,6 +59,7 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.guards import Guard, GuardKind, parse_guard
+from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import CodeLine, Compile, CompileLog, Recompile
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where, severity_of
 from perfscope.model.intervals import Intervals, union
@@ -73,6 +74,9 @@ MIN_STEPS = 2
 
 
 _TIMED = frozenset({"trace", "lower", "compile"})
+
+
+examined = compile_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -77,8 +77,8 @@ from perfscope.analyzers.checkpointing.rules.excess_remat.policies import domina
 from perfscope.analyzers.checkpointing.rules.excess_remat.program import program_findings
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
-from perfscope.analyzers.time import NO_WORK, call_site, per_step, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time import NO_WORK, call_site, named_slices, per_step, program_records, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, severity_of
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -94,6 +94,19 @@ MAX_ROWS = 20
 
 MOST_ASKED = 50
 """Ops of a region that are asked for their line: the first few restore the random state, inside torch."""
+
+
+_BACKWARD_NODE = "autograd::engine::evaluate_function"
+
+
+def examined(trace: Trace) -> Scope:
+    """Graphs of a compiled backward pass, ops of an eager one, instructions of XLA programs."""
+    log, autograd = trace.compile_log, all(key in trace.recorded for key in AUTOGRAD)
+    graphs = sum(graph.direction == "backward" for graph in log.graphs) if log is not None else 0
+    if not autograd and trace.hlo:
+        return program_records(trace)
+    nodes = int(named_slices(trace, lambda name: name.startswith(_BACKWARD_NODE)).sum()) if autograd else 0
+    return Scope(graphs + nodes, "ops of a backward pass in the recording")
 
 
 def check(trace: Trace) -> Iterable[Finding]:

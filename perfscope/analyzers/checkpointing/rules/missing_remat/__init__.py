@@ -31,7 +31,7 @@ from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.memory.holders import SCARCE_SHARE
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.graph_time import graph_time
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Span, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Span, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -41,6 +41,11 @@ MAX_ROWS = 20
 
 MINIMUM_SHARE = 0.01
 """Of the peak: checkpointing everything must take off as much to be worth a word."""
+
+
+def examined(trace: Trace) -> Scope:
+    """Steps whose layers are known."""
+    return Scope(len(step_models([trace]).models), "steps with layers")
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:

@@ -63,7 +63,7 @@ from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
 from perfscope.analyzers.predict.assumptions import vendor_factors
-from perfscope.analyzers.time import call_site, per_step, time_of, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, op_records, per_step, time_of, whole_ns, worst_spans
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
@@ -88,6 +88,9 @@ class _Group:
     rows: tuple[int, ...]
     kernel_ns: int
     saved_ns: int
+
+
+examined = op_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -74,7 +74,7 @@ from perfscope.analyzers.ops.rules.unfused_attention.program import program_find
 from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.plans import PlanWork, bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
-from perfscope.analyzers.time import WorkTime, call_site, per_step, whole_ns
+from perfscope.analyzers.time import WorkTime, call_site, op_records, per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedKernel
@@ -103,6 +103,9 @@ SDPA_ADVICE = (
     "torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]) to get torch's "
     "own reason as a warning"
 )
+
+
+examined = op_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

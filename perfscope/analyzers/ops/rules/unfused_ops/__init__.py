@@ -79,7 +79,7 @@ from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, chain_text
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
 from perfscope.analyzers.ops.traffic_bound import longest_ns
-from perfscope.analyzers.time import call_site, per_step, time_of, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, op_records, per_step, time_of, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.trace import Trace
@@ -90,6 +90,9 @@ NEEDS = ()
 MIN_SHARE = 0.02
 """Of the step's time, or of its bytes where no time is known. The saving is a model: should only half of it
 come true, that still shows above the 1% by which a step varies anyway."""
+
+
+examined = op_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

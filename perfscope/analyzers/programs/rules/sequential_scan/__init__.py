@@ -58,6 +58,7 @@ from perfscope.analyzers.programs.scan import (
     parallel_ns,
     part_of,
 )
+from perfscope.analyzers.time import op_records
 from perfscope.model.finding import AbstainError, Finding, Severity, Span, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -74,6 +75,9 @@ the time of a launch is an assumption, so nothing is called high."""
 MAX_ROWS = 20
 
 _JUDGED = frozenset({"gpu", "cpu", "tpu"})
+
+
+examined = op_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -50,25 +50,26 @@ from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import Wait, shares_of, waits_of
 from perfscope.analyzers.time import (
-    DeviceTime,
-    device_times,
-    exposed_communication,
+    StepAccount,
+    account_windows,
+    communication_in_steps,
+    step_accounts,
     step_windows,
     timed_cost,
-    whole_ns,
     worst_spans,
 )
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 
 EXPOSED_SHARE = 0.05
-"""Of a device's span. Some exposure stays at the first and last collective of a step even when all else is hidden."""
+"""Of the step. Some exposure stays at the first and last collective of a step even when all else is hidden."""
 
 PART_SHARE = 0.01
-"""Of a device's span: a kind of collective with less gets no finding of its own."""
+"""Of the step: a kind of collective with less gets no finding of its own."""
 
 REPLACES = True
 """What the ranks say together takes the place of what each says alone."""
@@ -103,6 +104,16 @@ XLA_ADVICE = (
 ALONE_ADVICE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
 
 OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the result is used."
+
+
+def examined(trace: Trace) -> Scope:
+    """Kernels that communicate; collectives of a planned step."""
+    if trace.torch_plans:
+        planned = [held.plan.processes for held in trace.torch_plans]
+        return Scope(
+            sum(len(processes.eager or ()) for processes in planned if processes is not None), "collectives in the plan"
+        )
+    return Scope(int(trace.rows["kernels"]["communication"].sum()), "collectives on a device in the recording")
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
@@ -190,7 +201,7 @@ def _of_processes(process_set: ProcessSet) -> Iterator[Finding]:
     return _of_job(process_set.ranks.job, waits, unclear, processes=True)
 
 
-def _sides(trace: Trace, device: DeviceTime, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:
+def _sides(trace: Trace, device: StepAccount, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:
     """What the trace says of each kind on its device, with its parts."""
     members = _by_kind(trace, device, _collective_of(trace))
     for finding in _findings(trace, device):
@@ -199,20 +210,19 @@ def _sides(trace: Trace, device: DeviceTime, member: int, waits: Mapping[int, Wa
             finding=finding,
             advice=finding.advice.removesuffix(ALONE_ADVICE),
             shares=shares_of(trace, member, device.device, members[kind], waits),
-            span_ns=device.span_ns,
-            whole_ns=whole_ns(trace),
+            whole_ns=device.whole_ns,
             steps=trace.fact(step_windows).count,
         )
 
 
-def _worst(trace: Trace) -> DeviceTime | None:
+def _worst(trace: Trace) -> StepAccount | None:
     """The device with most exposed communication, if it is enough to be told."""
-    devices = [
-        device
-        for device in trace.fact(device_times)
-        if device.exposed_communication_ns >= EXPOSED_SHARE * device.span_ns > 0
+    accounts = [
+        account
+        for account in trace.fact(step_accounts)
+        if account.total_ns["exposed_communication"] >= EXPOSED_SHARE * account.whole_ns > 0
     ]
-    return max(devices, key=lambda device: device.exposed_communication_ns, default=None)
+    return max(accounts, key=lambda account: account.total_ns["exposed_communication"], default=None)
 
 
 def _without_device(trace: Trace) -> list[Finding]:
@@ -232,12 +242,12 @@ def _without_device(trace: Trace) -> list[Finding]:
     return []
 
 
-def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
-    kernels, exposed = trace.rows["kernels"], trace.fact(exposed_communication)
+def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
+    kernels, exposed = trace.rows["kernels"], trace.fact(communication_in_steps)
     named = _collective_of(trace)
     for kind, members in sorted(_by_kind(trace, device, named).items()):
         cost = int(exposed[members].sum())
-        if cost < PART_SHARE * device.span_ns:
+        if cost < PART_SHARE * device.whole_ns:
             continue
         total = int((kernels["end_ns"] - kernels["start_ns"])[members].sum())
         worst = max(members, key=lambda row: int(exposed[row]))
@@ -246,9 +256,10 @@ def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
         line = NOWHERE if instruction is None else where_of(instruction)
         yield Finding(
             subject=kind,
-            title=f"{kind}: {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span) run while "
-            f"nothing computes, {format_share(cost, total)} of its {len(members):,} kernels' time",
-            **timed_cost(trace, cost, whole_ns(trace)),
+            title=f"{kind}: {format_ns(cost)} ({format_share(cost, device.whole_ns)}) run while nothing computes, "
+            f"{format_share(cost, total)} of its {len(members):,} kernels' time",
+            **timed_cost(trace, cost, device.whole_ns),
+            covers_ns={"exposed_communication": cost},
             advice=(_advice(kind) if instruction is None else XLA_ADVICE) + (ALONE_ADVICE if alone else ""),
             where=Where(
                 file=line.file,
@@ -260,11 +271,14 @@ def _findings(trace: Trace, device: DeviceTime) -> Iterator[Finding]:
         )
 
 
-def _by_kind(trace: Trace, device: DeviceTime, named: dict[int, int]) -> dict[str, list[int]]:
-    """Operation -> rows of ``kernels``."""
+def _by_kind(trace: Trace, device: StepAccount, named: dict[int, int]) -> dict[str, list[int]]:
+    """Operation -> rows of ``kernels`` that ran in the steps."""
     kernels = trace.rows["kernels"]
     kinds: dict[str, list[int]] = defaultdict(list)
-    for row in np.flatnonzero((kernels["device"] == device.device) & kernels["communication"]).tolist():
+    windows = trace.fact(account_windows)
+    mine = (kernels["device"] == device.device) & kernels["communication"]
+    mine &= covered(union(windows.starts, windows.ends), kernels["start_ns"], kernels["end_ns"]) > 0
+    for row in np.flatnonzero(mine).tolist():
         kinds[_operation(trace, row, named)].append(row)
     return kinds
 

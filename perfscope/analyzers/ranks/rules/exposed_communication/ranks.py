@@ -32,10 +32,8 @@ class Side:
     advice: str
     """How its transfer is hidden or made smaller."""
     shares: tuple[Share, ...]
-    span_ns: int
-    """Of the device."""
     whole_ns: int
-    """What severities are a share of."""
+    """Of the steps: what shares are of."""
     steps: int
     """0 where none is known."""
 
@@ -79,8 +77,8 @@ def exposed_finding(
     return replace(
         worst.finding,
         title=f"{worst.finding.subject}: {format_ns(whole.exposed_ns)} "
-        f"({format_share(whole.exposed_ns, worst.span_ns)} of the device's span) run on {member} {whole.member} while "
-        f"nothing computes: {', '.join(texts)}{more}",
+        f"({format_share(whole.exposed_ns, worst.whole_ns)}) run on {member} {whole.member} while nothing "
+        f"computes: {', '.join(texts)}{more}",
         severity=severity_of(cost, costly.whole_ns),
         cost_ns=cost,
         cost_ns_per_step=round(cost / costly.steps) if costly.steps else None,
@@ -151,7 +149,7 @@ def _row(side: Side, share: Share, member: str, *, processes: bool) -> dict[str,
         "transfer_ns": share.core_ns,
         "unclear_ns": share.unclear_ns,
         "unmatched_ns": share.unmatched_ns,
-        "span_ns": side.span_ns,
+        "steps_ns": side.whole_ns,
     }
 
 
