@@ -245,15 +245,6 @@ def test_steps_that_read_keep_the_hosts_times(tmp_path: Path) -> None:
     assert not any("no step waits" in note for note in notes)
 
 
-def test_what_is_read_behind_the_last_step_is_in_no_step(tmp_path: Path) -> None:
-    """The loop is over, and the step that had begun by then never ends."""
-    folder = jax_run(tmp_path / "run", reads=True)
-    lines = (folder / SYNCS).read_text().splitlines()
-    (folder / SYNCS).write_text("\n".join([lines[0], lines[1], lines[2].replace('"step": 1', '"step": 2')]))
-    trace = read_only_process(folder)
-    assert [read.step for read in trace.host_reads] == [0, None]
-
-
 def test_compilations_in_the_window_are_said(tmp_path: Path) -> None:
     more = {"window_ns": 200_000, "window_steps": 4, "window_compilations": 4}
     trace = read_only_process(jax_run(tmp_path / "run", reads=False, **more))
