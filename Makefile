@@ -4,6 +4,7 @@
 # make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
 # make accuracy          judge the labelled cases and write docs/accuracy.md; FILTER=PATTERN judges some of them
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
+# make test-field        programs of public libraries, on the oldest and the newest torch and jax (about 14 GB in .venv/field)
 #
 # All need Python 3.11 or newer and nothing else. A second run reuses .venv.
 
@@ -20,7 +21,7 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-oldest-jax accuracy lint docs clean
+.PHONY: demo test test-slow test-oldest-jax test-field accuracy lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -44,6 +45,27 @@ test-oldest-jax: $(OLDEST)/.installed
 
 accuracy: $(VENV)/.installed-test
 	$(BIN)/python -m tests.accuracy $(if $(FILTER),--filter '$(FILTER)')
+
+# An environment each; what a library does not support there is skipped with the reason.
+FIELD_ENVIRONMENTS := torch-oldest torch-newest jax-oldest jax-newest
+FIELD_TORCH := accelerate diffusers lightning peft timm torchvision transformers trl
+FIELD_JAX := dm-haiku equinox flax grain optax
+FIELD_torch-oldest := torch==2.6.0 torchvision==0.21.0 $(filter-out torchvision,$(FIELD_TORCH))
+FIELD_torch-newest := torch $(FIELD_TORCH)
+FIELD_jax-oldest := jax==$(OLDEST_JAX).0 jaxlib==$(OLDEST_JAX).0 $(FIELD_JAX)
+FIELD_jax-newest := jax $(FIELD_JAX)
+
+.PRECIOUS: $(VENV)/field/%/.installed
+
+test-field: $(addprefix test-field-,$(FIELD_ENVIRONMENTS))
+
+test-field-%: $(VENV)/field/%/.installed
+	$(VENV)/field/$*/bin/python -m pytest -rs tests/field
+
+$(VENV)/field/%/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)/field/$*
+	$(VENV)/field/$*/bin/python -m pip install --quiet $(FIELD_$*) 'hypothesis>=6.100' 'pytest>=8.3' --editable .
+	@touch $@
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python docs/generate.py

@@ -39,6 +39,10 @@ assert torch.cuda.current_stream() is torch.cuda.default_stream()
 assert isinstance(side.record_event(), torch.cuda.Event) and isinstance(OwnEvent(enable_timing=True), torch.cuda.Event)
 assert isinstance(torch.Generator(device="cuda"), torch.Generator)
 with torch.cuda.device(0):
+    assert not torch.cuda.is_current_stream_capturing() and not torch.cuda.current_stream().is_capturing()
+    assert torch.accelerator.is_available() and torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.current_stream() is torch.cuda.current_stream()
+    assert torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
     assert torch.cuda.device_count() == 1 and torch.cuda.get_device_properties(0).multi_processor_count == 132
 """
 
@@ -46,6 +50,38 @@ with torch.cuda.device(0):
 def test_what_stands_for_a_class_is_a_class() -> None:
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+COPIES = """
+import copy, torch
+from perfscope.profiler.ahead.torch.fake_tensors import FakeWorld
+
+world = FakeWorld()
+world.install()
+with world.mode:
+    metric = torch.tensor(2.0)
+    metric.note = "kept"
+    shared = {"a": metric, "b": metric}
+    copied = copy.deepcopy(shared)
+    assert copied["a"] is copied["b"] and copied["a"] is not metric
+    assert float(copied["a"]) == 2.0 and copied["a"].note == "kept"
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    average = copy.deepcopy(model)
+    assert len(list(average.parameters())) == 4 and len(list(average.buffers())) == 3
+    model(torch.randn(8, 4)).sum().backward()
+    with torch.no_grad():
+        for mean, new in zip(average.parameters(), model.parameters(), strict=True):
+            mean.lerp_(new, 0.1)
+    image = torch.zeros(3, 8, dtype=torch.uint8).numpy()
+    assert image.shape == (3, 8) and image.dtype == "uint8"
+assert [value.what for value in world.made_up()] == ["numpy"]
+"""
+
+
+def test_tensors_without_data_are_copied_and_made_arrays_of() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", COPIES], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -310,6 +310,26 @@ def test_each_way_to_read_a_value_is_one_record_and_gives_what_it_gave(log: Sync
     assert found[-2]["bytes"] == 4 + 12
 
 
+def test_iterating_over_an_array_of_one_device_reads_nothing_on_the_host(log: SyncLog, tmp_path: Path) -> None:
+    import jax
+
+    key, used = jax.random.split(jax.random.key(0))
+    first, _ = jax.numpy.arange(2)
+    assert key.shape == used.shape == ()
+    assert int(first) == 0
+    assert [item["call"] for item in records(log, tmp_path)] == ["int"]
+
+
+def test_iterating_over_an_array_that_is_divided_is_a_read(
+    log: SyncLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax.numpy as jnp
+
+    monkeypatch.setattr(host_syncs, "_stays_on_device", lambda array: False)
+    list(jnp.arange(2))
+    assert [item["call"] for item in records(log, tmp_path)] == ["iter"]
+
+
 def test_an_array_that_is_not_there_yet_is_a_stall(
     log: SyncLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,8 @@ class SyncLog:
             inside = self._inside
             if getattr(inside, "now", False):  # print(x) reads x through three of these
                 return original(value, *arguments, **named)
+            if name == "__iter__" and _stays_on_device(value):
+                return original(value, *arguments, **named)
             inside.now = True
             try:
                 ready = _ready(value)
@@ -183,6 +185,14 @@ def _leaves(value: Any) -> list[Any]:
     import jax
 
     return [leaf for leaf in jax.tree_util.tree_leaves(value) if isinstance(leaf, arrays)]
+
+
+def _stays_on_device(array: Any) -> bool:
+    """Whether iteration slices the array on its device (``key, used = jax.random.split(key)``).
+
+    jax reads only an array that is divided between devices on the host for that.
+    """
+    return bool(array.is_fully_replicated)
 
 
 def _ready(value: Any) -> bool | None:

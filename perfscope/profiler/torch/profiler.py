@@ -133,8 +133,7 @@ class TorchProfilerCapture:
             activities=[activity for activity in wanted if activity in supported],
             record_shapes=self._settings.shapes,
             profile_memory=self._settings.memory,
-            with_stack=stacks,
-            with_modules=stacks,
+            with_stack=stacks,  # which names the modules too; with_modules is for TorchScript
             experimental_config=compat.sync_events_config() if self._settings.device_syncs else None,
         )
 

@@ -137,7 +137,8 @@ def _triton() -> Plugin | MissingPlugin:
         return MissingPlugin(
             kind="torch", reason="torch is not installed for this Python", install="pip install 'perfscope[torch]'"
         )
-    for folder, version in _find_package("triton"):
+    # The environment's own first: it is what a build of torch with CUDA brought, and what would be imported.
+    for folder, version in sorted(_find_package("triton"), key=lambda candidate: candidate[0] is not None):
         init = _file("triton", folder, "triton/__init__.py")
         if init is not None:
             return Plugin(

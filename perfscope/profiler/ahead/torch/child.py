@@ -112,6 +112,7 @@ class _Planning:
             cores=int(self._device.get("cores") or 0),
             capability=capability,
             on_device=self.memory.ledger.moved,
+            compiling=lambda: self.quiet.compiling,
         )
 
     def _listen(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` answers a program that is planned: one device like the target, idle and never waited for."""
+"""What ``torch.cuda`` and ``torch.accelerator`` answer a planned program: a device like the target, always idle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class FakeCuda:
     """Installs the answers in this process; ``hidden()`` takes the claim that there is a device back for a while.
 
     ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known.
-    ``on_device(tensor)`` is called with each tensor that the program asks for on ``cuda``.
+    ``on_device(tensor)`` is called with each tensor that the program asks for on ``cuda``. ``compiling()`` tells
+    whether it is dynamo that asks.
     """
 
     def __init__(
@@ -42,21 +43,25 @@ class FakeCuda:
         cores: int,
         capability: tuple[int, int],
         on_device: Callable[[Any], None],
+        compiling: Callable[[], bool] = lambda: False,
     ) -> None:
         self._on_device = on_device
+        self._compiling = compiling
         self.name, self.count, self.memory_bytes, self.cores, self.capability = (
             name, count, memory_bytes, cores, capability,
         )  # fmt: skip
-        self._truth: dict[str, Any] = {}
+        self._truth: list[tuple[Any, str, Any]] = []
         self.autocast = False
         """Whether the program entered ``autocast`` for CUDA, which keeps other ops in float32 than that of the CPU."""
 
     def install(self) -> None:
-        """Change ``torch.cuda`` for good."""
-        cuda: Any = torch.cuda
-        self._truth = {name: getattr(cuda, name) for name in self._answers() if hasattr(cuda, name)}
-        for name, answer in self._answers().items():
-            setattr(cuda, name, answer)
+        """Change ``torch.cuda`` and ``torch.accelerator`` for good."""
+        answers = [(torch.cuda, self._answers()), (torch.accelerator, self._accelerator_answers())]
+        for module, named in answers:
+            for name, answer in named.items():
+                if hasattr(module, name):
+                    self._truth.append((module, name, getattr(module, name)))
+                    setattr(module, name, answer)
         host: Any = torch.cpu
         for name, answer in CLOCK.answers().items():
             if hasattr(host, name):  # FSDP2 takes the streams of the device that tensors are on
@@ -70,15 +75,14 @@ class FakeCuda:
     @contextmanager
     def hidden(self) -> Iterator[None]:
         """While torch's own compiler asks, which must not believe that there is a GPU."""
-        cuda: Any = torch.cuda
-        shown = {name: getattr(cuda, name) for name in self._truth}
-        for name, answer in self._truth.items():
-            setattr(cuda, name, answer)
+        shown = [(module, name, getattr(module, name)) for module, name, _ in self._truth]
+        for module, name, answer in self._truth:
+            setattr(module, name, answer)
         try:
             yield
         finally:
-            for name, answer in shown.items():
-                setattr(cuda, name, answer)
+            for module, name, answer in shown:
+                setattr(module, name, answer)
 
     def _autocast_on_host(self) -> None:
         """``autocast("cuda")`` acts on tensors that are made on the CPU here."""
@@ -101,6 +105,7 @@ class FakeCuda:
             "is_available": _true,
             "is_initialized": _true,
             "device_count": lambda: self.count,
+            "is_current_stream_capturing": _false,  # which a build with CUDA asks the driver
             "is_bf16_supported": lambda *_, **__: self.capability >= (8, 0),
             "get_device_name": lambda *_: self.name,
             "get_device_capability": lambda *_: self.capability,
@@ -115,6 +120,26 @@ class FakeCuda:
             "device": _NullContext,
             "synchronize": CLOCK.synchronize,
             **CLOCK.answers(),
+        }
+
+    def _accelerator_answers(self) -> dict[str, Any]:
+        """As `_answers`; to dynamo, which would put the current stream into its graphs, there is no accelerator."""
+        return {
+            **dict.fromkeys(_NOTHING, _nothing),
+            **dict.fromkeys(_ZERO, _zero),
+            "is_available": lambda: not self._compiling(),
+            "device_count": lambda: 0 if self._compiling() else self.count,
+            "current_accelerator": lambda *_, **__: None if self._compiling() else torch.device("cuda"),
+            "current_device_index": _zero,
+            "current_device_idx": _zero,
+            "set_device_index": _nothing,
+            "set_device_idx": _nothing,
+            "device_index": _NullContext,
+            "memory_stats": lambda *_: {},
+            "get_memory_info": lambda *_: (self.memory_bytes, self.memory_bytes),
+            "current_stream": lambda *_: CLOCK.current,
+            "set_stream": lambda stream: CLOCK.set_current(stream),  # dynamo refuses one function under two names
+            "synchronize": lambda *_: CLOCK.synchronize(),
         }
 
     def properties(self) -> SimpleNamespace:
@@ -328,6 +353,10 @@ class _Marked:
     def query(self) -> bool:
         """Idle, or reached."""
         return True
+
+    def is_capturing(self) -> bool:
+        """Nothing is captured into a CUDA graph."""
+        return False
 
 
 class Stream(_Marked):

@@ -7,6 +7,7 @@ that no data was there for, an answer is made up and counted: nothing that follo
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections import Counter
@@ -85,6 +86,7 @@ class FakeWorld:
         self.recurrent = False
         """Whether a recurrent layer ran as one op."""
         self._swap = torch.utils.swap_tensors
+        self._copy = torch.Tensor.__deepcopy__
 
     def install(self) -> None:
         """Change torch in this process: there is no way back, it is the planner's own."""
@@ -97,6 +99,8 @@ class FakeWorld:
 
         compat.hook_fake_dispatch(on_host)
         torch.utils.swap_tensors = self._swapped
+        FakeTensor.numpy = lambda tensor, **_: self._numpy(tensor)
+        FakeTensor.__deepcopy__ = lambda tensor, memo: self._deep_copied(tensor, memo)
 
     def _swapped(self, left: Any, right: Any) -> None:
         """``module.to(...)`` swaps parameters, which torch refuses for fakes that a converter remembers."""
@@ -105,6 +109,23 @@ class FakeWorld:
             left.fake_device = right.fake_device
         else:
             self._swap(left, right)
+
+    def _deep_copied(self, tensor: Any, memo: dict[int, Any]) -> Any:
+        """``copy.deepcopy`` of a tensor: torch's own copies the mode as well, and fails for ``torch.tensor(0.0)``."""
+        if tensor.fake_mode is not self.mode or not tensor.is_leaf:
+            return self._copy(tensor, memo)
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        made = tensor.detach().clone()
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made)
+        made.requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = made
+        if tensor.grad is not None:
+            made.grad = copy.deepcopy(tensor.grad, memo)
+        own = {name: value for name, value in vars(tensor).items() if name not in vars(made)}
+        vars(made).update(copy.deepcopy(own, memo))
+        return made
 
     def made_up(self) -> tuple[PlaceholderValue, ...]:
         """What was read and answered, by line."""
@@ -145,6 +166,12 @@ class FakeWorld:
                 answer = 1
         self.note(what, repr(answer))
         return answer
+
+    def _numpy(self, tensor: Any) -> Any:
+        """An array of zeros: a dataset's transforms, logging."""
+        self.note("numpy", "zeros")
+        with compat.without_modes():
+            return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).numpy()
 
     def _sized(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Results whose size depends on data, at a size that is made up."""

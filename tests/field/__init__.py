@@ -1,0 +1,1 @@
+"""Programs as users of public libraries write them, run and compiled unchanged."""
