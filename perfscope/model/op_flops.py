@@ -107,6 +107,10 @@ def _linear(arguments: Arguments, outputs: Sequence[Any]) -> int:
     return product_flops(rows, k, n)
 
 
+def _matmul(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    return int(2 * prod(outputs[0].shape) * arguments("self").shape[-1])
+
+
 def _grouped_mm(arguments: Arguments, outputs: Sequence[Any]) -> int:
     # With offsets the groups share one dimension and partition it, so the sum over groups is one product:
     # (M, K) x (G, K, N): rows are partitioned; (M, K) x (K, N) -> (G, M, N): K is; (G, M, K) x (K, N): N is.
@@ -136,6 +140,12 @@ def _attention(arguments: Arguments, outputs: Sequence[Any]) -> int:
     return attention_flops(query, key, value, causal=bool(arguments("is_causal")))
 
 
+def _undivided_attention(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    shapes = (arguments(name).shape for name in ("query", "key", "value"))
+    query, key, value = ((1, prod(shape[:-2]), *shape[-2:]) for shape in shapes)
+    return attention_flops(query, key, value, causal=bool(arguments("is_causal")))
+
+
 def _attention_backward(arguments: Arguments, outputs: Sequence[Any]) -> int:
     query, key, value = (arguments(name).shape for name in ("query", "key", "value"))
     return attention_flops(query, key, value, causal=bool(arguments("is_causal")), backward=True)
@@ -161,6 +171,12 @@ FORMULAS: dict[str, Formula] = {
     "aten.mkldnn_linear": _linear,
     "aten._grouped_mm": _grouped_mm,
     "aten._scaled_grouped_mm": _grouped_mm,
+    # Under torch.inference_mode() the dispatcher does not divide these into the ops above and below.
+    "aten.matmul": _matmul,
+    "aten.conv1d": _convolution,
+    "aten.conv2d": _convolution,
+    "aten.conv3d": _convolution,
+    "aten.scaled_dot_product_attention": _undivided_attention,
     "aten.convolution": _convolution,
     "aten._convolution": _convolution,
     "aten.convolution_backward": _convolution_backward,

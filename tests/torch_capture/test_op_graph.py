@@ -290,6 +290,13 @@ PROGRAMS = {
         torch.nn.ConvTranspose2d(4, 6, 3, stride=2)(torch.ones(2, 4, 5, 5, requires_grad=True)).sum().backward()
     ),
     "grouped conv": lambda: torch.nn.Conv1d(4, 8, 3, groups=2)(torch.ones(2, 4, 9)),
+    "inference": lambda: torch.inference_mode()(
+        lambda: (
+            torch.nn.Conv2d(4, 6, 3)(torch.ones(2, 4, 5, 5)),
+            torch.nn.Linear(5, 7)(torch.ones(2, 3, 5)),
+            torch.ones(2, 3, 4) @ torch.ones(2, 4, 5),
+        )
+    )(),
     "no formula": lambda: torch.ones(3).sin(),
 }
 
@@ -357,6 +364,9 @@ def test_moving_data_costs_none_and_unknown_stays_unknown() -> None:
 def test_scaled_products_are_products() -> None:
     a, b = torch.empty(16, 32), torch.empty(32, 8)
     arguments = {"self": a, "mat2": b}
+    heads = dict.fromkeys(("query", "key", "value"), torch.ones(2, 8, 16))
+    whole = flops_of("aten.scaled_dot_product_attention.default", heads.get, ())
+    assert whole == attention_flops(*[(1, 2, 8, 16)] * 3, causal=False)
     assert flops_of("aten._scaled_mm.default", arguments.get, ()) == 2 * 16 * 32 * 8
 
 
