@@ -94,7 +94,7 @@ def _is_launcher(word: str) -> bool:
     "--stacks/--no-stacks",
     default=True,
     show_default=True,
-    help="Sample the Python stacks of all threads and worker processes, below 1 % of the time.",
+    help="Sample the Python stacks of all threads and worker processes, at about 1 % of processor time.",
 )
 @click.option(
     "--follow", is_flag=True, help="Capture in Python processes that the program starts (always with -- and launchers)."

@@ -112,7 +112,7 @@ def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None
     except OSError as error:
         raise DataError(f"{path}: {_corruption_text(packing, total)} ({error})") from error
     except Exception as error:  # isal's own error type derives from OSError only in some versions
-        if type(error).__module__.startswith("isal"):
+        if type(error).__name__ == "IsalError":
             raise DataError(f"{path}: {_corruption_text(packing, total)}") from error
         raise
 

@@ -125,8 +125,8 @@ def _trace(dump: Mapping[str, Any], shown: str, name: str) -> Trace:
     record = FlightRecord(
         path=shown,
         rank=rank,
-        version=str(dump.get("version", "")),
-        nccl_version=None if dump.get("nccl_version") is None else str(dump["nccl_version"]),
+        version=_text(dump.get("version")),
+        nccl_version=None if dump.get("nccl_version") is None else _text(dump["nccl_version"]),
         groups=groups,
         calls=calls,
         progress=_progress(dump.get("pg_status"), entries),
@@ -143,7 +143,7 @@ def _groups(config: Any) -> Iterator[RecordedGroup]:
     for name, group in config.items() if isinstance(config, dict) else ():
         if isinstance(group, dict):
             yield RecordedGroup(
-                name=str(group.get("name", name)), description=str(group.get("desc", "")),
+                name=_text(group.get("name", name)), description=_text(group.get("desc")),
                 ranks=_ranks(group.get("ranks")),
             )  # fmt: skip
 
@@ -159,9 +159,9 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 
 def _call(entry: Mapping[str, Any]) -> RecordedCall:
-    name = str(entry.get("profiling_name", "")).rpartition("nccl:")[2]
+    name = _text(entry.get("profiling_name")).rpartition("nccl:")[2]
     between = bool(entry.get("is_p2p"))
-    state = str(entry.get("state", ""))
+    state = _text(entry.get("state"))
     ended = entry.get("time_discovered_completed_ns") is not None
     timeout = _number(entry.get("timeout_ms"))
     file, line = _place(entry.get("frames"))
@@ -174,7 +174,7 @@ def _call(entry: Mapping[str, Any]) -> RecordedCall:
         state=next((one for one in STATES if one == state), "completed" if ended else "scheduled"),
         retired=bool(entry.get("retired")),
         input_sizes=_sizes(entry.get("input_sizes")),
-        dtypes=tuple(str(one) for one in _list(entry.get("input_dtypes"))),
+        dtypes=tuple(map(_text, _list(entry.get("input_dtypes")))),
         created_ns=_number(entry.get("time_created_ns")),
         started_ns=_number(entry.get("time_discovered_started_ns")),
         completed_ns=_number(entry.get("time_discovered_completed_ns")),
@@ -196,7 +196,7 @@ def _peer(name: str) -> tuple[int, int] | None:
 def _place(frames: Any) -> tuple[str | None, int | None]:
     """The innermost frame of the user's."""
     for frame in _list(frames):
-        if isinstance(frame, dict) and owner_of(file := str(frame.get("filename", ""))) is Owner.USER and file:
+        if isinstance(frame, dict) and owner_of(file := _text(frame.get("filename"))) is Owner.USER and file:
             return file, _number(frame.get("line"))
     return None, None
 
@@ -207,7 +207,7 @@ def _progress(status: Any, entries: list[dict[str, Any]]) -> dict[str, Progress]
     mixed = set()
     for entry in entries:
         name = _group_name(entry.get("process_group"))
-        named[str(entry.get("pg_id"))] = name
+        named[_text(entry.get("pg_id"))] = name
         if entry.get("is_p2p"):
             mixed.add(name)  # its numbers are those of sends and receives then
     result = {}
@@ -216,14 +216,14 @@ def _progress(status: Any, entries: list[dict[str, Any]]) -> dict[str, Progress]
             _number(one.get(f"last_{what}_collective")) if isinstance(one, dict) else None
             for what in ("enqueued", "completed")
         )
-        known = named.get(str(number))
+        known = named.get(_text(number))
         if known is not None and known not in mixed and enqueued is not None and completed is not None:
             result[known] = Progress(enqueued=enqueued, completed=completed)
     return result
 
 
 def _group_name(value: Any) -> str:
-    return str(value[0]) if isinstance(value, list | tuple) and value else str(value or "")
+    return _text(value[0]) if isinstance(value, list | tuple) and value else _text(value)
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
@@ -236,3 +236,8 @@ def _list(value: Any) -> list[Any]:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str:
+    """A text or a number of an untrusted dump; ``''`` for anything else, whose text may have no end."""
+    return str(value) if isinstance(value, str | int | float) else ""

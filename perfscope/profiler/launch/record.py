@@ -167,22 +167,30 @@ def record(
         follow=follow or target.command,
         recording=None if nsys is None else nsys.place(directory, run.task),
     )
-    with run_folders.alive(directory, run.task):
-        ended = launch(target if nsys is None else nsys.around(target), message)
-        if nsys is not None:
-            ended = nsys.told(ended)
-            run = replace(run, notes=nsys.collect())
-        leads = is_lead_task(directory, run.task)
-        done = _ended(run, ended, directory, options, leads=leads)
-        run_folders.write(directory, done)
-    if joined is not None and task.number == 0 and ended.code == 0:
-        # A failed program's code goes out at once: it is how the launcher learns to end the others.
-        with contextlib.suppress(KeyboardInterrupt):
-            await_others(directory, task, wait_s)
+    ended: Ended | None = None
+    leads = True
+    try:
+        with run_folders.alive(directory, run.task):
+            ended = launch(target if nsys is None else nsys.around(target), message)
+            if nsys is not None:
+                ended = nsys.told(ended)
+                run = replace(run, notes=nsys.collect())
+            leads = is_lead_task(directory, run.task)
             done = _ended(run, ended, directory, options, leads=leads)
             run_folders.write(directory, done)
-    if joined is not None:
-        done = run_folders.read(directory)
+        if joined is not None and task.number == 0 and ended.code == 0:
+            # A failed program's code goes out at once: it is how the launcher learns to end the others.
+            with contextlib.suppress(KeyboardInterrupt):
+                await_others(directory, task, wait_s)
+                done = _ended(run, ended, directory, options, leads=leads)
+                run_folders.write(directory, done)
+        if joined is not None:
+            done = run_folders.read(directory)
+    except (OSError, DataError) as error:
+        if ended is None:
+            raise
+        cause = f"{error.strerror or error}" if isinstance(error, OSError) else str(error)
+        done = replace(run, notes=(*run.notes, f"the run could not be kept: {cause.lower()}"))
     return Recorded(
         directory=directory,
         run=done,
@@ -241,7 +249,7 @@ def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, 
             notes.append(why)
         failures = directory / FAILURES_FILE
         if failures.exists():
-            notes.append(failures.read_text(errors="replace").splitlines()[0])
+            notes += failures.read_text(errors="replace").splitlines()[:1]
     state: RunState = "finished"
     if ended.signal == signal.SIGINT or (ended.interrupted and ended.code != 0):
         state = "interrupted"

@@ -33,6 +33,10 @@ _LARGEST_TAIL = 1 << 25
 """Keys after the events are a few kB; 32 MiB without their end means the file is cut off."""
 
 
+_MOST_CANDIDATES = 32
+"""Lists of events near the end of a file that are tried as its last: each costs a pass over the rest of the file."""
+
+
 class DeviceProperties(msgspec.Struct):
     """What a trace says of a device."""
 
@@ -103,13 +107,16 @@ def locate(data: Buffer, path: str) -> Document:
 def _array_end(data: Buffer, start: int) -> int | None:
     """Position of the ``]`` that closes the events: the first whose rest completes the document."""
     is_list = not data[: start - 1].strip(_BLANK)
-    window = _TAIL_WINDOW
+    window, candidates = _TAIL_WINDOW, 0
     while True:
         begin = max(start, len(data) - window)
         shown = data[begin:].decode("latin-1")  # one character a byte, so positions agree
         position = 0 if begin == start else _next_event(shown, 0)
         while position is not None:
             stop, closed = _walk(shown, position, from_start=begin == start and position == 0)
+            candidates += closed
+            if candidates > _MOST_CANDIDATES:
+                return None
             if closed and _completes(data[begin + stop + 1 :], is_list=is_list):
                 return begin + stop
             position = _next_event(shown, max(stop, position + 1))
