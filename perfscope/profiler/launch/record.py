@@ -182,15 +182,13 @@ def record(
             # A failed program's code goes out at once: it is how the launcher learns to end the others.
             with contextlib.suppress(KeyboardInterrupt):
                 await_others(directory, task, wait_s)
-                done = _ended(run, ended, directory, options, leads=leads)
-                run_folders.write(directory, done)
+                run_folders.write(directory, _ended(run, ended, directory, options, leads=leads))
         if joined is not None:
             done = run_folders.read(directory)
     except (OSError, DataError) as error:
         if ended is None:
             raise
-        cause = f"{error.strerror or error}" if isinstance(error, OSError) else str(error)
-        done = replace(run, notes=(*run.notes, f"the run could not be kept: {cause.lower()}"))
+        done = _lost(run, error)
     return Recorded(
         directory=directory,
         run=done,
@@ -199,6 +197,12 @@ def record(
         leads=leads,
         earlier=joined is not None and joined.earlier,
     )
+
+
+def _lost(run: Run, error: OSError | DataError) -> Run:
+    """A run whose files could not be written or read: its program's exit code still counts."""
+    cause = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    return replace(run, notes=(*run.notes, f"the run could not be kept: {cause.lower()}"))
 
 
 def _begun(target: Target, options: CaptureOptions, directory: Path, name: str, task: Task) -> Run:
