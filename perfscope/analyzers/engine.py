@@ -30,8 +30,11 @@ from perfscope.analyzers.sections.programs import (
 )
 from perfscope.analyzers.time import (
     DeviceTime,
+    Generation,
     StepAccount,
+    bounded,
     device_times,
+    generation,
     step_accounts,
     step_windows,
     steps_work,
@@ -174,6 +177,8 @@ class Analysis:
     """Where the steps went, by device and cause."""
     top: TopWork | None = None
     """The costliest kernels, ops, modules and lines of all sources together."""
+    generations: tuple[Generation, ...] = ()
+    """Loops that generate tokens, one a recording in which shapes tell prefill from decode."""
     starts_ns: tuple[int, ...] = ()
     """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
 
@@ -207,6 +212,7 @@ class Examined(ReadTrace):
     devices: tuple[DeviceTime, ...]
     accounts: tuple[StepAccount, ...]
     top: TopWork | None
+    generation: Generation | None
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
     """One a rule, in the order of the rules."""
@@ -241,6 +247,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         devices=tuple(trace.fact(device_times)),
         accounts=tuple(trace.fact(step_accounts)),
         top=top_work(trace),
+        generation=trace.fact(generation),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
         start_ns=trace.span_ns()[0],
@@ -271,6 +278,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
         plans=plan_section(judged),
         accounts=tuple(account for item in examined for account in item.accounts),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
+        generations=tuple(item.generation for item in examined if item.generation is not None),
         starts_ns=tuple(item.start_ns for item in examined),
     )
 
@@ -359,7 +367,10 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
     try:
         check = rule.plan if planned and rule.plan is not None else rule.check
         found = check(trace) if rule.rest is None else rule.rest(trace, others)
-        findings = one_per_cause(sorted(found, key=_cost_order), whole_ns(trace))
+        findings = [
+            bounded(trace, rule.id, finding)
+            for finding in one_per_cause(sorted(found, key=_cost_order), whole_ns(trace))
+        ]
         scope = Scope(trace.source.events_read, "records") if rule.examined is None else rule.examined(trace)
     except AbstainError as reason:
         return Outcome(rule=rule.id, status="abstained", reason=str(reason))
@@ -424,7 +435,8 @@ def _placed(spans: Iterable[Span], traces: Sequence[Trace]) -> tuple[Span, ...]:
 
 def _cost_order(finding: Finding) -> tuple[int, int, int, str]:
     """By time; those without one after all others, by the bytes they move."""
-    cost = finding.cost_ns_per_step if finding.cost_ns_per_step is not None else finding.cost_ns
+    per_step = finding.cost_ns_per_step if finding.untraced_ns_per_step is None else finding.untraced_ns_per_step
+    cost = finding.cost_ns if per_step is None else per_step
     untimed = -(finding.cost_bytes or 0) if cost is None else 0
     return (0 if cost is not None else 1, -(cost or 0), untimed, finding.title)
 

@@ -145,7 +145,7 @@ def run(
     sees under plain python; its steps are found by themselves. A launcher on the path (torchrun, accelerate,
     deepspeed, mpirun ...) is started as it is, and the Python processes that it starts are captured.
     """
-    from perfscope.profiler.launch.record import record
+    from perfscope.profiler.launch.record import discard_if_empty, record
 
     if whole and (steps is not None or step_annotation is not None):
         raise UsageError("--whole takes the program as one step: it goes without --steps and --step-annotation")
@@ -167,11 +167,10 @@ def run(
         if not quiet and recorded.leads:
             _say_alone(recorded)
         return recorded.code  # the first task speaks for all
+    discarded = discard_if_empty(recorded)
     if not quiet:
-        _say_captures(recorded)
-        if no_report or not recorded.run.artifacts(recorded.directory):
-            print(f"perfscope: run kept in {recorded.directory}", file=sys.stderr)
-    if not no_report:
+        _say_captures(recorded, kept=not discarded, reports=not no_report)
+    if not no_report and not discarded:
         _try_to_report(recorded, quiet=quiet, verbose=verbose)
     return recorded.code
 
@@ -210,12 +209,15 @@ def _say_alone(recorded: Recorded) -> None:
     )
 
 
-def _say_captures(recorded: Recorded) -> None:
-    """What was captured and what was not, on stderr."""
-    from perfscope.model.documents.run import list_numbers, missing_ranks, ranks_of
+def _say_captures(recorded: Recorded, *, kept: bool, reports: bool) -> None:
+    """What was captured and what was not, on stderr; and where it lies, if no report follows that says so."""
+    from perfscope.model.documents.run import failure_of, list_numbers, missing_ranks, ranks_of
     from perfscope.profiler.session.ranks import RUN_ID
 
     lines = list(recorded.run.notes)
+    failed = failure_of(recorded.run.state, recorded.run.exit_code, recorded.run.error)
+    if failed is not None and not any(failed in line for line in lines):
+        lines.insert(0, failed)
     if recorded.run.processes and (missing := missing_ranks(*ranks_of(recorded.run))):
         lines.append(missing)
     if recorded.earlier:
@@ -233,6 +235,8 @@ def _say_captures(recorded: Recorded) -> None:
                 missing_in.setdefault(what, []).append(process.rank)
     for what, ranks in missing_in.items():
         lines.append(f"{list_numbers('rank', ranks)}: {what}" if len(recorded.run.processes) > 1 else what)
+    if kept and not (reports and recorded.run.artifacts(recorded.directory)):
+        lines.append(f"run kept in {recorded.directory}")
     for line in lines:
         print(f"perfscope: {line}", file=sys.stderr)
 

@@ -76,6 +76,9 @@ class Finding:
     advice: str
     cost_ns: int | None = None
     cost_ns_per_step: int | None = None
+    untraced_ns_per_step: int | None = None
+    """What of ``cost_ns_per_step`` a step without a profiler leaves (filled by the engine); ``None`` where no such
+    step was timed."""
     cost_bytes: int | None = None
     where: Where = NOWHERE
     evidence: tuple[Mapping[str, Cell], ...] = ()

@@ -28,8 +28,8 @@ def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
     assert list(held) == [
-        "schema", "sources", "devices", "accounts", "top_work", "steps", "windows", "outcomes", "programs", "compile",
-        "collectives", "memory", "estimate", "plans", "run",
+        "schema", "sources", "devices", "accounts", "top_work", "generations", "steps", "windows", "outcomes",
+        "programs", "compile", "collectives", "memory", "estimate", "plans", "run",
     ]  # fmt: skip
     assert held["sources"] == [
         {
@@ -77,6 +77,7 @@ def test_content(schema: Draft202012Validator) -> None:
         "severity": "high",
         "cost_ns": 34_500_000,
         "cost_ns_per_step": 6_900_000,
+        "untraced_ns_per_step": None,
         "cost_bytes": None,
         "cost_over": "trace",
         "basis": "measured",

@@ -17,6 +17,7 @@ from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
 from perfscope.analyzers.time.host_activity import main_thread
+from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op
 from perfscope.analyzers.time.spans import (
@@ -45,6 +46,7 @@ from perfscope.analyzers.time.steps import (
     timed_cost,
     whole_ns,
 )
+from perfscope.analyzers.time.untraced import bounded
 
 __all__ = [
     "CAUSES",
@@ -58,12 +60,15 @@ __all__ = [
     "DeviceTime",
     "GapCause",
     "Gaps",
+    "Generation",
+    "ModelCall",
     "Region",
     "StepAccount",
     "Window",
     "WorkTime",
     "account_windows",
     "blocking_calls",
+    "bounded",
     "call_site",
     "communication_in_steps",
     "compiled_rows",
@@ -75,6 +80,7 @@ __all__ = [
     "exposed_communication",
     "exposed_until",
     "gaps",
+    "generation",
     "graph_op",
     "host_records",
     "input_slices",

@@ -22,7 +22,7 @@ Without an accelerator in the recording, ops on the host are the compute, and th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 import numpy as np
@@ -31,6 +31,7 @@ from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.device_time import device_busy, device_times
 from perfscope.analyzers.time.gaps import draining_sync, launch_at
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
+from perfscope.analyzers.time.phases import Phase, phases_of
 from perfscope.analyzers.time.steps import step_windows, steps_work
 from perfscope.model.intervals import (
     EMPTY,
@@ -110,6 +111,8 @@ class StepAccount:
     """Numbers of the steps; empty where the account is of the whole capture."""
     causes_ns: Mapping[Cause, tuple[int, ...]]
     """Per cause one value a step (one for the whole capture), ns. Per step the causes sum to it."""
+    phases_ns: Mapping[Phase, int] = field(default_factory=dict)
+    """Busy time of all steps by phase, ns; the phases sum to ``busy_ns``."""
 
     @property
     def total_ns(self) -> dict[Cause, int]:
@@ -182,6 +185,12 @@ def step_accounts(trace: Trace) -> tuple[StepAccount, ...]:
                 cause: tuple(covered(parts.get(cause, EMPTY), windows.starts, windows.ends).tolist())
                 for cause in CAUSES
             },
+            phases_ns=phases_of(
+                trace,
+                device,
+                {cause: parts.get(cause, EMPTY) for cause in BUSY},
+                (windows.starts, windows.ends),
+            ),
         )
         for device, parts in trace.fact(cause_intervals).items()
     )

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from perfscope.analyzers.time.model_calls import model_calls
 from perfscope.model.finding import Basis, Severity, severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
@@ -18,13 +19,14 @@ HOST_AHEAD = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWindows:
-    """The steps of a trace: recorded ones, or windows between optimizer steps where none is."""
+    """The steps of a trace: recorded ones, else windows between optimizer steps, else calls of the model."""
 
     starts: np.ndarray
     ends: np.ndarray
     numbers: np.ndarray
     how: str
-    """``recorded``, ``optimizer`` (from the end of one optimizer step to the next) or ``none``."""
+    """``recorded``, ``optimizer`` (from the end of one optimizer step to the next), ``model`` (from one call of the
+    model to the next) or ``none``."""
 
     @property
     def count(self) -> int:
@@ -33,7 +35,7 @@ class StepWindows:
 
 
 def step_windows(trace: Trace) -> StepWindows:
-    """Recorded steps; else windows between the ends of optimizer steps; else none."""
+    """Recorded steps; else windows between the ends of optimizer steps; else calls of the model; else none."""
     rows = trace.rows["steps"]
     if len(rows):
         return StepWindows(starts=rows["start_ns"], ends=rows["end_ns"], numbers=rows["number"], how="recorded")
@@ -41,6 +43,14 @@ def step_windows(trace: Trace) -> StepWindows:
     marks = [code for code, text in enumerate(trace.strings) if text.startswith("Optimizer.step#")]
     result = np.isin(slices["name"], marks) & (slices["kind"] == SliceKind.ANNOTATION)
     ends = np.sort(slices["end_ns"][result])
+    calls = trace.fact(model_calls) if len(ends) < 2 else ()
+    if calls:
+        return StepWindows(
+            starts=np.array([call.start_ns for call in calls], np.int64),
+            ends=np.array([call.end_ns for call in calls], np.int64),
+            numbers=np.arange(len(calls)),
+            how="model",
+        )
     if len(ends) < 2:
         nothing = np.empty(0, np.int64)
         return StepWindows(starts=nothing, ends=nothing, numbers=nothing, how="none")

@@ -48,12 +48,8 @@ def findings(summary: Summary) -> Iterator[str]:
 
 
 def nothing_found(summary: Summary) -> str:
-    """That there are no findings, and how much that is worth: rules that were not evaluated found nothing either."""
-    clean = len(summary.clean)
-    if not clean:
-        return "No rule could be evaluated: nothing is known to be clean."
-    looked = f"{clean} rule{'' if clean == 1 else 's'} evaluated and clean"
-    return f"No findings: {looked}{f'; {summary.blind} not evaluated' if summary.blind else ''}."
+    """That there are no findings, and how much that is worth, as a sentence."""
+    return f"{summary.nothing[:1].upper()}{summary.nothing[1:]}." if summary.nothing else ""
 
 
 def finding_card(row: FindingRow, *, opened: bool) -> str:

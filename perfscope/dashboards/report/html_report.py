@@ -250,7 +250,18 @@ def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:
         yield f"<ul>{''.join(f'<li>{prose(remark)}</li>' for remark in summary.remarks)}</ul>"
 
 
-_RUN_FACTS = ("command", "created_utc", "state", "exit_code", "git", "python", "platform", "packages", "driver")
+_RUN_FACTS = (
+    "command",
+    "created_utc",
+    "state",
+    "exit_code",
+    "error",
+    "git",
+    "python",
+    "platform",
+    "packages",
+    "driver",
+)
 """What of a run's manifest is shown; the JSON report holds all of it."""
 
 

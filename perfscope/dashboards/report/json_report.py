@@ -21,6 +21,7 @@ from perfscope.dashboards.report.json_sections import (
 )
 from perfscope.dashboards.report.remarks import programs_alone
 from perfscope.dashboards.report.sections.account import accounts_document
+from perfscope.dashboards.report.sections.generation import generation_document
 from perfscope.dashboards.report.sections.top_work import top_document
 from perfscope.model.untrusted_text import sanitize_value
 
@@ -50,6 +51,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "devices": [_device(device) for device in analysis.devices],
             "accounts": accounts_document(analysis.accounts),
             "top_work": top_document(analysis.top),
+            "generations": generation_document(analysis.generations),
             "steps": [_step(step) for step in analysis.steps],
             "windows": [asdict(window) for window in analysis.windows],
             "outcomes": [_outcome(outcome, over) for outcome in analysis.outcomes],
@@ -120,6 +122,7 @@ def _finding(finding: Finding, over: str) -> dict[str, Any]:
         "severity": finding.severity,
         "cost_ns": finding.cost_ns,
         "cost_ns_per_step": finding.cost_ns_per_step,
+        "untraced_ns_per_step": finding.untraced_ns_per_step,
         "cost_bytes": finding.cost_bytes,
         "cost_over": over,
         "basis": finding.basis,

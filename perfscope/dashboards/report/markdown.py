@@ -58,6 +58,8 @@ def _head(summary: Summary) -> Iterable[str]:
     counts = [f"{_MARKS[level]} {count} {level}" for level in _MARKS if (count := _count(summary, level))]
     yield f"### perfscope: {', '.join(counts) or 'no findings'}"
     yield escape(summary.headline)
+    if summary.nothing:
+        yield escape(summary.nothing)
     if summary.facts:
         yield "\n".join(f"- {escape(fact)}" for fact in summary.facts)
     yield from (open_section(section) for section in summary.account)

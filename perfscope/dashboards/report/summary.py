@@ -20,21 +20,23 @@ from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.report.prose import blocks
 from perfscope.dashboards.report.remarks import REASON_LIMIT, memory_alone, programs_alone, remarks
 from perfscope.dashboards.report.renderers.values import place_end
-from perfscope.dashboards.report.sections.account import account_sections, busy_fact
+from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
+from perfscope.dashboards.report.sections.generation import generation_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
 from perfscope.dashboards.report.sections.top_work import top_sections, utilization_sentences
+from perfscope.model.documents.run import failure_of
 from perfscope.model.finding import source_label
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from perfscope.analyzers.engine import Analysis
     from perfscope.dashboards.report.blocks import Section
@@ -62,6 +64,17 @@ class Wholes:
             self._spans[device.rank] = max(device.span_ns, self._spans.get(device.rank, 0))
         for account in analysis.accounts:
             self._spans[account.rank] = max(account.whole_ns, self._spans.get(account.rank, 0))
+
+        self._untraced: dict[int | None, list[int]] = {}
+        for step in analysis.steps:
+            if not step.traced:
+                self._untraced.setdefault(step.rank, []).append(step.duration_ns)
+
+    def untraced(self, finding: Finding) -> float | None:
+        """Median step without a profiler of the ranks that pay, in ns; ``None`` where none was timed."""
+        mine = {*finding.ranks, None}
+        times = [time for rank, each in self._untraced.items() if not finding.ranks or rank in mine for time in each]
+        return median(times) if times else None
 
     def of(self, finding: Finding) -> float | None:
         """ns, ``None`` if neither steps nor devices tell."""
@@ -202,6 +215,8 @@ class Summary:
     """Where the step went, of the device that computes least; empty where nothing tells."""
     top: tuple[Section, ...] = ()
     """The costliest kernels, ops, modules and lines; empty where none is known."""
+    nothing: str = ""
+    """Where there is no finding: how many rules were evaluated, and how much of the step the account explains."""
     sections: tuple[Section, ...] = ()
     """Plans, modelled time, programs, compilation, collectives and memories: those that there are."""
     tiles: tuple[tuple[str, str, str], ...] = ()
@@ -224,11 +239,13 @@ def summarize(analysis: Analysis) -> Summary:
     return Summary(
         headline=_headline(analysis),
         facts=(
+            *_failed(analysis),
             *_facts(analysis),
             *filter(None, (estimate_fact(analysis.estimate), _compiled(analysis), memory_fact(analysis.memory))),
         ),
         devices=device_rows(analysis),
         account=account_sections(analysis.accounts),
+        nothing="" if rows else _nothing(analysis),
         top=top_sections(analysis.top),
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
@@ -250,6 +267,7 @@ def summarize(analysis: Analysis) -> Summary:
 def sections(analysis: Analysis) -> tuple[Section, ...]:
     """The parts of a report after its account, findings and top work, in their order."""
     return (
+        *generation_sections(analysis.generations),
         *plan_sections(analysis.plans),
         *estimate_sections(analysis.estimate),
         *programs_sections(analysis.programs),
@@ -257,6 +275,26 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
         *collectives_sections(analysis.collectives),
         *memory_sections(analysis.memory),
     )
+
+
+def _nothing(analysis: Analysis) -> str:
+    """That there are no findings, and how much that is worth: rules that were not evaluated found nothing either."""
+    clean = sum(outcome.status == "clean" for outcome in analysis.outcomes)
+    blind = sum(outcome.status == "abstained" for outcome in analysis.outcomes)
+    if not clean:
+        return "no rule could be evaluated: nothing is known to be clean"
+    evaluated = f"{clean} rule{'' if clean == 1 else 's'} evaluated and clean"
+    known = explained_share(analysis.accounts)
+    share = "" if known is None else f"; causes are known for {100 * known:.1f}% of the time"
+    return f"no findings: {evaluated}{f', {blind} not evaluated' if blind else ''}{share}"
+
+
+def _failed(analysis: Analysis) -> Iterator[str]:
+    """That the program of the run failed, with its error."""
+    run = analysis.run or {}
+    failed = failure_of(str(run.get("state")), run.get("exit_code"), run.get("error"))
+    if failed is not None:
+        yield sanitize(failed, TEXT_LIMIT)
 
 
 def _compiled(analysis: Analysis) -> str:
@@ -371,6 +409,8 @@ def _finding_row(
     if cost is None and finding.cost_ns is not None:
         cost, over = finding.cost_ns, " a run" if alone else " in all"
     whole = wholes.of(finding)
+    if finding.untraced_ns_per_step is not None:
+        cost, whole = finding.untraced_ns_per_step, wholes.untraced(finding)
     line = finding.where.label() if finding.where.file is not None else None
     advice = shorten(clean(finding.advice), TEXT_LIMIT).strip()
     place = (

@@ -93,10 +93,8 @@ def findings_part(summary: Summary, *, verbose: bool) -> Iterator[RenderableType
     rows = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
     if rows:
         yield _finding_table(rows)
-    elif summary.clean:
-        yield f"  no findings: {len(summary.clean)} rules evaluated, {summary.blind} not"
     else:
-        yield "  no rule could be evaluated: nothing is known to be clean"
+        yield line_of("  ", summary.nothing)
     if len(rows) < len(summary.findings):
         yield f"  and {len(summary.findings) - len(rows)} more with a smaller saving or without a known time (-v)"
     yield ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,6 +116,8 @@ class Run:
     script: str | None = None
     """Relative to the folder it was started in, ``None`` for a module or a command."""
     exit_code: int | None = None
+    error: str | None = None
+    """Type of the exception that ended the program and the first line of its message, where one did and it failed."""
     git: Mapping[str, str | bool] | None = None
     python: str = ""
     platform: Mapping[str, str] = field(default_factory=dict)
@@ -239,6 +242,19 @@ def merge_tasks(runs: Mapping[int, Run], running: Collection[int], processes: tu
     if state == "running" and first.task not in running:
         state = "killed"
     return replace(first, state=state, notes=(*first.notes, *notes), processes=processes or first.processes)
+
+
+SIGNALLED = 128
+"""Added to the signal that killed a program in its exit code, as a shell gives it."""
+
+
+def failure_of(state: str, exit_code: int | None, error: str | None) -> str | None:
+    """How the program failed, in one line; ``None`` if it did not, or was interrupted by its user."""
+    if state in ("running", "interrupted") or not exit_code:
+        return None
+    if state == "killed":
+        return f"the program was killed by {signal.Signals(exit_code - SIGNALLED).name}"
+    return f"the program failed with exit code {exit_code}" + (f": {error}" if error else "")
 
 
 def missing_ranks(ranks: Collection[int], world_size: int | None) -> str | None:

@@ -290,19 +290,41 @@ def prune(root: Path, keep: int) -> list[Path]:
         if any(is_alive(directory, task_of_file(file)) for file in present):
             continue
         try:
-            # The manifests go first: what a broken-off removal leaves no longer looks like a run.
-            for file in present:
-                file.unlink()
-            shutil.rmtree(directory)
+            _remove(directory, present)
         except OSError as error:
             raise DataError(f"{directory}: cannot be removed: {error.strerror or error}") from error
         removed.append(directory)
+    if removed:
+        _mend_latest(root)
+    return removed
+
+
+def discard(directory: Path) -> bool:
+    """Remove a run of which nothing is worth keeping, and its folder if it was the only one; whether it is gone."""
+    try:
+        _remove(directory, manifests(directory))
+    except OSError:
+        return False
+    root = directory.parent
+    _mend_latest(root)
+    with contextlib.suppress(OSError):
+        root.rmdir()
+    return True
+
+
+def _remove(directory: Path, present: Iterable[Path]) -> None:
+    """``present``: its manifests. They go first: what a broken-off removal leaves no longer looks like a run."""
+    for file in present:
+        file.unlink()
+    shutil.rmtree(directory)
+
+
+def _mend_latest(root: Path) -> None:
     link = root / LATEST
-    if removed and link.is_symlink() and not link.exists():
+    if link.is_symlink() and not link.exists():
         link.unlink()
         if remaining := kept_directories(root):
             point_latest(root, remaining[0].name)
-    return removed
 
 
 def point_latest(root: Path, name: str) -> None:

@@ -8,6 +8,7 @@ ours happens before the program imports torch or jax, and an error of ours never
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import os
@@ -17,23 +18,27 @@ from typing import Any
 
 VARIABLE = "PERFSCOPE_CAPTURE"
 MARKS = "perfscope.profiler.session.annotate"
+ERROR_FILE = "program-error.txt"
+MOST_ERROR = 500
+"""Characters kept of the error that ended the program."""
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120 (pathlib costs 5 ms at start)
 PACKAGE = os.path.dirname(os.path.dirname(HERE))  # noqa: PTH120
 
 
-def _leave_no_trace(text: str) -> None:
-    """Give the program the ``sys.path`` and environment it would have without us."""
+def _leave_no_trace(text: str) -> dict[str, Any]:
+    """Give the program the ``sys.path`` and environment it would have without us. Returns the message to us."""
     import json
 
     sys.path[:] = [entry for entry in sys.path if entry != HERE]
-    message = json.loads(text)
+    message: dict[str, Any] = json.loads(text)
     if message["follow"]:
-        return
+        return message
     del os.environ[VARIABLE]
     if message["pythonpath"] is None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = message["pythonpath"]
+    return message
 
 
 def _attach(text: str, framework: Any) -> None:
@@ -65,6 +70,19 @@ def _load_package() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["perfscope"] = module
     spec.loader.exec_module(module)
+
+
+def _keep_error(directory: str) -> None:
+    """At exit: leave the error that ended this process in the run, unless another process left one before."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return
+    try:
+        lines = str(error).strip().splitlines()
+        with open(os.path.join(directory, ERROR_FILE), "x", encoding="utf-8", errors="replace") as stream:  # noqa: PTH118, PTH123
+            stream.write(": ".join([type(error).__name__, *lines[:1]])[:MOST_ERROR])
+    except Exception:  # noqa: S110 (the program has failed and says so itself)
+        pass
 
 
 class _WaitForFramework:
@@ -107,7 +125,8 @@ def _run_the_other() -> None:
 if VARIABLE in os.environ and __name__ == "sitecustomize":
     _text = os.environ[VARIABLE]
     try:
-        _leave_no_trace(_text)
+        _message = _leave_no_trace(_text)
+        atexit.register(_keep_error, _message["directory"])
         _awaited = ("torch", "jax", MARKS) if '"times_only": true' in _text else ("torch", "jax")
         sys.meta_path[:0] = [_WaitForFramework(_text, name) for name in _awaited]
     except Exception as error:

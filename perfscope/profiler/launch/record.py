@@ -16,8 +16,10 @@ from pathlib import Path
 from perfscope.model import environment
 from perfscope.model.capture import CaptureOptions, Message
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.run import Process, Run, RunState, load_run
+from perfscope.model.documents.run import Process, Run, RunState, failure_of, load_run
 from perfscope.model.errors import DataError, NotStartedError
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+from perfscope.profiler.bootstrap.sitecustomize import ERROR_FILE
 from perfscope.profiler.launch.program import Ended, Target, launch
 from perfscope.profiler.nsys.command import NsysRun
 from perfscope.profiler.session.passes import first_step
@@ -160,13 +162,8 @@ def record(
         task = replace(task, number=joined.number)
     run = _begun(target, options, directory, name or target.name(), task)
     run_folders.write(directory, run)
-    message = Message(
-        directory=str(directory.resolve()),
-        options=options,
-        pythonpath=os.environ.get("PYTHONPATH"),
-        follow=follow or target.command,
-        recording=None if nsys is None else nsys.place(directory, run.task),
-    )
+    recording = None if nsys is None else nsys.place(directory, run.task)
+    message = _message(options, directory, follow=follow or target.command, recording=recording)
     ended: Ended | None = None
     leads = True
     try:
@@ -196,6 +193,16 @@ def record(
         task=task,
         leads=leads,
         earlier=joined is not None and joined.earlier,
+    )
+
+
+def _message(options: CaptureOptions, directory: Path, *, follow: bool, recording: str | None) -> Message:
+    return Message(
+        directory=str(directory.resolve()),
+        options=options,
+        pythonpath=os.environ.get("PYTHONPATH"),
+        follow=follow,
+        recording=recording,
     )
 
 
@@ -240,33 +247,56 @@ def _options(options: CaptureOptions) -> Mapping[str, object]:
 def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, leads: bool) -> Run:
     """The manifest of a task whose program ended. What concerns the whole run is told by the one that ``leads``."""
     notes = list(run.notes)
-    if ended.signal is not None and ended.signal != signal.SIGINT:
-        notes.append(f"the program was killed by {signal.Signals(ended.signal).name}")
+    state: RunState = "finished"
+    if ended.signal == signal.SIGINT or (ended.interrupted and ended.code != 0):
+        state = "interrupted"
+    elif ended.signal is not None:
+        state = "killed"
     processes: tuple[Process, ...] = ()
+    error = _error(directory) if ended.code else None
+    failed = failure_of(state, ended.code, error)
+    if state == "killed" and failed is not None:
+        notes.append(failed)
     if leads:
         processes, damaged = run_folders.read_processes(directory)
         notes += damaged
         if not any(process.step_source for process in processes):
-            why = _why_nothing(directory, options, logged=bool(processes) and options.capture is None)
+            why = _why_nothing(directory, options, logged=bool(processes) and options.capture is None, failed=failed)
             if options.capture is not None:
                 why = why.replace("nothing was captured", "no steps are marked in the recording", 1)
             notes.append(why)
         failures = directory / FAILURES_FILE
         if failures.exists():
             notes += failures.read_text(errors="replace").splitlines()[:1]
-    state: RunState = "finished"
-    if ended.signal == signal.SIGINT or (ended.interrupted and ended.code != 0):
-        state = "interrupted"
-    elif ended.signal is not None:
-        state = "killed"
-    return replace(run, state=state, exit_code=ended.code, notes=tuple(notes), processes=processes)
+    return replace(run, state=state, exit_code=ended.code, error=error, notes=tuple(notes), processes=processes)
 
 
-def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool) -> str:
-    """Why no process captured a step, and what to do about it. ``logged``: what torch compiled was logged."""
+def _error(directory: Path) -> str | None:
+    """The exception that ended the first process that failed, in one line, as its bootstrap left it."""
+    try:
+        text = (directory / ERROR_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return sanitize(text, TEXT_LIMIT) or None
+
+
+def discard_if_empty(recorded: Recorded) -> bool:
+    """Remove the run of a program alone of which nothing was captured; whether it was. A job's is always kept."""
+    if recorded.task.key is not None or recorded.run.artifacts(recorded.directory):
+        return False
+    return run_folders.discard(recorded.directory)
+
+
+def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, failed: str | None) -> str:
+    """Why no process captured a step, and what to do about it.
+
+    ``logged``: what torch compiled was logged; ``failed``: how the program ended, if not well.
+    """
+    what = "nothing was captured but torch.compile's log" if logged else "nothing was captured"
+    if failed is not None:
+        return f"{what}: {failed}"
     if not (directory / ATTACHED_FILE).exists():
         return "nothing was captured: no Python process of the program imported torch or jax"
-    what = "nothing was captured but torch.compile's log" if logged else "nothing was captured"
     if options.step_annotation is not None:
         return f"{what}: no annotation named {options.step_annotation!r} was seen"
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.report.blocks import Column, Section, table
+from perfscope.dashboards.report.blocks import Block, Column, Section, notes, table
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
@@ -71,14 +71,33 @@ def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
         for cause, value in account.total_ns.items()
         if value >= LEAST_SHARE * account.whole_ns
     ]
-    causes = table(COLUMNS, rows, few=len(_WORDS), bar="parts")
-    return (Section(title=TITLE, summary=_title(account, len(judged)), blocks=(causes,)),)
+    blocks: tuple[Block, ...] = (table(COLUMNS, rows, few=len(_WORDS), bar="parts"), *notes(_phases(account)))
+    return (Section(title=TITLE, summary=_title(account, len(judged)), blocks=blocks),)
 
 
 def busy_fact(accounts: Sequence[StepAccount]) -> str:
     """``'device busy 63.0% of the step'``; ``''`` where there is no account."""
     judged = [account for account in accounts if account.whole_ns]
     return _busy(judged) if judged else ""
+
+
+def explained_share(accounts: Sequence[StepAccount]) -> float | None:
+    """Share of the time that has a known cause, 0 to 1; ``None`` where there is no account."""
+    whole = sum(account.whole_ns for account in accounts)
+    return 1 - sum(account.total_ns["unexplained"] for account in accounts) / whole if whole else None
+
+
+def _phases(account: StepAccount) -> str:
+    """The busy time by phase, in the order of a step; shares are of it and not of the step."""
+    steps, busy = max(1, len(account.numbers)), account.busy_ns
+    if not any(value for phase, value in account.phases_ns.items() if phase not in ("not_told", "communication")):
+        return ""
+    parts = ", ".join(
+        f"{phase.replace('_', ' ')} {format_ns(value // steps)} ({100 * value / busy:.1f}%)"
+        for phase, value in account.phases_ns.items()
+        if value >= LEAST_SHARE * busy
+    )
+    return f"{'ops' if account.device == MISSING else 'device work'} by phase: {parts}"
 
 
 def _words(cause: Cause, *, on_host: bool) -> str:
@@ -120,6 +139,7 @@ def accounts_document(accounts: Sequence[StepAccount]) -> list[dict[str, Any]]:
             "whole_ns": account.whole_ns,
             "busy_ns": account.busy_ns,
             "total_ns": account.total_ns,
+            "phases_ns": dict(account.phases_ns),
             "causes_ns": {cause: list(values) for cause, values in account.causes_ns.items() if any(values)},
         }
         for account in accounts

@@ -1,0 +1,134 @@
+"""Calls of the model in a recording without step marks: the steps of inference and generation loops.
+
+Kineto names a call of a module ``nn.Module: Llama_0`` where Python stacks or modules were recorded. The calls of the
+module that takes most time, from outside all modules, are the steps; of a program whose backward pass is in the
+recording they are not, for one step may call its model several times.
+
+The tokens of a call are the shape of the indices of its first embedding, batch x length, where shapes were recorded. A
+call of several tokens a sequence before calls of one is the *prefill* of a prompt; calls of one token are *decode*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from perfscope.analyzers.time.spans import named_slices, nearest_ancestor
+from perfscope.model.frames import parse_module
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+LEAST_CALLS = 3
+"""Fewer calls are no loop: they may be parts of one step."""
+
+_BACKWARD = "autograd::engine::evaluate_function"
+_EMBEDDINGS = ("aten::embedding",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One call of the model and what follows it, up to the next. Times in ns."""
+
+    start_ns: int
+    end_ns: int
+    sequences: int | None
+    """Batch size; ``None`` where no shape tells."""
+    length: int | None
+    """Tokens of each sequence in this call."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences; 0 where not known."""
+        return (self.sequences or 0) * (self.length or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Calls of a loop that generates tokens."""
+
+    prefills: tuple[ModelCall, ...]
+    decodes: tuple[ModelCall, ...]
+
+    @property
+    def first_token_ns(self) -> float:
+        """Time to first token: median of the prefills."""
+        return median(call.end_ns - call.start_ns for call in self.prefills)
+
+    @property
+    def output_token_ns(self) -> float:
+        """Time per output token of one sequence: median of the decodes."""
+        return median(call.end_ns - call.start_ns for call in self.decodes)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens generated per second of decoding, of all sequences of a batch together."""
+        return 1e9 * sum(call.tokens for call in self.decodes) / sum(c.end_ns - c.start_ns for c in self.decodes)
+
+
+def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
+    """The calls of the model, in order; none where there are fewer than ``LEAST_CALLS``, or a backward pass."""
+    slices = trace.rows["slices"]
+    modules = named_slices(trace, parse_module)
+    if not modules.any() or named_slices(trace, lambda name: name.startswith(_BACKWARD)).any():
+        return ()
+    rows = np.flatnonzero(modules)
+    parents = slices["parent"][rows]
+    outer = rows[nearest_ancestor(trace, parents, modules) == MISSING]
+    by_module: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in outer.tolist():
+        by_module[int(slices["thread"][row]), int(slices["name"][row])].append(row)
+    spent = {key: int((slices["end_ns"] - slices["start_ns"])[calls].sum()) for key, calls in by_module.items()}
+    calls = np.array(by_module[max(spent, key=lambda key: spent[key])])
+    if len(calls) < LEAST_CALLS:
+        return ()
+    starts = slices["start_ns"][calls]
+    ends = np.concatenate((starts[1:], [_last_end(trace, int(slices["end_ns"][calls[-1]]))]))
+    shapes = _token_shapes(trace, calls)
+    return tuple(
+        ModelCall(start_ns=start, end_ns=end, sequences=shape[0], length=shape[1])
+        for start, end, shape in zip(starts.tolist(), ends.tolist(), shapes, strict=True)
+    )
+
+
+def generation(trace: Trace) -> Generation | None:
+    """Prefills and decodes; ``None`` where shapes tell of no call of one token after one of several."""
+    calls = trace.fact(model_calls)
+    prefills = tuple(
+        call for call, after in pairwise(calls) if call.length is not None and call.length > 1 and after.length == 1
+    )
+    decodes = tuple(call for call in calls if call.length == 1)
+    return Generation(prefills=prefills, decodes=decodes) if prefills and decodes else None
+
+
+def _last_end(trace: Trace, end: int) -> int:
+    """End of the last call: of its range, or of the device work after it."""
+    ends = [int(trace.rows[table]["end_ns"].max()) for table in ("kernels", "copies") if len(trace.rows[table])]
+    return max([end, *ends])
+
+
+def _token_shapes(trace: Trace, calls: Int64) -> list[tuple[int | None, int | None]]:
+    """(sequences, length) of each call, by the first embedding in it."""
+    slices = trace.rows["slices"]
+    chosen = named_slices(trace, lambda name: name in _EMBEDDINGS) & (slices["kind"] == SliceKind.OP)
+    rows = np.flatnonzero(chosen & (slices["shapes"] != MISSING))
+    result: list[tuple[int | None, int | None]] = []
+    for row in calls.tolist():
+        inside = rows[(rows > row) & (slices["thread"][rows] == slices["thread"][row])]
+        inside = inside[slices["start_ns"][inside] < slices["end_ns"][row]]
+        result.append(_indices(trace.text(int(slices["shapes"][inside[0]]))) if len(inside) else (None, None))
+    return result
+
+
+def _indices(shapes: str) -> tuple[int | None, int | None]:
+    """Shape of the second input of an embedding, batch x length; unknown unless it has two dimensions."""
+    try:
+        indices = json.loads(shapes)[1]
+    except (ValueError, IndexError, TypeError):
+        return (None, None)
+    two = isinstance(indices, list) and len(indices) == 2 and all(isinstance(size, int) for size in indices)
+    return (indices[0], indices[1]) if two else (None, None)

@@ -1,0 +1,169 @@
+"""Which part of a training step device work belongs to: forward, backward, optimizer, input, communication.
+
+Work belongs to the phase in which the host launched it. Phases are intervals of host time, of all threads together:
+``backward()`` blocks the thread that calls it while autograd's own threads launch. An instruction of a compiled XLA
+program says it itself: ``transpose(...)`` in its path is the backward pass, ``jvp(...)`` the forward pass of what is
+differentiated. What nothing tells is *not told*.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+import numpy as np
+
+from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.time.spans import input_spans, named_slices
+from perfscope.model.frames import parse_module
+from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference, intersection, merge, union
+from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
+
+Phase = Literal["forward", "backward", "optimizer", "input", "communication", "not_told"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+_PRECEDENCE: tuple[Phase, ...] = ("backward", "optimizer", "input", "forward")
+"""A moment that fits several counts for the first: a checkpointed module runs its forward within the backward pass."""
+
+_BACKWARD = re.compile(
+    r"autograd::engine::evaluate_function: .*|.*torch/(_tensor|autograd/__init__)\.py\(\d+\): backward"
+)
+_OPTIMIZER = re.compile(
+    r"Optimizer\.(step|zero_grad)#.*|.*torch/optim/.*\.py\(\d+\): (_?step|zero_grad)"
+    r"|.*torch/nn/utils/clip_grad\.py\(\d+\): clip_grad_\w+"
+)
+_WORD = r"(?i)(.*[^a-z])?(?:{})([^a-z].*)?"
+_NAMED: dict[Phase, re.Pattern[str]] = {
+    "backward": re.compile(_WORD.format("backward|bwd")),
+    "optimizer": re.compile(_WORD.format(r"optimi[sz]er|optim|apply_(updates?|gradients?)|update_params")),
+    "forward": re.compile(_WORD.format("forward|fwd")),
+}
+"""Names that programs give to ranges and jitted functions."""
+_COMPILED = "Torch-Compiled Region"
+
+
+def phases_of(trace: Trace, device: int, busy: Mapping[str, Intervals], windows: Iterable[Int64]) -> dict[Phase, int]:
+    """Busy time of a device by phase, in ns over all windows; the values sum to the busy time in them.
+
+    ``device``: row of ``devices``, ``MISSING`` for the host; ``busy``: its disjoint intervals of computing
+    (``compute``), exposed communication and exposed copies; ``windows``: starts and ends of the steps.
+    """
+    starts, ends = windows
+    parts = _on_host(trace, busy["compute"]) if device == MISSING else _on_device(trace, device, busy)
+    result = {phase: int(covered(parts.get(phase, EMPTY), starts, ends).sum()) for phase in PHASES}
+    whole = sum(int(covered(part, starts, ends).sum()) for part in busy.values())
+    result["not_told"] = whole - sum(value for phase, value in result.items() if phase != "not_told")
+    return result
+
+
+def _on_host(trace: Trace, compute: Intervals) -> dict[Phase, Intervals]:
+    spans = {phase: merge(*both) for phase, both in trace.fact(host_phases).items()}
+    ops, told = trace.rows["hlo_ops"], trace.fact(_instruction_phases)
+    for index, phase in enumerate(PHASES):
+        spans[phase] = merge(
+            spans.get(phase, EMPTY), union(ops["start_ns"][told == index], ops["end_ns"][told == index])
+        )
+    result: dict[Phase, Intervals] = {}
+    for phase in _PRECEDENCE:
+        result[phase] = intersection(compute, spans[phase])
+        compute = difference(compute, spans[phase])
+    return result
+
+
+def _on_device(trace: Trace, device: int, busy: Mapping[str, Intervals]) -> dict[Phase, Intervals]:
+    kernels, copies = trace.rows["kernels"], trace.rows["copies"]
+    computes = (kernels["device"] == device) & ~kernels["communication"]
+    parts: dict[Phase, list[Intervals]] = {"communication": [busy["exposed_communication"]]}
+    for table, chosen, left in (
+        ("kernels", computes, busy["compute"]),
+        ("copies", copies["device"] == device, busy["exposed_copy"]),
+    ):
+        work, told = trace.rows[table], trace.fact(work_phases)[table]
+        for phase in _PRECEDENCE:
+            mine = chosen & (told == PHASES.index(phase))
+            spans = intersection(left, union(work["start_ns"][mine], work["end_ns"][mine]))
+            parts.setdefault(phase, []).append(spans)
+            left = difference(left, spans)
+    return {phase: merge(*spans) for phase, spans in parts.items()}
+
+
+def work_phases(trace: Trace) -> dict[str, Int64]:
+    """Per row of ``kernels`` and of ``copies`` the index of its phase in ``PHASES``."""
+    return {table: _phases_of_work(trace, table) for table in ("kernels", "copies")}
+
+
+def _phases_of_work(trace: Trace, table: str) -> Int64:
+    work, calls, slices = trace.rows[table], trace.rows["calls"], trace.rows["slices"]
+    launch = np.full(len(work), MISSING, np.int64)
+    for column, source in (("op", slices), ("call", calls)):
+        rows = work[column]
+        known = rows != MISSING
+        launch[known] = source["start_ns"][rows[known]]
+    result = np.full(len(work), PHASES.index("not_told"))
+    spans = trace.fact(host_phases)
+    for phase in reversed(_PRECEDENCE):
+        sure, likely = spans[phase]
+        inside = _contains(sure, launch)
+        if table == "copies" and phase == "input":
+            inside |= work["kind"] == CopyKind.HOST_TO_DEVICE
+            inside &= ~_contains(spans["forward"][0], launch)
+        elif table == "kernels" or phase != "forward":
+            inside |= _contains(likely, launch)
+        result[inside & (launch != MISSING)] = PHASES.index(phase)
+    ops, told = trace.rows["hlo_ops"], trace.fact(_instruction_phases)
+    column = "kernel" if table == "kernels" else "copy"
+    known = (ops[column] != MISSING) & (told != PHASES.index("not_told"))
+    result[ops[column][known]] = told[known]
+    return result
+
+
+def host_phases(trace: Trace) -> dict[Phase, tuple[Intervals, Intervals]]:
+    """Per phase the host time that names it (modules, ranges, autograd), and what only suggests it (recorded ops)."""
+    slices = trace.rows["slices"]
+    ranges, is_op = slices["kind"] == SliceKind.ANNOTATION, slices["kind"] == SliceKind.OP
+    named = {phase: named_slices(trace, pattern.fullmatch) & ranges for phase, pattern in _NAMED.items()}
+    recorded = is_op & (slices["sequence"] != MISSING)
+    named["backward"] |= named_slices(trace, _BACKWARD.fullmatch) | (is_op & (slices["forward_thread"] > 0))
+    named["optimizer"] |= named_slices(trace, _OPTIMIZER.fullmatch)
+    named["forward"] |= named_slices(trace, lambda name: parse_module(name) or name.startswith(_COMPILED))
+    likely = {"forward": _union(trace, recorded & (slices["forward_thread"] <= 0))}
+    result = {phase: (_union(trace, rows), likely.get(phase, EMPTY)) for phase, rows in named.items()}
+    return {**result, "input": (merge(EMPTY, *trace.fact(input_spans).values()), EMPTY)}
+
+
+def _instruction_phases(trace: Trace) -> Int64:
+    """Per row of ``hlo_ops`` the index of its phase in ``PHASES``, by the path of its instruction."""
+    ops = trace.rows["hlo_ops"]
+    result = np.full(len(ops), PHASES.index("not_told"))
+    if not len(ops):
+        return result
+    paths = [{item.name: item.op_name for _, item in module.instructions()} for module in trace.hlo]
+    told: dict[tuple[str, str], Phase] = {}
+    for item in trace.fact(hlo_time).instructions:
+        path = "" if item.module_index is None else paths[item.module_index].get(item.instruction, "")
+        if path and scope_of(path).phase != "forward":
+            told[item.module, item.instruction] = "backward"
+        elif "jvp(" in path:
+            told[item.module, item.instruction] = "forward"
+        elif _NAMED["optimizer"].fullmatch(item.module):
+            told[item.module, item.instruction] = "optimizer"
+    for row in np.flatnonzero(~ops["encloses"]).tolist():
+        phase = told.get((trace.text(int(ops["module"][row])), trace.text(int(ops["name"][row]))))
+        if phase is not None:
+            result[row] = PHASES.index(phase)
+    return result
+
+
+def _union(trace: Trace, chosen: np.ndarray) -> Intervals:
+    slices = trace.rows["slices"]
+    return union(slices["start_ns"][chosen], slices["end_ns"][chosen])
+
+
+def _contains(spans: Intervals, times: Int64) -> np.ndarray:
+    """Whether each time lies in one of the disjoint intervals."""
+    if not len(spans.starts):
+        return np.zeros(len(times), bool)
+    at = np.searchsorted(spans.starts, times, side="right") - 1
+    return (at >= 0) & (times < spans.ends[np.maximum(at, 0)])

@@ -1,0 +1,65 @@
+"""What a loop that generates tokens takes: time to first token, time per output token, tokens per second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perfscope.dashboards.report.blocks import Column, Section, table
+from perfscope.model.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.analyzers.time import Generation, ModelCall
+
+MOST_CALLS = 50
+"""Rows of the table of calls."""
+
+_CALLS: tuple[Column[ModelCall], ...] = (
+    Column("call", lambda call: "prefill" if (call.length or 0) > 1 else "decode"),
+    Column("sequences", lambda call: call.sequences, "count"),
+    Column("tokens each", lambda call: call.length, "count"),
+    Column("time", lambda call: call.end_ns - call.start_ns, "ns"),
+)
+
+
+def generation_sections(generations: Sequence[Generation]) -> tuple[Section, ...]:
+    """A section for each recording in which shapes tell prefill from decode."""
+    return tuple(map(_section, generations))
+
+
+def _section(generation: Generation) -> Section:
+    calls = sorted((*generation.prefills, *generation.decodes), key=lambda call: call.start_ns)
+    return Section(
+        title="Generation",
+        summary=f"time to first token {format_ns(generation.first_token_ns)} (median of "
+        f"{len(generation.prefills):,} prefills), {format_ns(generation.output_token_ns)} per output token (median of "
+        f"{len(generation.decodes):,} decode calls), {generation.tokens_per_s:,.1f} tokens/s while decoding",
+        blocks=(
+            table(_CALLS, calls[:MOST_CALLS], left=max(0, len(calls) - MOST_CALLS), rest="calls", few=3),
+        ),
+    )  # fmt: skip
+
+
+def generation_document(generations: Sequence[Generation]) -> list[dict[str, Any]]:
+    """For the JSON report."""
+    return [
+        {
+            "time_to_first_token_ns": generation.first_token_ns,
+            "time_per_output_token_ns": generation.output_token_ns,
+            "decode_tokens_per_s": generation.tokens_per_s,
+            "prefills": [_call(call) for call in generation.prefills],
+            "decodes": [_call(call) for call in generation.decodes[:MOST_CALLS]],
+            "decodes_left": max(0, len(generation.decodes) - MOST_CALLS),
+        }
+        for generation in generations
+    ]
+
+
+def _call(call: ModelCall) -> dict[str, Any]:
+    return {
+        "start_ns": call.start_ns,
+        "duration_ns": call.end_ns - call.start_ns,
+        "sequences": call.sequences,
+        "length": call.length,
+    }

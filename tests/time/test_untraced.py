@@ -1,0 +1,57 @@
+"""What a saving is worth in a step without a profiler."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.time import bounded
+from perfscope.model.finding import Finding
+from perfscope.model.trace import Trace
+from tests.build import TraceBuilder
+
+
+def steps(bare_us: float, *, compiling_us: float = 0) -> Trace:
+    """Three steps of 1,000 us, 400 of them launching and 600 in a kernel; the first may compile for longer."""
+    builder = TraceBuilder(step_times_us=(bare_us,) * 5)
+    start = 0.0
+    for number in range(3):
+        extra = compiling_us if number == 0 else 0
+        end = start + 1000 + extra
+        builder.step(number, start, end)
+        if extra:
+            builder.annotation("compile_fx.compile (dynamo_timed)", start, start + extra)
+        builder.launched("gemm", end - 603, end - 600, end, correlation=number + 1)
+        start = end
+    return builder.build()
+
+
+def finding(cost_us: int) -> Finding:
+    return Finding(
+        subject="x", title="x", severity="high", basis="measured", advice="x",
+        cost_ns=3000 * cost_us, cost_ns_per_step=1000 * cost_us,
+    )  # fmt: skip
+
+
+def test_costs_of_the_host_shrink_by_what_traced_steps_are_longer() -> None:
+    trace = steps(800)  # 200 us of the profiler, taken from 400 us in which the device waits
+    assert bounded(trace, "launch_bound", finding(400)).untraced_ns_per_step == 200_000
+    assert bounded(trace, "launch_bound", finding(400)).cost_ns_per_step == 400_000
+
+
+def test_costs_of_the_device_stay() -> None:
+    assert bounded(steps(800), "unfused_ops", finding(400)).untraced_ns_per_step == 400_000
+
+
+def test_no_saving_exceeds_its_step() -> None:
+    result = bounded(steps(800), "unfused_ops", finding(5000))
+    assert (result.cost_ns_per_step, result.untraced_ns_per_step) == (1_000_000, 800_000)
+
+
+def test_compiling_is_not_the_profilers_doing() -> None:
+    trace = steps(1000, compiling_us=9000)
+    assert bounded(trace, "launch_bound", finding(400)).untraced_ns_per_step == 400_000
+
+
+def test_without_steps_that_were_timed_alone_nothing_is_said() -> None:
+    builder = TraceBuilder()
+    builder.step(0, 0, 1000)
+    builder.launched("gemm", 100, 200, 900, correlation=1)
+    assert bounded(builder.build(), "launch_bound", finding(100)).untraced_ns_per_step is None
