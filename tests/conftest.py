@@ -28,6 +28,12 @@ def corpus_files(folder: str, pattern: str = "*") -> list[Path]:
     return sorted((CORPUS / folder).glob(pattern))
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text has the width of a pipe: parallel workers of pytest are told the width of its own terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Bytes in a test's name by their number: a gzip header holds its second, and workers collect apart."""
     return f"{len(val)} bytes" if isinstance(val, bytes) and not val.isascii() else None

@@ -86,11 +86,17 @@ def test_b200_eager_is_launch_bound(corpus):
     assert round(sum(_costs(_trace(corpus, "TraceLens__b200_eager"), "launch_bound").values()) / 1e6) == 64
 
 
-@pytest.mark.parametrize("name", ["HolisticTraceAnalysis__ns_resolution_rank0", "TraceLens__h100_qwen1.5-0.5b"])
-def test_traces_that_keep_the_device_busy_are_clean(corpus, name):
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("HolisticTraceAnalysis__ns_resolution_rank0", {"exposed_communication", "pageable_copy"}),
+        ("TraceLens__h100_qwen1.5-0.5b", {"exposed_communication"}),
+    ],
+)
+def test_traces_that_keep_the_device_busy_are_clean(corpus, name, absent):
     trace = _trace(corpus, name)
     statuses = {rule: judge(load_rule(rule), trace).status for rule in RULES}
-    assert statuses == dict.fromkeys(RULES, "clean")
+    assert statuses == {rule: "abstained" if rule in absent else "clean" for rule in RULES}
 
 
 def test_a_sleeping_rank_stalls_and_the_others_wait_for_it(corpus):

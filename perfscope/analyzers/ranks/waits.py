@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.ranks.job import Local
 from perfscope.analyzers.ranks.matching import Clocks, Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.time import exposed_communication, exposed_until, input_slices
+from perfscope.analyzers.time import communication_in_steps, exposed_until, input_slices
 from perfscope.model.frames import Frame, Owner, parse_frame
 from perfscope.model.intervals import EMPTY, Intervals, covered, difference_total, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -333,7 +333,7 @@ def _exposed(arrivals: list[Late], ranks: RankSet) -> Mapping[int, int]:
 #
 # Members are ranks, or the devices of one recording. A member that came before the last one waits from its start on
 # for as long as its duration is above the shortest; what remains is the transfer. Both count as far as the device
-# computed nothing, each moment once, so the parts sum to ``exposed_communication`` exactly.
+# computed nothing, each moment once, so the parts sum to ``communication_in_steps`` exactly.
 #
 # A wait that is no longer than the two members' ends differ anyway is no waiting that could be told from the
 # transfer. Where members of a group are missing, the shortest duration may hold waiting for one of them.
@@ -434,7 +434,7 @@ def shares_of(
     trace: Trace, member: int, device: int, rows: Sequence[int], waits: Mapping[int, Wait]
 ) -> tuple[Share, ...]:
     """The exposed time of ``rows`` of ``kernels`` (communication on ``device``) by group, most of it first."""
-    exposed = trace.fact(exposed_communication)
+    exposed = trace.fact(communication_in_steps)
     until = trace.rows["kernels"]["start_ns"].astype(np.int64)
     for kernel, item in waits.items():
         until[kernel] = item.until_ns

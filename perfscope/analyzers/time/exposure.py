@@ -45,15 +45,16 @@ def copies_in_steps(trace: Trace) -> Int64:
 
 
 def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Intervals) -> Int64:
-    """Per row of ``kernels``: of the ``exposed_communication`` of a kernel on ``device`` what lies before ``until_ns``.
+    """Per row of ``kernels``: of the ``communication_in_steps`` of a kernel on ``device`` what lies before ``until_ns``.
 
     ``until_ns``: per row of ``kernels``, shape (n,), ns. ``device``: row of ``devices``. ``computing``: when a
     kernel that is no communication ran there.
     """
-    kernels = trace.rows["kernels"]
+    kernels, windows = trace.rows["kernels"], trace.fact(account_windows)
     result = np.zeros(len(kernels), np.int64)
     rows = np.flatnonzero((kernels["device"] == device) & kernels["communication"])
-    result[rows] = _uncovered(kernels, rows, computing, until_ns[rows])
+    inside = union(windows.starts, windows.ends)
+    result[rows] = _uncovered(kernels, rows, computing, until_ns[rows], inside=inside)
     return result
 
 
