@@ -189,7 +189,7 @@ def test_one_device_is_not_compared() -> None:
 
 def test_reports_speak_of_devices() -> None:
     judged = analyze(recording(REDUCED), ["straggler"])
-    shown = " ".join(text.render(judged).split())
+    shown = " ".join(text.render(judged, verbose=True).split())
     assert "Collectives of devices 0-3 of 4: 2 collectives matched on 4 devices" in shown
     assert "0 ns (device 0) to 30.0 us (device 3)" in shown
     document = json.loads(json_report.render(judged))

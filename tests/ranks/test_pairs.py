@@ -20,7 +20,7 @@ from perfscope.analyzers.readers.kineto.process_groups import peer_in_group
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.readers.run.peers import CARRIED, DIFFERS, carry_peers
 from perfscope.analyzers.sections.collectives import collectives_section
-from perfscope.dashboards.report import render
+from perfscope.dashboards.report import render, text
 from perfscope.model.trace import MISSING, Trace
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
@@ -169,7 +169,7 @@ def test_reports_show_the_messages() -> None:
     Draft202012Validator(json.loads((REPOSITORY / "docs" / "report-schema.json").read_text())).validate(document)
     assert document["collectives"]["jobs"][0]["pairs"][0]["receive_wait_ns"] == 3_000_000
     for face in ("text", "markdown", "html"):
-        shown = render(judged, face)
+        shown = text.render(judged, verbose=True) if face == "text" else render(judged, face)
         assert "3 messages between two ranks paired" in shown
         assert "rank 2 to 3" in shown
 

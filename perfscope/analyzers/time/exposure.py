@@ -45,7 +45,7 @@ def copies_in_steps(trace: Trace) -> Int64:
 
 
 def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Intervals) -> Int64:
-    """Per row of ``kernels``: of the ``communication_in_steps`` of a kernel on ``device`` what lies before ``until_ns``.
+    """Per row of ``kernels``: of ``communication_in_steps`` of kernels of ``device`` what lies before ``until_ns``.
 
     ``until_ns``: per row of ``kernels``, shape (n,), ns. ``device``: row of ``devices``. ``computing``: when a
     kernel that is no communication ran there.
