@@ -12,13 +12,13 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.registry import RULES
+from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.document import json_schema
 from perfscope.dashboards.report.sections import sweep
 from perfscope.model import finding
@@ -42,8 +42,7 @@ class RuleSource:
     path: str
     doc: str
     needs: tuple[str, ...]
-    constants: tuple[tuple[str, str, str], ...]
-    """(name, value, reason) of the thresholds."""
+    thresholds: tuple[Threshold, ...]
 
 
 def rule_source(rule_id: str, path: Path) -> RuleSource:
@@ -53,8 +52,7 @@ def rule_source(rule_id: str, path: Path) -> RuleSource:
     doc = ast.get_docstring(tree)
     if not doc:
         raise ValueError(f"{path}: a rule's docstring is its page; there is none")
-    constants = list(_constants(tree))
-    needs = [value for name, value, _ in constants if name == "NEEDS"]
+    needs = [value for name, value, _ in constants(tree) if name == "NEEDS"]
     if not needs:
         raise ValueError(f"{path}: NEEDS is missing")
     return RuleSource(
@@ -62,43 +60,8 @@ def rule_source(rule_id: str, path: Path) -> RuleSource:
         path=path.relative_to(DOCS.parent).as_posix() if path.is_relative_to(DOCS.parent) else path.name,
         doc=doc,
         needs=tuple(ast.literal_eval(needs[0])),
-        constants=tuple((name, _value(value, text), why) for name, value, why in constants if why and _number(value)),
+        thresholds=thresholds_in(text),
     )
-
-
-def _constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr, str]]:
-    """Name, value and the documentation below it (or ``''``) of every public constant."""
-    for statement, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            name, value = statement.targets[0].id, statement.value
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
-            name, value = statement.target.id, statement.value
-        else:
-            continue
-        if name.isupper() and not name.startswith("_"):
-            yield name, value, _text_of(after)
-
-
-def _number(value: ast.expr) -> bool:
-    """A number, a name that stands for one, or arithmetic of them; not a table of words."""
-    if isinstance(value, ast.BinOp):
-        return _number(value.left) and _number(value.right)
-    return isinstance(value, ast.Name) or (isinstance(value, ast.Constant) and isinstance(value.value, int | float))
-
-
-def _value(value: ast.expr, text: str) -> str:
-    """A threshold as it is written; one that is shared by the rules with what it stands for."""
-    written = ast.get_source_segment(text, value) or ast.unparse(value)
-    stands_for = getattr(finding, written, None)
-    return f"`{written}`" if stands_for is None else f"`{stands_for}` (`{written}`)"
-
-
-def _text_of(statement: ast.stmt | None) -> str:
-    """The string that stands below a constant as its documentation; ``''`` if there is none."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        value = statement.value.value
-        return inspect.cleandoc(value) if isinstance(value, str) else ""
-    return ""
 
 
 def rule_page(rule: RuleSource) -> str:
@@ -113,12 +76,21 @@ def rule_page(rule: RuleSource) -> str:
         parts.append(
             "No one recording is required: the rule uses what there is, and abstains where that is too little."
         )
-    if rule.constants:
+    if rule.thresholds:
         parts.append("## Thresholds")
-        rows = [f"| `{name}` | {_cell(value)} | {_cell(_markdown(why))} |" for name, value, why in rule.constants]
+        rows = [
+            f"| `{threshold.name}` | {_cell(_written(threshold))} | {_cell(_markdown(threshold.reason))} |"
+            for threshold in rule.thresholds
+        ]
         parts.append("\n".join(["| constant | value | reason |", "| --- | --- | --- |", *rows]))
     parts.append(f"Source: [`{rule.path}`](../../{rule.path})")
     return "\n\n".join(parts) + "\n"
+
+
+def _written(threshold: Threshold) -> str:
+    """A threshold as it is written; one that is shared by the rules with what it stands for."""
+    stands_for = getattr(finding, threshold.written, None)
+    return f"`{threshold.written}`" if stands_for is None else f"`{stands_for}` (`{threshold.written}`)"
 
 
 def _sections(body: str) -> list[str]:
@@ -157,7 +129,7 @@ def rule_list(rules: list[RuleSource]) -> str:
         [
             GENERATED,
             "# The rules",
-            "`perfscope rules` lists them, `perfscope rules ID` prints one of these pages.",
+            "`perfscope rules` lists them, `perfscope explain ID` prints one of these pages.",
             "\n".join(["| rule | what it finds |", "| --- | --- |", *rows]),
             "How to write one: [adding a rule](../adding-a-rule.md).",
         ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
-from perfscope.model.errors import UsageError
+from perfscope.model.errors import UsageError, did_you_mean
 from perfscope.model.finding import Rule
 
 RULES: dict[str, str] = {
@@ -64,7 +64,7 @@ def rule_ids() -> tuple[str, ...]:
 
 
 def load_rule(rule_id: str) -> Rule:
-    """The rule of that id; dashes are taken as underscores. ``AskedWronglyError`` if there is none."""
+    """The rule of that id; dashes are taken as underscores. ``UsageError`` if there is none."""
     wanted = rule_id.replace("-", "_")
     path = RULES.get(wanted)
     if path is not None:
@@ -72,7 +72,8 @@ def load_rule(rule_id: str) -> Rule:
     else:
         results = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == wanted]
         if not results:
-            raise UsageError(f"{rule_id}: no such rule; `perfscope rules` lists them")
+            hint = did_you_mean(rule_id, rule_ids()) or "; `perfscope rules` lists them"
+            raise UsageError(f"{rule_id}: no such rule{hint}")
         module = results[0].load()
     return Rule(
         id=wanted,

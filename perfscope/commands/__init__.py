@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "compare": "perfscope.commands.compare:compare",
     "compile": "perfscope.commands.compile:compile_",
     "doctor": "perfscope.commands.doctor:doctor",
+    "explain": "perfscope.commands.explain:explain",
     "export": "perfscope.commands.export:export",
     "history": "perfscope.commands.history:history",
     "report": "perfscope.commands.report:report",
@@ -23,3 +24,12 @@ COMMANDS: dict[str, str] = {
     "serve": "perfscope.commands.serve:serve",
     "store": "perfscope.commands.store:store",
 }
+
+TASKS: dict[str, tuple[str, ...]] = {
+    "Capture": ("run", "runs", "doctor"),
+    "Analyze": ("analyze", "serve", "rules", "explain"),
+    "Compare": ("compare", "history", "baseline", "store"),
+    "Compile for a machine that is not here": ("compile", "advise"),
+    "Share": ("report", "comment", "export"),
+}
+"""Task -> verbs, in the order in which the help lists them; each verb is in one of them."""

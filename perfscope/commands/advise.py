@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands import advise_compile
+from perfscope.commands.group import VerbGroup
 from perfscope.commands.options import device_named, quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, DataError, UsageError
 
@@ -28,7 +29,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def advise() -> None:
     """Say what to change, with what it is predicted to gain and cost."""
 

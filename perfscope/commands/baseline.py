@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from perfscope.commands.group import VerbGroup
 from perfscope.commands.options import opened, record, store_option, verbose_option
 from perfscope.model.errors import DataError, UsageError
 
@@ -17,7 +18,7 @@ SHORT = 12
 """Characters of a commit."""
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def baseline() -> None:
     """Keep a run under a name: `perfscope compare baseline:NAME HEAD`, or `compare --baseline [NAME] HEAD`."""
 

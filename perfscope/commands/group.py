@@ -1,23 +1,76 @@
-"""``perfscope``: a click group whose verbs are imported when they are called."""
+"""``perfscope``: a click group whose verbs are imported when they are called, listed by task."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 import click
 
-from perfscope.commands import COMMANDS
+from perfscope.commands import COMMANDS, TASKS
 from perfscope.commands.options import Flags
-from perfscope.model.errors import PerfscopeError
+from perfscope.model.errors import PerfscopeError, did_you_mean
 from perfscope.model.version import package_version
+
+FIRST_CONTACT = (
+    ("perfscope run train.py", "Profile a program: what costs time in it."),
+    ("perfscope analyze trace.json.gz", "The same for a trace that you have."),
+    ("perfscope serve latest", "Timeline and details in the browser."),
+    ("perfscope compare BASE HEAD", "What changed between two runs, and where."),
+    ("perfscope explain host_sync", "What a rule finds, and how to fix it."),
+    ("perfscope doctor", "What can be captured on this machine."),
+)
+"""What `perfscope` alone shows."""
 
 
 class PipeClosedError(Exception):
     """The reader of our output went away. Click would take a ``BrokenPipeError`` for itself and exit with 1."""
 
 
-class LazyGroup(click.Group):
+class VerbGroup(click.Group):
+    """A group that suggests names for a typo, lists its verbs in whole sentences and shows its help without a verb."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without a verb: the help, as an answer and not as an error. ``help VERB`` is ``VERB --help``."""
+        if not args:
+            click.echo(self.get_short_help(ctx))
+            ctx.exit(0)
+        if args[0] == "help" and self.get_command(ctx, "help") is None:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def get_short_help(self, ctx: click.Context) -> str:
+        """What is shown without a verb."""
+        return self.get_help(ctx)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb, or an error with the verbs that are spelled like it."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"no such command: {args[0]}{did_you_mean(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line or more a verb: the first sentence of its help, whole."""
+        for title, names in self.sections(ctx):
+            with formatter.section(title):
+                formatter.write_dl([(name, _sentence(self.get_command(ctx, name))) for name in names])
+
+    def sections(self, ctx: click.Context) -> list[tuple[str, list[str]]]:
+        """(title, names of verbs) in the order of the help."""
+        return [("Commands", self.list_commands(ctx))]
+
+
+def _sentence(command: click.Command | None) -> str:
+    """The first sentence of a command's help."""
+    if command is None:
+        return ""
+    return command.short_help or inspect.cleandoc(command.help or "").partition("\n")[0]
+
+
+class LazyGroup(VerbGroup):
     """Finds verbs in ``COMMANDS``. A verb that cannot be imported fails when it is called, not before."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -37,6 +90,24 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{home} is not a click command")
         return command
+
+    def get_short_help(self, ctx: click.Context) -> str:
+        """The first commands that a user needs."""
+        formatter = ctx.make_formatter()
+        formatter.write_text(f"perfscope {package_version()}: {self.help}")
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_dl(FIRST_CONTACT, col_max=36)
+        formatter.write_paragraph()
+        formatter.write_text("`perfscope --help` lists all commands, `perfscope COMMAND --help` explains one.")
+        return formatter.getvalue().rstrip("\n")
+
+    def sections(self, ctx: click.Context) -> list[tuple[str, list[str]]]:
+        """By task; a verb that is in none (of an installed package) comes last."""
+        listed = {name for names in TASKS.values() for name in names}
+        others = [name for name in self.list_commands(ctx) if name not in listed]
+        tasks = [(task, [name for name in names if name in COMMANDS]) for task, names in TASKS.items()]
+        return [*tasks, *([("Others", others)] if others else [])]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; what click would hide of a closed pipe is passed on to ``main()``."""
@@ -70,9 +141,17 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="First contact: `perfscope run train.py`, or `perfscope analyze trace.json.gz` for a trace you have.",
+    epilog="Start with `perfscope run train.py`, or `perfscope analyze trace.json.gz` for a trace that you have.",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Print it.")
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Print the version.",
+)
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Where the time of a PyTorch or JAX program goes, why, and what fixing it would gain."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from typing import TYPE_CHECKING
 
 import click
@@ -12,14 +11,7 @@ import click
 from perfscope.commands.options import show, verbose_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from perfscope.model.finding import Rule
-
-_HEADING = re.compile(r"[A-Z][A-Za-z ]{2,40}:")
-"""A section of a page: ``Why it costs:`` at the beginning of a paragraph."""
-
-NO_NEEDS = "nothing in every case; it looks at what was recorded, and says why where it cannot"
 
 
 @click.command()
@@ -27,17 +19,16 @@ NO_NEEDS = "nothing in every case; it looks at what was recorded, and says why w
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @verbose_option
 def rules(rule_id: str | None, as_json: bool, verbose: bool) -> int:
-    """List the rules, or show the page of one.
-
-    A page says why it costs, how it is found and how to fix it.
-    """
+    """List the rules, or show the page of one as `perfscope explain` does."""
     from perfscope.analyzers.registry import load_rule, rule_ids
 
     asked = [load_rule(name) for name in ([rule_id] if rule_id is not None else rule_ids())]
     if as_json:
         click.echo(json.dumps([_plain(rule) for rule in asked], indent=2))
     elif rule_id is not None:
-        _show_page(asked[0])
+        from perfscope.commands.explain import show_page
+
+        show_page(asked[0])
     else:
         _show_list(asked)
     return 0
@@ -62,33 +53,3 @@ def _show_list(asked: list[Rule]) -> None:
     for rule in asked:
         table.add_row(rule.id, summary_of(rule), ", ".join(rule.needs) or "-")
     show(table)
-
-
-def _show_page(rule: Rule) -> None:
-    """The docstring, its paragraphs filled to the width, and what the rule needs in words."""
-    from rich.text import Text
-
-    from perfscope.model.trace import RECORDED
-
-    lines = [Text(rule.id, style="bold")]
-    for paragraph in paragraphs(inspect.cleandoc(rule.doc)):
-        heading = _HEADING.match(paragraph)
-        lines.append(Text(paragraph))
-        if heading is not None:
-            lines[-1].stylize("bold", 0, heading.end())
-    needs = "; ".join(RECORDED.get(key, key) for key in rule.needs)
-    show(*lines, Text(f"Needs: {needs or NO_NEEDS}"))
-
-
-def paragraphs(doc: str) -> Iterator[str]:
-    """Paragraphs on one line each, an empty one between them; indented lines and lists keep their lines."""
-    lines: list[str] = []
-    for line in [*doc.splitlines(), ""]:
-        keeps = line.startswith((" ", "- ", "* "))
-        if lines and (keeps or not line.strip()):
-            yield " ".join(lines)
-            lines = []
-        if keeps or not line.strip():
-            yield line.rstrip()
-        else:
-            lines.append(line.strip())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.group import VerbGroup
 from perfscope.commands.options import add_new, cleaned, opened, record, store_option, verbose_option
 from perfscope.model.errors import DataError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from perfscope.dashboards.run_store import RunStore
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def store() -> None:
     """Numbers and baselines of runs, in a file or on a PostgreSQL server (docs/store.md)."""
 

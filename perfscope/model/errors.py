@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 DONE = 0
 GATE_NOT_MET = 1
 USAGE_ERROR = 2
 INCONCLUSIVE = 3
 DATA_UNREADABLE = 4
 NOT_STARTED = 125
+
+MOST_SUGGESTED = 3
+"""Names that an error offers in place of an unknown one."""
 
 
 class PerfscopeError(Exception):
@@ -32,3 +37,22 @@ class NotStartedError(PerfscopeError):
     """The user's program could not be started at all."""
 
     exit_code = NOT_STARTED
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``'; did you mean host_sync?'``, the end of an error about ``name``: known names that are alike or contain it.
+
+    Case, dashes and underscores make no difference. ``''`` where none comes close.
+    """
+    from difflib import get_close_matches
+
+    asked = _plain(name)
+    spelled = {_plain(word): word for word in known}
+    containing = [word for plain, word in spelled.items() if len(asked) > 2 and asked in plain]
+    alike = [spelled[plain] for plain in get_close_matches(asked, spelled, n=MOST_SUGGESTED, cutoff=0.6)]
+    close = list(dict.fromkeys([*alike, *containing]))[:MOST_SUGGESTED]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "").replace("_", "")

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from perfscope import __main__ as program
-from perfscope.commands import COMMANDS, group
+from perfscope.commands import COMMANDS, TASKS, group
 from perfscope.model.errors import DataError, NotStartedError, UsageError
 from tests.conftest import REPOSITORY
 
@@ -106,6 +106,59 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be loaded" not in text
     assert program.run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("perfscope ")
+
+
+def test_without_a_command_a_short_help_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run([]) == 0
+    text, err = capsys.readouterr()
+    assert err == ""
+    assert all(f"  {command} " in text for command, _ in group.FIRST_CONTACT)
+    for command, _ in group.FIRST_CONTACT:
+        assert command.split()[1] in COMMANDS
+
+
+def test_each_verb_has_one_task() -> None:
+    assert sorted(name for names in TASKS.values() for name in names) == sorted(COMMANDS)
+
+
+def test_the_help_lists_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(["--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name in COMMANDS:
+        command = group.cli.get_command(click.Context(group.cli), name)
+        assert command is not None
+        sentence = (command.help or "").strip().partition("\n")[0]
+        assert sentence.endswith(".")
+        assert sentence in text
+
+
+@pytest.mark.parametrize("arguments", [["baseline"], ["store"], ["advise"], ["help", "baseline"]])
+def test_a_group_alone_shows_its_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(arguments) == 0
+    assert f"Usage: perfscope {arguments[-1]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["anaylze"], "analyze"), (["rnu"], "run"), (["baseline", "lst"], "list"), (["run", "--lvel"], "--level")],
+)
+def test_a_typo_gets_a_suggestion(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(arguments) == 2
+    assert meant in capsys.readouterr().err.lower().partition("did you mean")[2]
+
+
+def test_a_run_that_is_misspelled_gets_a_suggestion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "perfscope-runs" / "20261122-192123-train_gpt-a4de"
+    kept.mkdir(parents=True)
+    (kept / "run.json").write_text("{}")
+    (tmp_path / "trace.json.gz").touch()
+    monkeypatch.chdir(tmp_path)
+    for path, meant in (("train_gpt", kept.name), ("latset", "latest"), ("trace.jsn.gz", "trace.json.gz")):
+        for command in ("analyze", "serve"):
+            assert program.run([command, path]) == 4
+            assert f"did you mean {meant}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

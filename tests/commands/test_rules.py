@@ -10,7 +10,8 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers import registry
-from perfscope.commands.rules import NO_NEEDS, paragraphs
+from perfscope.commands.explain import NO_NEEDS, paragraphs
+from perfscope.model.finding import MEDIUM_SHARE
 
 DOC = """The host waits for the device.
 
@@ -41,18 +42,17 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+@pytest.mark.parametrize("command", ["rules", "explain"])
 @pytest.mark.parametrize("name", ["host_wait", "host-wait"])
-def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rules", name]) == 0
+def test_page(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, name]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "host_wait",
         "The host waits for the device.",
         "",
-        "Why it costs:",
-        "    While it waits it launches nothing; `x[i]` and [bold]this[/] stay as they are.",
+        "Why it costs: While it waits it launches nothing; `x[i]` and [bold]this[/] stay as they are.",
         "",
-        "Fix:",
-        "    Do not wait.",
+        "Fix: Do not wait.",
         "",
         "Needs: kernels and copies of an accelerator; step boundaries",
     ]
@@ -72,8 +72,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_rule(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rules", "nope"]) == 2
-    assert capsys.readouterr() == ("", "perfscope: nope: no such rule; `perfscope rules` lists them\n")
+    assert run(["rules", "xxxx"]) == 2
+    assert capsys.readouterr() == ("", "perfscope: xxxx: no such rule; `perfscope rules` lists them\n")
 
 
 def test_the_real_rules_have_a_page_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,8 +81,24 @@ def test_the_real_rules_have_a_page_each(monkeypatch: pytest.MonkeyPatch, capsys
     for name in registry.rule_ids():
         assert run(["rules", name]) == 0
         page = capsys.readouterr().out
-        for heading in ("Why it costs:", "How it is found:", "Fix:"):
-            assert heading in page, f"{name} has no section {heading}"
+        places = [page.find(heading) for heading in ("\nWhy it costs: ", "\nFix: ", "\nHow it is found: ", "\nNeeds: ")]
+        assert -1 not in places, f"{name}: a section is missing"
+        assert places == sorted(places)
+
+
+def test_the_page_has_the_thresholds_with_their_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()
+    assert run(["explain", "host_sync"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["IDLE_SHARE", str(MEDIUM_SHARE)] in [line[:2] for line in lines]
+
+
+@pytest.mark.parametrize("name", ["hostwait", "host_wiat", "wait"])
+def test_a_rule_that_is_misspelled(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", name]) == 2
+    assert capsys.readouterr() == ("", f"perfscope: {name}: no such rule; did you mean host_wait?\n")
 
 
 def test_paragraphs_are_filled_and_code_and_lists_keep_their_lines() -> None:

@@ -95,7 +95,7 @@ def test_several_reasons_are_a_list_and_rows_left_out_are_counted(golden: Golden
 )
 def test_the_next_command_can_be_pasted_or_is_not_offered(path: str, again: str) -> None:
     text = render(analysis(sources=(source(path),)))
-    assert text.splitlines()[-1] == f"  next  perfscope rules host_sync     {again}"
+    assert text.splitlines()[-1] == f"  next  perfscope explain host_sync     {again}"
 
 
 def test_no_share_no_column(golden: Golden) -> None:

@@ -164,7 +164,7 @@ def resolve(path: str | Path) -> Path:
         raise DataError(f"{path}: {_error_text(error)}") from error
     if str(path) == run_folders.LATEST or (folder.name and any(name.startswith(str(path)) for name in runs)):
         return run_folders.find(str(path))
-    raise DataError(f"{path}: no such file or folder")
+    raise run_folders.missing(path)
 
 
 def reader_of(path: Path) -> ModuleType | None:

@@ -201,7 +201,7 @@ def _not_here(manifest: Compiled, *, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _next(manifest: Compiled, rule: str | None, folder: str) -> str:
-    commands = [f"perfscope rules {rule}"] if rule is not None else []
+    commands = [f"perfscope explain {rule}"] if rule is not None else []
     if manifest.framework == "jax":
         commands.append(f"perfscope advise memory {folder}")
     return "     ".join([*commands, f"perfscope serve {folder}"])

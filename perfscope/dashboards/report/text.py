@@ -66,7 +66,7 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield from (part for row in summary.findings for part in _detail(row))
     elif summary.findings:
         yield ""
-        yield line_of("  next  ", f"perfscope rules {summary.findings[0].rule}     {summary.again}")
+        yield line_of("  next  ", f"perfscope explain {summary.findings[0].rule}     {summary.again}")
 
 
 def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType]:

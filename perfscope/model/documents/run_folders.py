@@ -27,7 +27,7 @@ from perfscope.model.documents.run import (
     load_run,
     merge_tasks,
 )
-from perfscope.model.errors import DataError, NotStartedError, UsageError
+from perfscope.model.errors import DataError, NotStartedError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from perfscope.model.documents.compile_manifest import Compiled
@@ -262,7 +262,7 @@ def listed(directory: Path) -> ListedRun:
 def find(which: str, root: Path | None = None) -> Path:
     """The run directory that ``which`` names: a path, ``latest``, an id or the unique beginning of one.
 
-    ``DataError`` if there is none, ``AskedWronglyError`` if several begin so.
+    ``DataError`` if there is none, ``UsageError`` if several begin so.
     """
     folder = Path(RUNS_FOLDER) if root is None else root
     direct = Path(which)
@@ -277,7 +277,21 @@ def find(which: str, root: Path | None = None) -> Path:
         return candidates[0]
     if candidates:
         raise UsageError(f"{which}: {len(candidates)} runs begin so ({candidates[0].name}, {candidates[1].name} ...)")
-    raise DataError(f"{which}: no such run in {folder}")
+    raise DataError(f"{which}: no such run in {folder}{did_you_mean(which, _names(folder))}")
+
+
+def missing(path: str | Path) -> DataError:
+    """The error for ``path``, which does not exist, with the runs and files that may have been meant."""
+    folder, name = Path(path).parent, Path(path).name
+    beside = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() and os.access(folder, os.R_OK) else []
+    runs = _names(Path(RUNS_FOLDER)) if str(folder) == "." else []
+    hint = did_you_mean(name, [*runs, *beside])
+    return DataError(f"{path}: no such file or folder{hint}")
+
+
+def _names(folder: Path) -> list[str]:
+    """What names a run in ``folder``."""
+    return [LATEST, *(path.name for path in kept_directories(folder))]
 
 
 def prune(root: Path, keep: int) -> list[Path]:

@@ -15,8 +15,8 @@ host's memory never is.
     In a planned PyTorch program (`perfscope compile`): the planned peak of the step as the program runs it, against the
     memory of one device of the target. What it reserves beyond that is not in it.
 
-Fix: see who holds the peak (`perfscope rules peak_owner`), and what it would cost to hold less: ``perfscope advise
-memory RUN --budget BYTES``. Where much is reserved and little in use, see `perfscope rules memory_fragmentation`.
+Fix: see who holds the peak (`perfscope explain peak_owner`), and what it would cost to hold less: ``perfscope advise
+memory RUN --budget BYTES``. Where much is reserved and little in use, see `perfscope explain memory_fragmentation`.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         title=f"{whose} does not compute {format_ns(cost)} ({format_share(cost, account.whole_ns)}) more, "
         f"most of it {most}",
         **timed_cost(trace, cost, account.whole_ns),
-        advice="See the causes in the evidence, and `perfscope rules unexplained_idle` for what to record or change.",
+        advice="See the causes in the evidence, and `perfscope explain unexplained_idle` for what to record or change.",
         evidence=tuple(
             {"cause": _WORDS.get(cause, cause), "idle_ns": value, "share": round(value / account.whole_ns, 4)}
             for cause, value in ordered

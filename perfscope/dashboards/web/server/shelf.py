@@ -15,7 +15,6 @@ import msgspec
 
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import PROFILED_FOLDER
-from perfscope.model.errors import DataError
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 """What a key looks like: never a path, never hidden."""
@@ -70,7 +69,7 @@ class Shelf:
         self._places = tuple(Path(os.path.abspath(path)) for path in paths)
         for given, path in zip(paths, self._places, strict=True):
             if not path.exists():
-                raise DataError(f"{given}: no such file or folder")
+                raise run_folders.missing(given)
         self._seen: dict[str, Item] = {}
         """All that ever was open here: of what is gone a page says so."""
 

@@ -1,0 +1,70 @@
+"""Thresholds of rules: the documented numeric constants of a rule's file, and other values for them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+
+from perfscope.model.finding import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A named constant that decides whether a rule finds something."""
+
+    name: str
+    written: str
+    """The value as the file has it: ``0.05``, ``1 << 20``, or the name of a constant that rules share."""
+    reason: str
+    """Why it has this value."""
+    value: float | None = None
+    """What it is now; ``None`` where only the file was read."""
+
+
+def thresholds_of(rule: Rule) -> tuple[Threshold, ...]:
+    """The thresholds of a rule with their values, in the order of its file."""
+    module = importlib.import_module(rule.check.__module__)
+    origin = getattr(module, "__file__", None)
+    source = "" if origin is None else Path(origin).read_text(encoding="utf-8")
+    return tuple(replace(item, value=getattr(module, item.name)) for item in thresholds_in(source))
+
+
+def thresholds_in(source: str) -> tuple[Threshold, ...]:
+    """Public numeric constants with a docstring, in the order of the file."""
+    return tuple(
+        Threshold(name, ast.get_source_segment(source, value) or ast.unparse(value), reason)
+        for name, value, reason in constants(ast.parse(source))
+        if reason and _is_number(value)
+    )
+
+
+def constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr, str]]:
+    """Name, value and docstring (or ``''``) of every public constant."""
+    for statement, after in zip_longest(tree.body, tree.body[1:]):
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name, value = statement.targets[0].id, statement.value
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+            name, value = statement.target.id, statement.value
+        else:
+            continue
+        if name.isupper() and not name.startswith("_"):
+            yield name, value, _docstring(after)
+
+
+def _is_number(value: ast.expr) -> bool:
+    """A number, a name that stands for one, or arithmetic of them; not a table of words."""
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) and _is_number(value.right)
+    return isinstance(value, ast.Name) or (isinstance(value, ast.Constant) and isinstance(value.value, int | float))
+
+
+def _docstring(statement: ast.stmt | None) -> str:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        value = statement.value.value
+        return inspect.cleandoc(value) if isinstance(value, str) else ""
+    return ""
