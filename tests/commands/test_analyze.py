@@ -189,7 +189,7 @@ def test_several_paths_are_ranks_of_one_job_and_each_is_read_once(
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (["{folder}/absent.json"], 4, "perfscope: {folder}/absent.json: no such file or folder\n"),
+        (["{folder}/absent"], 4, "perfscope: {folder}/absent: no such file or folder\n"),
         (["{folder}/broken"], 4, "perfscope: {folder}/broken: cut off\n"),
         (["{folder}/t.json", "{folder}/broken"], 4, "perfscope: {folder}/broken: cut off\n"),
         (["{folder}/text"], 4, "perfscope: {folder}/text: text; perfscope reads: fake\n"),
