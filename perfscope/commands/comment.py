@@ -71,7 +71,7 @@ def comment(
     trusted: it is read as data, and everything in it is escaped.
     """
     from perfscope.dashboards.hosts import GitHub, GitLab, compose, post
-    from perfscope.dashboards.report.compare.markdown import marker
+    from perfscope.dashboards.report.compare.render import marker
 
     marker(key)  # before anything is read: it may be no key
     if link is not None and _LINK.fullmatch(link) is None:
@@ -118,9 +118,9 @@ def _text(comparison: str | None, markdown: str | None, key: str, link: str | No
         raise UsageError("what is to be posted: COMPARISON.json, or --markdown FILE")
     if comparison is not None:
         from perfscope.dashboards.report.compare import document
-        from perfscope.dashboards.report.compare import markdown as compare_markdown
+        from perfscope.dashboards.report.compare.render import render_markdown
 
-        return compare_markdown.render(document.read(comparison), key=key, url=link)
+        return render_markdown(document.read(comparison), key=key, url=link)
     assert markdown is not None
     try:
         with Path(markdown).open("rb") as stream:

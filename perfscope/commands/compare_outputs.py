@@ -190,11 +190,11 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
 
     In a GitHub job no line of it can be a command of the runner.
     """
-    from perfscope.dashboards.report.compare import text
     from perfscope.dashboards.report.compare.github import inert
+    from perfscope.dashboards.report.compare.render import render_text
     from perfscope.model.untrusted_text import sanitize
 
-    screen = text.render(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
+    screen = render_text(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
     click.echo(inert(screen), nl=False, color=True)
     if failed:
         sentence = "".join(f"perfscope: gate not met: {sanitize(line)}\n" for line in failed)
@@ -202,16 +202,11 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
 
 
 def rendered(document: Document, form: str, **options: Any) -> str:
-    """A document as ``markdown``, ``html`` or ``junit``; ``options`` are those of the form's module."""
-    from perfscope.dashboards.report.compare import html as compare_html
-    from perfscope.dashboards.report.compare import junit as compare_junit
-    from perfscope.dashboards.report.compare import markdown as compare_markdown
+    """A document as ``markdown``, ``html`` or ``junit``; ``options`` are those of its function."""
+    from perfscope.dashboards.report.compare import junit
+    from perfscope.dashboards.report.compare.render import render_html, render_markdown
 
-    render: Callable[..., str] = {
-        "markdown": compare_markdown.render,
-        "html": compare_html.render,
-        "junit": compare_junit.render,
-    }[form]
+    render: Callable[..., str] = {"markdown": render_markdown, "html": render_html, "junit": junit.render}[form]
     return render(document, **options)
 
 

@@ -34,7 +34,7 @@ def report(
     """
     from perfscope.dashboards.report import write
     from perfscope.dashboards.report.compare import document as compare_document
-    from perfscope.dashboards.report.compare import text
+    from perfscope.dashboards.report.compare.render import render_text
     from perfscope.model.untrusted_text import sanitize
 
     if key is not None and form != "markdown":
@@ -50,7 +50,7 @@ def report(
     if output != STDOUT:
         spare([comparison], [output])
         if form == "text":
-            write(output, text.render(document, verbose=verbose))
+            write(output, render_text(document, verbose=verbose))
         else:
             write(output, _made(document, form, key, link))
         if not quiet:

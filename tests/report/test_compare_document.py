@@ -15,7 +15,7 @@ from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.readers.load import load_path
 from perfscope.dashboards.report.compare import json as compare_json
 from perfscope.dashboards.report.compare.document import MOST_BYTES, Document, json_schema, of, parse, read
-from perfscope.dashboards.report.compare.html import embedded
+from perfscope.dashboards.report.compare.render import embedded
 from perfscope.model.errors import DataError
 from tests.compare.runs import gpu_run, host_run
 from tests.conftest import REPOSITORY
@@ -188,11 +188,12 @@ def test_comparisons_of_real_recordings(
     documented: jsonschema.Draft202012Validator, corpus: Path, base: str, head: str
 ) -> None:
     """They are read back, and every face of them is within its limits."""
-    from perfscope.dashboards.report.compare import html, junit, markdown
+    from perfscope.dashboards.report.compare import junit
+    from perfscope.dashboards.report.compare.render import render_html, render_markdown
 
     held = compare_json.document(compare(load_path(corpus / base).traces, load_path(corpus / head).traces))
     documented.validate(held)
     document = of(held)
-    assert len(html.render(document).encode()) < 300_000
-    assert len(markdown.render(document)) < 20_000
+    assert len(render_html(document).encode()) < 300_000
+    assert len(render_markdown(document)) < 20_000
     assert len(junit.render(document)) < 100_000

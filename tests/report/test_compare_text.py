@@ -6,7 +6,7 @@ import copy
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
-from perfscope.dashboards.report.compare import github, html, junit, markdown
+from perfscope.dashboards.report.compare import github, junit
 from perfscope.dashboards.report.compare import json as compare_json
-from perfscope.dashboards.report.compare import text as compare_text
 from perfscope.dashboards.report.compare.document import Document, of
-from perfscope.dashboards.report.compare.program_formats import MOST_ROWS
-from perfscope.dashboards.report.compare.rows import headline, part_words, told
-from perfscope.dashboards.report.compare.wording import change, number, signed_ns, value, verdict
+from perfscope.dashboards.report.compare.json import MOST_ROWS
+from perfscope.dashboards.report.compare.render import render_html, render_markdown, render_text
+from perfscope.dashboards.report.compare.words import change_text, headline, part_words, side_text, told, verdict
 from perfscope.dashboards.report.renderers.text import NARROWEST
+from perfscope.dashboards.report.renderers.values import number, signed_ns
 from perfscope.model.errors import DataError
 from tests.compare.programs import OPS, ddp_all_reduce, fused_program, job, program_all_reduce
 from tests.compare.runs import gpu_run, host_run
@@ -41,36 +41,37 @@ def document(comparison: Comparison) -> Document:
 
 class TestText:
     def test_verdict_first_then_the_line(self, item: Comparison) -> None:
-        text = compare_text.render(document(item), width=100)
+        text = render_text(document(item), width=100)
         first, *_ = text.splitlines()
         assert first.startswith("perfscope: regression: worse: host syncs a step 0 → 1")
-        assert text.index("train.py:11") < text.index("where the recorded time goes")
+        assert text.index("train.py:11") < text.index("The recorded step in parts")
         assert "time not judged (one launch each)" in " ".join(text.split())
 
     @pytest.mark.parametrize("width", [20, 80, 100, 200])
     def test_it_fits(self, item: Comparison, width: int) -> None:
         for verbose in (False, True):
-            lines = compare_text.render(document(item), width=width, verbose=verbose).splitlines()
+            lines = render_text(document(item), width=width, verbose=verbose).splitlines()
             assert max(map(len, lines)) <= max(width, NARROWEST)
 
     def test_nothing_changed_is_said(self) -> None:
-        text = compare_text.render(document(compare([host_run()], [host_run()])))
-        assert "nothing changed in what can be counted" in text
-        assert "findings: none" in text
+        text = render_text(document(compare([host_run()], [host_run()])))
+        assert "What changed: nothing that can be counted" in text
+        assert "Findings: none" in text
 
     def test_what_could_not_be_looked_at_is_said(self) -> None:
-        text = compare_text.render(document(compare([host_run()], [host_run()])))
-        assert "not evaluated:" in text
+        found = document(compare([host_run()], [host_run()]))
+        assert "Not compared:" in render_text(found)
+        text = render_text(found, verbose=True)
         assert "no device work recorded" in text
 
     def test_the_sum_row_is_the_step(self, item: Comparison) -> None:
-        text = compare_text.render(document(item))
+        text = render_text(document(item))
         (row,) = [line for line in text.splitlines() if line.strip().startswith("sum")]
         assert row.split() == ["sum", "1.00", "ms", "1.00", "ms", "0", "ns"]
 
     def test_color_only_where_wanted(self, item: Comparison) -> None:
-        assert "\x1b" not in compare_text.render(document(item))
-        assert "\x1b[" in compare_text.render(document(item), color=True)
+        assert "\x1b" not in render_text(document(item))
+        assert "\x1b[" in render_text(document(item), color=True)
 
 
 class TestJson:
@@ -106,7 +107,7 @@ HOSTILE = "x\x1b[31m\nperfscope: fine\u202e" + "k" * 5000
 
 def test_hostile_names_stay_on_their_line() -> None:
     found = compare([gpu_run()], [gpu_run(kernel=HOSTILE, file="a\x1b]0;b\x07.py", item=True)])
-    for text in (compare_text.render(document(found), verbose=True), compare_json.render(found)):
+    for text in (render_text(document(found), verbose=True), compare_json.render(found)):
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "\nperfscope: fine" not in text
@@ -120,12 +121,12 @@ class TestWords:
 
     def test_a_metric(self, item: Comparison) -> None:
         syncs = next(one.result for one in item.exact if one.result.name == "host syncs a step")
-        assert (value(syncs, syncs.head), change(syncs), verdict(syncs)) == ("1", "from none", "regression")
+        assert (side_text(syncs, "head"), change_text(syncs), verdict(syncs)) == ("1", "from none", "regression")
         bytes_ = replace(syncs, unit="bytes", base=1024.0, head=2048.0, effect=1.0)
-        assert (value(bytes_, bytes_.head), change(bytes_)) == ("2.00 KiB", "+100.0%")
+        assert (side_text(bytes_, "head"), change_text(bytes_)) == ("2.00 KiB", "+100.0%")
         text = replace(syncs, unit="text", base="a", head="b", effect=None, verdict="inconclusive")
-        assert (value(text, text.head), change(text), verdict(text)) == ("b", "", "differs")
-        assert value(text, None) == "-"
+        assert (side_text(text, "head"), change_text(text), verdict(text)) == ("b", "", "differs")
+        assert side_text(replace(text, head=None), "head") == "-"
 
     def test_single_captures_have_no_verdict(self, item: Comparison) -> None:
         assert item.step_time is not None
@@ -139,7 +140,7 @@ class TestWords:
         assert step is not None
         (one,) = [part for part in step.parts if part.status == "fused"]
         assert part_words(told(one)) == (
-            "fused: aten::add, aten::mul, aten::silu → triton_poi_fused_add_mul_silu, 3 → 1 a step"
+            "fused: aten::add, aten::mul, aten::silu → triton_poi_fused_add_mul_silu, 3 → 1 per step"
         )
 
     def test_an_improvement_is_told_as_one(self) -> None:
@@ -191,7 +192,7 @@ class TestDocument:
 
 
 class TestFaces:
-    @pytest.mark.parametrize("render", [compare_text.render, markdown.render, html.render])
+    @pytest.mark.parametrize("render", [render_text, render_markdown, render_html])
     def test_the_line_that_was_changed_stands_first(self, held: dict[str, Any], render: Any) -> None:
         text = render(of(held))
         for said in (
@@ -203,11 +204,11 @@ class TestFaces:
 
     def test_identical_is_said_in_one_line(self) -> None:
         document = of(identical())
-        assert "identical: same fingerprint" in compare_text.render(document)
-        (_, line) = markdown.render(document).strip().split("\n")
+        assert "identical: same fingerprint" in render_text(document)
+        (_, line) = render_markdown(document).strip().split("\n")
         assert "no change" in line
         assert "identical: same fingerprint" in line
-        assert "identical: same fingerprint" in html.render(document)
+        assert "identical: same fingerprint" in render_html(document)
 
     def test_an_annotation_stands_at_the_line(self, held: dict[str, Any], tmp_path: Path) -> None:
         (tmp_path / "model.py").write_text("")
@@ -247,7 +248,7 @@ class TestCollectivesOfPlans:
         gates = found.gates(("programs",))
         return compare_json.document(found, gates=["programs"], failed=gates)
 
-    @pytest.mark.parametrize("render", [compare_text.render, markdown.render, html.render])
+    @pytest.mark.parametrize("render", [partial(render_text, width=400), render_markdown, render_html])
     def test_every_face_tells_of_lines_bytes_waits_and_what_is_modelled(
         self, document: dict[str, Any], render: Any
     ) -> None:

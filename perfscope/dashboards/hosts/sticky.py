@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from perfscope.dashboards.hosts.client import HostTroubleError
-from perfscope.dashboards.report.compare.markdown import marker
+from perfscope.dashboards.report.compare.render import marker
 
 MOST_POSTS = 3
 """Times a new comment is tried. Between two it is looked for: a server that broke may have made it all the same."""

@@ -10,13 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-Unit = Literal["text", "code", "place", "ns", "bytes", "count", "quantity", "share", "bytes_per_s"]
+Unit = Literal[
+    "text", "code", "place", "ns", "signed_ns", "bytes", "count", "quantity", "share", "change", "bytes_per_s"
+]
 """How a value is shown: ``code`` is a name of the program (cut at its end where it is too long), ``place`` a path, a
 source line or a scope (cut at its beginning), ``quantity`` a count with decimal prefixes, ``share`` a number from 0
-to 1; ns and bytes are numbers of them."""
+to 1, ``change`` a relative one with its sign (0.03 is +3.0%); ns and bytes are numbers of them."""
 
-Bar = Literal["", "shares", "parts"]
-"""``shares``: bars where there are pictures. ``parts`` of one whole, in order: pieces of one bar, on a terminal too."""
+Bar = Literal["", "shares", "parts", "effects"]
+"""``shares``: bars where there are pictures. ``parts`` of one whole, in order: pieces of one bar, on a terminal too.
+``effects``: intervals on one scale, except on a terminal."""
+
+Tone = Literal["plain", "worse", "better", "open"]
+"""What a word means to the reader: bad, good, or not decided."""
 
 Number = int | float
 
@@ -37,7 +43,35 @@ class Marked:
     mark: str
 
 
-Value = str | Number | Range | Marked | None
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number in a unit of its own, in a column of several units."""
+
+    value: Number
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A relative change, 0.03 for 3%, with its interval where it was judged."""
+
+    change: float
+    low: float | None = None
+    high: float | None = None
+    least: float = 0.0
+    """Smaller changes do not matter."""
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """A word with its meaning as a colour or a mark."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+Value = str | Number | Range | Marked | Amount | Effect | Badge | None
 """What a cell holds; ``None`` and ``''`` show as nothing. A text in a column of numbers is shown as it is."""
 
 T = TypeVar("T")
@@ -119,13 +153,21 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """Paragraphs and blocks of code below a title, for who wants to know what to do."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A drawing, for formats that have pictures: markup whose texts are escaped, and which loads nothing."""
 
     markup: str
 
 
-Block = Table | Text | Listing | Command | Picture
+Block = Table | Text | Listing | Command | Advice | Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
 from perfscope.dashboards.report.html_page import card, table
-from perfscope.dashboards.report.prose import blocks, prose
+from perfscope.dashboards.report.prose import advice_html, prose
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary
 
 if TYPE_CHECKING:
@@ -120,15 +120,3 @@ def _side(values: Sequence[object]) -> str:
 def _least_px(kind: str, texts: Sequence[str]) -> int:
     """How narrow a column can be, about."""
     return BETWEEN_PX + ({"t": LINE_PX, "l": LIST_PX}.get(kind) or LETTER_PX * max(map(len, texts)))
-
-
-def advice_html(text: str) -> Iterator[str]:
-    """Advice as paragraphs, and blocks of code with a button that copies them."""
-    for block in blocks(text):
-        if block.is_code:
-            yield (
-                f'<div class="code"><pre tabindex="0">{escape(block.text)}</pre>'
-                '<button class="copy" type="button">copy</button></div>'
-            )
-        else:
-            yield f"<p>{prose(block.text)}</p>"

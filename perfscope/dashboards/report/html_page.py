@@ -22,6 +22,13 @@ DARK = """
 --low:#b4bfcc;--low-ground:#2a323d;--clean:#7bd49c;--gain:#9fe0b8"""
 
 
+NOTEBOOK = """
+--ground:transparent;--card:transparent;--ink:inherit;--soft:#808a97;--line:#8a94a355;--link:#4f86d6;--code:#8a94a322;
+--high:#d0453a;--high-ground:#d0453a22;--medium:#b7791f;--medium-ground:#b7791f22;--low:#808a97;--low-ground:#8a94a322;
+--clean:#2f9e5f;--gain:#2f9e5f"""
+"""Colours that can be read on a light and on a dark page."""
+
+
 def _stacked(kind: str) -> str:
     """Tables of a kind row by row, each cell with the name of its column."""
     return f"""
@@ -63,6 +70,9 @@ p{margin:0 0 8px}
 .chip{display:inline-block;font-size:12px;line-height:1.3;padding:3px 9px;border-radius:99px;white-space:nowrap;
 background:var(--low-ground);color:var(--low)}
 .chip.high{background:var(--high-ground);color:var(--high)}.chip.medium{background:var(--medium-ground);color:var(--medium)}
+.chip.worse{background:var(--high-ground);color:var(--high)}.chip.better{color:var(--clean)}
+.chip.open{background:var(--medium-ground);color:var(--medium)}td .chip{white-space:normal}
+.ps-interval{display:block;width:220px;max-width:100%;height:22px;color:var(--ink)}
 code,pre{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 code{background:var(--code);border-radius:4px;padding:1px 4px;overflow-wrap:anywhere}
 .code{position:relative;margin:8px 0}
@@ -119,6 +129,7 @@ main{padding:16px 12px 32px}.card{padding:14px}
 .saves b{display:inline;margin-right:8px}
 th,td{padding-right:10px}td.t,td.l{min-width:7em}
 STACKS
+.stacks td.interval{display:block}.stacks td.interval::before{content:none}.stacks td.interval svg{width:100%}
 .stacks td.share{width:auto}.stacks td.share::before{content:none}.ps-share{width:100%}
 .device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.report.prose import Block, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
 """What formats inside a line. Of links and pictures the brackets do; a cell ends at ``|``."""
@@ -61,10 +61,10 @@ def advice_text(text: str) -> str:
     return "\n\n".join(parts)
 
 
-def prose(text: str) -> str:
-    """Words, and code where they stand between backticks."""
+def prose(text: str, words: Callable[[str], str] = escape) -> str:
+    """Words, and code where they stand between backticks; ``words``: ``inline`` in a cell."""
     pieces = Block(text=text, is_code=False).pieces()
-    return "".join(code(piece) if is_code else escape(piece) for piece, is_code in pieces)
+    return "".join(code(piece) if is_code else words(piece) for piece, is_code in pieces)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:

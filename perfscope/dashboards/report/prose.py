@@ -73,3 +73,15 @@ def prose(text: str) -> str:
     """Words, and code where they stand between backticks."""
     pieces = Block(text=text, is_code=False).pieces()
     return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
+
+
+def advice_html(text: str) -> Iterator[str]:
+    """Advice as paragraphs, and blocks of code with a button that copies them."""
+    for block in blocks(text):
+        if block.is_code:
+            yield (
+                f'<div class="code"><pre tabindex="0">{escape(block.text)}</pre>'
+                '<button class="copy" type="button">copy</button></div>'
+            )
+        else:
+            yield f"<p>{prose(block.text)}</p>"

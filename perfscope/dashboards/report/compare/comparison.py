@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +12,12 @@ from perfscope.analyzers.compare.runs.comparison import Comparison
 from perfscope.analyzers.compare.runs.comparison import compare as compared
 from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import Trace
-from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.report.compare.document import Document
 
 Side = str | PathLike[str] | Trace | Sequence[Trace]
 """A path (a run, a trace, a folder of the traces of one job), a trace, or the traces of one job's ranks."""
-
-MOST_METRICS = 12
-MOST_CAUSES = 8
-
-_CELL = "text-align:left;padding:2px 14px 2px 0;vertical-align:top;overflow-wrap:anywhere"
-_SOFT = "opacity:.7;font-size:12px"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +32,15 @@ class DrawnComparison(Comparison):
 
     def markdown(self) -> str:
         """As a comment on a pull request."""
-        from perfscope.dashboards.report.compare import markdown
+        from perfscope.dashboards.report.compare.render import render_markdown
 
-        return markdown.render(self._read())
+        return render_markdown(self._read())
 
     def html(self) -> str:
         """As a page of its own."""
-        from perfscope.dashboards.report.compare import html
+        from perfscope.dashboards.report.compare.render import render_html
 
-        return html.render(self._read())
+        return render_html(self._read())
 
     def _read(self) -> Document:
         from perfscope.dashboards.report.compare import document
@@ -57,32 +49,11 @@ class DrawnComparison(Comparison):
 
     def _repr_html_(self) -> str:
         """The verdict, the metrics that say something, the places where something changed."""
-        from perfscope.dashboards.report.compare.rows import cause_row, finding_counts, headline, metric_rows
-        from perfscope.dashboards.report.compare.wording import change, value, verdict
+        from perfscope.dashboards.report.compare.sections import compare_sections, verdict_section
+        from perfscope.dashboards.report.renderers.html import notebook_html, sections_html
 
         document = self._read()
-        rows, same = metric_rows(document)
-        per = "step" if document.step is None else document.step.per
-        metrics = [
-            (sanitize(row.name), value(row, row.base), value(row, row.head), change(row), verdict(row))
-            for row in rows[:MOST_METRICS]
-        ]
-        exact = [cause for cause in document.causes if cause.exact]
-        causes = [
-            (row.place, "; ".join(row.lines), row.time)
-            for row in (cause_row(cause, per) for cause in exact[:MOST_CAUSES])
-        ]
-        left = len(exact) - len(causes)
-        return "".join(
-            (
-                f"<div><b>perfscope</b> {escape(headline(document))}",
-                _table(("metric", "base", "head", "change", "verdict"), metrics),
-                _table(("where", "what changed", f"time a {per}"), causes),
-                f"<div style='{_SOFT}'>and {left:,} more places</div>" if left else "",
-                f"<div style='{_SOFT}'>no change: {len(same):,} metrics</div>" if same else "",
-                f"<div style='{_SOFT}'>findings: {escape(finding_counts(document.findings))}</div></div>",
-            )
-        )
+        return notebook_html(sections_html((verdict_section(document), *compare_sections(document))))
 
 
 def compare(base: Side, head: Side) -> DrawnComparison:
@@ -104,12 +75,3 @@ def _traces(side: Side) -> Sequence[Trace]:
     if isinstance(side, str | PathLike):
         return load_all(Path(side))
     return (side,) if isinstance(side, Trace) else tuple(side)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f"<th style='{_CELL}'>{escape(name)}</th>" for name in heads)
-    body = ("".join(f"<td style='{_CELL}'>{escape(cell)}</td>" for cell in row) for row in rows)
-    drawn = "".join(f"<tr>{cells}</tr>" for cells in body)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{drawn}</tbody></table>"

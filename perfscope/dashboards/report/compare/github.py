@@ -13,10 +13,15 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.compare import markdown
-from perfscope.dashboards.report.compare.document import row_of_metric
-from perfscope.dashboards.report.compare.rows import cause_row, finding_cost, headline, rule_name
-from perfscope.dashboards.report.compare.wording import change, value
+from perfscope.dashboards.report.compare.render import render_markdown
+from perfscope.dashboards.report.compare.words import (
+    cause_lines,
+    change_text,
+    finding_cost,
+    headline,
+    row_of_metric,
+    side_text,
+)
 from perfscope.dashboards.report.markdown_text import escape
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
@@ -64,7 +69,7 @@ def _errors(document: Document, repository: Path) -> Iterator[_Said]:
     """Metrics that are worse, each at the first place that a cause has for it; and gates that were not met."""
     worse = [metric for metric in document.metrics if metric.verdict == "regression" and metric.gates]
     for metric in worse:
-        moved = f"{value(metric, metric.base)} → {value(metric, metric.head)} {change(metric)}".rstrip()
+        moved = _moved(metric)
         why = _why(document, metric)
         title = {"title": f"perfscope: {sanitize(metric.name)}: regression"}
         yield {**_place(why[0], repository), **title}, f"{sanitize(metric.name)}: {moved}{why[1]}"
@@ -88,8 +93,12 @@ def _why(document: Document, metric: Metric) -> tuple[str, str]:
         return location, f"; most of it at {sanitize(location)}" if location else ""
     if not exact:
         return "", ""
-    row = cause_row((own or exact)[0], per)
-    return (own or exact)[0].place, f"; {row.place}: {'; '.join(row.lines)}"
+    cause = (own or exact)[0]
+    return cause.place, f"; {sanitize(cause.place)}: {'; '.join(cause_lines(cause, per)[0])}"
+
+
+def _moved(metric: Metric) -> str:
+    return f"{side_text(metric, 'base')} → {side_text(metric, 'head')} {change_text(metric)}".rstrip()
 
 
 def _warnings(document: Document, repository: Path) -> Iterator[_Said]:
@@ -104,7 +113,7 @@ def _notices(document: Document) -> Iterator[_Said]:
     """What is better has no place: its line may be gone."""
     for metric in document.metrics:
         if metric.verdict == "improvement" and metric.gates:
-            moved = f"{value(metric, metric.base)} → {value(metric, metric.head)} {change(metric)}".rstrip()
+            moved = _moved(metric)
             yield {"title": f"perfscope: {sanitize(metric.name)}: improvement"}, f"{sanitize(metric.name)}: {moved}"
     for finding in document.findings:
         if finding.change in ("fixed", "better") and not finding.by_time:
@@ -112,7 +121,7 @@ def _notices(document: Document) -> Iterator[_Said]:
 
 
 def _title(change: FindingChange) -> str:
-    return f"perfscope: {rule_name(change.rule)}: {change.change}"
+    return f"perfscope: {sanitize(change.rule)}: {change.change}"
 
 
 def _words(change: FindingChange) -> str:
@@ -175,7 +184,7 @@ def summarize(document: Document, *, link: str | None = None, file: str | None =
     path = Path(name)
     try:
         room = MOST_SUMMARY - (path.stat().st_size if path.exists() else 0)
-        text = markdown.render(document, url=link).partition("\n")[2]
+        text = render_markdown(document, url=link).partition("\n")[2]
         if len(text.encode()) + 2 > room:
             text = f"{escape(headline(document))}\n"
         if len(text.encode()) + 2 > room:

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfscope.analyzers.compare.ab.profiles import Profiles
+from perfscope.analyzers.compare.programs.units import UNITS
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS
 from perfscope.dashboards.report.compare import types
-from perfscope.dashboards.report.compare.program_formats import programs
-from perfscope.dashboards.report.compare.wording import percent, said_of
+from perfscope.dashboards.report.compare.words import said_of
+from perfscope.dashboards.report.renderers.values import percent
 from perfscope.model.documents.ab import WORKTREES_PREFIX
 from perfscope.model.environment import redact
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from perfscope.analyzers.compare.ab.judge import AbResult
+    from perfscope.analyzers.compare.programs.row import Amounts, ProgramChange, ProgramRow
     from perfscope.analyzers.compare.runs.causes import Cause, FindingChange
     from perfscope.analyzers.compare.runs.change import PartChange, Side, StepChange
     from perfscope.analyzers.compare.runs.comparison import Comparison
@@ -79,7 +81,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
                 ),
             ],
             "beside": [],
-            "programs": programs(comparison.programs),
+            "programs": _programs(comparison.programs),
             "causes": [_cause(cause) for cause in comparison.causes],
             "step": None if time is None else _step(time.median),
             "worst_rank": None if time is None or time.worst is None else _step(time.worst),
@@ -407,3 +409,65 @@ def sets_document(sets: SetsComparison, *, failed: Sequence[str] = (), gates: Se
         }
     )
     return document(sets.comparison, failed=failed, gates=gates) | added
+
+
+# Compiled programs in the document.
+
+
+MOST_ROWS = 2_000
+"""Rows of a program that are written; the rest is one, so that they sum to the whole still."""
+
+MOST_WRITTEN = 500
+
+
+def _programs(changes: Iterable[ProgramChange]) -> list[dict[str, Any]]:
+    """Each program as plain dicts and lists."""
+    return [_program(change) for change in changes]
+
+
+def _program(change: ProgramChange) -> dict[str, Any]:
+    kept, rest = change.rows[:MOST_ROWS], change.rows[MOST_ROWS:]
+    left = {name: (_sum(rest, name, 0), _sum(rest, name, 1)) for name in change.totals}
+    modelled = [None, None] if change.modelled_ns is None else [{"low": a, "high": b} for a, b in change.modelled_ns]
+    return {
+        "name": change.name,
+        "base_fingerprint": change.base_fingerprint,
+        "head_fingerprint": change.head_fingerprint,
+        "identical": change.identical,
+        "amounts": _amounts(change.totals),
+        "rows": [_row(row) for row in kept],
+        "other_rows": {
+            "count": len(rest),
+            "amounts": _amounts({name: both for name, both in left.items() if both[0] != both[1]}),
+        },
+        "written": None if change.written is None else [asdict(written) for written in change.written[:MOST_WRITTEN]],
+        "base_modelled": modelled[0],
+        "head_modelled": modelled[1],
+        "notes": list(change.notes),
+    }
+
+
+def _sum(rows: Iterable[ProgramRow], name: str, side: int) -> int:
+    return sum(row.amounts.get(name, (0, 0))[side] for row in rows)
+
+
+def _amounts(amounts: Amounts) -> list[dict[str, Any]]:
+    return [{"name": name, "unit": UNITS[name], "base": base, "head": head} for name, (base, head) in amounts.items()]
+
+
+def _row(row: ProgramRow) -> dict[str, Any]:
+    return {
+        "change": row.change,
+        "what": row.what,
+        "place": row.place,
+        "source": row.source,
+        "phase": row.phase,
+        "count": row.count,
+        "amounts": _amounts(row.amounts),
+        "lost": row.lost,
+        "blocking": row.blocking,
+        "base_names": list(row.base_names),
+        "head_names": list(row.head_names),
+        "said": list(row.said),
+        "is_worse": row.is_worse,
+    }

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from perfscope.analyzers.compare.programs.gates import ProgramGate, program_gate
-from perfscope.dashboards.report.compare.rows import headline, method_lines, not_looked, rule_name, title
-from perfscope.dashboards.report.compare.wording import SINGLE, change, value, verdict
+from perfscope.dashboards.report.compare.words import (
+    SINGLE,
+    change_text,
+    headline,
+    method_lines,
+    not_compared,
+    side_text,
+    title,
+    verdict,
+)
 from perfscope.model.errors import UsageError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
@@ -51,8 +59,8 @@ def _case(kind: str, name: str) -> ET.Element:
 def _metric(metric: Metric) -> ET.Element:
     case = _case("metric", sanitize(metric.name))
     text = verdict(metric)
-    moved = f"{value(metric, metric.base)} → {value(metric, metric.head)}"
-    grown = change(metric)
+    moved = f"{side_text(metric, 'base')} → {side_text(metric, 'head')}"
+    grown = change_text(metric)
     words = f"{text}: {moved}" + (f", {grown}" if grown else "")
     lines = [sanitize(remark, TEXT_LIMIT) for remark in metric.remarks[:MOST_LINES]]
     lines += [f"{sanitize(part.place)}: {part.base:g} → {part.head:g}" for part in metric.places[:MOST_LINES]]
@@ -110,12 +118,11 @@ def _asked(text: str) -> tuple[ProgramGate, ...]:
 def _finding(change: FindingChange) -> str:
     where = change.shown.where.label()
     shown_at = f" at {sanitize(where)}" if where else ""
-    return f"{change.change}: {rule_name(change.rule)}{shown_at}: {sanitize(change.shown.title, 320)}"
+    return f"{change.change}: {sanitize(change.rule)}{shown_at}: {sanitize(change.shown.title, 320)}"
 
 
 def _said(document: Document) -> list[str]:
     """The verdict, why, and what was not looked at."""
     lines = [headline(document), *(f"gate not met: {sanitize(line)}" for line in document.failed[:MOST_LINES])]
-    lines += method_lines(document)
-    blind = not_looked(document)[:MOST_LINES]
-    return lines + [f"not evaluated: {names} ({reason})" for names, reason in blind]
+    lines += [sanitize(line, TEXT_LIMIT) for line in method_lines(document)]
+    return lines + [sanitize(f"not compared: {line}", TEXT_LIMIT) for line in not_compared(document)[:MOST_LINES]]

@@ -1,4 +1,4 @@
-"""Pictures of a comparison as inline SVG: intervals, the change of the step from part to part, launches one by one.
+"""Pictures of a comparison: the change of the step from part to part, launches one by one.
 
 Shapes only: the words and numbers stand beside them in HTML, where a phone can read them. Worse and better differ in
 colour, in direction and in the sign of the number beside them.
@@ -6,27 +6,30 @@ colour, in direction and in the sign of the number beside them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.compare.wording import SINGLE, has_interval, percent, signed_ns
+from perfscope.dashboards.report.renderers.effects import BETTER, WORSE
+from perfscope.dashboards.report.renderers.values import signed_ns
+from perfscope.dashboards.report.svg import swatch
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.report.compare.types import Launch, Metric
+    from perfscope.dashboards.report.compare.types import Launch
 
 
-WORSE, BETTER, PLAIN = "#cf4a32", "#1f8f74", "#8a94a3"
 BASE, HEAD = "#6f7c8f", "#e0892b"
-COLORS = {"regression": WORSE, "improvement": BETTER}
 
 STYLE = """
-.ps-interval{display:block;width:220px;max-width:100%;height:22px;color:var(--ink)}
 .ps-fall{display:block;width:100%;height:20px;color:var(--ink)}
 .ps-launches{display:block;width:100%;height:auto;color:var(--ink)}
+.fall{display:grid;grid-template-columns:minmax(0,16em) minmax(0,1fr) 6.5em;gap:2px 14px;align-items:center;
+padding:3px 0;font-size:13px}
+.fall .n{font-variant-numeric:tabular-nums}
+@media (max-width:640px){.fall{grid-template-columns:minmax(0,1fr) auto}.fall svg{grid-column:1/-1;grid-row:2}}
 """
 
 _WIDTH = 1000
@@ -84,7 +87,7 @@ def fall_bar(row: Fall, axis: tuple[float, float]) -> str:
         first, color = 0.0, BASE if row.name == "base" else HEAD
     else:
         color = WORSE if row.delta_ns > 0 else BETTER
-    title = f"{row.name}: {format_ns(row.end_ns) if row.whole else signed_ns(row.delta_ns)}"
+    title = f"{sanitize(row.name)}: {format_ns(row.end_ns) if row.whole else signed_ns(row.delta_ns)}"
     bar = f'<rect x="{first:.1f}" y="12" width="{max(last - first, 2):.1f}" height="76" fill="{color}"/>'
     line = (
         f'<rect x="{max(at(row.end_ns) - 1, 0):.1f}" y="0" width="2" height="100" fill="currentColor" opacity="0.5"/>'
@@ -95,34 +98,31 @@ def fall_bar(row: Fall, axis: tuple[float, float]) -> str:
     )
 
 
-def interval_bar(metric: Metric, end: float) -> str:
-    """An effect and its interval between ``-end`` and ``end``; the band in the middle does not matter."""
-    if metric.effect is None:
+def waterfall(base_ns: int, head_ns: int, changes: Sequence[tuple[str, int]]) -> str:
+    """Rows from base to head as HTML, each with its name and its change."""
+    rows = falls(base_ns, head_ns, changes)
+    axis = axis_of(rows)
+    drawn = "".join(
+        f'<div class="fall"><div>{escape(sanitize(row.name))}</div>{fall_bar(row, axis)}'
+        f'<div class="n">{escape(format_ns(row.end_ns) if row.whole else signed_ns(row.delta_ns))}</div></div>'
+        for row in rows
+    )
+    begins = f'<p class="note">The axis begins at {escape(format_ns(axis[0]))}, not at zero.</p>' if axis[0] > 0 else ""
+    return drawn + begins
+
+
+def launches_picture(launches: Sequence[Launch]) -> str:
+    """The chart of launches with its legend and its ends as HTML; ``''`` where no launch has a time."""
+    chart = launches_chart(launches)
+    if chart is None:
         return ""
-
-    def at(share: float) -> float:
-        return 110 + 104 * min(max(share / end, -1.0), 1.0)
-
-    shapes = []
-    if metric.least:
-        low, high = at(-metric.least), at(metric.least)
-        shapes.append(f'<rect x="{low:.1f}" width="{high - low:.1f}" height="22" fill="{PLAIN}" opacity="0.22"/>')
-    shapes.append('<rect x="109.5" width="1" height="22" fill="currentColor" opacity="0.55"/>')
-    color = COLORS.get(metric.verdict, PLAIN)
-    words = percent(metric.effect)
-    if metric.low is not None and metric.high is not None:
-        low, high = at(metric.low), at(metric.high)
-        shapes.append(f'<rect x="{low:.1f}" y="9.5" width="{max(high - low, 1):.1f}" height="3" fill="{color}"/>')
-        words += f", interval {percent(metric.low)} to {percent(metric.high)}"
-    if abs(metric.effect) <= end:
-        shapes.append(f'<circle cx="{at(metric.effect):.1f}" cy="11" r="5" fill="{color}"/>')
-    else:
-        tip = 218 if metric.effect > 0 else 2
-        back = tip - 9 if metric.effect > 0 else tip + 9
-        shapes.append(f'<path d="M{tip} 11 L{back} 5 L{back} 17 Z" fill="{color}"/>')
+    drawn, low, high = chart
+    sides = "".join(f"<span>{swatch(color)} {name}</span>" for name, color in (("base", BASE), ("head", HEAD)))
+    phases = dict.fromkeys(sanitize(launch.phase) for launch in launches if launch.ns is not None)
     return (
-        f'<svg class="ps-interval" role="img" aria-label="{escape(words)}" viewBox="0 0 220 22"'
-        f' xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
+        f'<div class="legend">{sides}<span>a column per pair of launches, in order</span></div>'
+        f'<div class="ends"><span>slowest {format_ns(high)}</span></div>{drawn}'
+        f'<div class="ends"><span>fastest {format_ns(low)}</span><span>{escape(", then ".join(phases))}</span></div>'
     )
 
 
@@ -166,42 +166,3 @@ def launches_chart(launches: Sequence[Launch]) -> tuple[str, float, float] | Non
         f' xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
     )
     return drawn, low, high
-
-
-# Intervals on one scale: how wide it is, and each as a line of characters.
-
-
-ENDS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 3, 5))
-"""Where a scale may end, relative: 0.1% to 5,000%."""
-
-HALF = 10
-"""Characters on each side of the middle."""
-
-
-def scale_of(metrics: Iterable[Metric]) -> float | None:
-    """The end of a scale around 0 that holds every interval of launches; ``None`` where there is none."""
-    ends = [
-        abs(end)
-        for metric in metrics
-        if metric.known != SINGLE and has_interval(metric)
-        for end in (metric.low, metric.high)
-        if end is not None
-    ]
-    return next((end for end in ENDS if end >= max(ends)), ENDS[-1]) if ends else None
-
-
-def text_bar(metric: Metric, end: float) -> str:
-    """``··········│··──●──···``: the middle is no change, both ends are ``end``; ``▶`` lies beyond it."""
-    if metric.effect is None:
-        return ""
-    cells = ["·"] * (2 * HALF + 1)
-    if metric.low is not None and metric.high is not None:
-        for index in range(_at(metric.low, end), _at(metric.high, end) + 1):
-            cells[index] = "─"
-    cells[HALF] = "│"
-    cells[_at(metric.effect, end)] = "●" if abs(metric.effect) <= end else "▶" if metric.effect > 0 else "◀"
-    return "".join(cells)
-
-
-def _at(share: float, end: float) -> int:
-    return min(max(round(HALF * share / end), -HALF), HALF) + HALF

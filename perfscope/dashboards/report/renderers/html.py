@@ -5,16 +5,17 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Command, Listing, Picture, Table, Text
-from perfscope.dashboards.report.html_page import card
+from perfscope.dashboards.report.blocks import Advice, Badge, Command, Effect, Listing, Picture, Table, Text
+from perfscope.dashboards.report.html_page import NOTEBOOK, RULES, card
 from perfscope.dashboards.report.html_page import table as html_table
-from perfscope.dashboards.report.prose import prose
+from perfscope.dashboards.report.prose import advice_html, prose
+from perfscope.dashboards.report.renderers.effects import interval_bar, scale_of, scale_title
 from perfscope.dashboards.report.renderers.values import NAMES, WORDS, rest_text, sentence, shown
 from perfscope.dashboards.report.svg import share_bar
-from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from perfscope.dashboards.report.blocks import Bar, Block, Head, Section, Value
 
@@ -34,6 +35,11 @@ def sections_html(sections: Sequence[Section], more: str = "More") -> Iterator[s
         yield card(more, "".join(folds))
 
 
+def notebook_html(parts: Iterable[str]) -> str:
+    """Cards and other parts as the output of a cell, with the rules they need and the colours of the notebook."""
+    return f'<div class="ps-report"><style>.ps-report{{{NOTEBOOK}}}.ps-report{{{RULES}}}</style>{"".join(parts)}</div>'
+
+
 def section_html(section: Section) -> str:
     """One section as a card."""
     summary = sanitize(section.summary, TEXT_LIMIT)
@@ -51,6 +57,9 @@ def blocks_html(blocks: Sequence[Block]) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Picture):
             yield block.markup
+        elif isinstance(block, Advice):
+            body = "".join(advice_html(shorten(clean(block.text), TEXT_LIMIT)))
+            yield _fold(sanitize(block.title), body)
         elif isinstance(block, Command):
             command = escape(sanitize(block.command, TEXT_LIMIT))
             yield f'<p class="note">{escape(sentence(f"{block.what}:"))} <code>{command}</code></p>'
@@ -102,7 +111,9 @@ def _fold(title: str, body: str) -> str:
 
 def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: Bar = "") -> str:
     """A table that stacks on a phone; a wide one on a tablet, too. ``bar``: as of ``Table``."""
-    drawn = next((index for index, head in enumerate(heads) if head.unit == "share"), None) if bar else None
+    drawn: int | None = None
+    if bar in ("shares", "parts"):
+        drawn = next((index for index, head in enumerate(heads) if head.unit == "share"), None)
     kind = "stacks wide" if len(heads) > MOST_NARROW else "stacks"
     titles = [f'<th class="{_side(head)}">{escape(head.title)}</th>' for head in heads]
     bars: list[str] = [""] * len(rows)
@@ -110,7 +121,11 @@ def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: B
         titles.insert(0, "<td></td>")
         kind += " hot"
         bars = [f'<td class="share">{share_bar(*piece)}</td>' for piece in _pieces(rows, drawn, bar)]
-    return html_table(titles, (_row(heads, row, drawn) for row, drawn in zip(rows, bars, strict=True)), kind=kind)
+    end = scale_of(rows) if bar == "effects" else None
+    if end is not None:
+        titles.append(f"<th>{escape(scale_title(end))}</th>")
+    drawn_rows = (_row(heads, row, piece, end) for row, piece in zip(rows, bars, strict=True))
+    return html_table(titles, drawn_rows, kind=kind)
 
 
 def _pieces(rows: Sequence[Sequence[Value]], drawn: int, bar: Bar) -> Iterator[tuple[float, float]]:
@@ -123,14 +138,20 @@ def _pieces(rows: Sequence[Sequence[Value]], drawn: int, bar: Bar) -> Iterator[t
         start += share if bar == "parts" else 0.0
 
 
-def _row(heads: Sequence[Head], row: Sequence[Value], bar: str) -> str:
+def _row(heads: Sequence[Head], row: Sequence[Value], bar: str, end: float | None) -> str:
     cells = [bar]
     for value, head in zip(row, heads, strict=True):
-        text = escape(shown(value, head))
+        words = shown(value, head)
+        text = prose(words) if head.unit == "text" else escape(words)
         if head.unit in NAMES and text:
             text = f"<code>{text.replace('/', '/<wbr>')}</code>"
+        if isinstance(value, Badge) and text:
+            text = f'<span class="chip {value.tone}">{text}</span>'
         kind = f"{_side(head)} at" if head.unit == "place" else _side(head)
         cells.append(f'<td class="{kind}" data-name="{escape(head.title)}">{text}</td>')
+    if end is not None:
+        effect = next((value for value in row if isinstance(value, Effect)), None)
+        cells.append(f'<td class="interval">{"" if effect is None else interval_bar(effect, end)}</td>')
     return f"<tr>{''.join(cells)}</tr>"
 
 

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from perfscope.dashboards.report.blocks import Command, Listing, Picture, Table, Text
+from perfscope.dashboards.report.blocks import Advice, Badge, Command, Listing, Picture, Table, Text
 from perfscope.dashboards.report.renderers.values import NAMES, WORDS, place_end, rest_text, shown
-from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,11 +28,20 @@ WIDTH = 110
 NARROWEST = 80
 """Below it the columns of a table have no room for words, and wrapping by the terminal reads better."""
 
+SENTENCE = 36
+"""Characters of a column of words before it is folded into lines."""
+
 COMFORTABLE, NARROWEST_PLACE = 28, 16
 """Characters of a name or a place from which a column is dropped for it, and those that it keeps in any case."""
 
-MOST_ROWS = 12
+MOST_ROWS = 40
 """Rows of a table with ``-v``; the JSON report holds more."""
+
+STYLES = {"worse": "bold red", "better": "green", "open": "yellow", "plain": ""}
+"""Of a badge, by tone."""
+
+MOST_LINES = 200
+"""Sentences of a listing with ``-v``: a document may be untrusted."""
 
 BAR = 40
 """Characters of a bar that stands for a whole."""
@@ -88,9 +97,12 @@ def section_text(section: Section, width: int, *, verbose: bool) -> Iterator[Ren
 
 def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     """One block; nothing for a detail without ``verbose``, and nothing for a picture."""
-    if isinstance(block, Picture | Command):
+    if isinstance(block, Picture | Command | Advice):
         if verbose and isinstance(block, Command):
             yield hanging(f"{block.what}: {sanitize(block.command, TEXT_LIMIT)}")
+        if verbose and isinstance(block, Advice):
+            yield hanging(sanitize(block.title, TEXT_LIMIT))
+            yield from (Padding(RichText(line), (0, 0, 0, 6)) for line in clean(block.text).splitlines())
         return
     if block.detail and not verbose:
         return
@@ -98,8 +110,8 @@ def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield hanging(sanitize(block.text, TEXT_LIMIT), style="yellow" if block.warning else "dim")
     elif isinstance(block, Listing):
         items = block.items if verbose else block.items[: block.few]
-        yield from (hanging(sanitize(item, TEXT_LIMIT)) for item in items)
-        yield from _rest(rest_text(block, len(block.items) - len(items)), verbose=verbose)
+        yield from (hanging(sanitize(item, TEXT_LIMIT)) for item in items[:MOST_LINES])
+        yield from _rest(rest_text(block, len(block.items) - len(items[:MOST_LINES])), verbose=verbose)
     else:
         rows = block.rows[: max(MOST_ROWS, block.few) if verbose else block.few]
         if block.title and block.detail:
@@ -127,9 +139,13 @@ def table_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: in
         table.add_column("", no_wrap=True)
         table.show_header = False
     for number, row in enumerate(cells):
-        texts = [place_end(row[index], limit[index]) for index in kept]
-        table.add_row(*map(RichText, texts + pieces[number : number + 1]))
+        texts = [RichText(place_end(row[index], limit[index]), _style(rows[number][index])) for index in kept]
+        table.add_row(*texts, *map(RichText, pieces[number : number + 1]))
     return Padding(table, (0, 0, 0, INDENT))
+
+
+def _style(value: Value) -> str:
+    return STYLES[value.tone] if isinstance(value, Badge) else ""
 
 
 def _pieces(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[str]:
@@ -152,10 +168,13 @@ def _fitting(heads: Sequence[Head], cells: Sequence[Sequence[str]], width: int) 
     """
     limit = {index: max(len(head.title), *(len(row[index]) for row in cells)) for index, head in enumerate(heads)}
     names = [index for index, head in enumerate(heads) if head.unit in NAMES]
+    words = {
+        index: min(limit[index], SENTENCE) if head.unit == "text" else limit[index] for index, head in enumerate(heads)
+    }
     kept = list(limit)
 
     def missing(most: int) -> int:
-        wide = sum(min(limit[index], most) if index in names else limit[index] for index in kept)
+        wide = sum(min(limit[index], most if index in names else words[index]) for index in kept)
         return INDENT + wide + GAP * (len(kept) - 1) - width
 
     for index in sorted((index for index in kept if heads[index].drop), key=lambda index: heads[index].drop):

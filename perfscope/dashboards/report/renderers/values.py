@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Marked, Range
+from perfscope.dashboards.report.blocks import Amount, Badge, Effect, Marked, Range
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
@@ -24,8 +24,16 @@ WORDS = NAMES | {"text"}
 """Units of columns that stand left; the others are numbers."""
 
 
+MOST_PERCENT = 10
+"""Relative change from which on percents are given without a decimal: +196.0%, but +1,234%."""
+
+
 def shown(value: Value, head: Head) -> str:
     """A cell as text, cut to what its column has room for."""
+    if isinstance(value, Badge):
+        return sanitize(value.text, TEXT_LIMIT)
+    if isinstance(value, Effect):
+        return effect_text(value)
     if not isinstance(value, str):
         return number_text(value, head.unit)
     text = sanitize(value, TEXT_LIMIT)
@@ -34,10 +42,12 @@ def shown(value: Value, head: Head) -> str:
     return shorten(text, head.limit or NAME_LIMIT) if head.unit == "code" else text
 
 
-def number_text(value: Number | Range | Marked | None, unit: Unit) -> str:
+def number_text(value: Number | Range | Marked | Amount | None, unit: Unit) -> str:
     """A number, a range or a bound with its unit; ``''`` for ``None``."""
     if value is None:
         return ""
+    if isinstance(value, Amount):
+        return number_text(value.value, value.unit)
     if isinstance(value, Marked):
         space = " " if len(value.mark) > 1 else ""
         return f"{value.mark}{space}{number_text(value.value, unit)}"
@@ -46,6 +56,10 @@ def number_text(value: Number | Range | Marked | None, unit: Unit) -> str:
     match unit:
         case "ns":
             return format_ns(value)
+        case "signed_ns":
+            return signed_ns(value)
+        case "change":
+            return percent(value)
         case "bytes":
             return format_bytes(value)
         case "share":
@@ -55,7 +69,31 @@ def number_text(value: Number | Range | Marked | None, unit: Unit) -> str:
         case "bytes_per_s":
             return f"{value / 1e9:.3g} GB/s"
         case _:
-            return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+            return number(value)
+
+
+def number(value: Number) -> str:
+    """A count: whole where it is whole, else with two digits."""
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def signed_ns(value: Number) -> str:
+    """``+38.7 us``."""
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{format_ns(abs(value))}"
+
+
+def percent(change: float) -> str:
+    """``0.0312`` -> ``+3.1%``."""
+    return f"{100 * change:+.1f}%" if abs(change) < MOST_PERCENT else f"{100 * change:+,.0f}%"
+
+
+def effect_text(effect: Effect) -> str:
+    """``+3.0% [+2.0%, +4.0%]``."""
+    if effect.low is None or effect.high is None:
+        return percent(effect.change)
+    return f"{percent(effect.change)} [{percent(effect.low)}, {percent(effect.high)}]"
 
 
 def range_text(value: Range, unit: Unit = "ns") -> str:

@@ -271,7 +271,6 @@ def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]
     return [
         Fragment(html=view["before"]),
         _causes(asked, view, sides),
-        Fragment(html=view["metrics"]),
         Fragment(html=view["findings"]),
         Fragment(html=view["step"], links=falls(asked, view, sides)),
         *_tables(asked, work, view, sides),

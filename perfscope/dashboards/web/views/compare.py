@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from perfscope.dashboards.report.blocks import Listing, Text
 from perfscope.dashboards.report.compare.document import Document
-from perfscope.dashboards.report.compare.html import (
-    after_cards,
-    cause_card,
-    findings_cards,
-    metric_card,
-    step_cards,
-    top_cards,
-)
 from perfscope.dashboards.report.compare.json import SETS_KIND as SETS
-from perfscope.dashboards.report.compare.program_formats import program_cards
-from perfscope.dashboards.report.compare.rows import KIND_WORDS, headline, kernel_word, short_titles
+from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
 from perfscope.dashboards.report.compare.types import Cause, Kernel, Part, PartSide, Step
+from perfscope.dashboards.report.compare.words import (
+    KIND_WORDS,
+    cause_lines,
+    headline,
+    kernel_word,
+    short_titles,
+)
+from perfscope.dashboards.report.renderers.html import blocks_html, sections_html
+from perfscope.dashboards.report.renderers.values import signed_ns
 from perfscope.dashboards.web.views._tables import Head, table
 from perfscope.model.untrusted_text import sanitize
 
@@ -64,6 +65,8 @@ def view_of(document: Document) -> dict[str, Any]:
     per = "step" if document.step is None else document.step.per
     exact = [cause for cause in document.causes if cause.exact]
     step = document.step
+    *before, _, findings = compare_sections(document)  # places are drawn with links into the timelines
+    *details, method = detail_sections(document)
     return {
         "headline": headline(document),
         "paths": {side: list(getattr(document, side).paths) for side in ("base", "head")},
@@ -71,13 +74,12 @@ def view_of(document: Document) -> dict[str, Any]:
         "places": _places(step),
         "titles": list(short_titles(document)),
         "per": per,
-        "before": "".join((*top_cards(document), *program_cards(document))),
+        "before": "".join(sections_html((verdict_section(document), *before))),
         "causes": [_cause(cause, step, per) for cause in exact[:MOST_CAUSES]],
         "causes_left": max(0, len(exact) - MOST_CAUSES),
-        "metrics": metric_card(document),
-        "findings": "".join(findings_cards(document)),
-        "step": "".join(step_cards(document)),
-        "after": "".join(after_cards(document)),
+        "findings": "".join(sections_html((findings,))),
+        "step": "".join(sections_html(details)),
+        "after": "".join(sections_html((method,))),
         "tables": {
             "parts": table(PART_HEADS, [] if step is None else _parts(step)),
             "kernels": table(KERNEL_HEADS, _kernels(document.kernels)),
@@ -104,10 +106,17 @@ def _places(step: Step | None) -> dict[str, dict[str, list[str]]]:
 def _cause(cause: Cause, step: Step | None, per: str) -> dict[str, Any]:
     parts = [] if step is None else [part for part in step.parts if (part.place or part.name) == cause.place]
     return {
-        "html": cause_card(cause, per),
+        "html": _cause_html(cause, per),
         "base": _names(part.base for part in parts),
         "head": _names(part.head for part in parts),
     }
+
+
+def _cause_html(cause: Cause, per: str) -> str:
+    lines, left = cause_lines(cause, per)
+    time = f", {signed_ns(cause.delta_ns)} per {per}" if cause.parts else ""
+    more = Listing(items=tuple(lines), left=left, rest="changes")
+    return "".join(blocks_html((Text(f"`{sanitize(cause.place)}`{time}"), more)))
 
 
 def _names(sides: Iterable[PartSide]) -> list[str]:

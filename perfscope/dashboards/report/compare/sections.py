@@ -1,0 +1,380 @@
+"""A comparison as sections, the same for every report format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from perfscope.dashboards.report.blocks import (
+    Advice,
+    Badge,
+    Block,
+    Column,
+    Listing,
+    Picture,
+    Section,
+    Text,
+    notes,
+    table,
+    tables,
+)
+from perfscope.dashboards.report.compare.svg import launches_picture, waterfall
+from perfscope.dashboards.report.compare.words import (
+    BY_TIME,
+    FINDING_WORDS,
+    TONES,
+    cause_lines,
+    change_value,
+    changed_kernels,
+    environment,
+    finding_counts,
+    kernel_word,
+    kinds,
+    method_lines,
+    metric_rows,
+    modelled_line,
+    not_compared,
+    part_words,
+    program_title,
+    row_amounts,
+    row_title,
+    said_of,
+    side_title,
+    side_value,
+    told,
+    verdict,
+    written_line,
+)
+from perfscope.dashboards.report.renderers.values import percent, signed_ns
+from perfscope.model.units import format_ns
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.report.blocks import Number, Table
+    from perfscope.dashboards.report.compare.document import Document
+    from perfscope.dashboards.report.compare.types import (
+        Cause,
+        FindingChange,
+        Kernel,
+        Metric,
+        Part,
+        ProgramDifference,
+        ProgramRow,
+        Rank,
+        Step,
+    )
+
+MOST_ROWS = 40
+"""Rows of each table; nobody reads on, and the JSON report has all."""
+
+MOST_LINES = 100
+"""Sentences of a listing."""
+
+MOST_PROGRAMS = 8
+
+MOST_ADVISED = 5
+"""Findings whose advice is given: those to begin with."""
+
+MOST_FALLS = 12
+"""Places of a waterfall; the others are one row."""
+
+NAME_LIMIT = 90
+"""Characters of a name or a place: a mangled one is there to be recognised, not to be copied."""
+
+BESIDE = "Also measured, never gating"
+CHANCE = "one launch each: part of them is chance"
+
+T = TypeVar("T")
+
+
+def compare_sections(document: Document) -> tuple[Section, ...]:
+    """What a reader decides by, the most important first: metrics, places, findings."""
+    per = "step" if document.step is None else document.step.per
+    return (
+        *_metrics(document),
+        *_programs(document),
+        _causes(document.causes, per),
+        _findings(document.findings),
+    )
+
+
+def detail_sections(document: Document) -> tuple[Section, ...]:
+    """What stands behind it: the step in parts, kernels, ranks, what was not compared, and how it was."""
+    return (
+        *_kernels(document.kernels),
+        *_step(document),
+        *_ranks(document),
+        *_unknown(document),
+        _method(document),
+    )
+
+
+def verdict_section(document: Document) -> Section:
+    """The verdict, what it rests on, and the gates that were not met."""
+    gates = tuple(f"gate not met: {line}" for line in document.failed[:MOST_LINES])
+    return Section(
+        title=document.headline.capitalize(),
+        summary=said_of(document.metrics),
+        blocks=(Listing(items=gates),) if gates else (),
+    )
+
+
+def _table(
+    columns: Sequence[Column[T]], items: Sequence[T], *, left: int = 0, few: int = 8, **options: object
+) -> Table:
+    """A table of the first items, which says how many more there are."""
+    missing = left + max(0, len(items) - MOST_ROWS)
+    return table(columns, items[:MOST_ROWS], few=few, left=missing, **options)
+
+
+def _delta(title: str, value: Callable[[T], Number]) -> Column[T]:
+    return Column(title, value, "signed_ns")
+
+
+METRIC_COLUMNS: tuple[Column[Metric], ...] = (
+    Column("verdict", lambda metric: Badge(verdict(metric), TONES.get(verdict(metric), "plain"))),
+    Column("metric", lambda metric: metric.name),
+    Column("base", lambda metric: side_value(metric, "base"), "count"),
+    Column("head", lambda metric: side_value(metric, "head"), "count"),
+    Column("change", change_value, "change"),
+)
+
+
+def _metrics(document: Document) -> Iterator[Section]:
+    rows, same = metric_rows(document)
+    open_ones = [metric for metric in rows if metric.gates and metric.known != "exact"]
+    reasons = [
+        f"{metric.name} is open: {'; '.join(metric.remarks[:2])}"
+        for metric in open_ones
+        if metric.verdict == "inconclusive" and metric.remarks
+    ]
+    reasons += [
+        f"about {metric.needed_pairs:,} pairs in all would settle the {metric.name}, by the spread so far"
+        for metric in rows
+        if metric.needed_pairs is not None
+    ]
+    if same:
+        names = ", ".join(metric.name for metric in same[:MOST_ROWS])
+        reasons.append(f"no change: {names} ({len(same):,})")
+    blocks: tuple[Block, ...] = (
+        *tables(_table(METRIC_COLUMNS, rows, rest="metrics", bar="effects")),
+        *notes(*reasons[:MOST_LINES]),
+        *tables(_table(METRIC_COLUMNS, document.beside, title=BESIDE, detail=True, bar="effects")),
+    )
+    if blocks:
+        yield Section(title="Metrics", blocks=blocks)
+
+
+PROGRAM_COLUMNS: tuple[Column[ProgramRow], ...] = (
+    Column("where", lambda row: row.where() or "no line", "place", limit=NAME_LIMIT),
+    Column("amounts", lambda row: Badge(row_amounts(row.amounts), "worse" if row.is_worse else "plain")),
+    Column("what changed", lambda row: "; ".join((row_title(row), *row.said[:3]))),
+)
+
+
+def _programs(document: Document) -> Iterator[Section]:
+    several = len(document.programs) > 1
+    for program in document.programs[:MOST_PROGRAMS]:
+        title = f"By instruction, {program.name}" if several else "By instruction"
+        yield Section(title=title, summary=program_title(program), blocks=tuple(_program(program)))
+    left = len(document.programs) - MOST_PROGRAMS
+    if left > 0:
+        yield Section(title="By instruction", summary=f"and {left:,} more programs")
+
+
+def _program(program: ProgramDifference) -> Iterator[Block]:
+    yield from tables(_table(PROGRAM_COLUMNS, program.rows, rest="changes", left=program.other_rows.count, few=6))
+    yield from notes(written_line(program), modelled_line(program), *program.notes[:MOST_LINES])
+
+
+def _causes(causes: Sequence[Cause], per: str) -> Section:
+    exact = [cause for cause in causes if cause.exact]
+    if not exact:
+        return Section(title="What changed", summary="nothing that can be counted")
+    columns: tuple[Column[Cause], ...] = (
+        Column("where", lambda cause: cause.place, "place", limit=NAME_LIMIT),
+        Column(f"time per {per}", lambda cause: cause.delta_ns if cause.parts else None, "signed_ns"),
+        Column("what changed", lambda cause: _changes(cause, per)),
+    )
+    return Section(title="What changed", blocks=(_table(columns, exact, rest="places"),))
+
+
+def _changes(cause: Cause, per: str) -> str:
+    lines, left = cause_lines(cause, per)
+    return "; ".join(lines) + (f"; and {left} more" if left else "")
+
+
+FINDING_COLUMNS: tuple[Column[FindingChange], ...] = (
+    Column("change", lambda change: Badge(FINDING_WORDS[change.change], TONES.get(change.change, "plain"))),
+    Column("rule", lambda change: change.rule, "code"),
+    Column("where", lambda change: change.shown.where.label(), "place", limit=NAME_LIMIT),
+    Column("cost per step", lambda change: None if change.head is None else change.head.cost_ns_per_step, "ns", drop=3),
+    Column("was", lambda change: None if change.base is None else change.base.cost_ns_per_step, "ns", drop=2),
+    Column("severity", lambda change: change.shown.severity, drop=1),
+    Column("what", lambda change: change.shown.title),
+)
+
+
+def _findings(findings: Sequence[FindingChange]) -> Section:
+    changed = [change for change in findings if change.change != "unchanged"]
+    believed = [change for change in changed if not change.by_time]
+    advised = [change for change in findings if change.is_worse and change.shown.advice][:MOST_ADVISED]
+    return Section(
+        title="Findings",
+        summary=finding_counts(findings),
+        blocks=(
+            *tables(_table(FINDING_COLUMNS, believed, rest="findings that changed")),
+            *(Advice(_advised(change), change.shown.advice) for change in advised),
+            *tables(
+                _folded(f"{BY_TIME}: a threshold was crossed, maybe by chance", changed, by_time=True),
+                _folded("Unchanged", [change for change in findings if change.change == "unchanged"]),
+            ),
+        ),
+    )
+
+
+def _folded(title: str, findings: Sequence[FindingChange], *, by_time: bool | None = None) -> Table:
+    kept = [change for change in findings if by_time is None or change.by_time == by_time]
+    return _table(FINDING_COLUMNS, kept, title=f"{title[:1].upper()}{title[1:]} ({len(kept):,})", detail=True)
+
+
+def _advised(change: FindingChange) -> str:
+    where = change.shown.where.label()
+    return f"What to do: {change.rule}{f' at {where}' if where else ''}"
+
+
+KIND_COLUMNS: tuple[Column[tuple[str, int, int]], ...] = (
+    Column("part", lambda row: row[0]),
+    Column("base", lambda row: row[1], "ns"),
+    Column("head", lambda row: row[2], "ns"),
+    _delta("change", lambda row: row[2] - row[1]),
+)
+
+
+def _step(document: Document) -> Iterator[Section]:
+    step = document.step
+    if step is None:
+        return
+    whole = "step" if step.per == "step" else "recording"
+    whose = "" if document.worst_rank is None else f"{_rank(step)}, the one in the middle: "
+    grown = f"{format_ns(step.base_ns)} → {format_ns(step.head_ns)}, {signed_ns(step.delta_ns)}"
+    rows = (*kinds(step), ("sum", step.base_ns, step.head_ns))
+    moved = [part for part in step.parts if part.delta_ns]
+    chance = "" if document.method.profiled > 1 else f" ({CHANCE})"
+    yield Section(
+        title=f"The recorded {whole} in parts",
+        summary=f"{whose}{grown}",
+        blocks=(
+            table(KIND_COLUMNS, rows, few=len(rows)),
+            Picture(waterfall(step.base_ns, step.head_ns, _by_place(step))),
+            *notes(f"largest differences of measured time{chance}" if moved else ""),
+            *tables(_parts(step, moved)),
+        ),
+    )
+
+
+def _rank(step: Step) -> str:
+    return step.device if step.rank is None else f"rank {step.rank}"
+
+
+def _parts(step: Step, moved: Sequence[Part]) -> Table:
+    columns: tuple[Column[Part], ...] = (
+        _delta("change", lambda part: part.delta_ns),
+        Column("by calls", lambda part: part.count_ns, "signed_ns", drop=1),
+        Column("by each call", lambda part: part.each_ns, "signed_ns", drop=1),
+        Column("where", lambda part: part.place, "place", limit=NAME_LIMIT),
+        Column("what", lambda part: part_words(told(part), step.per)),
+    )
+    return _table(columns, moved, rest="parts", left=step.other_parts.count)
+
+
+def _by_place(step: Step) -> list[tuple[str, int]]:
+    """Changes by source line, else by module or name; those beyond the largest as one."""
+    result: dict[str, int] = {}
+    for part in step.parts:
+        result[part.place or part.name] = result.get(part.place or part.name, 0) + part.delta_ns
+    others = step.other_parts
+    rows = [*result.items(), ("other parts", others.head_ns - others.base_ns)]
+    moved = sorted((row for row in rows if row[1]), key=lambda row: -abs(row[1]))
+    kept, rest = moved[:MOST_FALLS], moved[MOST_FALLS:]
+    return [*kept, (f"{len(rest):,} others", sum(change_ns for _, change_ns in rest))] if rest else kept
+
+
+KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (
+    Column("", lambda kernel: Badge(kernel_word(kernel), TONES.get(kernel.verdict, "plain"))),
+    Column("kernel", lambda kernel: kernel.name, "code", limit=NAME_LIMIT),
+    Column("base", lambda kernel: kernel.base_ns, "ns"),
+    Column("head", lambda kernel: kernel.head_ns, "ns"),
+    _delta("change", lambda kernel: kernel.change_ns),
+    Column("relative", lambda kernel: kernel.effect, "change"),
+    Column("q", lambda kernel: "" if kernel.q is None else f"{kernel.q:.2g}", "count", drop=1),
+)
+
+
+def _kernels(kernels: Sequence[Kernel]) -> Iterator[Section]:
+    if kernels:
+        changed = changed_kernels(kernels)
+        yield Section(
+            title="Kernels",
+            summary=f"{len(changed):,} of {len(kernels):,} changed (Benjamini-Hochberg over all)",
+            blocks=tables(_table(KERNEL_COLUMNS, changed, rest="kernels")),
+        )
+
+
+RANK_COLUMNS: tuple[Column[Rank], ...] = (
+    Column("rank", lambda rank: rank.rank, "count"),
+    Column("base", lambda rank: rank.base_ns, "ns"),
+    Column("head", lambda rank: rank.head_ns, "ns"),
+    _delta("change", lambda rank: rank.head_ns - rank.base_ns),
+)
+
+
+def _ranks(document: Document) -> Iterator[Section]:
+    worst = document.worst_rank
+    if worst is None and not document.ranks[1:]:
+        return
+    grown = ""
+    if worst is not None:
+        share = percent(worst.delta_ns / worst.base_ns) if worst.base_ns else "from none"
+        grown = f"{_rank(worst)} grew most, {signed_ns(worst.delta_ns)} per {worst.per} ({share})"
+    ranks = tables(_table(RANK_COLUMNS, document.ranks, title="The step of each rank", rest="ranks", detail=True))
+    yield Section(title="Ranks", summary=grown, blocks=ranks)
+
+
+def _unknown(document: Document) -> Iterator[Section]:
+    lines = not_compared(document)
+    if lines:
+        count = len(document.not_looked)
+        yield Section(
+            title="Not compared",
+            summary=f"{count:,} metric{'' if count == 1 else 's'}",
+            blocks=(_listing(lines, "reasons"),),
+        )
+
+
+def _listing(lines: Sequence[str], rest: str, *, detail: bool = True) -> Listing:
+    return Listing(items=tuple(lines[:MOST_LINES]), left=max(0, len(lines) - MOST_LINES), rest=rest, detail=detail)
+
+
+ENVIRONMENT_COLUMNS: tuple[Column[tuple[str, str]], ...] = (
+    Column("environment", lambda row: row[0]),
+    Column("value", lambda row: row[1]),
+)
+
+
+def _method(document: Document) -> Section:
+    lines = [f"{name}: {side_title(document, name)}" for name in ("base", "head")]
+    for side, names in (("base", document.base), ("head", document.head)):
+        if names.paths and not any(names.paths[0] in line for line in lines[:2]):
+            lines.append(f"{side} was read from {names.paths[0]}")
+    lines += method_lines(document)
+    for metric in document.metrics:
+        if metric.known != "exact":
+            lines += [f"{metric.name}: {remark}" for remark in metric.remarks]
+    picture = launches_picture(document.method.launches)
+    blocks: tuple[Block, ...] = (
+        *((Picture(picture),) if picture else ()),
+        *(Text(note, warning=True) for note in document.notes[:MOST_LINES]),
+        _listing(list(dict.fromkeys(lines)), "lines"),
+        *tables(_table(ENVIRONMENT_COLUMNS, environment(document), title="Environment", detail=True)),
+    )
+    return Section(title="Method and environment", blocks=blocks)
