@@ -28,6 +28,7 @@ from perfscope.analyzers.sections.programs import (
     plan_section,
     programs_section,
 )
+from perfscope.analyzers.silence import silenced
 from perfscope.analyzers.time import (
     DeviceTime,
     Generation,
@@ -181,6 +182,8 @@ class Analysis:
     """Loops that generate tokens, one a recording in which shapes tell prefill from decode."""
     starts_ns: tuple[int, ...] = ()
     """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
+    settings: tuple[str, ...] = ()
+    """What the user's configuration changed, a sentence each."""
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -197,9 +200,16 @@ class Analysis:
         raise KeyError(rule)
 
     def findings(self) -> tuple[tuple[str, Finding], ...]:
-        """(rule, finding) of all outcomes, the costliest first; those without a time last."""
+        """(rule, finding) of all outcomes but silenced ones, the costliest first; those without a time last."""
+        return tuple(pair for pair in self._pairs() if pair[1].silenced is None)
+
+    def silenced(self) -> tuple[tuple[str, Finding], ...]:
+        """(rule, finding) of those that a comment in the code or the configuration silences, the costliest first."""
+        return tuple(pair for pair in self._pairs() if pair[1].silenced is not None)
+
+    def _pairs(self) -> list[tuple[str, Finding]]:
         pairs = [(outcome.rule, finding) for outcome in self.outcomes for finding in outcome.findings]
-        return tuple(sorted(pairs, key=lambda pair: _cost_order(pair[1])))
+        return sorted(pairs, key=lambda pair: _cost_order(pair[1]))
 
     def _repr_html_(self) -> str:
         return str(hooks.call("analysis_html", self))
@@ -232,9 +242,16 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
     return conclude([examine(trace, chosen) for trace in all_traces], chosen)
 
 
-def chosen_rules(rules: Iterable[str] | None) -> tuple[Rule, ...]:
-    """The rules of these ids; all of them for ``None``. One that cannot be imported abstains and says so."""
-    return tuple(_loaded(rule) for rule in (rule_ids() if rules is None else rules))
+def chosen_rules(rules: Iterable[str] | None, off: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+    """The rules of these ids; all of them for ``None``. One that cannot be imported abstains and says so.
+
+    ``off``: reasons of rules that the user turned off, which abstain with them.
+    """
+    reasons = off or {}
+    return tuple(
+        _abstaining(rule, f"turned off in the configuration: {reasons[rule]}") if rule in reasons else _loaded(rule)
+        for rule in (rule_ids() if rules is None else rules)
+    )
 
 
 def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
@@ -254,9 +271,16 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
     )
 
 
-def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
-    """What all traces say together. ``rules`` are those that each of them was examined with."""
+def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequence[str] = ()) -> Analysis:
+    """What all traces say together. ``rules`` are those that each of them was examined with.
+
+    ``ignore``: patterns of paths whose findings are silenced.
+    """
     judged = tuple(item.trace for item in examined)
+    outcomes = [
+        _compared(merge_outcomes([item.outcomes[index] for item in examined], judged), rule, judged)
+        for index, rule in enumerate(rules)
+    ]
     return Analysis(
         sources=tuple(trace.source for trace in judged),
         devices=tuple(device for item in examined for device in item.devices),
@@ -266,10 +290,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule]) -> Analysis:
             for trace in judged
             if trace.window_ns is not None
         ),
-        outcomes=tuple(
-            _compared(merge_outcomes([item.outcomes[index] for item in examined], judged), rule, judged)
-            for index, rule in enumerate(rules)
-        ),
+        outcomes=silenced(outcomes, [trace.source.path for trace in judged], ignore),
         programs=programs_section(judged),
         compile=compile_section(judged),
         collectives=collectives_section(judged),
@@ -291,8 +312,14 @@ def _loaded(rule_id: str) -> Rule:
         problem = f"the rule cannot be loaded: {type(error).__name__}: {error}"
         _log.warning("rule %s: %s", rule_id, problem, exc_info=True)
 
+    return _abstaining(rule_id, problem)
+
+
+def _abstaining(rule_id: str, reason: str) -> Rule:
+    """A rule that says of every trace why it is not evaluated."""
+
     def abstain(_: Trace) -> Iterable[Finding]:
-        raise AbstainError(problem)
+        raise AbstainError(reason)
 
     return Rule(id=rule_id.replace("-", "_"), doc="", needs=(), check=abstain)
 

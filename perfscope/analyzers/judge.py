@@ -6,12 +6,13 @@ comparing reads; one task alone keeps all its tables. `readers.load` has the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perfscope.analyzers.configuration import NO_CONFIGURATION, Configuration
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.topology import Topology
 from perfscope.analyzers.digest import reduce_trace, trim_evidence
@@ -33,6 +34,7 @@ from perfscope.analyzers.readers.load import (
 from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.analyzers.readers.workers import LostTask, cores, work_here, work_through
 from perfscope.analyzers.registry import RULES
+from perfscope.analyzers.thresholds import Thresholds, changed
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import Rule
 from perfscope.model.trace import Trace
@@ -51,6 +53,9 @@ class JudgeTask:
     topology: Topology | None = None
     whole: bool = False
     """Keep all tables."""
+    off: Mapping[str, str] = field(default_factory=dict)
+    """Reasons of rules that are turned off."""
+    thresholds: Thresholds = field(default_factory=dict)
 
     def __call__(self, task: Task) -> TaskResult:
         """Read a task and judge its traces."""
@@ -64,8 +69,9 @@ class JudgeTask:
 
         Compiled programs alone stay as they are: several files of them are judged as one trace, at the end.
         """
-        rules = chosen_rules(self.rules)
-        return replace(read, traces=tuple(self._judged(trace, rules) for trace in read.traces))
+        rules = chosen_rules(self.rules, self.off)
+        with changed(self.thresholds):
+            return replace(read, traces=tuple(self._judged(trace, rules) for trace in read.traces))
 
     def _judged(self, read_trace: ReadTrace, rules: Sequence[Rule]) -> ReadTrace:
         if holds_programs_only(read_trace.trace):
@@ -106,17 +112,24 @@ def judge_paths(
     scheduler: str | None = None,
     executor: Executor | None = None,
     topology: Topology | None = None,
+    configuration: Configuration = NO_CONFIGURATION,
 ) -> Judged:
     """Judge what lies at ``paths`` as one job; ``rules``: ids, all for ``None``; ``device``: as ``judged_for``.
+
+    Of the ``configuration`` only rules, thresholds and ignored paths count; rules that are named in ``rules`` are on.
 
     The tasks are done in at most ``jobs`` processes (cores, if left out), by the Dask cluster at ``scheduler``, or by
     ``executor``. ``DataError`` as ``load``.
     """
-    chosen = chosen_rules(rules)
+    off = configuration.off if rules is None else {}
+    chosen = chosen_rules(rules, off)
     inputs = _inputs(paths)
     tasks = [task for item in inputs for task in item.tasks()]
     whole = _keeps_tables(chosen, tasks, anywhere=scheduler is not None)
-    work = JudgeTask(rules=tuple(rule.id for rule in chosen), device=device, topology=topology, whole=whole)
+    work = JudgeTask(
+        rules=tuple(rule.id for rule in chosen), device=device, topology=topology, whole=whole, off=dict(off),
+        thresholds=configuration.thresholds,
+    )  # fmt: skip
     if executor is None and not whole:
         executor = (
             partial(work_through, jobs=jobs or _processes(tasks))
@@ -126,11 +139,13 @@ def judge_paths(
     if scheduler is not None and not whole:  # workers of a cluster are in other directories
         tasks = list(map(_absolute, tasks))
     loaded = assemble(inputs, _collected((executor or work_here)(work, tasks), tasks, whole=whole))
-    examined = [
-        result if isinstance(result, Examined) else work.examined(result.trace, chosen) for result in loaded.results
-    ]
+    with changed(configuration.thresholds):
+        examined = [
+            result if isinstance(result, Examined) else work.examined(result.trace, chosen) for result in loaded.results
+        ]
+        analysis = conclude(examined, chosen, configuration.ignore)
     loaded = replace(loaded, results=tuple(examined))
-    return Judged(loaded=loaded, analysis=replace(conclude(examined, chosen), run=loaded.run))
+    return Judged(loaded=loaded, analysis=replace(analysis, run=loaded.run, settings=configuration.sentences()))
 
 
 def _scale_out() -> Any:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Rule
+
+Thresholds = Mapping[str, Mapping[str, float]]
+"""Values by rule and name of the threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,21 @@ def thresholds_of(rule: Rule) -> tuple[Threshold, ...]:
     origin = getattr(module, "__file__", None)
     source = "" if origin is None else Path(origin).read_text(encoding="utf-8")
     return tuple(replace(item, value=getattr(module, item.name)) for item in thresholds_in(source))
+
+
+@contextmanager
+def changed(values: Thresholds) -> Iterator[None]:
+    """While this is open the rules judge with other thresholds; names that a rule has are not checked again."""
+    modules = {rule: importlib.import_module(load_rule(rule).check.__module__) for rule in values}
+    previous = [(modules[rule], name, getattr(modules[rule], name)) for rule in values for name in values[rule]]
+    try:
+        for rule, thresholds in values.items():
+            for name, value in thresholds.items():
+                setattr(modules[rule], name, value)
+        yield
+    finally:
+        for module, name, value in previous:
+            setattr(module, name, value)
 
 
 def thresholds_in(source: str) -> tuple[Threshold, ...]:

@@ -9,6 +9,7 @@ import click
 
 from perfscope.commands.options import device_named, quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
+from perfscope.model.finding import SEVERITIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +18,18 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.load import Loaded, Skipped
 
 FORMATS = ("text", "json", "markdown", "html")
-SEVERITIES = ("low", "medium", "high")
+NO_GATE = "none"
 
 MOST_NAMED = 3
 """Skipped files that are named one by one; of more, the number says enough."""
+
+
+fail_on_option = click.option(
+    "--fail-on",
+    type=click.Choice((*SEVERITIES, NO_GATE)),
+    help="Exit 1 if a finding is as severe as this or worse. [none, or that of pyproject.toml]",
+)
+"""The gate on findings. The command gets ``fail_on: str | None``."""
 
 
 @click.command()
@@ -47,7 +56,7 @@ MOST_NAMED = 3
     help="Read them on the workers of this Dask scheduler, which see the same paths.",
 )
 @click.option("--topology", metavar="FILE", help="Ranks of a node, their links, the network (TOML), for nvlink_stall.")
-@click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
+@fail_on_option
 @quiet_option
 @verbose_option
 def analyze(
@@ -69,17 +78,23 @@ def analyze(
     ranks. Several are taken as ranks of one job; compiled programs (HLO) alone are judged one by
     one and compared.
     """
+    from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.devices.topology import read_topology
     from perfscope.analyzers.judge import judge_paths
     from perfscope.analyzers.registry import load_rule
 
+    configuration = find_configuration()
+    device = configuration.device if device is None else device
+    topology = configuration.topology if topology is None else topology
     targets = [(_format_for(output, form), output) for output in outputs]
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
     named = None if device is None else device_named(device)
     links = None if topology is None else read_topology(topology)
     if scheduler is not None and jobs is not None:
         raise UsageError("--jobs is for this machine; with --scheduler the cluster's workers decide")
-    judged = judge_paths(paths, chosen, device=named, jobs=jobs, scheduler=scheduler, topology=links)
+    judged = judge_paths(
+        paths, chosen, device=named, jobs=jobs, scheduler=scheduler, topology=links, configuration=configuration
+    )
     analysis = judged.analysis
     _spare_inputs(judged.loaded, outputs)
     if not quiet:
@@ -88,11 +103,16 @@ def analyze(
         _write(analysis, targets, quiet=quiet, verbose=verbose)
     else:
         _print(analysis, form or "text", verbose=verbose)
-    return GATE_NOT_MET if fail_on is not None and gate(analysis, fail_on) else DONE
+    return GATE_NOT_MET if gate(analysis, fail_on or configuration.fail_on) else DONE
 
 
-def gate(analysis: Analysis, fail_on: str) -> bool:
-    """True if a finding is as severe as ``fail_on`` or worse. An abstention is no finding."""
+def gate(analysis: Analysis, fail_on: str | None) -> bool:
+    """True if a finding is as severe as ``fail_on`` or worse; an abstention and a silenced finding do not count.
+
+    Without ``fail_on`` (or with ``none``) never.
+    """
+    if fail_on is None or fail_on == NO_GATE:
+        return False
     worst = SEVERITIES.index(fail_on)
     return any(SEVERITIES.index(finding.severity) >= worst for _, finding in analysis.findings())
 

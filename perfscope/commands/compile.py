@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.analyze import SEVERITIES, gate
+from perfscope.commands.analyze import fail_on_option, gate
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
@@ -85,7 +85,7 @@ class CompileCommand(RunCommand):
 @click.option("--again", is_flag=True, help="Sweep: compile all of it, also what an earlier sweep has.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the report (or the sweep) as JSON.")
 @click.option("--html", "html_file", metavar="FILE", help="Sweep: write the page with the picture here, too.")
-@click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit 1 if a finding is as severe as this or worse.")
+@fail_on_option
 @output_folder_option("the run directories")
 @click.option("--name", help="Name of the run; the script's if not given.")
 @quiet_option
@@ -309,13 +309,15 @@ def _bytes(text: str) -> int:
 
 def _judge(folder: Path, json_file: str | None, fail_on: str | None, *, quiet: bool, verbose: bool) -> int:
     """Analyze the folder, write its reports into it, print the page."""
+    from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.judge import judge_paths
     from perfscope.commands.options import color_wanted, width_of
     from perfscope.dashboards.report import render, write
     from perfscope.dashboards.report.compiled_text import compiled_page
     from perfscope.model.documents import compile_manifest
 
-    judged = judge_paths([folder])
+    configuration = find_configuration()
+    judged = judge_paths([folder], configuration=configuration)
     for form in ("html", "json"):
         write(folder / f"report.{form}", render(judged.analysis, form))
     if json_file is not None:
@@ -326,4 +328,4 @@ def _judge(folder: Path, json_file: str | None, fail_on: str | None, *, quiet: b
             width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose,
         )  # fmt: skip
         click.echo(page, nl=False, color=True)
-    return GATE_NOT_MET if fail_on is not None and gate(judged.analysis, fail_on) else DONE
+    return GATE_NOT_MET if gate(judged.analysis, fail_on or configuration.fail_on) else DONE

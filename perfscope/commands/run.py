@@ -17,6 +17,7 @@ from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.profiler.launch.record import WAIT_S
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.configuration import Configuration
     from perfscope.profiler.launch.program import Target
     from perfscope.profiler.launch.record import Recorded
 
@@ -145,8 +146,10 @@ def run(
     sees under plain python; its steps are found by themselves. A launcher on the path (torchrun, accelerate,
     deepspeed, mpirun ...) is started as it is, and the Python processes that it starts are captured.
     """
+    from perfscope.analyzers.configuration import NO_CONFIGURATION, find_configuration
     from perfscope.profiler.launch.record import discard_if_empty, record
 
+    configuration = NO_CONFIGURATION if no_report else find_configuration()  # its errors come before a long run
     if whole and (steps is not None or step_annotation is not None):
         raise UsageError("--whole takes the program as one step: it goes without --steps and --step-annotation")
     options = CaptureOptions(
@@ -171,16 +174,16 @@ def run(
     if not quiet:
         _say_captures(recorded, kept=not discarded, reports=not no_report)
     if not no_report and not discarded:
-        _try_to_report(recorded, quiet=quiet, verbose=verbose)
+        _try_to_report(recorded, configuration, quiet=quiet, verbose=verbose)
     return recorded.code
 
 
-def _try_to_report(recorded: Recorded, *, quiet: bool, verbose: bool) -> None:
+def _try_to_report(recorded: Recorded, configuration: Configuration, *, quiet: bool, verbose: bool) -> None:
     """The program's exit code is the answer, whatever becomes of our report."""
     from perfscope.model.untrusted_text import sanitize
 
     try:
-        _report(recorded, quiet=quiet)
+        _report(recorded, configuration, quiet=quiet)
     except Exception as error:
         if verbose:
             traceback.print_exc()
@@ -241,7 +244,7 @@ def _say_captures(recorded: Recorded, *, kept: bool, reports: bool) -> None:
         print(f"perfscope: {line}", file=sys.stderr)
 
 
-def _report(recorded: Recorded, *, quiet: bool) -> None:
+def _report(recorded: Recorded, configuration: Configuration, *, quiet: bool) -> None:
     """Analyze the run, write its reports into it, print the short one on stderr."""
     if not recorded.run.artifacts(recorded.directory):
         return
@@ -249,7 +252,7 @@ def _report(recorded: Recorded, *, quiet: bool) -> None:
     from perfscope.commands.options import color_wanted, width_of
     from perfscope.dashboards.report import render, write
 
-    analysis = judge_paths([recorded.directory]).analysis
+    analysis = judge_paths([recorded.directory], configuration=configuration).analysis
     for form in ("html", "json"):
         write(recorded.directory / f"report.{form}", render(analysis, form))
     if not quiet:

@@ -93,6 +93,8 @@ class Finding:
     that has most of it."""
     count: int = 1
     """Times that the rule found this cause; title and place are those of the costliest (filled by the engine)."""
+    silenced: str | None = None
+    """The reason that a comment at its line or the configuration gives for silencing it (filled by the engine)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

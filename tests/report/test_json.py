@@ -29,7 +29,7 @@ def test_content(schema: Draft202012Validator) -> None:
     schema.validate(held)
     assert list(held) == [
         "schema", "sources", "devices", "accounts", "top_work", "generations", "steps", "windows", "outcomes",
-        "programs", "compile", "collectives", "memory", "estimate", "plans", "run",
+        "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "run",
     ]  # fmt: skip
     assert held["sources"] == [
         {

@@ -61,6 +61,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "memory": _plain(memory_document(analysis.memory)),
             "estimate": _plain(estimate_document(analysis.estimate)),
             "plans": _plain(plans_document(analysis.plans)),
+            "settings": list(analysis.settings),
             "run": None if analysis.run is None else _plain(analysis.run),
         }
     )
@@ -133,6 +134,7 @@ def _finding(finding: Finding, over: str) -> dict[str, Any]:
         "ranks": list(finding.ranks),
         "covers_ns": dict(finding.covers_ns),
         "count": finding.count,
+        "silenced": finding.silenced,
     }
 
 

@@ -45,8 +45,19 @@ REASON_LIMIT = 600
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
-def remarks(sources: Sequence[Source]) -> Iterator[str]:
-    """One line each; counts are summed over the sources, and notes that differ in numbers only are said once."""
+def remarks(analysis: Analysis) -> Iterator[str]:
+    """One line each: what is silenced and configured, then of the sources, counts summed over them."""
+    if silenced := analysis.silenced():
+        counts = Counter((rule, finding.where.label(), finding.silenced) for rule, finding in silenced)
+        named = "; ".join(f"{rule} {where}: {reason}" for rule, where, reason in counts)
+        count = f"{len(silenced)} finding{'' if len(silenced) == 1 else 's'}"
+        yield f"silenced: {count} ({sanitize(named, REASON_LIMIT)})"
+    yield from (f"configured: {sanitize(text, REASON_LIMIT)}" for text in analysis.settings)
+    yield from _of_sources(analysis.sources)
+
+
+def _of_sources(sources: Sequence[Source]) -> Iterator[str]:
+    """Counts are summed over the sources, and notes that differ in numbers only are said once."""
     unplaced = sum(source.events_unplaced for source in sources)
     if unplaced:
         why = _counted([source.unplaced for source in sources])

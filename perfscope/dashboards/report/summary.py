@@ -258,7 +258,7 @@ def summarize(analysis: Analysis) -> Summary:
             if outcome.status == "flagged" and outcome.reason
         ),
         again=_again(analysis),
-        remarks=tuple(remarks(analysis.sources)),
+        remarks=tuple(remarks(analysis)),
         sections=sections(analysis),
         tiles=tuple(filter(None, (estimate_tile(analysis.estimate), memory_tile(analysis.memory)))),
     )

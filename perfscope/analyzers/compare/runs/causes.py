@@ -59,13 +59,15 @@ def findings_change(
 
     ``base`` and ``head``: an analysis, or outcomes. ``step_ns``: a step of the head: a cost that moved by less than 1%
     of it is the same. A finding that one side did not look for (its rule abstained, or was not asked) is never called
-    new or fixed.
+    new or fixed; one that is silenced in the head is left out.
     """
     outcomes = {outcome.rule: outcome for outcome in base}, {outcome.rule: outcome for outcome in head}
     changes: list[FindingChange] = []
     for rule in dict.fromkeys((*outcomes[0], *outcomes[1])):
         mine, theirs = outcomes[0].get(rule), outcomes[1].get(rule)
         for finding, other in _paired(mine.findings if mine else (), theirs.findings if theirs else ()):
+            if other is not None and other.silenced is not None:
+                continue
             change = _change(finding, other, mine, theirs, step_ns)
             changes.append(FindingChange(rule=rule, change=change, base=finding, head=other))
     return tuple(sorted(changes, key=_worst_first))

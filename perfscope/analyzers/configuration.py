@@ -1,0 +1,165 @@
+"""``[tool.perfscope]`` in ``pyproject.toml``: what a project asks of every analysis.
+
+::
+
+    [tool.perfscope]
+    fail-on = "medium"                  # as --fail-on of analyze and compile
+    device = "H200"                     # as --device
+    topology = "cluster.toml"           # as --topology; relative to this file
+    ignore = ["third_party/*"]          # findings in these files are silenced
+
+    [tool.perfscope.rules.input_stall]
+    off = "CI reads from a ramdisk"     # the reason; the rule is then not evaluated
+
+    [tool.perfscope.rules.host_sync]
+    IDLE_SHARE = 0.05                   # a threshold, as `perfscope explain host_sync` lists it
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.thresholds import Thresholds, thresholds_of
+from perfscope.model.errors import UsageError, did_you_mean
+from perfscope.model.finding import SEVERITIES
+
+FILE = "pyproject.toml"
+KEYS = ("device", "fail-on", "ignore", "rules", "topology")
+OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What a project asks of every analysis; options of the command line come before it."""
+
+    device: str | None = None
+    fail_on: str | None = None
+    topology: str | None = None
+    ignore: tuple[str, ...] = ()
+    """Patterns of paths whose findings are silenced."""
+    off: Mapping[str, str] = field(default_factory=dict)
+    """Reasons by rule."""
+    thresholds: Thresholds = field(default_factory=dict)
+    """Values by rule and name."""
+
+    def sentences(self) -> tuple[str, ...]:
+        """The changed thresholds, one sentence each. Rules that are off say so themselves."""
+        return tuple(
+            f"{rule}.{name} = {value:g} ({FILE})"
+            for rule, values in self.thresholds.items()
+            for name, value in values.items()
+        )
+
+
+NO_CONFIGURATION = Configuration()
+
+
+def find_configuration(folder: Path | None = None) -> Configuration:
+    """The configuration of the nearest ``pyproject.toml`` with a ``[tool.perfscope]``, from ``folder`` upward.
+
+    ``folder``: the working directory if left out. ``UsageError`` in one line, the file first, for what makes no sense.
+    """
+    start = Path.cwd() if folder is None else folder.absolute()
+    for parent in (start, *start.parents):
+        file = parent / FILE
+        if file.is_file() and (table := _table_of(file)) is not None:
+            return _Reader(file).configuration(table)
+    return NO_CONFIGURATION
+
+
+def _table_of(file: Path) -> Mapping[str, Any] | None:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {(error.strerror or 'error').lower()}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: no TOML: {str(error)[:200]}") from error
+    tool = document.get("tool")
+    table = tool.get("perfscope") if isinstance(tool, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise UsageError(f"{file}: tool.perfscope is not a table")
+    return table
+
+
+class _Reader:
+    """Checks the values of one file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def configuration(self, table: Mapping[str, Any]) -> Configuration:
+        values = {self._known(key, KEYS, "[tool.perfscope] "): value for key, value in table.items()}
+        topology = self._text(values, "topology")
+        off, thresholds = self._rules(values.get("rules", {}))
+        return Configuration(
+            device=self._text(values, "device"),
+            fail_on=self._choice(values, "fail-on", SEVERITIES),
+            topology=None if topology is None else str(self._file.parent / topology),
+            ignore=self._texts(values, "ignore"),
+            off=off,
+            thresholds=thresholds,
+        )
+
+    def _rules(self, table: Any) -> tuple[dict[str, str], dict[str, dict[str, float]]]:
+        if not isinstance(table, dict):
+            raise self._error("rules", "is not a table of rules")
+        off: dict[str, str] = {}
+        thresholds: dict[str, dict[str, float]] = {}
+        for name, values in table.items():
+            key = f"rules.{name}"
+            try:
+                rule = load_rule(name)
+            except UsageError as error:
+                raise UsageError(f"{self._file}: [tool.perfscope.rules] {error}") from error
+            if not isinstance(values, dict):
+                raise self._error(key, f'is not a table; write [tool.perfscope.{key}] and {OFF} = "the reason"')
+            known = {item.name: item for item in thresholds_of(rule)}
+            for written, value in values.items():
+                item = self._known(written, (OFF, *known), f"[tool.perfscope.{key}] ")
+                if item != OFF:
+                    thresholds.setdefault(rule.id, {})[item] = self._number(f"{key}.{item}", value)
+                elif not isinstance(value, str) or not value.strip():
+                    raise self._error(f"{key}.{OFF}", "is not the reason, as text")
+                else:
+                    off[rule.id] = " ".join(value.split())
+        return off, thresholds
+
+    def _known(self, key: str, known: Sequence[str], where: str) -> str:
+        """The key as it is spelled here: case, dashes and underscores make no difference."""
+        plain = {name.lower().replace("_", "-"): name for name in known}
+        name = plain.get(key.lower().replace("_", "-"))
+        if name is None:
+            hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
+            raise UsageError(f"{self._file}: {where}{key[:60]}: no such key{hint}")
+        return name
+
+    def _text(self, values: Mapping[str, Any], key: str) -> str | None:
+        value = values.get(key)
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise self._error(key, "is not a text")
+        return value
+
+    def _choice(self, values: Mapping[str, Any], key: str, choices: Sequence[str]) -> str | None:
+        value = self._text(values, key)
+        if value is not None and value not in choices:
+            raise self._error(key, f"is none of {', '.join(choices)}")
+        return value
+
+    def _texts(self, values: Mapping[str, Any], key: str) -> tuple[str, ...]:
+        value = values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
+            raise self._error(key, "is not a list of texts")
+        return tuple(value)
+
+    def _number(self, key: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise self._error(key, "is not a number of 0 or more")
+        return value
+
+    def _error(self, key: str, problem: str) -> UsageError:
+        return UsageError(f"{self._file}: tool.perfscope.{key} {problem}")
