@@ -75,6 +75,7 @@ def test_content(schema: Draft202012Validator) -> None:
         "subject": ".item() waits",
         "title": ".item() makes the host wait 40 times; the device is idle 6.90 ms a step for it",
         "severity": "high",
+        "silenced": None,
         "cost_ns": 34_500_000,
         "cost_ns_per_step": 6_900_000,
         "untraced_ns_per_step": None,
