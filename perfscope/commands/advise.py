@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.checkpointing.step_model import StepModel
-    from perfscope.dashboards.report.sections.advice import PlansView
+    from perfscope.dashboards.report.sections.advice import PlansReport
     from perfscope.model.trace import Trace
 
 
@@ -76,7 +76,7 @@ def memory(
     from perfscope.analyzers.checkpointing.models import step_models
     from perfscope.analyzers.checkpointing.plans import plan_memory
     from perfscope.analyzers.readers.load import load_path
-    from perfscope.dashboards.report.sections.advice import plans_view
+    from perfscope.dashboards.report.sections.advice import plans_report
 
     allowed = None if budget is None else parse_size(budget)
     name = None if device is None else device_named(device).name
@@ -100,10 +100,10 @@ def memory(
     verified = None
     if most is not None:
         verified = advise_compile.verified_plans(trace, model, plans.front, most=most, quiet=quiet)
-    view = plans_view(plans, path, unseen, len(steps.models) - 1, verified)
-    _write(view, json_file, html_file, inputs=[trace.source.path for trace in loaded.traces], quiet=quiet)
+    report = plans_report(plans, path, unseen, len(steps.models) - 1, verified)
+    _write(report, json_file, html_file, inputs=[trace.source.path for trace in loaded.traces], quiet=quiet)
     if json_file != "-":
-        _print(view)
+        _print(report)
     return DONE
 
 
@@ -155,24 +155,24 @@ def parse_size(text: str) -> int:
 
 
 def _write(
-    view: PlansView, json_file: str | None, html_file: str | None, *, inputs: Sequence[str], quiet: bool
+    report: PlansReport, json_file: str | None, html_file: str | None, *, inputs: Sequence[str], quiet: bool
 ) -> None:
     from perfscope.dashboards.report import write
-    from perfscope.dashboards.report.sections import advice_formats
+    from perfscope.dashboards.report.sections import advice
     from perfscope.model.untrusted_text import sanitize
 
     spare(inputs, [file for file in (json_file, html_file) if file is not None and file != "-"])
-    for file, render_text in ((json_file, advice_formats.render_json), (html_file, advice_formats.render_html)):
+    for file, render_text in ((json_file, advice.render_json), (html_file, advice.render_html)):
         if file == "-":
-            click.echo(render_text(view), nl=False)
+            click.echo(render_text(report), nl=False)
         elif file is not None:
-            write(file, render_text(view))
+            write(file, render_text(report))
             if not quiet:
                 click.echo(f"perfscope: wrote {sanitize(file)}", err=True)
 
 
-def _print(view: PlansView) -> None:
+def _print(report: PlansReport) -> None:
     from perfscope.commands.options import color_wanted, width_of
-    from perfscope.dashboards.report.sections.advice_formats import render_text
+    from perfscope.dashboards.report.sections.advice import render_text
 
-    click.echo(render_text(view, width=width_of(sys.stdout), color=color_wanted(sys.stdout)), nl=False, color=True)
+    click.echo(render_text(report, width=width_of(sys.stdout), color=color_wanted(sys.stdout)), nl=False, color=True)

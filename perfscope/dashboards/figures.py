@@ -13,6 +13,7 @@ import numpy as np
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.picture import memory_picture
 from perfscope.dashboards.report.device_rows import fold_devices
+from perfscope.dashboards.report.scatter import TOO_MUCH
 from perfscope.dashboards.report.sections.memory_picture import (
     COLORS,
     ORDER,
@@ -21,7 +22,6 @@ from perfscope.dashboards.report.sections.memory_picture import (
     category_words,
 )
 from perfscope.dashboards.report.sections.sweep import (
-    TOO_MUCH,
     Sweep,
     choice_words,
     colors_of,

@@ -79,7 +79,7 @@ def test_plans_beside_what_was_compiled(kept: Path, capsys: pytest.CaptureFixtur
 def test_the_page_and_the_terminal(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["advise", "memory", str(kept), "--verify", "1", "--html", "page.html"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "verified plan --checkpoint peak predicted compiled error" in out
+    assert "Verified plan --checkpoint peak predicted compiled error" in out
     assert "perfscope compile --target h100 --sweep checkpoint=none,dots,full train.py --lr 0.1 compiles all" in out
     page = (tmp_path / "page.html").read_text()
     assert "<h2>Verified</h2>" in page

@@ -16,8 +16,8 @@ from perfscope.analyzers.checkpointing.step_model import POLICIES, StepModel
 from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
 from perfscope.analyzers.checkpointing.wording import code_for, describe
 from perfscope.analyzers.devices import named_device
-from perfscope.dashboards.report.sections import advice_formats
-from perfscope.dashboards.report.sections.advice import plans_view
+from perfscope.dashboards.report.sections import advice
+from perfscope.dashboards.report.sections.advice import plans_report
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph
 from tests.checkpointing.recorded import trace_of
@@ -261,9 +261,9 @@ def test_senseless_graphs(first: int) -> None:
             curve = simulator.curve([policy] * len(model.regions), HERE)
             assert told.peak_bytes == curve.max()
             assert curve.min() >= told.held_bytes
-        view = plans_view(plan_memory(model, budget_bytes=500, devices=8, device="H100"), "x")
-        assert advice_formats.render_text(view)
-        assert advice_formats.render_html(view)
+        view = plans_report(plan_memory(model, budget_bytes=500, devices=8, device="H100"), "x")
+        assert advice.render_text(view)
+        assert advice.render_html(view)
         remat_bargain(trace)
         judged += 1
     assert judged >= 10

@@ -161,13 +161,20 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
+class Code:
+    """Lines to copy, as they are."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A drawing, for formats that have pictures: markup whose texts are escaped, and which loads nothing."""
 
     markup: str
 
 
-Block = Table | Text | Listing | Command | Advice | Picture
+Block = Table | Text | Listing | Command | Advice | Code | Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

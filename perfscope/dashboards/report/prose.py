@@ -75,13 +75,18 @@ def prose(text: str) -> str:
     return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
 
 
+def code_html(text: str) -> str:
+    """Code with a button that copies it."""
+    return (
+        f'<div class="code"><pre tabindex="0">{escape(text)}</pre>'
+        '<button class="copy" type="button">copy</button></div>'
+    )
+
+
 def advice_html(text: str) -> Iterator[str]:
     """Advice as paragraphs, and blocks of code with a button that copies them."""
     for block in blocks(text):
         if block.is_code:
-            yield (
-                f'<div class="code"><pre tabindex="0">{escape(block.text)}</pre>'
-                '<button class="copy" type="button">copy</button></div>'
-            )
+            yield code_html(block.text)
         else:
             yield f"<p>{prose(block.text)}</p>"

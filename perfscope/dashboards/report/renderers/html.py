@@ -5,12 +5,12 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Advice, Badge, Command, Effect, Listing, Picture, Table, Text
+from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Effect, Listing, Picture, Table, Text
 from perfscope.dashboards.report.html_page import NOTEBOOK, RULES, card
 from perfscope.dashboards.report.html_page import table as html_table
-from perfscope.dashboards.report.prose import advice_html, prose
+from perfscope.dashboards.report.prose import advice_html, code_html, prose
 from perfscope.dashboards.report.renderers.effects import interval_bar, scale_of, scale_title
-from perfscope.dashboards.report.renderers.values import NAMES, WORDS, rest_text, sentence, shown
+from perfscope.dashboards.report.renderers.values import NAMES, WORDS, code_lines, rest_text, sentence, shown
 from perfscope.dashboards.report.svg import share_bar
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
@@ -57,6 +57,8 @@ def blocks_html(blocks: Sequence[Block]) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Picture):
             yield block.markup
+        elif isinstance(block, Code):
+            yield code_html("\n".join(code_lines(block)))
         elif isinstance(block, Advice):
             body = "".join(advice_html(shorten(clean(block.text), TEXT_LIMIT)))
             yield _fold(sanitize(block.title), body)

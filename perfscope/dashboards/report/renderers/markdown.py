@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Advice, Badge, Command, Effect, Listing, Picture, Table, Text
+from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Effect, Listing, Picture, Table, Text
 from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, inline, markdown_table, prose
 from perfscope.dashboards.report.renderers.effects import scale_of, scale_title, text_bar
-from perfscope.dashboards.report.renderers.values import NAMES, WORDS, rest_text, shown
+from perfscope.dashboards.report.renderers.values import NAMES, WORDS, code_lines, rest_text, shown
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def _block(block: Block, most: int, *, titled: bool = True) -> Iterator[str]:
         yield from (f"- {escape(text)}" for text in (rest_text(block, len(block.items) - len(items)),) if text)
     elif isinstance(block, Command):
         yield f"- {escape(block.what)}: {code(sanitize(block.command, TEXT_LIMIT))}"
+    elif isinstance(block, Code):
+        yield advice_text("\n".join(("```````", *code_lines(block), "```````")))
     elif isinstance(block, Advice):
         yield ""
         yield _folded(block.title, (advice_text(shorten(clean(block.text), TEXT_LIMIT)),))

@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from perfscope.dashboards.report.blocks import Advice, Badge, Command, Listing, Picture, Table, Text
-from perfscope.dashboards.report.renderers.values import NAMES, WORDS, place_end, rest_text, shown
+from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Listing, Picture, Table, Text
+from perfscope.dashboards.report.renderers.values import NAMES, WORDS, code_lines, place_end, rest_text, shown
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize
 
 if TYPE_CHECKING:
@@ -103,6 +103,9 @@ def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[Renderabl
         if verbose and isinstance(block, Advice):
             yield hanging(sanitize(block.title, TEXT_LIMIT))
             yield from (Padding(RichText(line), (0, 0, 0, 6)) for line in clean(block.text).splitlines())
+        return
+    if isinstance(block, Code):
+        yield from (Padding(RichText(line), (0, 0, 0, 6)) for line in code_lines(block))
         return
     if block.detail and not verbose:
         return

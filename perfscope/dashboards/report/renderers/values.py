@@ -9,7 +9,7 @@ from perfscope.model.units import format_bytes, format_count, format_ns, format_
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.report.blocks import Head, Listing, Number, Table, Unit, Value
+    from perfscope.dashboards.report.blocks import Code, Head, Listing, Number, Table, Unit, Value
 
 NAME_LIMIT = 36
 """Characters of a name in a table."""
@@ -111,6 +111,11 @@ def place_end(text: str, limit: int = PLACE_LIMIT) -> str:
         return text
     kept = text[-(limit - 2) :]
     return f"…{kept[kept.index('/') :]}" if "/" in kept else shorten(text, limit)
+
+
+def code_lines(block: Code) -> list[str]:
+    """Lines of code, which keep their indentation."""
+    return [" " * (len(line) - len(line.lstrip())) + sanitize(line, TEXT_LIMIT) for line in block.lines]
 
 
 def rest_text(block: Table | Listing, hidden: int) -> str:

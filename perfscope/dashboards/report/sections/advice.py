@@ -1,21 +1,42 @@
-"""Plans for the memory of a step, as the words and numbers that every report of them shows."""
+"""Plans for the memory of a step: the one to take, all that are worth having, and how they are known."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.checkpointing.wording import code_for, describe
-from perfscope.model.units import format_bytes, format_count, format_ns, format_share
-from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+from perfscope.dashboards.report.blocks import (
+    Badge,
+    Block,
+    Code,
+    Column,
+    Listing,
+    Marked,
+    Picture,
+    Range,
+    Section,
+    Text,
+    notes,
+    table,
+)
+from perfscope.dashboards.report.renderers.report import Report, report_html, report_text
+from perfscope.dashboards.report.renderers.text import WIDTH
+from perfscope.dashboards.report.renderers.values import number_text, percent
+from perfscope.dashboards.report.scatter import FITS, STYLE, TOO_MUCH, Dot, scatter
+from perfscope.model.units import format_bytes, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, sanitize_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from perfscope.analyzers.checkpointing.plans import Plan, Plans
     from perfscope.analyzers.checkpointing.step_model import StepModel
     from perfscope.analyzers.checkpointing.verified import VerifiedPlan
+    from perfscope.dashboards.report.blocks import Unit, Value
 
+SCHEMA = "perfscope.advice.memory/1"
 
 UNHURRIED_NS = 1_000
 """Changes of a step below it are none: no clock of a step is that steady."""
@@ -23,77 +44,177 @@ UNHURRIED_NS = 1_000
 ONE_NUMBER = 0.02
 """Of what a plan adds: a range that is narrower is shown as its worst case."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRow:
-    """One plan in words."""
-
-    number: int
-    words: str
-    peak: str
-    change: str
-    """Of the peak against today's."""
-    step: str
-    """Predicted, at best and at worst; ``-`` where today's is not known."""
-    added: str
-    """Of the step against today's."""
-    fits: str
-    recommended: bool
-    today: bool
-    share: float
-    """Of the largest peak in the table."""
+CAPTION = (
+    "Predicted: the peak upwards, what a plan adds to the step to the right. A bar reaches from all transfers hidden "
+    "to none; grey plans do not fit."
+)
+VERIFIED_NOTE = (
+    "peaks as predicted (modelled) and as XLA assigned them to the program compiled with the policy; FLOPs that run "
+    "again are counted in either program; nothing ran"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlansView:
-    """All that a report shows."""
+class PlansReport:
+    """Plans of one step, with what a report says besides."""
 
     plans: Plans
     subject: str
-    headline: str
-    facts: tuple[str, ...]
-    rows: tuple[PlanRow, ...]
-    verdict: str
-    """The recommended plan, or why there is none."""
-    code: tuple[str, ...]
     notes: tuple[str, ...]
     """What is modelled, and what could not be looked at."""
     verified: tuple[VerifiedPlan, ...] | None = None
     """Plans that were compiled to see; ``None``: nobody asked for it."""
 
+    def rows(self) -> tuple[Plan, ...]:
+        """The plans that are worth having, today's among them."""
+        plans = self.plans
+        return plans.front if any(_same(plan, plans.today) for plan in plans.front) else (plans.today, *plans.front)
 
-def plans_view(
+
+def plans_report(
     plans: Plans,
     subject: str,
     unseen: tuple[str, ...] = (),
     others: int = 0,
     verified: tuple[VerifiedPlan, ...] | None = None,
-) -> PlansView:
+) -> PlansReport:
     """What to show of ``plans`` of the step ``subject``.
 
     ``others``: steps with a lower peak that have no plans; ``verified``: plans that were compiled.
     """
-    model = plans.model
-    shown_plans = plans.front if any(_same(plan, plans.today) for plan in plans.front) else (plans.today, *plans.front)
-    largest = max(plan.peak_bytes for plan in shown_plans)
-    rows = tuple(_row(plans, plan, number, largest) for number, plan in enumerate(shown_plans, 1))
-    chosen = plans.recommended
-    return PlansView(
-        plans=plans,
-        subject=sanitize(subject),
-        headline=f"memory of {sanitize(model.label)}, {sanitize(subject)}",
-        facts=tuple(_facts(plans)),
-        rows=rows,
-        verdict=_verdict(plans),
-        code=() if chosen is None else shown_code(model, chosen),
-        notes=tuple(sanitize(note, TEXT_LIMIT) for note in _notes(plans, unseen, others)),
-        verified=verified,
+    said = tuple(sanitize(note, TEXT_LIMIT) for note in _notes(plans, unseen, others))
+    return PlansReport(plans=plans, subject=sanitize(subject), notes=said, verified=verified)
+
+
+def render_text(report: PlansReport, *, width: int = WIDTH, color: bool = False) -> str:
+    """The plans as text for ``width`` columns."""
+    return report_text(_report(report), width=width, color=color)
+
+
+def render_html(report: PlansReport) -> str:
+    """The plans as one page."""
+    return report_html(_report(report), data_id="perfscope-advice", data=render_json(report), style=STYLE)
+
+
+def render_json(report: PlansReport) -> str:
+    """The document as text."""
+    return json.dumps(document(report), indent=2) + "\n"
+
+
+def _report(report: PlansReport) -> Report:
+    model = report.plans.model
+    facts = tuple(_facts(report.plans))
+    return Report(
+        headline=f"memory of {model.label}, {report.subject}", facts=facts, sections=tuple(plan_sections(report))
     )
 
 
-def shown_code(model: StepModel, plan: Plan) -> tuple[str, ...]:
-    """The lines to write, fit to show; they keep their indentation."""
-    return tuple(line[: len(line) - len(line.lstrip())] + sanitize(line) for line in code_for(model, plan))
+def plan_sections(report: PlansReport) -> Iterator[Section]:
+    """What to do, the plans, those that were compiled, and how the numbers are known."""
+    plans = report.plans
+    code = () if plans.recommended is None else tuple(code_for(plans.model, plans.recommended))
+    yield Section(title="Do", blocks=(Text(_verdict(plans)), *((Code(code),) if code else ())))
+    rows = report.rows()
+    yield Section(
+        title="Plans worth having",
+        summary="predicted",
+        blocks=(_picture(report, rows), table(tuple(_columns(plans)), rows, few=len(rows))),
+    )
+    yield from _verified(report)
+    yield Section(title="How it is known", blocks=(Listing(items=report.notes, few=len(report.notes)),))
+
+
+def _columns(plans: Plans) -> Iterator[Column[Plan]]:
+    today = plans.today.peak_bytes
+    yield Column("", lambda plan: _badge(plans, plan))
+    yield Column("peak", lambda plan: plan.peak_bytes, "bytes")
+    if today:
+        yield Column("change", lambda plan: _unless_today(plans, plan, plan.peak_bytes / today - 1), "change", drop=2)
+    yield Column("step", lambda plan: _step(plans, plan), "ns", drop=1)
+    yield Column("added", lambda plan: _unless_today(plans, plan, _added(plan)), "signed_ns")
+    if plans.budget_bytes is not None:
+        yield Column("budget", lambda plan: "fits" if plans.fits(plan) else "no")
+    yield Column("plan", lambda plan: describe(plans.model, plan))
+
+
+def _badge(plans: Plans, plan: Plan) -> Badge | None:
+    words = ["today"] if _same(plan, plans.today) else []
+    if plan is plans.recommended:
+        return Badge(", ".join(["recommended", *words]), "better")
+    return Badge("today") if words else None
+
+
+def _unless_today(plans: Plans, plan: Plan, value: Value) -> Value:
+    return None if _same(plan, plans.today) else value
+
+
+def _step(plans: Plans, plan: Plan) -> Value:
+    step = plans.step_ns(plan)
+    return None if step is None else Marked(step[0], ">=") if step[1] is None else Range(step[0], step[1])
+
+
+def _added(plan: Plan) -> Value:
+    """What a plan adds to the step, from best to worst."""
+    low, high = _steady(plan.added_low_ns), plan.added_high_ns
+    if high is None:
+        return Marked(low, ">=")
+    return _steady(high) if high - plan.added_low_ns < ONE_NUMBER * abs(high) else Range(low, _steady(high))
+
+
+def _steady(value: int) -> int:
+    return 0 if abs(value) < UNHURRIED_NS else value
+
+
+def _words(value: Value, unit: Unit) -> str:
+    return number_text(value, unit) if isinstance(value, int | Range | Marked) else "-"
+
+
+def _picture(report: PlansReport, rows: Sequence[Plan]) -> Picture:
+    plans = report.plans
+    limits = [] if plans.budget_bytes is None else [(float(plans.budget_bytes), "budget")]
+    tallest = max(plan.peak_bytes for plan in rows)
+    dots = [
+        Dot(
+            ns=plan.added_high_ns if plan.added_high_ns is not None else plan.added_low_ns,
+            low_ns=plan.added_low_ns,
+            high_ns=plan.added_high_ns,
+            peak_bytes=plan.peak_bytes,
+            title=f"{describe(plans.model, plan)}: {format_bytes(plan.peak_bytes)}, "
+            f"{_words(_added(plan), 'signed_ns')}",
+            color=TOO_MUCH if plans.fits(plan) is False else FITS,
+            ring=plan is plans.recommended,
+            label="today" if _same(plan, plans.today) else "recommended" if plan is plans.recommended else "",
+        )
+        for plan in rows
+    ]
+    words = f"{len(dots)} plans: peak of memory against time added to the step; the table has the numbers"
+    shown = [limit for limit in limits if limit[0] <= 2 * tallest]
+    return Picture(f'<p class="note">{CAPTION}</p>{scatter(dots, shown, logarithmic=False, words=words)}')
+
+
+def _verified(report: PlansReport) -> Iterator[Section]:
+    """Plans that were compiled, if it was asked for."""
+    if report.verified is None:
+        return
+    if not report.verified:
+        yield Section(title="Verified", summary="nothing to verify: no plan but today's")
+        return
+    model = report.plans.model
+    columns: tuple[Column[VerifiedPlan], ...] = (
+        Column("plan", lambda plan: describe(model, plan.plan)),
+        Column("--checkpoint", lambda plan: plan.checkpoint, "code"),
+        Column("peak predicted", lambda plan: plan.predicted_peak_bytes, "bytes"),
+        Column("compiled", lambda plan: plan.compiled_peak_bytes, "bytes"),
+        Column("error", lambda plan: plan.error, "change"),
+        Column("FLOPs again, predicted", lambda plan: plan.predicted_recompute_flops, "quantity", drop=1),
+        Column("as compiled", lambda plan: plan.compiled_recompute_flops, "quantity", drop=1),
+    )
+    reasons = (f"not compiled: {describe(model, plan.plan)}: {plan.reason}" for plan in report.verified if plan.reason)
+    blocks: tuple[Block, ...] = (
+        table(columns, report.verified, few=len(report.verified)),
+        *notes(*reasons, VERIFIED_NOTE),
+    )
+    yield Section(title="Verified", blocks=blocks)
 
 
 def _same(plan: Plan, other: Plan) -> bool:
@@ -104,58 +225,6 @@ def _same(plan: Plan, other: Plan) -> bool:
     )
 
 
-def _row(plans: Plans, plan: Plan, number: int, largest: int) -> PlanRow:
-    fits = plans.fits(plan)
-    today = _same(plan, plans.today)
-    return PlanRow(
-        number=number,
-        words=sanitize(describe(plans.model, plan)),
-        peak=format_bytes(plan.peak_bytes),
-        change="" if today else signed_share(plan.peak_bytes - plans.today.peak_bytes, plans.today.peak_bytes),
-        step=step_words(plans, plan),
-        added="" if today else added_words(plan),
-        fits="" if fits is None else "fits" if fits else "no",
-        recommended=plan is plans.recommended,
-        today=today,
-        share=plan.peak_bytes / largest if largest else 0.0,
-    )
-
-
-def signed_share(part: int, whole: int) -> str:
-    """``-42.1%``, ``+3.0%``."""
-    text = format_share(part, whole)
-    return text if part < 0 or not whole else f"+{text}"
-
-
-def step_words(plans: Plans, plan: Plan) -> str:
-    """``212 ms``, ``212 ms to 260 ms``, ``212 ms or more``."""
-    step = plans.step_ns(plan)
-    if step is None:
-        return "-"
-    return _range(format_ns(step[0]), None if step[1] is None else format_ns(step[1]))
-
-
-def added_words(plan: Plan) -> str:
-    """What a plan adds to the step: ``+14.4 ms``, ``+0 to +3.1 ms``."""
-    high = None if plan.added_high_ns is None else signed_time(plan.added_high_ns)
-    if plan.added_high_ns is not None and plan.added_high_ns - plan.added_low_ns < ONE_NUMBER * abs(plan.added_high_ns):
-        return signed_time(plan.added_high_ns)
-    return _range(signed_time(plan.added_low_ns), high)
-
-
-def signed_time(value: int) -> str:
-    """``+14.4 ms``, ``-3.1 ms``, ``+0``."""
-    if abs(value) < UNHURRIED_NS:
-        return "+0"
-    return format_ns(value) if value < 0 else f"+{format_ns(value)}"
-
-
-def _range(low: str, high: str | None) -> str:
-    if high is None:
-        return f"{low} or more"
-    return low if low == high else f"{low} to {high}"
-
-
 def _facts(plans: Plans) -> list[str]:
     model, today = plans.model, plans.today
     measured = model.measured_peak_bytes
@@ -163,7 +232,7 @@ def _facts(plans: Plans) -> list[str]:
     if measured and model.framework == "jax":
         facts.append(f"peak today {format_bytes(measured)} (assigned by XLA)")
     elif measured:
-        off = signed_share(today.peak_bytes - measured, measured)
+        off = percent(today.peak_bytes / measured - 1)
         facts.append(
             f"peak today {format_bytes(measured)} (measured); the model of the step says "
             f"{format_bytes(today.peak_bytes)} ({off})"
@@ -196,14 +265,13 @@ def _verdict(plans: Plans) -> str:
         lowest = min(plans.front, key=lambda plan: plan.peak_bytes)
         return (
             f"Nothing fits. The lowest peak is {format_bytes(lowest.peak_bytes)}: "
-            f"{sanitize(describe(plans.model, lowest))}. {_further(plans)}"
+            f"{describe(plans.model, lowest)}. {_further(plans)}"
         )
     if _same(chosen, plans.today):
         return "Change nothing: today's step fits the budget, and no quicker plan does."
-    added = added_words(chosen)
-    return (
-        f"{sanitize(describe(plans.model, chosen))}: {format_bytes(chosen.peak_bytes)} at the peak, {added} a step"
-        + ("" if plans.model.step_ns is None else f" (step {step_words(plans, chosen)})")
+    added = _words(_added(chosen), "signed_ns")
+    return f"{describe(plans.model, chosen)}: {format_bytes(chosen.peak_bytes)} at the peak, {added} per step" + (
+        "" if plans.model.step_ns is None else f" (step {_words(_step(plans, chosen), 'ns')})"
     )
 
 
@@ -267,32 +335,65 @@ def _rates(plans: Plans) -> str:
     return "; ".join(said) or "no bandwidth is known (--device NAME names the device)"
 
 
-# Plans that were compiled to see how good their predictions are, in words and as plain data.
+def document(report: PlansReport) -> dict[str, Any]:
+    """All of it: bytes and nanoseconds as integers, ``None`` for what is not known."""
+    plans = report.plans
+    model = plans.model
+    return {
+        "schema": SCHEMA,
+        "subject": report.subject,
+        "memory": sanitize(model.label),
+        "basis": "modelled",
+        "op_times": model.basis,
+        "budget_bytes": plans.budget_bytes,
+        "budget_from": plans.budget_from,
+        "measured_peak_bytes": model.measured_peak_bytes,
+        "step_ns": model.step_ns,
+        "parameter_bytes": model.parameter_bytes,
+        "gradient_bytes": model.gradient_bytes,
+        "optimizer_bytes": model.optimizer_bytes,
+        "other_bytes": model.other_bytes,
+        "reserve_share": model.reserve_share,
+        "plans_looked_at": plans.looked_at,
+        "complete": plans.complete,
+        "today": _plan(plans, plans.today),
+        "recommended": None if plans.recommended is None else _plan(plans, plans.recommended),
+        "front": [_plan(plans, plan) for plan in plans.front],
+        "verified": _verified_data(model, report.verified),
+        "notes": list(report.notes),
+    }
 
 
-COLUMNS = ("plan", "--checkpoint", "peak predicted", "compiled", "error", "FLOPs again, predicted", "as compiled")
-NOTE = (
-    "Peaks as predicted (modelled) and as XLA assigned them to the program compiled with the policy; FLOPs that run "
-    "again are counted in either program. Nothing ran."
-)
+def _plan(plans: Plans, plan: Plan) -> dict[str, Any]:
+    model, step = plans.model, plans.step_ns(plan)
+    return {
+        "plan": sanitize(describe(model, plan)),
+        "regions": [
+            {"module": sanitize(region.name), "policy": policy}
+            for region, policy in zip(model.regions, plan.policies, strict=True)
+            if policy != "keep"
+        ],
+        "zero_level": plan.placement.level,
+        "devices": plan.placement.devices,
+        "optimizer_on_host": plan.placement.optimizer_on_host,
+        "peak_bytes": plan.peak_bytes,
+        "needs_bytes": plans.needs(plan),
+        "fits": plans.fits(plan),
+        "peak_in": plan.simulation.part,
+        "peak_region": None if plan.simulation.region is None else sanitize(model.regions[plan.simulation.region].name),
+        "recompute_ns": plan.simulation.recompute_ns,
+        "stored_ns": plan.simulation.stored_ns,
+        "host_bytes": plan.transfer.host_bytes,
+        "between_bytes": plan.transfer.between_bytes,
+        "added_low_ns": plan.added_low_ns,
+        "added_high_ns": plan.added_high_ns,
+        "step_low_ns": None if step is None else step[0],
+        "step_high_ns": None if step is None else step[1],
+        "code": sanitize_value(code_for(model, plan)),
+    }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedRow:
-    """One plan."""
-
-    cells: tuple[str, ...]
-    """By `COLUMNS`."""
-    reason: str
-    """Why there is no compiled program; empty where there is one."""
-
-
-def verified_rows(model: StepModel, plans: Sequence[VerifiedPlan]) -> tuple[VerifiedRow, ...]:
-    """A row for each plan, as given."""
-    return tuple(_row_advice_verified_rows(model, plan) for plan in plans)
-
-
-def verified_data(model: StepModel, plans: Sequence[VerifiedPlan] | None) -> list[dict[str, Any]] | None:
+def _verified_data(model: StepModel, plans: Sequence[VerifiedPlan] | None) -> list[dict[str, Any]] | None:
     """For JSON: bytes and FLOPs as integers, ``None`` for what is not known."""
     if plans is None:
         return None
@@ -311,20 +412,3 @@ def verified_data(model: StepModel, plans: Sequence[VerifiedPlan] | None) -> lis
         }
         for plan in plans
     ]
-
-
-def _row_advice_verified_rows(model: StepModel, plan: VerifiedPlan) -> VerifiedRow:
-    cells = (
-        sanitize(describe(model, plan.plan)),
-        plan.checkpoint or "-",
-        format_bytes(plan.predicted_peak_bytes),
-        "-" if plan.compiled_peak_bytes is None else format_bytes(plan.compiled_peak_bytes),
-        "-" if plan.error is None else f"{plan.error:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%"),
-        _flops(plan.predicted_recompute_flops),
-        _flops(plan.compiled_recompute_flops),
-    )
-    return VerifiedRow(cells=cells, reason=sanitize(plan.reason, TEXT_LIMIT))
-
-
-def _flops(number: int | None) -> str:
-    return "-" if number is None else format_count(number)
