@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
 from perfscope.analyzers.hlo.program import program_labels, programs_apart
@@ -44,6 +44,9 @@ from perfscope.analyzers.time import (
 from perfscope.model import hooks
 from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Scope, Span, source_label
 from perfscope.model.trace import RECORDED, Source, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # One outcome over compiled programs that were handed in together and are not ranks of one job.
 
@@ -126,6 +129,14 @@ def _dearest(finding: Finding) -> tuple[int, int, int]:
 
 _log = logging.getLogger(__name__)
 
+FRAME_COLUMNS = {
+    "rule": "string", "severity": "string", "basis": "string", "title": "string", "file": "string", "line": "Int64",
+    "op": "string", "kernel": "string", "module": "string", "cost_ns_per_step": "Int64", "cost_ns": "Int64",
+    "cost_bytes": "Int64", "count": "int64", "ranks": "object", "silenced": "string", "subject": "string",
+    "advice": "string",
+}  # fmt: skip
+"""Name and dtype of the columns of `Analysis.to_frame`."""
+
 MOST_PLACES = 2_000
 """Spans of such a finding."""
 
@@ -150,9 +161,12 @@ class TimedWindow:
     steps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Analysis:
-    """Everything a face shows: sources, device time, steps and outcomes. Draws itself in notebooks."""
+    """Everything a report shows: sources, device time, steps and outcomes.
+
+    ``print`` shows the text report, a notebook draws it.
+    """
 
     sources: tuple[Source, ...]
     devices: tuple[DeviceTime, ...]
@@ -210,6 +224,35 @@ class Analysis:
     def _pairs(self) -> list[tuple[str, Finding]]:
         pairs = [(outcome.rule, finding) for outcome in self.outcomes for finding in outcome.findings]
         return sorted(pairs, key=lambda pair: _cost_order(pair[1]))
+
+    def to_frame(self, *, silenced: bool = False) -> pd.DataFrame:
+        """The findings as a pandas frame, a row each, the costliest first; those of ``silenced()`` below if asked for.
+
+        Columns: rule, severity, basis, title, file, line, op, kernel, module, cost_ns_per_step, cost_ns (ns, over the
+        trace, or over one run of a program alone), cost_bytes, count, ranks, silenced (the reason), subject, advice.
+        """
+        import pandas as pd
+
+        pairs = (*self.findings(), *(self.silenced() if silenced else ()))
+        rows = [
+            (rule, finding.severity, finding.basis, finding.title, finding.where.file, finding.where.line,
+             finding.where.op, finding.where.kernel, finding.where.module, finding.cost_ns_per_step, finding.cost_ns,
+             finding.cost_bytes, finding.count, finding.ranks, finding.silenced, finding.subject, finding.advice)
+            for rule, finding in pairs
+        ]  # fmt: skip
+        frame = pd.DataFrame.from_records(rows, columns=list(FRAME_COLUMNS))
+        return frame.astype(FRAME_COLUMNS)
+
+    def __repr__(self) -> str:
+        states = Counter(outcome.status for outcome in self.outcomes)
+        path = f"{self.sources[0].path!r}: " if self.sources else ""
+        return (
+            f"<Analysis of {path}{len(self.findings())} findings, {states['clean']} rules clean, "
+            f"{states['abstained']} not evaluated>"
+        )
+
+    def __str__(self) -> str:
+        return str(hooks.call("analysis_text", self))
 
     def _repr_html_(self) -> str:
         return str(hooks.call("analysis_html", self))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.options import device_named, quiet_option, spare, verbose_option
+from perfscope.commands.options import checkout_folder, device_named, quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
 from perfscope.model.finding import SEVERITIES
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.readers.load import Loaded, Skipped
 
-FORMATS = ("text", "json", "markdown", "html")
+FORMATS = ("text", "json", "markdown", "html", "github", "llm")
 NO_GATE = "none"
+
+LEAST_BUDGET = 500
+"""Tokens: the head of a report and its first finding."""
 
 MOST_NAMED = 3
 """Skipped files that are named one by one; of more, the number says enough."""
@@ -37,6 +40,12 @@ fail_on_option = click.option(
 @click.option("--format", "form", type=click.Choice(FORMATS), help="What to print. [text, or by the suffix of -o]")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Write here, not to stdout (repeatable)."
+)
+@click.option(
+    "--budget",
+    type=click.IntRange(min=LEAST_BUDGET),
+    metavar="TOKENS",
+    help="Size of --format llm, at 4 characters a token. [4000]",
 )
 @click.option("--rule", "rules", multiple=True, metavar="ID", help="Ask this rule only (repeatable).")
 @click.option(
@@ -63,6 +72,7 @@ def analyze(
     paths: tuple[str, ...],
     form: str | None,
     outputs: tuple[str, ...],
+    budget: int | None,
     rules: tuple[str, ...],
     device: str | None,
     jobs: int | None,
@@ -90,6 +100,8 @@ def analyze(
     chosen = list(dict.fromkeys(load_rule(rule).id for rule in rules)) or None
     named = None if device is None else device_named(device)
     links = None if topology is None else read_topology(topology)
+    if budget is not None and form != "llm":
+        raise UsageError("--budget: only --format llm has one")
     if scheduler is not None and jobs is not None:
         raise UsageError("--jobs is for this machine; with --scheduler the cluster's workers decide")
     judged = judge_paths(
@@ -100,9 +112,9 @@ def analyze(
     if not quiet:
         _tell(judged.loaded.skipped)
     if targets:
-        _write(analysis, targets, quiet=quiet, verbose=verbose)
+        _write(analysis, targets, _options(verbose, budget), quiet=quiet)
     else:
-        _print(analysis, form or "text", verbose=verbose)
+        _print(analysis, form or "text", _options(verbose, budget))
     return GATE_NOT_MET if gate(analysis, fail_on or configuration.fail_on) else DONE
 
 
@@ -148,23 +160,30 @@ def _tell(skipped: Sequence[Skipped]) -> None:
         click.echo(f"perfscope: skipped {len(others)} that are no traces: {named}{more}", err=True)
 
 
-def _write(analysis: Analysis, targets: Sequence[tuple[str, str]], *, quiet: bool, verbose: bool) -> None:
+def _options(verbose: bool, budget: int | None) -> dict[str, dict[str, Any]]:
+    """Options of `render` by format."""
+    return {
+        "text": {"verbose": verbose},
+        "github": {"repository": checkout_folder()},
+        "llm": {} if budget is None else {"budget": budget},
+    }
+
+
+def _write(
+    analysis: Analysis, targets: Sequence[tuple[str, str]], options: dict[str, dict[str, Any]], *, quiet: bool
+) -> None:
     from perfscope.dashboards.report import render, write
     from perfscope.model.untrusted_text import sanitize
 
     for form, output in targets:
-        options = {"verbose": verbose} if form == "text" else {}
-        write(output, render(analysis, form, **options))
+        write(output, render(analysis, form, **options.get(form, {})))
         if not quiet:
             click.echo(f"perfscope: wrote {sanitize(output)}", err=True)
 
 
-def _print(analysis: Analysis, form: str, *, verbose: bool) -> None:
+def _print(analysis: Analysis, form: str, options: dict[str, dict[str, Any]]) -> None:
     from perfscope.commands.options import color_wanted, width_of
     from perfscope.dashboards.report import render
 
-    if form == "text":
-        text = render(analysis, form, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
-    else:
-        text = render(analysis, form)
-    click.echo(text, nl=False, color=True)
+    screen = {"width": width_of(sys.stdout), "color": color_wanted(sys.stdout)} if form == "text" else {}
+    click.echo(render(analysis, form, **screen, **options.get(form, {})), nl=False, color=True)

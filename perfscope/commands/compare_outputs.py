@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from perfscope.commands.options import color_wanted, quiet_option, verbose_option, width_of
+from perfscope.commands.options import checkout_folder, color_wanted, quiet_option, verbose_option, width_of
 from perfscope.model.documents.run_folders import STAMP
 from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
 
@@ -214,16 +214,7 @@ def tell_github(document: Document, *, link: str | None = None) -> None:
     """Annotations on stdout, and the summary of the job."""
     from perfscope.dashboards.report.compare import github as compare_github
 
-    click.echo(compare_github.annotated(document, top()), nl=False)
+    click.echo(compare_github.annotated(document, checkout_folder()), nl=False)
     problem = compare_github.summarize(document, link=link)
     if problem is not None:
         click.echo(f"perfscope: {problem}", err=True)
-
-
-def top() -> Path:
-    """The checkout that annotations are about: the runner's, else the nearest folder above that git keeps."""
-    named = os.environ.get("GITHUB_WORKSPACE")
-    here = Path.cwd()
-    if named and Path(named).is_dir():
-        return Path(named)
-    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)

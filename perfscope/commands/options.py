@@ -90,6 +90,15 @@ def spare(inputs: Iterable[str], outputs: Iterable[str]) -> None:
             raise UsageError(f"{output}: is the trace itself; what is written needs another file")
 
 
+def checkout_folder() -> Path:
+    """The checkout that annotations are about: the runner's, else the nearest folder above that git keeps."""
+    named = os.environ.get("GITHUB_WORKSPACE")
+    here = Path.cwd()
+    if named and Path(named).is_dir():
+        return Path(named)
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+
+
 # What the verbs of the run store share: which store, records fit to be kept, and runs that are not in it yet.
 
 

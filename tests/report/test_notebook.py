@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 import perfscope
 from perfscope.analyzers.compare.runs.comparison import Comparison
 from perfscope.analyzers.compare.runs.comparison import compare as compared
+from perfscope.analyzers.engine import FRAME_COLUMNS
+from perfscope.dashboards.report import text
 from perfscope.dashboards.report.notebook import MOST_FINDINGS, analysis_html, trace_html
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.finding import Finding, Outcome
@@ -130,3 +133,35 @@ def test_it_draws_itself() -> None:
 def test_a_hostile_name_stays_text() -> None:
     drawn = perfscope.compare(gpu_run(), gpu_run(file="<img src=x>'\"", item=True))._repr_html_()
     assert "img" not in Parsed(drawn).tags
+
+
+def test_an_analysis_prints_the_text_report() -> None:
+    judged = analysis()
+    assert str(judged) == text.render(judged)
+    assert len(repr(judged)) < 200
+
+
+def test_findings_as_a_frame() -> None:
+    judged = analysis()
+    frame = judged.to_frame()
+    assert list(frame.columns) == list(FRAME_COLUMNS)
+    assert list(zip(frame["rule"], frame["title"], strict=True)) == [
+        (rule, item.title) for rule, item in judged.findings()
+    ]
+    assert frame["cost_ns_per_step"].sum() == sum(item.cost_ns_per_step or 0 for _, item in judged.findings())
+    assert frame["line"].isna().sum() == sum(item.where.line is None for _, item in judged.findings())
+    none = analysis(outcomes=()).to_frame()
+    assert none.empty
+    assert none.dtypes.equals(frame.dtypes)
+
+
+def test_silenced_findings_are_in_the_frame_when_asked_for() -> None:
+    outcomes = tuple(
+        replace(outcome, findings=tuple(replace(finding, silenced="on purpose") for finding in outcome.findings))
+        for outcome in analysis().outcomes
+    )
+    judged = analysis(outcomes=outcomes)
+    assert judged.to_frame().empty
+    frame = judged.to_frame(silenced=True)
+    assert len(frame) == len(judged.silenced()) > 0
+    assert set(frame["silenced"]) == {"on purpose"}

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 REPORTS: dict[str, str] = {
+    "github": "perfscope.dashboards.report.github",
     "html": "perfscope.dashboards.report.html_report",
     "json": "perfscope.dashboards.report.json_report",
+    "llm": "perfscope.dashboards.report.llm",
     "markdown": "perfscope.dashboards.report.markdown",
     "text": "perfscope.dashboards.report.text",
 }
