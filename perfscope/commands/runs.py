@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perfscope.commands.options import width_of
 from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from perfscope.model.documents.run_folders import ListedRun
 
 PIPE_WIDTH = 160
 """Columns where no terminal says how many it has: an id and a usual command fit on one line."""
@@ -24,13 +25,26 @@ PIPE_WIDTH = 160
 COMMAND_LEAST = 30
 """Columns below which a command beside the others would be a ribbon: it goes below them."""
 
+SHORT_COMMIT = 8
+"""Characters of a commit's hash."""
+
 BELOW = "    "
 """What a command that stands below its run begins with."""
 
 
-@click.command()
+@click.command(epilog="A tag names its run wherever a run is asked for: `perfscope compare good latest`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--prune", "keep", type=click.IntRange(min=0), metavar="KEEP", help="Remove all but the KEEP newest.")
+@click.option(
+    "--keep",
+    "--prune",
+    "keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Remove all but the N newest runs. Runs that are running or have a tag stay.",
+)
+@click.option("--delete", "deleted", multiple=True, metavar="RUN", help="Remove this run (repeatable).")
+@click.option("--tag", "tagged", nargs=2, multiple=True, metavar="RUN TAG", help="Give a run a name (repeatable).")
+@click.option("--untag", "untagged", multiple=True, metavar="TAG", help="Take a name away (repeatable).")
 @click.option(
     "-o",
     "--output",
@@ -40,50 +54,119 @@ BELOW = "    "
     show_default=True,
     help="Folder that keeps the run directories.",
 )
-def runs(*, as_json: bool, keep: int | None, folder: Path) -> None:
-    """List the runs in this folder, the newest first."""
+def runs(
+    *,
+    as_json: bool,
+    keep: int | None,
+    deleted: tuple[str, ...],
+    tagged: tuple[tuple[str, str], ...],
+    untagged: tuple[str, ...],
+    folder: Path,
+) -> None:
+    """List the runs in this folder, the newest first; name or remove some."""
     from perfscope.model.documents import run_folders
-    from perfscope.model.documents.run_folders import row_of
+    from perfscope.model.documents.run_list import row_of
 
-    if keep is not None:
-        removed = run_folders.prune(folder, keep)
+    if keep is not None or deleted or tagged or untagged:
+        removed = _change(folder, keep, deleted, tagged, untagged)
         if as_json:
             click.echo(json.dumps({"removed": [path.name for path in removed]}))
-        else:
-            click.echo(f"removed {len(removed)} runs from {folder}, kept {len(run_folders.kept_directories(folder))}")
+        elif keep is not None or deleted:
+            left = len(run_folders.kept_directories(folder))
+            click.echo(f"removed {len(removed)} run{'' if len(removed) == 1 else 's'} from {folder}, kept {left}")
         return
-    listed = run_folders.list_runs(folder)
+    rows = [row_of(listed_run) for listed_run in run_folders.list_runs(folder)]
     if as_json:
-        click.echo(json.dumps([row_of(listed_run) for listed_run in listed], indent=1))
-    elif not listed:
+        click.echo(json.dumps(rows, indent=1))
+    elif not rows:
         click.echo(f"no runs in {folder}; `perfscope run train.py` makes one")
     else:
-        _print_table(listed)
+        width = width_of(sys.stdout) if sys.stdout.isatty() else PIPE_WIDTH
+        for line in _lines(_table(rows, width, datetime.now(UTC)), width):
+            click.echo(line)
 
 
-def _print_table(listed: list[ListedRun]) -> None:
-    from perfscope.model.documents.run_folders import row_of
-    from perfscope.model.units import format_ns
+def _change(
+    folder: Path,
+    keep: int | None,
+    deleted: tuple[str, ...],
+    tagged: tuple[tuple[str, str], ...],
+    untagged: tuple[str, ...],
+) -> list[Path]:
+    """Tag, then delete, then prune; the runs that were removed."""
+    from perfscope.model.documents import run_folders
+
+    for name in untagged:
+        if not run_folders.untag(folder, name):
+            raise UsageError(f"--untag {name}: no run in {folder} has this tag")
+    for which, name in tagged:
+        run_folders.tag(folder, which, name)
+    removed = [run_folders.delete(folder, which) for which in deleted]
+    return [*removed, *(run_folders.prune(folder, keep) if keep is not None else ())]
+
+
+COLUMNS = ("run", "when", "state", "a step", "worst finding", "tags", "device", "commit", "program")
+DROPPED = ("commit", "device", "when")
+"""Columns that go first where the line is too short; the JSON has all."""
+
+
+def _table(rows: Sequence[dict[str, Any]], width: int, now: datetime) -> list[tuple[str, ...]]:
+    """Heads and cells, without the columns that no run fills and those that the line has no room for."""
+    from rich.cells import cell_len
+
     from perfscope.model.untrusted_text import sanitize
 
-    rows: list[tuple[str, ...]] = [("run", "state", "ranks", "steps", "a step", "passes", "command")]
-    for listed_run in listed:
-        row = row_of(listed_run)
-        if listed_run.compiled is not None:
-            state = f"{row['state']} for {row['target']}" + ("" if row["complete"] else ", not all")
-            cells = [row["id"], state, "", "", "", f"{len(row['programs'])}", " ".join(row["command"])]
-        elif listed_run.run is None:
-            cells = [row["id"], "unreadable", "", "", "", "", row["problem"]]
-        else:
-            state = row["state"] if row["exit_code"] in (None, 0) else f"{row['state']} ({row['exit_code']})"
-            step = "-" if row["step_ns"] is None else format_ns(row["step_ns"])
-            planned = {capture.pass_name for process in listed_run.run.processes for capture in process.captures}
-            captured = f"{len(row['captures'])}/{len(planned)}"
-            cells = [row["id"], state, str(row["ranks"]), str(row["steps"]), step, captured, " ".join(row["command"])]
-        rows.append(tuple(sanitize(cell) for cell in cells))
-    width = width_of(sys.stdout) if sys.stdout.isatty() else PIPE_WIDTH
-    for line in _lines(rows, width):
-        click.echo(line)
+    cells = [{name: sanitize(text) for name, text in _cells(row, now).items()} for row in rows]
+    names = [name for name in COLUMNS if name == COLUMNS[-1] or any(cell[name] for cell in cells)]
+    wide = {name: max(cell_len(name), *(cell_len(cell[name]) for cell in cells)) for name in names[:-1]}
+    for name in DROPPED:
+        if name in wide and sum(wide.values()) + 2 * len(wide) > width:
+            names.remove(name)
+            del wide[name]
+    return [tuple(names), *(tuple(cell[name] for name in names) for cell in cells)]
+
+
+def _cells(row: dict[str, Any], now: datetime) -> dict[str, str]:
+    """A run's cells by column."""
+    from perfscope.model.units import format_ns
+
+    worst, devices = row.get("worst_finding"), Counter(row.get("devices", ()))
+    worst_text = ""
+    if worst is not None:
+        worst_text = worst["rule"] if worst["cost_ns"] is None else f"{worst['rule']} {format_ns(worst['cost_ns'])}"
+    return {
+        "run": row["id"],
+        "when": _ago(row.get("created_utc"), now),
+        "state": _state(row),
+        "a step": "" if row.get("step_ns") is None else format_ns(row["step_ns"]),
+        "worst finding": worst_text,
+        "tags": ", ".join(row.get("tags", ())),
+        "device": ", ".join(f"{count}x {name}" if count > 1 else name for name, count in devices.items()),
+        "commit": (row.get("commit") or "")[:SHORT_COMMIT] + ("+" if row.get("dirty") else ""),
+        "program": row.get("problem") or " ".join(row["command"]),
+    }
+
+
+def _state(row: dict[str, Any]) -> str:
+    """``finished``, ``failed (1)``, ``killed (137)``, ``compiled for h100``."""
+    if "target" in row:
+        return f"{row['state']} for {row['target']}{'' if row['complete'] else ', not all'}"
+    state = str(row["state"])
+    if not row.get("exit_code"):
+        return state
+    return f"{'failed' if state == 'finished' else state} ({row['exit_code']})"
+
+
+def _ago(created_utc: str | None, now: datetime) -> str:
+    """``5 min ago``; ``''`` for a time that cannot be read."""
+    try:
+        seconds = (now - datetime.fromisoformat(created_utc or "")).total_seconds()
+    except (TypeError, ValueError):
+        return ""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return "now"
 
 
 def _lines(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:

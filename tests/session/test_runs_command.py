@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from perfscope.commands.runs import _lines, runs
+from perfscope.__main__ import run as main
+from perfscope.analyzers.readers.load import resolve
+from perfscope.commands.runs import _lines, _table, runs
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Capture, Process, Run
+from perfscope.model.documents.run_list import row_of
 
 
 def put(
@@ -72,9 +77,8 @@ def test_the_table_shows_each_run_newest_first(here: Path) -> None:
     order = [shown.index(digits) for digits in ("cccc", "bbbb", "aaaa")]
     assert order == sorted(order)
     assert "unreadable" in shown
-    assert "finished (3)" in shown
+    assert "failed (3)" in shown
     assert "2.00 ms" in shown
-    assert "1/2" in shown
 
 
 def test_of_an_even_number_of_steps_the_median_is_between_the_two_in_the_middle_as_in_the_run_s_report(
@@ -101,6 +105,11 @@ def test_json_has_the_same_and_is_stable(here: Path) -> None:
         "step_ns": 2_000_000,
         "captures": ["timing"],
         "command": ["train.py"],
+        "commit": None,
+        "dirty": False,
+        "devices": [],
+        "tags": [],
+        "worst_finding": None,
         "notes": [],
     }
 
@@ -126,7 +135,94 @@ def test_prune_keeps_the_newest(here: Path) -> None:
 
 
 def test_a_negative_number_to_keep_is_refused() -> None:
-    assert CliRunner().invoke(runs, ["--prune", "-1"]).exit_code == 2
+    assert CliRunner().invoke(runs, ["--keep", "-1"]).exit_code == 2
+
+
+def finding(cost_ns: int | None, **more: object) -> dict[str, object]:
+    return {"severity": "high", "cost_ns": cost_ns, "cost_ns_per_step": None, **more}
+
+
+def test_the_worst_finding_is_that_of_the_report(here: Path) -> None:
+    report = {
+        "schema": "perfscope.report/1",
+        "outcomes": [
+            {"rule": "host_sync", "findings": [finding(None), finding(9_000_000, cost_ns_per_step=1_000_000)]},
+            {"rule": "input_stall", "findings": [finding(3_000_000), finding(9_000_000, silenced="on purpose")]},
+            {"rule": "small_kernels", "findings": []},
+        ],
+    }
+    (put(here, "20260101-000000-train-aaaa") / "report.json").write_text(json.dumps(report))
+    (put(here, "20260102-000000-train-bbbb") / "report.json").write_text("{")
+    bad, good = json.loads(ask("--json"))
+    assert bad["worst_finding"] is None
+    assert good["worst_finding"] == {"rule": "input_stall", "severity": "high", "cost_ns": 3_000_000}
+    assert "input_stall 3.00 ms" in ask()
+
+
+def test_commit_device_and_age_are_shown(here: Path) -> None:
+    directory = put(here, "20260101-000000-train-aaaa")
+    run = run_folders.read(directory)
+    devices = ({"name": "NVIDIA H100"},) * 2
+    run_folders.write(directory, replace(run, git={"commit": "0123456789abcdef", "dirty": True}, devices=devices))
+    shown = ask()
+    for text in ("01234567+", "2x NVIDIA H100", " ago"):
+        assert text in shown
+    (row,) = json.loads(ask("--json"))
+    assert (row["commit"], row["dirty"]) == ("0123456789abcdef", True)
+
+
+def test_a_short_line_drops_columns(here: Path) -> None:
+    directory = put(here, "20260101-000000-train-aaaa")
+    run = run_folders.read(directory)
+    run_folders.write(directory, replace(run, git={"commit": "0123456789abcdef"}, devices=({"name": "x" * 60},)))
+    rows = [row_of(listed) for listed in run_folders.list_runs(here)]
+    now = datetime(2026, 1, 1, 2, tzinfo=UTC)
+    assert _table(rows, 200, now)[0] == ("run", "when", "state", "a step", "device", "commit", "program")
+    assert _table(rows, 60, now) == [
+        ("run", "when", "state", "a step", "program"),
+        ("20260101-000000-train-aaaa", "2 h ago", "finished", "2.00 ms", "train.py"),
+    ]
+
+
+def test_a_tag_names_one_run_and_keeps_it(here: Path) -> None:
+    first, second, third = (put(here, f"2026010{day}-000000-train-aaaa") for day in (1, 2, 3))
+    ask("--tag", first.name, "good", "--tag", first.name, "v1")
+    assert run_folders.find("good", here) == first
+    assert resolve("good").resolve() == first.resolve()
+    assert "good, v1" in ask()
+    ask("--tag", second.name, "good")
+    assert (run_folders.find("good", here), run_folders.tags_of(first)) == (second, ("v1",))
+    assert json.loads(ask("--keep", "1", "--json")) == {"removed": []}
+    ask("--untag", "v1")
+    assert json.loads(ask("--keep", "1", "--json")) == {"removed": [first.name]}
+    assert "removed 1 run " in ask("--delete", "good")
+    assert run_folders.kept_directories(here) == [third]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--tag", "20260101-000000-train-aaaa", "two words"], 2),
+        (["--tag", "20260101-000000-train-aaaa", "latest"], 2),
+        (["--tag", "absent", "good"], 4),
+        (["--untag", "absent"], 2),
+        (["--delete", "absent"], 4),
+    ],
+)
+def test_mistakes_change_nothing(here: Path, words: list[str], code: int) -> None:
+    put(here, "20260101-000000-train-aaaa")
+    assert main(["runs", *words]) == code
+    assert [row["tags"] for row in json.loads(ask("--json"))] == [[]]
+
+
+def test_what_runs_or_lies_elsewhere_is_not_deleted(here: Path, tmp_path: Path) -> None:
+    directory = put(here, "20260101-000000-train-aaaa")
+    elsewhere = put(tmp_path / "other", "20260101-000000-train-bbbb")
+    with run_folders.alive(directory):
+        assert main(["runs", "--delete", directory.name]) == 2
+    assert main(["runs", "--delete", str(elsewhere)]) == 4
+    assert directory.is_dir()
+    assert elsewhere.is_dir()
 
 
 def test_a_step_is_the_window_over_its_steps_where_the_devices_were_waited_for(here: Path) -> None:

@@ -159,10 +159,10 @@ def resolve(path: str | Path) -> Path:
     try:
         if folder.exists():
             return folder
-        runs = [run.name for run in run_folders.kept_directories(Path(run_folders.RUNS_FOLDER))]
+        named = run_folders.is_named(str(path), Path(run_folders.RUNS_FOLDER))
     except (OSError, ValueError) as error:  # a name too long, or with a null byte
         raise DataError(f"{path}: {_error_text(error)}") from error
-    if str(path) == run_folders.LATEST or (folder.name and any(name.startswith(str(path)) for name in runs)):
+    if named and folder.name:
         return run_folders.find(str(path))
     raise run_folders.missing(path)
 

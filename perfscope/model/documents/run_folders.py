@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfscope.model.documents.run import (
     PROCESS_FILE,
@@ -45,6 +45,8 @@ MAX_RUN_FILES = 20_000
 _WRITTEN_FROM_THE_REST = ("report.",)
 """Beginnings of the names of files in a run that are made from the others."""
 """The manifest of what `perfscope compile` wrote, beside runs and listed with them."""
+TAGS_FILE = ".tags"
+"""Names that a user gave a run, a line each."""
 ALIVE_FILE = ".alive"
 """Locked for as long as ``perfscope run`` lives: how a reader tells a running run from a killed one.
 
@@ -260,7 +262,7 @@ def listed(directory: Path) -> ListedRun:
 
 
 def find(which: str, root: Path | None = None) -> Path:
-    """The run directory that ``which`` names: a path, ``latest``, an id or the unique beginning of one.
+    """The run directory that ``which`` names: a path, ``latest``, an id or the unique beginning of one, or a tag.
 
     ``DataError`` if there is none, ``UsageError`` if several begin so.
     """
@@ -272,7 +274,9 @@ def find(which: str, root: Path | None = None) -> Path:
         if is_run(folder / LATEST) or is_compiled(folder / LATEST):
             return (folder / LATEST).resolve()
         raise DataError(f"{folder / LATEST}: no run was captured here yet; `perfscope run` makes one")
-    candidates = [path for path in kept_directories(folder) if which and path.name.startswith(which)]
+    kept = kept_directories(folder)
+    candidates = [path for path in kept if which and path.name.startswith(which)]
+    candidates = candidates or [path for path in kept if which in tags_of(path)]
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
@@ -291,26 +295,82 @@ def missing(path: str | Path) -> DataError:
 
 def _names(folder: Path) -> list[str]:
     """What names a run in ``folder``."""
-    return [LATEST, *(path.name for path in kept_directories(folder))]
+    kept = kept_directories(folder)
+    return [LATEST, *(path.name for path in kept), *(tag for path in kept for tag in tags_of(path))]
+
+
+def is_named(which: str, root: Path) -> bool:
+    """Whether ``which`` names a run below ``root``, or several that begin so."""
+    kept = kept_directories(root)
+    return which == LATEST or any(path.name.startswith(which) or which in tags_of(path) for path in kept)
+
+
+def tags_of(directory: Path) -> tuple[str, ...]:
+    """The tags of a run, in the order in which they were given."""
+    try:
+        return tuple((directory / TAGS_FILE).read_text(encoding="utf-8").split())
+    except (OSError, ValueError):
+        return ()
+
+
+def tag(root: Path, which: str, name: str) -> Path:
+    """Give a run a tag, which any other run below ``root`` loses. ``UsageError``: not a name of one word."""
+    if directory_label(name) != name:
+        raise UsageError(f"{name}: a tag has up to {MOST_NAME} letters, digits, dots, dashes and underscores")
+    if name == LATEST or _STAMPED.match(name):
+        raise UsageError(f"{name}: runs are called so; a tag needs another name")
+    directory = find(which, root)
+    untag(root, name)
+    write_atomically(directory / TAGS_FILE, "\n".join([*tags_of(directory), name]).encode())
+    return directory
+
+
+def untag(root: Path, name: str) -> list[Path]:
+    """Take a tag from the run below ``root`` that has it; the runs that had it."""
+    tagged = [directory for directory in kept_directories(root) if name in tags_of(directory)]
+    for directory in tagged:
+        left = [each for each in tags_of(directory) if each != name]
+        write_atomically(directory / TAGS_FILE, "\n".join(left).encode())
+    return tagged
+
+
+def delete(root: Path, which: str) -> Path:
+    """Remove a run below ``root``, tagged or not. ``UsageError`` if it is running, ``DataError`` as ``find``."""
+    directory = find(which, root)
+    if directory.resolve().parent != root.resolve():
+        raise DataError(f"{which}: no such run in {root}")
+    if _is_running(directory):
+        raise UsageError(f"{which}: is running; end it first")
+    _take_away(directory)
+    _mend_latest(root)
+    return directory
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Remove all but the ``keep`` newest runs below ``root``; runs that are running stay. What was removed."""
+    """Remove all but the ``keep`` newest runs below ``root``; those that run or have a tag stay. What was removed."""
     if keep < 0:
-        raise UsageError(f"--prune {keep}: the number of runs to keep cannot be negative")
-    removed = []
-    for directory in kept_directories(root)[keep:]:
-        present = manifests(directory) or [directory / COMPILED_FILE]
-        if any(is_alive(directory, task_of_file(file)) for file in present):
-            continue
-        try:
-            _remove(directory, present)
-        except OSError as error:
-            raise DataError(f"{directory}: cannot be removed: {error.strerror or error}") from error
-        removed.append(directory)
+        raise UsageError(f"--keep {keep}: the number of runs to keep cannot be negative")
+    removed = [
+        directory
+        for directory in kept_directories(root)[keep:]
+        if not _is_running(directory) and not tags_of(directory)
+    ]
+    for directory in removed:
+        _take_away(directory)
     if removed:
         _mend_latest(root)
     return removed
+
+
+def _is_running(directory: Path) -> bool:
+    return any(is_alive(directory, task_of_file(file)) for file in manifests(directory))
+
+
+def _take_away(directory: Path) -> None:
+    try:
+        _remove(directory, manifests(directory) or [directory / COMPILED_FILE])
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be removed: {error.strerror or error}") from error
 
 
 def discard(directory: Path) -> bool:
@@ -352,48 +412,6 @@ def point_latest(root: Path, name: str) -> None:
         draft.replace(link)
     except OSError:  # a file system without links: the listing still finds the newest run
         draft.unlink(missing_ok=True)
-
-
-# What a list of runs says of each: its manifest in a few words, and nothing of its environment.
-
-
-def row_of(listed: ListedRun) -> dict[str, Any]:
-    """What a list says of one run, as JSON; of one that cannot be read its ``problem``. Times in ns."""
-    if listed.compiled is not None:
-        return _compiled_row(listed.directory.name, listed.compiled)
-    if listed.run is None:
-        return {"id": listed.directory.name, "state": "unreadable", "problem": listed.problem}
-    run = listed.run
-    return {
-        "id": listed.directory.name,
-        "name": run.name,
-        "created_utc": run.created_utc,
-        "state": run.state,
-        "exit_code": run.exit_code,
-        "ranks": len(run.processes),
-        "steps": max((process.steps_seen for process in run.processes), default=0),
-        "step_ns": step_ns_of(run),
-        "captures": sorted(
-            {capture.pass_name for process in run.processes for capture in process.captures if capture.artifact}
-        ),
-        "command": list(run.command),
-        "notes": list(run.notes),
-    }
-
-
-def _compiled_row(name: str, compiled: Compiled) -> dict[str, Any]:
-    """What was compiled, in the words of runs: nothing ran, so that there are neither ranks nor steps."""
-    return {
-        "id": name,
-        "name": compiled.name,
-        "created_utc": compiled.created_utc,
-        "state": "compiled" if compiled.framework == "jax" else "planned",
-        "complete": compiled.complete,
-        "target": compiled.target.asked,
-        "programs": [program.name for program in compiled.programs],
-        "command": list(compiled.command),
-        "notes": list(compiled.notes),
-    }
 
 
 def step_ns_of(run: Run) -> int | None:

@@ -14,7 +14,7 @@ from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.server.works import stored
 from perfscope.dashboards.web.views._tables import Head, table
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.run_folders import row_of
+from perfscope.model.documents.run_list import row_of
 from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Runs"
