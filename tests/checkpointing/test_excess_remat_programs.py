@@ -266,7 +266,8 @@ def test_all_that_one_checkpoint_recomputes_is_one_finding():
     (finding,) = _judge(program(FIRST, product("x", REMATERIALIZED), product("y", REMATERIALIZED))).findings
     assert "2 matrix products" in finding.title
     other = product("z", REMATERIALIZED.replace("checkpoint", "mlp/checkpoint"))
-    assert len(_judge(program(FIRST, product("x", REMATERIALIZED), other)).findings) == 2
+    (finding,) = _judge(program(FIRST, product("x", REMATERIALIZED), other)).findings
+    assert finding.count == 2, "two checkpoints of one source line"
 
 
 def test_clones_are_told_by_the_name_they_had_and_the_first_is_left_out():

@@ -124,8 +124,10 @@ def line_of(framework: str, kind: str) -> int:
 
 def check(folder: Path, framework: str, kind: str, *options: str) -> None:
     findings = host_findings(analysis_of(folder, framework, kind, "planted", *options))
-    finding = next(finding for finding in findings if finding.subject.startswith(SUBJECTS[kind]))
-    assert (finding.where.file, finding.where.line) == ("train.py", line_of(framework, kind))
+    lines = [
+        (finding.where.file, finding.where.line) for finding in findings if finding.subject.startswith(SUBJECTS[kind])
+    ]
+    assert ("train.py", line_of(framework, kind)) in lines
 
 
 @pytest.mark.torch

@@ -281,8 +281,11 @@ def _error(directory: Path) -> str | None:
 
 
 def discard_if_empty(recorded: Recorded) -> bool:
-    """Remove the run of a program alone of which nothing was captured; whether it was. A job's is always kept."""
-    if recorded.task.key is not None or recorded.run.artifacts(recorded.directory):
+    """Remove the run of a program alone of which nothing was captured; whether it was.
+
+    A job's is always kept, and so is one whose notes say what went wrong: another tool's recording may lie in it.
+    """
+    if recorded.task.key is not None or recorded.run.notes or recorded.run.artifacts(recorded.directory):
         return False
     return run_folders.discard(recorded.directory)
 

@@ -234,7 +234,7 @@ def test_waits_of_the_driver_api_are_host_syncs(tmp_path: Path) -> None:
     outcome = judge(load_rule("host_sync"), read_one(tmp_path, export))
     assert outcome.status == "flagged"
     (finding,) = outcome.findings
-    assert finding.cost_ns == 9 * 50_000
+    assert finding.cost_ns == 9 * 45_000 + 1_000  # of each gap of 50 us the next launch takes 5
     assert "cuStreamSynchronize" in finding.title
 
 

@@ -152,14 +152,15 @@ def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:
         f"these are {len(modules):,} compiled programs, no recording of a run"
     )  # fmt: skip
     notes = [f"{what}: every number is modelled or structural"]
-    early = [module.name for module in modules if not module.is_scheduled and module.platform is None]
-    if early:
+    unoptimized = [module for module in modules if not module.is_scheduled and module.platform is None]
+    if unoptimized:
+        early = [module.name for module in unoptimized]
         named = ", ".join(early[:MOST_NAMED]) + (f" and {len(early) - MOST_NAMED:,} more" if early[MOST_NAMED:] else "")
         many = len(early) > 1
         notes.append(
             f"{named} {'are programs' if many else 'is the program'} before XLA optimized {'them' if many else 'it'}: "
             f"what XLA fuses is not fused in {'them' if many else 'it'} yet, and rules judge what the compiler made; "
-            + compile_hint(next(module.source for module in modules if module.name == early[0]))
+            + compile_hint(unoptimized[0].source)
         )
     return tuple(notes)
 

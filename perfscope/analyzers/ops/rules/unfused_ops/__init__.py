@@ -81,7 +81,7 @@ from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
 from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.time import call_site, op_records, per_step, time_of, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
-from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.model.finding import AbstainError, Finding, Scope, Where, severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -92,7 +92,13 @@ MIN_SHARE = 0.02
 come true, that still shows above the 1% by which a step varies anyway."""
 
 
-examined = op_records
+def examined(trace: Trace) -> Scope:
+    """Kernels and fusion decisions of a compile log, else ops."""
+    log = trace.compile_log
+    if log is not None and log_has_refusals(log) and not trace.torch_plans:
+        logged = len(log.kernels) + len(log.refusals)
+        return Scope(logged, "kernels and fusion decisions in the compile log") if logged else op_records(trace)
+    return op_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
