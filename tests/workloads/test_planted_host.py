@@ -32,7 +32,7 @@ def save(step):
 def update(weights, batch):
     return weights - 1e-3 * jax.grad(lambda weights: jnp.mean(jnp.tanh(batch @ weights @ weights) ** 2))(weights)
 
-weights, batch = jnp.ones((256, 256)), jnp.ones((256, 256))
+weights, batch = jnp.ones((512, 512)), jnp.ones((512, 512))
 
 def train():
     global weights
@@ -96,7 +96,7 @@ SUBJECTS = {
     "garbage": "garbage collection",
     "lock": "waiting for the interpreter's lock",
 }
-STEPS = 40
+STEPS = 100
 FRAMEWORKS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in TRAIN]
 
 

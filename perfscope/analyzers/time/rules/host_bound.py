@@ -72,6 +72,8 @@ LEAST_SAMPLES = 10
 """Of steps without a profiler: fewer do not tell which line has most of the time."""
 
 HALF = 0.5
+KNOWN_SHARE = 0.2
+"""Of the time: with less, lines that ran say too little of the rest."""
 
 ROWS = 20
 
@@ -237,12 +239,18 @@ def _detailed(detail: Trace, cause: Cause) -> tuple[HostWork, ...]:
 
 
 def _most(lines: Sequence[_Line]) -> tuple[str | None, CallSite]:
-    """The function with most of the time, if it has half of it, and its line with most; one with a file goes first."""
+    """The function with most of the time, if it has half of it, and its line with most; one with a file goes first.
+
+    A line at which a function stood when recording began is where the loop was by chance: others go before it, if they
+    have ``KNOWN_SHARE`` of the time.
+    """
     functions: dict[tuple[str | None, str | None], float] = defaultdict(float)
-    for line in lines:
+    known = [line for line in lines if not line.site.running and line.site.file is not None]
+    chosen = known if sum(line.share for line in known) >= KNOWN_SHARE else lines
+    for line in chosen:
         functions[line.site.file, line.site.function] += line.share
     most = max(functions, key=lambda key: (key[0] is not None, functions[key]))
-    best = next(line for line in lines if (line.site.file, line.site.function) == most)
+    best = next(line for line in chosen if (line.site.file, line.site.function) == most)
     if functions[most] <= HALF or (best.name == NOT_RECORDED and best.site.file is None):
         return None, best.site
     return best.name if most[1] in (None, "<module>") else most[1], best.site
