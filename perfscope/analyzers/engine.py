@@ -150,6 +150,8 @@ class Step:
     duration_ns: int
     traced: bool
     start_ns: int | None = None
+    what: str = ""
+    """What a step is where the program did not mark any: ``'executions of jit_train_step'``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -512,8 +514,16 @@ def _cost_order(finding: Finding) -> tuple[int, int, int, str]:
 
 
 def _steps(trace: Trace) -> Iterator[Step]:
+    what = trace.fact(step_windows).what
     for number, start_ns, duration_ns in _traced_steps(trace):
-        yield Step(rank=trace.source.rank, number=number, duration_ns=duration_ns, traced=True, start_ns=start_ns)
+        yield Step(
+            rank=trace.source.rank,
+            number=number,
+            duration_ns=duration_ns,
+            traced=True,
+            start_ns=start_ns,
+            what=what,
+        )
     for number, duration in enumerate(trace.step_times_ns):
         yield Step(rank=trace.source.rank, number=number, duration_ns=duration, traced=False)
 

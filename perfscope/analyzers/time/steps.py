@@ -9,6 +9,7 @@ from typing import TypedDict
 import numpy as np
 
 from perfscope.analyzers.time.model_calls import model_calls
+from perfscope.analyzers.time.repetitions import repetition
 from perfscope.model.finding import Basis, Severity, severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
@@ -19,14 +20,16 @@ HOST_AHEAD = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWindows:
-    """The steps of a trace: recorded ones, else windows between optimizer steps, else calls of the model."""
+    """The steps of a trace: recorded ones, else windows between optimizer steps, else what repeats."""
 
     starts: np.ndarray
     ends: np.ndarray
     numbers: np.ndarray
     how: str
     """``recorded``, ``optimizer`` (from the end of one optimizer step to the next), ``model`` (from one call of the
-    model to the next) or ``none``."""
+    model to the next), ``repeated`` (from one range or execution to the next) or ``none``."""
+    what: str = ""
+    """What a step is in words, where the program did not say it: ``'executions of jit_train_step'``."""
 
     @property
     def count(self) -> int:
@@ -35,7 +38,7 @@ class StepWindows:
 
 
 def step_windows(trace: Trace) -> StepWindows:
-    """Recorded steps; else windows between the ends of optimizer steps; else calls of the model; else none."""
+    """Recorded steps; else windows between optimizer steps; else calls of the model; else what repeats; else none."""
     rows = trace.rows["steps"]
     if len(rows):
         return StepWindows(starts=rows["start_ns"], ends=rows["end_ns"], numbers=rows["number"], how="recorded")
@@ -43,18 +46,31 @@ def step_windows(trace: Trace) -> StepWindows:
     marks = [code for code, text in enumerate(trace.strings) if text.startswith("Optimizer.step#")]
     result = np.isin(slices["name"], marks) & (slices["kind"] == SliceKind.ANNOTATION)
     ends = np.sort(slices["end_ns"][result])
-    calls = trace.fact(model_calls) if len(ends) < 2 else ()
+    if len(ends) >= 2:
+        what = "from one optimizer step to the next"
+        return StepWindows(
+            starts=ends[:-1], ends=ends[1:], numbers=np.arange(len(ends) - 1), how="optimizer", what=what
+        )
+    calls = trace.fact(model_calls)
     if calls:
         return StepWindows(
             starts=np.array([call.start_ns for call in calls], np.int64),
             ends=np.array([call.end_ns for call in calls], np.int64),
             numbers=np.arange(len(calls)),
             how="model",
+            what="calls of the model",
         )
-    if len(ends) < 2:
+    repeated = repetition(trace)
+    if repeated is None:
         nothing = np.empty(0, np.int64)
         return StepWindows(starts=nothing, ends=nothing, numbers=nothing, how="none")
-    return StepWindows(starts=ends[:-1], ends=ends[1:], numbers=np.arange(len(ends) - 1), how="optimizer")
+    return StepWindows(
+        starts=repeated.starts,
+        ends=repeated.ends,
+        numbers=np.arange(len(repeated.starts)),
+        how="repeated",
+        what=repeated.what,
+    )
 
 
 def whole_ns(trace: Trace) -> int:

@@ -117,6 +117,9 @@ FIX_LIMIT = 160
 SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'][.:;])\s")
 """A space after the end of a sentence, or of what a list follows."""
 
+NAME_LIMIT = 60
+"""Characters of what a step is."""
+
 TITLE_LIMIT = 320
 """Characters of a title: a sentence and a kernel name in it."""
 
@@ -353,7 +356,7 @@ def _facts(analysis: Analysis) -> list[str]:
     if whole is not None:
         said.append(whole)
     if traced is not None:
-        said.append(f"step {traced.text('while traced')}")
+        said.append(f"step {traced.text('while traced')}{_steps_are(analysis)}")
     if free is None and traced is None and whole is None:
         said.append("no steps in it: savings are over the whole trace")
     spans = sum(device.span_ns for device in analysis.devices)
@@ -369,6 +372,12 @@ def _facts(analysis: Analysis) -> list[str]:
     elif not analysis.devices:
         said.append("no accelerator work in it")
     return [*said, *utilization_sentences(analysis.top)]
+
+
+def _steps_are(analysis: Analysis) -> str:
+    """What a step is, where the program did not mark any; the first of several sources tells."""
+    what = next((step.what for step in analysis.steps if step.what), "")
+    return f"; steps: {sanitize(what, NAME_LIMIT)}" if what else ""
 
 
 def _assumed_devices(analysis: Analysis) -> list[str]:

@@ -40,6 +40,14 @@ _WORDS: dict[Cause, str] = {
     "dependency": "idle: waited for other device work",
     "unexplained": "idle: unexplained",
 }
+_BUSY_WORDS: tuple[tuple[Cause, str], ...] = (
+    ("compute", "compute"),
+    ("exposed_communication", "exposed communication"),
+    ("exposed_copy", "exposed copies"),
+)
+NAMED_SHARE = 0.05
+"""Of the steps: communication or copies with less are not named in the sentence on how busy the devices are."""
+
 _ON_HOST: dict[Cause, str] = {"compute": "ops on the host", "launch": "between ops"}
 
 
@@ -122,9 +130,14 @@ def _busy(accounts: Sequence[StepAccount]) -> str:
     if all(account.device == MISSING for account in accounts):
         ops = sum(account.total_ns["compute"] for account in accounts)
         return f"no GPU/TPU activity recorded; ops of the host take {format_share(ops, whole)} of {of}"
-    busy = format_share(sum(account.busy_ns for account in accounts), whole)
     count = len(accounts)
-    return f"device busy {busy} of {of}" if count == 1 else f"devices busy {busy} of {of} (mean of {count:,})"
+    devices = "device" if count == 1 else "devices"
+    parts = [(words, sum(account.total_ns[cause] for account in accounts)) for cause, words in _BUSY_WORDS]
+    busy = " + ".join(f"{words} {format_share(time, whole)}" for words, time in parts if time >= NAMED_SHARE * whole)
+    several = "" if count == 1 else f" (mean of {count:,})"
+    if any(time >= NAMED_SHARE * whole for _, time in parts[1:]):
+        return f"{devices} busy {format_share(sum(time for _, time in parts), whole)} of {of}{several}: {busy}"
+    return f"{devices} busy {format_share(sum(time for _, time in parts), whole)} of {of}{several}"
 
 
 def accounts_document(accounts: Sequence[StepAccount]) -> list[dict[str, Any]]:
