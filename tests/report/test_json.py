@@ -62,7 +62,14 @@ def test_content(schema: Draft202012Validator) -> None:
             "kernels": 4321,
         }
     ]
-    assert held["steps"][0] == {"rank": 0, "number": 0, "duration_ns": 42_000_000, "traced": True, "start_ns": 0}
+    assert held["steps"][0] == {
+        "rank": 0,
+        "number": 0,
+        "duration_ns": 42_000_000,
+        "traced": True,
+        "start_ns": 0,
+        "what": "",
+    }
     assert [(outcome["rule"], outcome["status"]) for outcome in held["outcomes"]] == [
         ("exposed_communication", "abstained"),
         ("host_sync", "flagged"),
