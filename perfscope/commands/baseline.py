@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -109,10 +110,15 @@ def list_(name: str | None, as_json: bool, store: str | None, verbose: bool) -> 
     elif not baselines:
         click.echo(f"no baselines in {run_store.shown}; `perfscope baseline set NAME RUN` keeps one")
     else:
-        from perfscope.commands.options import show
-        from perfscope.dashboards.report.history import baselines_table
+        from perfscope.commands.options import color_wanted, width_of
+        from perfscope.dashboards.report.history import baselines_section
+        from perfscope.dashboards.report.renderers.text import printed, section_text
 
-        show(baselines_table(baselines))
+        section = baselines_section(baselines)
+        width, color = width_of(sys.stdout), color_wanted(sys.stdout)
+        click.echo(
+            printed(lambda columns: section_text(section, columns, verbose=True), width=width, color=color), nl=False
+        )
 
 
 @baseline.command("rm")

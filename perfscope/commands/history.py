@@ -49,9 +49,7 @@ def history(
     local store first. Times of single runs differ by chance: a change is reported, and never fails a build.
     """
     from perfscope.analyzers.compare.statistics.series import history as made
-    from perfscope.dashboards.report import history as history_html
-    from perfscope.dashboards.report import history as history_json
-    from perfscope.dashboards.report import history as history_text
+    from perfscope.dashboards.report import history as report
     from perfscope.dashboards.report import write
     from perfscope.model.commits import ancestry, commits_between, current_commit
 
@@ -69,8 +67,8 @@ def history(
         raise DataError(f"{run_store.shown}: none of {len(runs)} runs finished and has a metric")
     alone = "-" in (json_file, html_file)
     for file, text in (
-        (json_file, history_json.render_json(history) if json_file is not None else ""),
-        (html_file, history_html.render_html(history, count_between=commits_between) if html_file is not None else ""),
+        (json_file, report.render_json(history) if json_file is not None else ""),
+        (html_file, report.render_html(history, count_between=commits_between) if html_file is not None else ""),
     ):
         if file == "-":
             click.echo(text, nl=False)
@@ -81,7 +79,7 @@ def history(
     if not alone:
         from perfscope.commands.options import color_wanted, width_of
 
-        screen = history_text.render_text(
+        screen = report.render_text(
             history,
             width=width_of(sys.stdout),
             color=color_wanted(sys.stdout),

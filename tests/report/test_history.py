@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfscope.analyzers.compare.statistics.series import history
-from perfscope.dashboards.report import history as history_html
-from perfscope.dashboards.report import history as history_json
-from perfscope.dashboards.report import history as history_text
-from perfscope.dashboards.report.history import amount, percent, programs, scale, sparkline
+from perfscope.dashboards.report import history as report
+from perfscope.dashboards.report.history import history_sections, programs, scale, sparkline
+from perfscope.dashboards.report.renderers.html import sections_html
+from perfscope.dashboards.report.renderers.values import amount_text
 from perfscope.model.documents.stored_run import StoredMetric, StoredRun
 from tests.browser import chromium
 from tests.store.records import stored_run
@@ -55,20 +56,10 @@ def test_the_edges_of_a_picture() -> None:
 @pytest.mark.parametrize(
     ("value", "unit", "shown"),
     [(1.5e6, "ns", "1.50 ms"), (3 << 20, "bytes", "3.00 MiB"), (2e9, "FLOP", "2.00 G"), (3, "count", "3"),
-     (2.5, "count", "2.5"), (12_345, "count", "12,345")],
+     (2.5, "count", "2.50"), (12_345, "count", "12,345")],
 )  # fmt: skip
 def test_amounts(value: float, unit: str, shown: str) -> None:
-    assert amount(value, unit) == shown
-
-
-def test_percent() -> None:
-    assert [percent(change) for change in (0.004, 0.05, -0.5, 9.0, 254.0)] == [
-        "+0.40%",
-        "+5.0%",
-        "-50.0%",
-        "x 10",
-        "x 255",
-    ]
+    assert amount_text(unit, value) == shown
 
 
 def test_what_changed_at_one_place_is_told_once() -> None:
@@ -77,46 +68,50 @@ def test_what_changed_at_one_place_is_told_once() -> None:
         for number, run in enumerate(runs())
     ]
     found = history(read)
-    moved = programs(found)[0].moved(lambda older, newer: 7)
-    assert len(moved) == 1
-    assert moved[0].where.endswith(" (7 commits)")
-    assert len(moved[0].lines) == 2
-    text = history_text.render_text(found)
+    moved = programs(found)[0].moved()
+    assert [len(changes) for changes in moved] == [2]
+    text = report.render_text(found, count_between=lambda older, newer: 7)
     assert text.count("changed after ") == 1
-    assert "step time 10.0 ms -> 12.0 ms (+20.0%), p " in text
-    assert "host syncs a step 0 -> 1" in text
+    assert " (7 commits)" in " ".join(text.split())
+    assert "step time 10.0 ms → 12.0 ms (+20.0%), p " in text
+    assert "host syncs a step 0 → 1" in text
 
 
 def test_what_never_moved_is_one_line() -> None:
     metrics = tuple(StoredMetric(name=f"count {letter}", unit="count", known="exact", value=3.0) for letter in "abcd")
     found = history([stored_run(number, metrics=metrics) for number in range(3)])
-    text = history_text.render_text(found)
+    text = report.render_text(found)
     assert "the same in all runs: count a 3, count b 3, count c 3, count d 3" in " ".join(text.split())
     assert "▄" not in text
-    assert history_text.render_text(found, verbose=True).count("▄▄▄") == 4
+    assert report.render_text(found, verbose=True).count("▄▄▄") == 4
 
 
 def test_of_a_single_run_nothing_is_said_to_have_stayed_the_same() -> None:
     metrics = tuple(StoredMetric(name=f"count {letter}", unit="count", known="exact", value=3.0) for letter in "abcd")
-    text = history_text.render_text(history([stored_run(0, metrics=metrics)]))
+    text = report.render_text(history([stored_run(0, metrics=metrics)]))
     assert "its only run: count a 3, count b 3, count c 3, count d 3" in " ".join(text.split())
     assert "the same in all runs" not in " ".join(text.split())
 
 
 def test_much_of_it_is_cut_on_the_screen() -> None:
     many = [replace(run, command=("train.py", str(number % 9))) for number, run in enumerate(runs())]
-    text = history_text.render_text(history(many))
-    assert text.count("train: train.py") == 6
-    assert "and 3 more (programs with other arguments, other machines, single runs): -v shows all" in text
-    assert history_text.render_text(history(many), verbose=True).count("train: train.py") == 9
-    alone = history_text.render_text(history(runs(30), metrics=["step time"]))
+    text = report.render_text(history(many))
+    assert len(re.findall(r"(?m)^  train: train.py", text)) == 6
+    assert len(re.findall(r"(?m)^  train: train.py", report.render_text(history(many), verbose=True))) == 9
+    alone = report.render_text(history(runs(30), metrics=["step time"]))
     assert alone.count("-train-") == 20
-    assert "and 10 earlier runs: -v shows all" in alone
+    assert "and 10 more runs" in alone
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    found = history(runs())
+    golden("history.txt", report.render_text(found) + "\n=== -v\n\n" + report.render_text(found, verbose=True))
+    golden("history.html", "\n".join(sections_html(tuple(history_sections(found)))).replace("><", ">\n<"))
 
 
 def test_the_json_is_whole() -> None:
     found = history(runs())
-    held = json.loads(history_json.render_json(found))
+    held = json.loads(report.render_json(found))
     assert held["schema"] == "perfscope.history/1"
     step = next(one for one in held["series"] if one["metric"] == "step time")
     assert [point["value"] for point in step["points"]] == [run.metrics[0].value for run in runs()]
@@ -129,9 +124,9 @@ def test_the_json_is_whole() -> None:
 def test_strangers_texts_do_nothing() -> None:
     found = history(hostile())
     text, page, data = (
-        history_text.render_text(found, verbose=True),
-        history_html.render_html(found),
-        history_json.render_json(found),
+        report.render_text(found, verbose=True),
+        report.render_html(found),
+        report.render_json(found),
     )
     for out in (text, page, data):
         assert "\x1b" not in out
@@ -145,7 +140,7 @@ def test_strangers_texts_do_nothing() -> None:
 def test_the_page_in_a_browser(tmp_path: Path, width: int) -> None:
     if chromium.binary() is None:
         pytest.skip("no Chromium here")
-    (tmp_path / "page.html").write_text(history_html.render_html(history([*runs(), *hostile()])))
+    (tmp_path / "page.html").write_text(report.render_html(history([*runs(), *hostile()])))
     with chromium.browser(tmp_path / "profile") as page:
         page.open(tmp_path / "page.html", width=width)
         said = page.send("Runtime.evaluate", expression="document.documentElement.scrollWidth")

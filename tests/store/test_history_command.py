@@ -36,11 +36,11 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tupl
 def test_on_the_screen(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out, err = said(capsys)
     assert err == "perfscope: took 12 new runs into perfscope-runs/store.sqlite\n"
-    assert out.startswith("train: train.py on Test CPU, by commit\n")
+    assert "  train: train.py on Test CPU, by commit\n" in out
     assert re.search(r"step time +12 +10\.0 ms +12\.0 ms +\+20\.\d% +▁▁▁▁▁▁██████", out)
     assert f"changed after {line[5][:12]}, up to {line[6][:12]}\n" in out
-    assert re.search(r"step time 10\.0 ms -> 12\.0 ms \(\+20\.\d%\), p \de-\d+", out)
-    assert "reads by the host a step (structure) 0 -> 1" in out
+    assert re.search(r"step time 10\.0 ms → 12\.0 ms \(\+20\.\d%\), p \de-\d+", out)
+    assert "reads by the host a step (structure) 0 → 1" in out
     out, err = said(capsys)
     assert err == "", "the second time nothing is new"
 
@@ -50,7 +50,7 @@ def test_one_metric_with_its_runs(line: list[str], capsys: pytest.CaptureFixture
     assert "reads by the host" not in out
     rows = [row for row in out.splitlines() if "2026" in row]
     assert len(rows) == 12
-    assert [row for row in rows if "<- new level" in row] == [row for row in rows if line[6][:12] in row]
+    assert [row for row in rows if "new level" in row] == [row for row in rows if line[6][:12] in row]
     assert said(capsys, "reads by", "-q")[0].count("-train-") == 12
     several = said(capsys, "OPS")[0]
     assert "ops a step" in several

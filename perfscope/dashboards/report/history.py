@@ -1,4 +1,4 @@
-"""What every report of a history says, decided once: amounts, small pictures of characters, changes in words."""
+"""A history of runs: how each metric went, between which commits its level changed, and the runs themselves."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from html import escape
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST
-from perfscope.dashboards.report.html_page import page
-from perfscope.dashboards.report.renderers.text import WIDTH, printed
-from perfscope.model.units import format_bytes, format_count, format_ns
+from perfscope.dashboards.report.blocks import (
+    Badge,
+    Block,
+    Column,
+    Listing,
+    Picture,
+    Section,
+    Text,
+    notes,
+    table,
+    tables,
+)
+from perfscope.dashboards.report.renderers.report import Report, report_html, report_text
+from perfscope.dashboards.report.renderers.text import WIDTH
+from perfscope.dashboards.report.renderers.values import amount, amount_text, percent
 from perfscope.model.untrusted_text import sanitize, sanitize_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
-    from perfscope.analyzers.compare.statistics.series import Change, History, Series
-    from perfscope.model.documents.stored_run import Baseline
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from perfscope.analyzers.compare.statistics.series import Change, History, Point, Series
+    from perfscope.dashboards.report.blocks import Table
+    from perfscope.model.documents.stored_run import Baseline, StoredRun
 
     CountBetween = Callable[[str, str], int | None]
 
@@ -44,22 +45,17 @@ HASH = 12
 """Characters of a commit, as git shows them in a large repository."""
 FEW = 4
 """Metrics of a program, up to which each has a row even if it never moved."""
-MANIFOLD = 9.0
-"""Relative change from which it is told as a multiple."""
-LEAST_SHOWN = 0.01
-"""Percent."""
-CLEAR_GROWTH = 1.0
-"""Percent below which a change has two digits behind the point."""
+MOST_PROGRAMS = 6
+"""On the screen without ``-v``, those that ran last."""
+MOST_CHANGES = 6
+"""Points of a program at which levels changed, the newest ones."""
+MOST_POINTS = 20
+"""Runs that are listed of a metric that was asked for."""
+MOST_ROWS = 200
+"""Runs in the table of a metric, the newest ones: the JSON has all."""
+MOST_PICTURED = 500
 
-_FORMATS: dict[str, Callable[[float], str]] = {"ns": format_ns, "bytes": format_bytes, "FLOP": format_count}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """All metrics whose level changed between the same two runs."""
-
-    where: str
-    lines: tuple[str, ...]
+PROOF = "A history reports; it proves nothing of one commit: `perfscope compare --ab` does."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,36 +70,25 @@ class Program:
         """Of the metric that most runs have."""
         return max(len(series.points) for series in self.series)
 
-    def parted(self) -> tuple[tuple[Series, ...], str | None]:
-        """The series that moved at all (all of them where they are few), and the others in one line."""
-        still = [series for series in self.series if len({point.value for point in series.points}) == 1]
-        if len(self.series) < FEW or not still:
-            return self.series, None
-        words = ", ".join(
-            f"{sanitize(series.metric)} {amount(series.points[-1].value, series.unit)}" for series in still
-        )
-        of = "its only run" if self.runs == 1 else "the same in all runs"  # of one nothing can be the same or another
-        return tuple(series for series in self.series if series not in still), f"{of}: {words}"
-
     @property
     def newest_utc(self) -> str:
         """When it ran last."""
         return max(point.created_utc for series in self.series for point in series.points)
 
-    def moved(self, count: CountBetween | None) -> tuple[Moved, ...]:
-        """Where levels changed, the newest first. ``count``: commits between two, as git says."""
+    def parted(self) -> tuple[tuple[Series, ...], tuple[Series, ...]]:
+        """(the series that moved at all, those that did not); where they are few, all are the first."""
+        still = tuple(series for series in self.series if len({point.value for point in series.points}) == 1)
+        if len(self.series) < FEW:
+            return self.series, ()
+        return tuple(series for series in self.series if series not in still), still
+
+    def moved(self) -> list[list[tuple[Series, Change]]]:
+        """Changes of level, those between the same two runs together, the newest first."""
         places: dict[tuple[str, str], list[tuple[Series, Change]]] = {}
         for series in self.series:
             for change in series.changes:
                 places.setdefault((change.before.run, change.after.run), []).append((series, change))
-        ordered = sorted(places.values(), key=lambda held: held[0][1].after.created_utc, reverse=True)
-        return tuple(
-            Moved(
-                where=where_words(held[0][1], count),
-                lines=tuple(f"{sanitize(series.metric)} {size_words(change, series)}" for series, change in held),
-            )
-            for held in ordered
-        )
+        return sorted(places.values(), key=lambda held: held[0][1].after.created_utc, reverse=True)
 
 
 def programs(history: History) -> tuple[Program, ...]:
@@ -129,21 +114,119 @@ def _title(series: Series) -> str:
     return f"{sanitize(series.name)}{command}{on}, {how}"
 
 
-def amount(value: float, unit: str) -> str:
-    """A value with its unit, as it is shown everywhere else."""
-    if unit in _FORMATS:
-        return _FORMATS[unit](value)
-    return f"{value:,.0f}" if value == round(value) else f"{value:,.4g}"
+def render_text(
+    history: History,
+    *,
+    width: int = WIDTH,
+    color: bool = False,
+    verbose: bool = False,
+    count_between: CountBetween | None = None,
+) -> str:
+    """The history as text; of a single metric with its runs. ``count_between``: commits between two, as git says."""
+    return report_text(_report(history, count_between), width=width, color=color, verbose=verbose)
 
 
-def percent(change: float) -> str:
-    """A relative change with its sign."""
-    if change >= MANIFOLD:
-        return f"x {1 + change:,.0f}"
-    share = 100 * change
-    if abs(share) < LEAST_SHOWN:
-        return f"<{LEAST_SHOWN}%" if change else "0%"
-    return f"{share:+.2f}%" if abs(share) < CLEAR_GROWTH else f"{share:+.1f}%"
+def render_html(history: History, *, count_between: CountBetween | None = None) -> str:
+    """The page; ``count_between``: commits between two, as git says."""
+    data = json.dumps(document(history), ensure_ascii=False, allow_nan=False)
+    report = _report(history, count_between)
+    return report_html(report, data_id="perfscope-history", data=data, style=STYLE)
+
+
+def _report(history: History, count: CountBetween | None) -> Report:
+    changed = sum(bool(series.changes) for series in history.series)
+    counts = f"{history.runs} runs, {len(history.series)} series, {changed} of them with a change of level"
+    return Report(headline="history", facts=(counts,), sections=tuple(history_sections(history, count)))
+
+
+def history_sections(history: History, count: CountBetween | None = None) -> Iterator[Section]:
+    """A section for each program and machine, what ran last first; those of a single run are details."""
+    alone = len({series.metric for series in history.series}) == 1
+    held = programs(history)
+    several = any(program.runs > 1 for program in held)
+    kept = 0
+    for program in held:
+        detail = kept >= MOST_PROGRAMS or (several and program.runs == 1)
+        kept += not detail
+        yield Section(title=program.title, blocks=tuple(_program(program, count, alone=alone)), detail=detail)
+    remarks = [PROOF, *(f"left out: {text}" for text in history.left_out), *history.notes]
+    yield Section(title="Notes", blocks=notes(*remarks))
+
+
+METRIC_COLUMNS: tuple[Column[Series], ...] = (
+    Column("metric", lambda series: series.metric),
+    Column("runs", lambda series: len(series.points), "count"),
+    Column("first", lambda series: amount(series.unit, series.points[0].value), "count"),
+    Column("newest", lambda series: amount(series.unit, series.points[-1].value), "count"),
+    Column("change", lambda series: _grown(series), "change"),
+    Column("course", lambda series: sparkline([point.value for point in series.points]), drop=1),
+)
+
+
+def _grown(series: Series) -> float | None:
+    first, last = series.points[0].value, series.points[-1].value
+    return last / first - 1 if first and last != first else None
+
+
+def _program(program: Program, count: CountBetween | None, *, alone: bool) -> Iterator[Block]:
+    moving, still = program.parted()
+    yield from tables(table(METRIC_COLUMNS, moving, few=len(moving)))
+    if still:
+        of = (
+            "its only run" if program.runs == 1 else "the same in all runs"
+        )  # of one nothing can be the same or another
+        yield Text(f"{of}: {', '.join(f'{s.metric} {amount_text(s.unit, s.points[-1].value)}' for s in still)}")
+        yield table(METRIC_COLUMNS, still, title=of, few=len(still), detail=True)
+    moved = program.moved()
+    for changes in moved[:MOST_CHANGES]:
+        yield from changes_blocks(changes, count)
+    if len(moved) > MOST_CHANGES:
+        yield Text(f"and at {len(moved) - MOST_CHANGES:,} earlier points")
+    for series in program.series:
+        yield from series_blocks(series, alone=alone, moving=series in moving)
+
+
+def changes_blocks(changes: Sequence[tuple[Series, Change]], count: CountBetween | None) -> tuple[Block, ...]:
+    """Metrics that changed between the same two runs."""
+    lines = tuple(f"{sanitize(series.metric)} {_size_words(change, series)}" for series, change in changes)
+    return Text(f"changed {_where_words(changes[0][1], count)}"), Listing(items=lines, rest="metrics")
+
+
+def series_blocks(series: Series, *, alone: bool = False, moving: bool = True) -> Iterator[Block]:
+    """A metric: its picture, what is to be said of it, and its runs, open where it was asked for ``alone``."""
+    if moving:
+        yield Picture(_drawn(series))
+    yield from notes(*(f"{series.metric}: {line}" for line in (*series.remarks, _newest_words(series)) if line))
+    if alone or moving:
+        yield _points(series, detail=not alone)
+
+
+def _points(series: Series, *, detail: bool) -> Table:
+    starts = {series.points[change.index].run for change in series.changes}
+    newest = series.points[: -MOST_ROWS - 1 : -1]
+    columns: tuple[Column[Point], ...] = (
+        Column("run", lambda point: point.run),
+        Column("commit", commit_words),
+        Column("branch", lambda point: point.branch or ""),
+        Column("value", lambda point: amount(series.unit, point.value), "count"),
+        Column("", lambda point: Badge("new level", "open") if point.run in starts else None),
+    )
+    left = len(series.points) - len(newest)
+    title = f"the runs: {series.metric}"
+    return table(columns, newest, title=title, few=MOST_POINTS, left=left, rest="runs", detail=detail)
+
+
+def baselines_section(found: Sequence[Baseline]) -> Section:
+    """A row for each baseline, as they come."""
+    columns: tuple[Column[Baseline], ...] = (
+        Column("name", lambda baseline: baseline.name),
+        Column("run", lambda baseline: baseline.run.id),
+        Column("commit", lambda baseline: commit_words(baseline.run)),
+        Column("branch", lambda baseline: baseline.run.branch or ""),
+        Column("set (UTC)", lambda baseline: baseline.set_utc[:19].replace("T", " ")),
+        Column("files", lambda baseline: "numbers only" if baseline.digest is None else baseline.bytes, "bytes"),
+    )
+    return Section(title="Baselines", blocks=(table(columns, found, few=len(found)),))
 
 
 def sparkline(values: Sequence[float], width: int = SPARK) -> str:
@@ -167,21 +250,21 @@ def scale(values: Sequence[float]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def commit_words(point: Point) -> str:
-    """The commit of a point, and whether it had changes beside it."""
+def commit_words(point: Point | StoredRun) -> str:
+    """The commit of a run, with ``+`` where files were changed besides."""
     if point.commit is None:
         return "no commit"
     return point.commit[:HASH] + ("+" if point.dirty else "")
 
 
-def size_words(change: Change, series: Series) -> str:
+def _size_words(change: Change, series: Series) -> str:
     """How much a level changed, and how sure that is."""
-    old, new = amount(change.old, series.unit), amount(change.new, series.unit)
+    old, new = amount_text(series.unit, change.old), amount_text(series.unit, change.new)
     size = f" ({percent(change.change)})" if change.change is not None else ""
-    return f"{old} -> {new}{size}" + ("" if change.p is None else f", p {change.p:.1g}")
+    return f"{old} → {new}{size}" + ("" if change.p is None else f", p {change.p:.1g}")
 
 
-def where_words(change: Change, count: CountBetween | None) -> str:
+def _where_words(change: Change, count: CountBetween | None) -> str:
     """Between which commits it changed, and what else changed there. ``count``: commits between two."""
     before, after = change.before.commit, change.after.commit
     if change.same_commit:
@@ -195,14 +278,14 @@ def where_words(change: Change, count: CountBetween | None) -> str:
     return where + (f"; {', '.join(map(sanitize, change.software))} there" if change.software else "")
 
 
-def newest_words(series: Series) -> str | None:
+def _newest_words(series: Series) -> str | None:
     """The last run where it lies outside of what neighbours differ by; one run proves nothing, and that is said."""
-    fence_result = series.newest
-    if fence_result is None or not fence_result.outside:
+    fence = series.newest
+    if fence is None or not fence.outside:
         return None
     return (
-        f"the newest run is {percent(fence_result.change)} from the one before; neighbours here differ by at most "
-        f"{100 * fence_result.bound:.1f}% as a rule (one run: `perfscope compare --ab` settles it)"
+        f"the newest run is {percent(fence.change)} from the one before; neighbours differ by at most "
+        f"{100 * fence.bound:.1f}% as a rule (one run: `perfscope compare --ab` settles it)"
     )
 
 
@@ -264,133 +347,8 @@ def _change(change: Change) -> dict[str, Any]:
     }
 
 
-# A history on a terminal: a line a metric with its course, and where its level changed; and the list of baselines.
+# The picture of a metric.
 
-
-MOST_PROGRAMS = 6
-"""On the screen, those that ran last."""
-MOST_CHANGES = 6
-"""Points of a program at which levels changed, the newest ones."""
-MOST_POINTS = 20
-"""Runs that are listed of a metric, the newest ones."""
-
-
-def render_text(
-    history: History,
-    *,
-    width: int = WIDTH,
-    color: bool = False,
-    verbose: bool = False,
-    count_between: CountBetween | None = None,
-) -> str:
-    """The history as text; of a single metric with its runs. ``count_between``: commits between two, as git says."""
-    return printed(lambda _: _parts(history, verbose=verbose, count=count_between), width=width, color=color)
-
-
-def _parts(history: History, *, verbose: bool, count: CountBetween | None) -> Iterator[RenderableType]:
-    alone = len({series.metric for series in history.series}) == 1
-    held = programs(history)
-    rows = [program for program in held if verbose or program.runs > 1] or list(held)
-    for program in rows if verbose else rows[:MOST_PROGRAMS]:
-        yield Text(program.title, style="bold")
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("metric", overflow="fold", ratio=1)
-        table.add_column("runs", justify="right", no_wrap=True)
-        for name in ("first", "newest", "change"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        series, still = (program.series, None) if verbose else program.parted()
-        for item in series:
-            table.add_row(*map(Text, _row(item)))
-        if series:
-            yield Padding(table, (0, 0, 0, 2))
-        if still is not None:
-            yield Padding(Text(still), (0, 0, 0, 2))
-        yield from _changes(program, verbose=verbose, count=count)
-        if alone:
-            for item in program.series:
-                yield from _points(item, verbose=verbose)
-        yield ""
-    left = len(held) - (len(rows) if verbose else min(len(rows), MOST_PROGRAMS))
-    if left:
-        yield Text(f"and {left} more (programs with other arguments, other machines, single runs): -v shows all")
-    for line in (*(f"left out: {text}" for text in history.left_out), *history.notes):
-        yield Text(f"note: {line}", style="dim")
-
-
-def _row(series: Series) -> tuple[str, ...]:
-    first, last = series.points[0].value, series.points[-1].value
-    moved = percent(last / first - 1) if first and last != first else "" if last == first else "-"
-    return (
-        sanitize(series.metric),
-        str(len(series.points)),
-        amount(first, series.unit),
-        amount(last, series.unit),
-        moved,
-        sparkline([point.value for point in series.points]),
-    )
-
-
-def _changes(program: Program, *, verbose: bool, count: CountBetween | None) -> Iterator[RenderableType]:
-    moved = program.moved(count)
-    rows = moved if verbose else moved[:MOST_CHANGES]
-    for row in rows:
-        yield Padding(Text(f"changed {row.where}", style="bold"), (0, 0, 0, 2))
-        yield from (Padding(Text(line), (0, 0, 0, 6)) for line in row.lines)
-    if len(rows) < len(moved):
-        yield Padding(Text(f"and at {len(moved) - len(rows)} earlier points: -v shows all"), (0, 0, 0, 2))
-    for series in program.series:
-        newest = newest_words(series)
-        for line in (*series.remarks, *(() if newest is None else (newest,))):
-            yield Padding(Text(f"{sanitize(series.metric)}: {line}", style="dim"), (0, 0, 0, 2))
-
-
-def _points(series: Series, *, verbose: bool) -> Iterator[RenderableType]:
-    points = series.points if verbose else series.points[-MOST_POINTS:]
-    starts = {change.index for change in series.changes}
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("run", "commit", "branch"):
-        table.add_column(name, overflow="fold")
-    table.add_column(sanitize(series.metric), justify="right", no_wrap=True)
-    table.add_column("")
-    for index, point in enumerate(points, start=len(series.points) - len(points)):
-        table.add_row(
-            Text(sanitize(point.run)),
-            Text(commit_words(point)),
-            Text(sanitize(point.branch or "-")),
-            Text(amount(point.value, series.unit)),
-            Text("<- new level" if index in starts else "", style="bold"),
-        )
-    yield Padding(table, (1, 0, 0, 2))
-    if len(points) < len(series.points):
-        yield Padding(Text(f"and {len(series.points) - len(points)} earlier runs: -v shows all"), (0, 0, 0, 2))
-
-
-def baselines_table(found: Sequence[Baseline]) -> RenderableType:
-    """A row a baseline, as they come."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("name", "run", "commit", "branch", "set (UTC)"):
-        table.add_column(name, overflow="fold")
-    table.add_column("files", justify="right", no_wrap=True)
-    for baseline in found:
-        commit = "-" if baseline.run.commit is None else baseline.run.commit[:12] + ("+" if baseline.run.dirty else "")
-        table.add_row(
-            Text(sanitize(baseline.name), style="bold"),
-            Text(sanitize(baseline.run.id)),
-            Text(commit),
-            Text(sanitize(baseline.run.branch or "-")),
-            Text(sanitize(baseline.set_utc[:19].replace("T", " "))),
-            Text("numbers only" if baseline.digest is None else f"{baseline.bytes / (1 << 20):.2f} MiB"),
-        )
-    return table
-
-
-# A history as one HTML file: a picture a metric, where its level changed, and the runs; it opens offline.
-
-
-MOST_ROWS = 200
-"""Runs in the table of a metric, the newest ones: the embedded JSON has all."""
-MOST_PICTURED = 500
 
 CHART_WIDTH, HEIGHT, EDGE = 1000.0, 120.0, 8.0
 
@@ -401,70 +359,19 @@ STYLE = """
 .ps-history .dot{stroke:var(--link);stroke-width:6px;stroke-linecap:round;vector-effect:non-scaling-stroke;
 stroke-dasharray:none}
 h3{font-size:15px;margin:18px 0 2px}
-.ends{display:flex;justify-content:space-between;gap:12px;font-size:13px;color:var(--soft)}
 .ends span{white-space:nowrap}
 """
 
 
-def render_html(history: History, *, count_between: CountBetween | None = None) -> str:
-    """The page; ``count_between``: commits between two, as git says."""
-    data = json.dumps(document(history), ensure_ascii=False, allow_nan=False)
-    for sign in "<>&":
-        data = data.replace(sign, f"\\u{ord(sign):04x}")
-    body = _page(history, count_between)
-    return page(body, title="history", data_id="perfscope-history", data=data, style=STYLE)
-
-
-def _page(history: History, count: CountBetween | None) -> Iterator[str]:
-    yield "<h1><b>perfscope</b> <span>history</span></h1>"
-    changed = sum(bool(series.changes) for series in history.series)
-    yield (
-        f'<p class="sub">{history.runs} runs, {len(history.series)} series, {changed} of them with a change of level. '
-    )
-    yield "A history reports; it proves nothing of one commit: <code>perfscope compare --ab</code> does.</p>"
-    for program in programs(history):
-        yield f'<section class="card"><h2>{escape(program.title)}</h2>'
-        for moved in program.moved(count):
-            yield moved_html(moved)
-        series, still = program.parted()
-        for item in series:
-            yield metric_html(item)
-        if still is not None:
-            yield f'<p class="note">{escape(still)}</p>'
-        yield "</section>"
-    lines = (*(f"left out: {text}" for text in history.left_out), *history.notes)
-    yield from (f'<p class="note">{escape(sanitize(line, 400))}</p>' for line in lines)
-
-
-def moved_html(moved: Moved) -> str:
-    """Metrics that changed between the same two runs."""
-    items = "".join(f"<li>{escape(line)}</li>" for line in moved.lines)
-    return f"<p><b>changed</b> {escape(moved.where)}</p><ul>{items}</ul>"
-
-
-def metric_html(series: Series) -> str:
-    """A series: its picture, what is to be said of it, and its newest runs as a table."""
-    return "".join(_metric(series))
-
-
-def _metric(series: Series) -> Iterator[str]:
+def _drawn(series: Series) -> str:
+    """The picture below the newest value, with what its ends are."""
     newest = series.points[-1]
-    yield f"<h3>{escape(sanitize(series.metric))}: {escape(amount(newest.value, series.unit))}</h3>"
-    yield _picture(series)
     values = [point.value for point in series.points[-MOST_PICTURED:]]
-    between = f"{amount(min(values), series.unit)} to {amount(max(values), series.unit)}"
+    between = f"{amount_text(series.unit, min(values))} to {amount_text(series.unit, max(values))}"
     texts = (commit_words(series.points[-len(values)]), between, commit_words(newest))
-    yield f'<div class="ends">{"".join(f"<span>{escape(text)}</span>" for text in texts)}</div>'
-    for line in (*series.remarks, newest_words(series)):
-        if line is not None:
-            yield f'<p class="note">{escape(sanitize(line, 400))}</p>'
-    yield "<details><summary>the runs</summary><div class='scroll'><table>"
-    yield "<tr><th>run</th><th>commit</th><th>branch</th><th class='n'>value</th></tr>"
-    for point in reversed(series.points[-MOST_ROWS:]):
-        cells = (sanitize(point.run), commit_words(point), sanitize(point.branch or "-"))
-        value = f'<td class="n">{escape(amount(point.value, series.unit))}</td>'
-        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{value}</tr>"
-    yield "</table></div></details>"
+    ends = "".join(f"<span>{escape(sanitize(text))}</span>" for text in texts)
+    title = f"{sanitize(series.metric)}: {amount_text(series.unit, newest.value)}"
+    return f'<h3>{escape(title)}</h3>{_picture(series)}<div class="ends">{ends}</div>'
 
 
 def _picture(series: Series) -> str:
@@ -485,7 +392,7 @@ def _picture(series: Series) -> str:
     course = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     x, y = places[-1]
     dot = f'<line class="dot" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    ends = f"{amount(min(values), series.unit)} to {amount(max(values), series.unit)}"
+    ends = f"{amount_text(series.unit, min(values))} to {amount_text(series.unit, max(values))}"
     words = f"{len(values)} runs from {ends}, {len(cuts)} changes of level"
     return (
         f'<svg class="ps-history" role="img" aria-label="{escape(words)}" '

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Level
 from perfscope.analyzers.compare.runs.structure import NEUTRAL
-from perfscope.dashboards.report.blocks import Amount, Effect
+from perfscope.dashboards.report.blocks import Effect
 from perfscope.dashboards.report.compare.types import CausePart
-from perfscope.dashboards.report.renderers.values import effect_text, number, number_text, percent
+from perfscope.dashboards.report.renderers.values import amount, amount_text, effect_text, number, number_text, percent
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import NAME_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.statistics.verdict import MetricResult
-    from perfscope.dashboards.report.blocks import Tone, Unit, Value
+    from perfscope.dashboards.report.blocks import Tone, Value
     from perfscope.dashboards.report.compare.document import Document
     from perfscope.dashboards.report.compare.types import (
         Cause,
@@ -87,8 +87,6 @@ FINDING_WORDS = {
     "unchanged": "unchanged",
 }
 
-_UNITS: dict[str, Unit] = {"ns": "ns", "bytes": "bytes", "FLOP": "quantity"}
-
 _EXPECTED = frozenset({None, *(LEVEL_WORDS[level] for level in (Level.SAME, Level.RENAMED, Level.MOVED))})
 """Ways of matching that are not worth a word: it is the same work."""
 
@@ -144,11 +142,6 @@ def side_value(metric: Judged, side: str) -> Value:
     """A metric's value on a side, in its unit."""
     value = metric.base if side == "base" else metric.head
     return value if value is None or isinstance(value, str) else amount(metric.unit, value)
-
-
-def amount(unit: str, value: float) -> Amount:
-    """A number in a unit of the document."""
-    return Amount(value, _UNITS.get(unit, "count"))
 
 
 def side_text(metric: Judged, side: str) -> str:
@@ -256,10 +249,7 @@ def cause_lines(cause: Cause, per: str = "step") -> tuple[list[str], int]:
         text = f"finding {FINDING_WORDS[finding.change]}: {sanitize(finding.rule)}: {sanitize(finding.subject)}"
         lines.append(text + (f" ({BY_TIME})" if finding.by_time else ""))
     for metric in cause.metrics:
-        base, head = (
-            "-" if value is None else number_text(amount(metric.unit, value), "count")
-            for value in (metric.base, metric.head)
-        )
+        base, head = ("-" if value is None else amount_text(metric.unit, value) for value in (metric.base, metric.head))
         lines.append(f"{sanitize(metric.name)}: {base} → {head}")
     parts = [part for part in cause.parts if part.counted] or list(cause.parts)
     lines += [part_words(part, per) for part in parts]
@@ -419,7 +409,7 @@ def row_amounts(amounts: Sequence[ProgramAmount]) -> str:
     texts = []
     for part in amounts:
         grown = part.head - part.base
-        size = number_text(amount(part.unit, abs(grown)), "count")
+        size = amount_text(part.unit, abs(grown))
         texts.append(f"{'+' if grown > 0 else '-'}{size} {_SHORT.get(part.name, sanitize(part.name))}".rstrip())
     return ", ".join(texts)
 

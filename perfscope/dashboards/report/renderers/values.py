@@ -24,6 +24,8 @@ WORDS = NAMES | {"text"}
 """Units of columns that stand left; the others are numbers."""
 
 
+_METRIC_UNITS: dict[str, Unit] = {"ns": "ns", "bytes": "bytes", "FLOP": "quantity"}
+
 MOST_PERCENT = 10
 """Relative change from which on percents are given without a decimal: +196.0%, but +1,234%."""
 
@@ -70,6 +72,16 @@ def number_text(value: Number | Range | Marked | Amount | None, unit: Unit) -> s
             return f"{value / 1e9:.3g} GB/s"
         case _:
             return number(value)
+
+
+def amount(unit: str, value: Number) -> Amount:
+    """A number in a unit of a metric: ns, bytes, FLOP, else a count."""
+    return Amount(value, _METRIC_UNITS.get(unit, "count"))
+
+
+def amount_text(unit: str, value: Number) -> str:
+    """``'3.00 MiB'``."""
+    return number_text(amount(unit, value), "count")
 
 
 def number(value: Number) -> str:

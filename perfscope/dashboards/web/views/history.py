@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.report.history import metric_html, moved_html, programs
+from perfscope.dashboards.report.history import changes_blocks, programs, series_blocks
+from perfscope.dashboards.report.renderers.html import blocks_html
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def view_of(history: History, *, count_between: CountBetween | None = None) -> d
             {
                 "title": program.title,
                 "runs": program.runs,
-                "moved": "".join(moved_html(moved) for moved in program.moved(count_between)),
+                "moved": "".join(
+                    html for changes in program.moved() for html in blocks_html(changes_blocks(changes, count_between))
+                ),
                 "series": series,
                 "left": len(program.series) - len(series),
             }
@@ -53,5 +56,5 @@ def _series(series: Series) -> dict[str, Any]:
     return {
         "metric": sanitize(series.metric),
         "plain": bool(series.changes) or series.known != "exact",
-        "html": metric_html(series),
+        "html": "".join(blocks_html(tuple(series_blocks(series)))),
     }
