@@ -20,7 +20,7 @@ def _streamed(copy_us: float, *, start: float = 0, kernel_us: float = 9_000, **m
 
 def test_weights_streamed_from_the_host_are_flagged_with_bytes_and_rate() -> None:
     (finding,) = judge(RULE, _streamed(1_000).build()).findings
-    assert (finding.subject, finding.cost_ns, finding.cost_bytes) == ("copies host to device", 1_000_000, 50_000_000)
+    assert (finding.subject, finding.cost_ns, finding.cost_bytes) == ("host-to-device copies", 1_000_000, 50_000_000)
     assert finding.evidence[0]["gb_per_s"] == 50.0
     assert finding.evidence[0]["host_memory"] == "pinned"
 

@@ -39,6 +39,7 @@ from perfscope.analyzers.time.spans import (
 )
 from perfscope.analyzers.time.steps import (
     HOST_AHEAD,
+    cost_text,
     late_span_ns,
     per_step,
     step_windows,
@@ -72,6 +73,7 @@ __all__ = [
     "call_site",
     "communication_in_steps",
     "compiled_rows",
+    "cost_text",
     "covering_slices",
     "detail_row",
     "device_busy",

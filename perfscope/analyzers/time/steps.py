@@ -13,6 +13,7 @@ from perfscope.analyzers.time.repetitions import repetition
 from perfscope.model.finding import Basis, Severity, severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
+from perfscope.model.units import format_ns, format_share
 
 HOST_AHEAD = 1.1
 """Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
@@ -105,6 +106,12 @@ def timed_cost(trace: Trace, cost_ns: int, whole_ns: int, basis: Basis = "measur
         cost_ns=cost_ns,
         cost_ns_per_step=per_step(trace, cost_ns),
     )
+
+
+def cost_text(trace: Trace, cost_ns: int, whole_ns: int) -> str:
+    """``'5.86 ms a step (7.5%)'``, or of the whole capture where no step is known: ``'5.86 ms (7.5%)'``."""
+    share, each = format_share(cost_ns, whole_ns), per_step(trace, cost_ns)
+    return f"{format_ns(cost_ns)} ({share})" if each is None else f"{format_ns(each)} a step ({share})"
 
 
 def per_step(trace: Trace, cost_ns: int | float) -> int | None:

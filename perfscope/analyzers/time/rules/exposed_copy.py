@@ -26,11 +26,11 @@ from perfscope.analyzers.time.account import account_windows
 from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost
+from perfscope.analyzers.time.steps import cost_text, timed_cost
 from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes
 
 NEEDS = ("device_work",)
 
@@ -46,14 +46,36 @@ MOST_LINES = 5
 ROWS = 20
 
 _DIRECTIONS = {
-    CopyKind.HOST_TO_DEVICE: "host to device",
-    CopyKind.DEVICE_TO_HOST: "device to host",
-    CopyKind.DEVICE_TO_DEVICE: "within the device",
-    CopyKind.PEER_TO_PEER: "to another device",
-    CopyKind.HOST_TO_HOST: "host to host",
-    CopyKind.MEMSET: "clearing memory",
-    CopyKind.UNKNOWN: "direction not recorded",
+    CopyKind.HOST_TO_DEVICE: "host-to-device copies",
+    CopyKind.DEVICE_TO_HOST: "device-to-host copies",
+    CopyKind.DEVICE_TO_DEVICE: "copies within the device",
+    CopyKind.PEER_TO_PEER: "copies to another device",
+    CopyKind.HOST_TO_HOST: "host-to-host copies",
+    CopyKind.MEMSET: "memory clears",
+    CopyKind.UNKNOWN: "copies of unrecorded direction",
 }
+_EARLIER = "Start them earlier, on a stream of their own, while the kernels before run. Copy less, and "
+_ADVICE = {
+    CopyKind.HOST_TO_DEVICE: "Copy earlier, from pinned memory on a stream of its own, while the kernels before run. "
+    "Keep on the device what every step uses, and send it once.",
+    CopyKind.DEVICE_TO_HOST: "Fetch results later or less often, into pinned memory on a stream of its own. Do not "
+    "offload what is cheaper to compute again.",
+    CopyKind.DEVICE_TO_DEVICE: "Write results where they are needed (`out=`, views, in-place ops) instead of copying "
+    "them; `.contiguous()`, `cat` and changes of layout copy.",
+    CopyKind.PEER_TO_PEER: f"{_EARLIER}keep on each device what it uses every step.",
+    CopyKind.HOST_TO_HOST: f"{_EARLIER}let the device read pinned memory directly.",
+    CopyKind.MEMSET: "Clear less: `torch.empty` where everything is written anyway, and "
+    "`optimizer.zero_grad(set_to_none=True)`.",
+    CopyKind.UNKNOWN: f"{_EARLIER}keep on the device what is used every step.",
+}
+_JAX_ADVICE = {
+    CopyKind.HOST_TO_DEVICE: "Call `jax.device_put` on the next batch while this step runs. Keep on the device what "
+    "every step uses, and offload to host memory only what is not cheaper to compute again.",
+    CopyKind.DEVICE_TO_HOST: "Fetch results later or less often (`x.copy_to_host_async()`), and offload to host memory "
+    "only what is not cheaper to compute again.",
+}
+"""Where it differs, for programs that XLA compiled."""
+
 _MEMORIES = {HostMemory.PINNED: "pinned", HostMemory.PAGEABLE: "pageable", HostMemory.UNKNOWN: "not recorded"}
 
 
@@ -95,17 +117,15 @@ def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: I
     known = copies["bytes"][rows] != MISSING
     size = int(copies["bytes"][rows][known].sum())
     seconds = int(lengths[known].sum()) / 1e9
-    amount = f", {format_bytes(size)} at {size / 1e9 / seconds:.1f} GB/s" if size and seconds else ""
+    amount = f", {format_bytes(size)} at {size / 1e9 / seconds:,.1f} GB/s" if size and seconds else ""
     order = np.argsort(-exposed[rows], kind="stable")[:ROWS]
     return Finding(
-        subject=f"copies {_DIRECTIONS[kind]}",
-        title=f"{len(rows):,} copies ({_DIRECTIONS[kind]}{amount}) run {format_ns(cost)} "
-        f"({format_share(cost, whole)}) beside no kernel",
+        subject=_DIRECTIONS[kind],
+        title=f"{len(rows):,} {_DIRECTIONS[kind]} hidden by no kernel: {cost_text(trace, cost, whole)}{amount}",
         **timed_cost(trace, cost, whole),
         cost_bytes=size or None,
         covers_ns={"exposed_copy": cost},
-        advice="Start them earlier, on a stream of their own and from pinned memory, so that kernels run beside them; "
-        "or copy less: keep on the device what is used every step.",
+        advice=_JAX_ADVICE.get(kind, _ADVICE[kind]) if len(trace.rows["hlo_ops"]) else _ADVICE[kind],
         where=where,
         evidence=tuple(_row(trace, int(rows[index]), int(exposed[rows[index]])) for index in order.tolist()),
         spans=worst_spans(copies["start_ns"][rows], copies["end_ns"][rows], exposed[rows]),
