@@ -15,9 +15,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import Step
-from perfscope.dashboards.report.html_findings import FIRST_ROWS, MOST_FINDINGS
+from perfscope.dashboards.report.html_findings import MOST_FINDINGS
 from perfscope.dashboards.report.html_report import MOST_STEPS, render
 from perfscope.dashboards.report.json_report import document
+from perfscope.dashboards.report.renderers.html import FEWEST_OPEN
 from perfscope.model.finding import Finding, Outcome
 from tests.browser.chromium import Page, binary, browser
 from tests.conftest import REPOSITORY
@@ -75,7 +76,7 @@ def test_everything_is_on_the_page() -> None:
         "6.90 ms", "16.5% of step", "host_sync: .item() makes the host wait 40 times", "~/proj/train.py:88", "measured",
         "cudaStreamSynchronize", "1.20 ms", "if step % 100 == 0:", "no time", "structural", "Not evaluated",
         "exposed_communication, nvlink_stall: not recorded: collectives with their sizes", "Evaluated and clean",
-        "input_stall", "compute 77.7%", "idle 17.0%", "median of 12, no profiler on", "12 kernel without a device",
+        "input_stall", "77.7%", "17.0%", "median of 12, no profiler on", "12 kernel without a device",
         "2 unescaped quotes", "largest saving first",
     ):  # fmt: skip
         assert words in page.text, words
@@ -201,7 +202,7 @@ def test_evidence_beyond_the_first_rows_is_folded() -> None:
     rows = tuple({"n": n} for n in range(25))
     finding = Finding(subject="s", title="t", severity="low", basis="measured", advice="", evidence=rows)
     page = Parsed(render(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))))
-    assert f"{20 - FIRST_ROWS} more rows" in page.text
+    assert f"{20 - FEWEST_OPEN} more rows" in page.text
     assert "and 5 more rows in the JSON report" in page.text
 
 

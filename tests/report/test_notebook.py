@@ -32,9 +32,9 @@ def built(name: str = "gemm") -> TraceBuilder:
 def test_a_trace_draws_itself() -> None:
     page = Parsed(built().build()._repr_html_())
     assert page.open == []
-    assert "gemm.json kineto, rank 0, 5 events" in page.text
-    assert "rank 0, Test GPU (0): 30.0 us, compute 66.7%, exposed communication 33.3%, exposed copy 0.0%" in page.text
-    assert page.text.endswith("table rows calls 1 devices 1 kernels 2 threads 1")
+    assert "gemm.json Kineto, rank 0, 5 events" in page.text
+    assert "0 Test GPU (0) 30.0 us 66.7% 33.3% 0.0% 0.0%" in page.text
+    assert "table rows calls 1 devices 1 kernels 2 threads 1" in page.text
     widths = [float(value) for tag, key, value in page.attributes if (tag, key) == ("rect", "width") and value != "10"]
     assert widths == [pytest.approx(666.67), pytest.approx(333.33)]
 
@@ -55,7 +55,7 @@ def test_a_run_names_the_pass_its_memory_is_of() -> None:
     builder = built()
     builder.detail = detail.build()
     text = Parsed(trace_html(builder.build())).text
-    assert text.endswith("memory (detail pass) 1 threads 1")
+    assert "memory (detail pass) 1 threads 1" in text
     assert "slices" not in text, "the trace's own tables are the trace's own"
     assert "memory 1 slices 1" in Parsed(trace_html(builder.detail)).text
 
@@ -64,9 +64,9 @@ def test_an_analysis_draws_itself() -> None:
     page = Parsed(analysis()._repr_html_())
     assert page.open == []
     for words in (
-        "~/traces/trace.json.gz (kineto, rank 0, 120,345 events)", "6.90 ms 16.5% host_sync: .item() makes",
-        "no time host_sync: nonzero", "clean: input_stall, launch_bound", "not evaluated: exposed_communication",
-        "unplaced: 12 of 120,345 events",
+        "~/traces/trace.json.gz (kineto, rank 0, 120,345 events)", "16.5% of step", "host_sync: .item() makes",
+        "host_sync: nonzero", "input_stall, launch_bound", "Not evaluated", "exposed_communication",
+        "12 of 120,345 events",
     ):  # fmt: skip
         assert words in page.text, words
 
@@ -80,16 +80,16 @@ def test_a_notebook_cell_stays_short() -> None:
     )
     text = analysis_html(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=findings),)))
     assert text.count("r: finding") == MOST_FINDINGS
-    assert "and 7 more" in text
+    assert "7 more findings" in text
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names_are_words(name: str) -> None:
     page, plain = Parsed(analysis_html(hostile(name))), Parsed(analysis_html(hostile("plain")))
     assert page.open == []
-    assert set(page.tags) == set(plain.tags)
-    assert {(tag, key) for tag, key, _ in page.attributes} == {(tag, key) for tag, key, _ in plain.attributes}
-    assert Parsed(trace_html(built(name).build())).tags == Parsed(trace_html(built().build())).tags
+    assert set(page.tags) <= set(plain.tags) | {"code", "wbr"}
+    assert {(tag, key) for tag, key, _ in page.attributes} <= {(tag, key) for tag, key, _ in plain.attributes}
+    assert set(Parsed(trace_html(built(name).build())).tags) <= {*Parsed(trace_html(built().build())).tags, "code"}
 
 
 def test_traces() -> None:

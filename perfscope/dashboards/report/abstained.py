@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfscope.dashboards.report.blocks import Listing, Section, Text
 from perfscope.dashboards.report.remarks import REASON_LIMIT
 from perfscope.model.trace import RECORDED
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
+    from perfscope.dashboards.report.summary import Summary
 
 LOG_FORMAT = "torch_trace"
 """The format of torch.compile's log alone."""
@@ -119,3 +121,26 @@ def _fold(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
     if of is not None and (len(rules) >= FOLDED_FROM or reason == ONE_PROCESS):
         return reason, (f"{len(rules)} rules on {of}",)
     return reason, tuple(rules)
+
+
+def coverage_sections(summary: Summary) -> tuple[Section, ...]:
+    """Rules that are clean, and those that were not evaluated, with the reasons as details."""
+    made = []
+    if summary.clean:
+        count = len(summary.clean)
+        names = Text(f"rules: {', '.join(summary.clean)}", detail=True)
+        made.append(Section(title="Evaluated and clean", summary=_rules(count), blocks=(names,)))
+    if summary.abstained or summary.partly:
+        items = [f"{', '.join(rules)}: {reason}" for reason, rules in summary.abstained]
+        items += [f"{rule}, in part: {reason}" for rule, reason in summary.partly]
+        partly = f", {len(summary.partly)} in part only" if summary.partly else ""
+        blocks = (
+            Text("these rules lack what they need; they say nothing, neither good nor bad", detail=True),
+            Listing(items=tuple(items), few=len(items), rest="reasons"),
+        )
+        made.append(Section(title="Not evaluated", summary=f"{_rules(summary.blind)}{partly}", blocks=blocks))
+    return tuple(made)
+
+
+def _rules(count: int) -> str:
+    return f"{count:,} rule{'' if count == 1 else 's'}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
+from perfscope.dashboards.report.blocks import Column, Picture, Section, table
+from perfscope.dashboards.report.svg import device_bar, legend
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_share
 from perfscope.model.untrusted_text import sanitize
@@ -35,6 +38,10 @@ class DeviceRow:
     exposed_communication_ns: int
     exposed_copy_ns: int
     idle_ns: int
+
+    def share(self, part_ns: int) -> float | None:
+        """Of the span, 0 to 1."""
+        return part_ns / self.span_ns if self.span_ns else None
 
     def shares(self) -> tuple[str, str, str, str]:
         """Compute, exposed communication, exposed copy and idle, in percent of the span."""
@@ -113,6 +120,30 @@ def _device_row(group: Sequence[DeviceTime | DeviceShare]) -> DeviceRow:
         exposed_copy_ns=middle.exposed_copy_ns,
         idle_ns=middle.idle_ns,
     )
+
+
+COLUMNS: tuple[Column[DeviceRow], ...] = (
+    Column("rank", lambda row: "" if row.ranks == "-" else row.ranks),
+    Column("device", lambda row: row.device),
+    Column("span", lambda row: row.span_ns, "ns"),
+    Column("compute", lambda row: row.share(row.compute_ns), "share"),
+    Column("exposed comm", lambda row: row.share(row.exposed_communication_ns), "share"),
+    Column("exposed copy", lambda row: row.share(row.exposed_copy_ns), "share"),
+    Column("idle", lambda row: row.share(row.idle_ns), "share"),
+)
+
+
+def device_sections(rows: Sequence[DeviceRow]) -> tuple[Section, ...]:
+    """The time of the devices as bars and numbers; nothing where no device did work."""
+    if not rows:
+        return ()
+    bars = "".join(
+        f'<div class="device"><div class="name">{escape(f"{rank}{row.device}")}</div>{device_bar(row)}</div>'
+        for row in rows
+        for rank in ("" if row.ranks == "-" else f"rank {row.ranks} · ",)
+    )
+    picture = Picture(f'<div class="legend">{legend()}</div>{bars}')
+    return (Section(title="Where the device time goes", blocks=(picture, table(COLUMNS, rows, few=len(rows)))),)
 
 
 def span_text(numbers: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from perfscope.dashboards.report.blocks import Head, Table
 from perfscope.model.units import format_bytes, format_ns
 from perfscope.model.untrusted_text import sanitize
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from perfscope.model.finding import Cell
+
+FIRST_ROWS = 6
+"""Rows that are seen without asking."""
 
 MOST_EVIDENCE = 20
 """Rows of a finding: a rule yields no more, but those of many ranks together do."""
@@ -76,6 +80,21 @@ def evidence_headers(keys: Iterable[str]) -> dict[str, str]:
 def _with_unit(key: str) -> str:
     stem, _, unit = key.rpartition("_")
     return (f"{stem}_time" if unit == "ns" else key).replace("_", " ")
+
+
+def evidence_table(rows: Sequence[Mapping[str, Cell]], left: int = 0) -> Table:
+    """The rows of a finding; ``left``: rows that are not here. ``ValueError`` without a row."""
+    if not rows:
+        raise ValueError("a finding without evidence has no table of it")
+    heads = evidence_headers(rows[0])
+    texts = {key: any(isinstance(row.get(key), str) for row in rows) for key in heads}
+    return Table(
+        heads=tuple(Head(title, "text" if texts[key] else "count") for key, title in heads.items()),
+        rows=tuple(tuple(evidence_cell(key, row.get(key)) for key in heads) for row in rows),
+        few=FIRST_ROWS,
+        left=left,
+        rest="rows in the JSON report",
+    )
 
 
 def evidence_header(key: str) -> str:

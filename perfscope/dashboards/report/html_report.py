@@ -13,10 +13,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.report import svg
+from perfscope.dashboards.report.abstained import coverage_sections
+from perfscope.dashboards.report.blocks import Column, Listing, Section, table
+from perfscope.dashboards.report.device_rows import device_sections
 from perfscope.dashboards.report.html_findings import MOST_FINDINGS, findings
-from perfscope.dashboards.report.html_page import card, page, table
+from perfscope.dashboards.report.html_page import card, page
 from perfscope.dashboards.report.json_report import document
-from perfscope.dashboards.report.prose import prose
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
 from perfscope.model.trace import MISSING
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from perfscope.analyzers.engine import Analysis, Step
-    from perfscope.dashboards.report.device_rows import DeviceRow
+    from perfscope.model.trace import Source
 
 SUFFIXES = (".html", ".htm")
 
@@ -84,10 +86,10 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield from sections_html(summary.account)
     yield from findings(summary)
     yield from sections_html(summary.top)
-    yield from sections_html(summary.sections)
-    yield from _devices_and_steps(summary, analysis)
-    yield from not_flagged(summary)
-    yield from _origin_cards(summary, analysis)
+    yield from sections_html((*summary.sections, *device_sections(summary.devices)))
+    yield from _step_cards(analysis)
+    yield from sections_html(coverage_sections(summary))
+    yield from sections_html(tuple(origin_sections(analysis, summary)))
     yield f"<footer>{escape(_origin())}</footer>"
 
 
@@ -105,9 +107,11 @@ def overview_parts(
     return {
         "headline": f'<p class="sub">{escape(summary.headline)}</p>',
         "tiles": tiles(summary, analysis, more, first=first),
-        "devices": "".join((*sections_html((*summary.account, *summary.top)), *_device_cards(summary))),
+        "devices": "".join(sections_html((*summary.account, *summary.top, *device_sections(summary.devices)))),
         "steps": "".join(_step_cards(analysis)),
-        "rest": "".join((*not_flagged(summary), *_origin_cards(summary, analysis))),
+        "rest": "".join(
+            (*sections_html(coverage_sections(summary)), *sections_html(tuple(origin_sections(analysis, summary))))
+        ),
     }
 
 
@@ -123,26 +127,9 @@ def tiles(
     return f'<section class="tiles">{"".join(drawn)}</section>'
 
 
-def _devices_and_steps(summary: Summary, analysis: Analysis) -> Iterator[str]:
-    yield from _device_cards(summary)
-    yield from _step_cards(analysis)
-
-
-def _device_cards(summary: Summary) -> Iterator[str]:
-    if summary.devices:
-        bars = "".join(map(_device, summary.devices))
-        yield card("Where the device time goes", f'<div class="legend">{svg.legend()}</div>{bars}')
-
-
 def _step_cards(analysis: Analysis) -> Iterator[str]:
     if analysis.steps:
         yield card("Step times", "".join(_steps(analysis.steps)))
-
-
-def _origin_cards(summary: Summary, analysis: Analysis) -> Iterator[str]:
-    if analysis.run is not None:
-        yield card("Run", _run(analysis.run))
-    yield card("Sources", "".join(_sources(analysis, summary)))
 
 
 def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
@@ -190,29 +177,6 @@ def _tile(name: str, value: str, note: str) -> str:
     )
 
 
-def not_flagged(summary: Summary) -> Iterator[str]:
-    """Cards of the rules that were not evaluated, and of those that are clean."""
-    if summary.clean:
-        chips = "".join(f'<span class="chip ok">{escape(rule)}</span>' for rule in summary.clean)
-        yield card("Evaluated and clean", f'<div class="rules">{chips}</div>')
-    if summary.abstained or summary.partly:
-        items = [f"<li><b>{escape(', '.join(rules))}</b>: {prose(reason)}</li>" for reason, rules in summary.abstained]
-        items += [f"<li><b>{escape(rule)}</b>, in part: {prose(reason)}</li>" for rule, reason in summary.partly]
-        body = (
-            f"<p>These rules lack what they need; they say nothing, neither good nor bad.</p><ul>{''.join(items)}</ul>"
-        )
-        yield card("Not evaluated", body)
-
-
-def _device(row: DeviceRow) -> str:
-    rank = f"rank {row.ranks} · " if row.ranks != "-" else ""
-    parts = " · ".join(f"{words} {share}" for (words, _, _), share in zip(svg.PARTS, row.shares(), strict=True))
-    return (
-        f'<div class="device"><div class="name">{escape(rank + row.device)}</div>{svg.device_bar(row)}'
-        f'<div class="parts">{escape(f"span {format_ns(row.span_ns)} · {parts}")}</div></div>'
-    )
-
-
 def _steps(steps: Sequence[Step]) -> Iterator[str]:
     kinds = [
         ("no profiler on", svg.FREE_COLOR, [step for step in steps if not step.traced]),
@@ -232,24 +196,17 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
     yield f'<div class="ends"><span>{many}</span><span>tallest {format_ns(longest)}</span></div>'
 
 
-def _sources(analysis: Analysis, summary: Summary) -> Iterator[str]:
-    heads = ("<th>path</th>", *(f'<th class="n">{name}</th>' for name in ("rank", "events", "unplaced")))
-    rows = (
-        f'<tr><td class="t">{escape(sanitize(source.path))} '
-        f'<span class="note">{escape(sanitize(source.format))}</span></td>'
-        f'<td class="n">{"-" if source.rank is None else source.rank}</td>'
-        f'<td class="n">{source.events_read:,}</td><td class="n">{source.events_unplaced:,}</td></tr>'
-        for source in analysis.sources[:MOST_SOURCES]
-    )
-    drawn = table(heads, rows)
-    if len(analysis.sources) > MOST_SOURCES:
-        drawn += f'<p class="note">and {len(analysis.sources) - MOST_SOURCES:,} more</p>'
-    folded = len(analysis.sources) > FEW_SOURCES
-    yield f"<details><summary>all {len(analysis.sources):,} sources</summary>{drawn}</details>" if folded else drawn
-    if summary.remarks:
-        yield f"<ul>{''.join(f'<li>{prose(remark)}</li>' for remark in summary.remarks)}</ul>"
-
-
+SOURCE_COLUMNS: tuple[Column[Source], ...] = (
+    Column("path", lambda source: source.path, "place", limit=TEXT_LIMIT),
+    Column("format", lambda source: source.format),
+    Column("rank", lambda source: source.rank, "count"),
+    Column("events", lambda source: source.events_read, "count"),
+    Column("unplaced", lambda source: source.events_unplaced, "count"),
+)
+RUN_COLUMNS: tuple[Column[tuple[str, str]], ...] = (
+    Column("run", lambda row: row[0].replace("_", " ")),
+    Column("value", lambda row: row[1]),
+)
 _RUN_FACTS = (
     "command",
     "created_utc",
@@ -265,14 +222,17 @@ _RUN_FACTS = (
 """What of a run's manifest is shown; the JSON report holds all of it."""
 
 
-def _run(run: Mapping[str, Any]) -> str:
-    rows = []
-    for key in _RUN_FACTS:
-        words = _words(run.get(key))
-        if words:
-            name = escape(key.replace("_", " "))
-            rows.append(f'<tr><th scope="row">{name}</th><td class="t">{escape(sanitize(words, TEXT_LIMIT))}</td></tr>')
-    return f'<div class="scroll"><table class="facts"><tbody>{"".join(rows)}</tbody></table></div>'
+def origin_sections(analysis: Analysis, summary: Summary) -> Iterator[Section]:
+    """The run, and what was read of it."""
+    if analysis.run is not None:
+        run = analysis.run
+        facts = [(key, words) for key in _RUN_FACTS if (words := _words(run.get(key)))]
+        yield Section(title="Run", blocks=(table(RUN_COLUMNS, facts, few=len(facts)),))
+    rows, left = analysis.sources[:MOST_SOURCES], max(0, len(analysis.sources) - MOST_SOURCES)
+    title, folded = f"all {len(analysis.sources):,} sources", len(analysis.sources) > FEW_SOURCES
+    sources = table(SOURCE_COLUMNS, rows, title=title if folded else "", left=left, rest="sources", detail=folded)
+    remarks = Listing(items=summary.remarks, few=len(summary.remarks), rest="remarks")
+    yield Section(title="Sources", blocks=(sources, *((remarks,) if summary.remarks else ())))
 
 
 def _words(value: Any) -> str:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
+from perfscope.dashboards.report.abstained import coverage_sections
+from perfscope.dashboards.report.device_rows import device_sections
+from perfscope.dashboards.report.evidence import evidence_table
 from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
-from perfscope.dashboards.report.renderers.markdown import open_section, sections_markdown
+from perfscope.dashboards.report.renderers.markdown import (
+    open_section,
+    section_markdown,
+    sections_markdown,
+    table_markdown,
+)
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
-from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,9 +70,7 @@ def _head(summary: Summary) -> Iterable[str]:
         yield "\n".join(f"- {escape(fact)}" for fact in summary.facts)
     yield from (open_section(section) for section in summary.account)
     if summary.devices and (not summary.account or len(summary.devices) > 1):
-        rows = [(escape(row.ranks), code(row.device), format_ns(row.span_ns), *row.shares()) for row in summary.devices]
-        heads = ("rank", "device", "span", "compute", "exposed comm", "exposed copy", "idle")
-        yield markdown_table(heads, rows, "llrrrrr")
+        yield from (open_section(section) for section in device_sections(summary.devices))
     if summary.findings:
         share = SHARE_OF[any(row.per_step for row in summary.findings)]
         titles = ("", "saves up to", share, "finding", "where", "basis")
@@ -98,25 +102,13 @@ def _finding(row: FindingRow) -> str:
     if known:
         parts.append(", ".join(known) + "\n")
     if row.evidence:
-        heads = list(map(escape, evidence_headers(row.evidence[0]).values()))
-        align = "".join("l" if isinstance(value, str) else "r" for value in row.evidence[0].values())
-        rows = [
-            [code(text) if isinstance(value, str) else text for key, value in cells.items()
-             for text in (evidence_cell(key, value),)]
-            for cells in row.evidence[:MOST_EVIDENCE]
-        ]  # fmt: skip
-        parts.append(markdown_table(heads, rows, align) + "\n")
+        shown = evidence_table(row.evidence[:MOST_EVIDENCE])
+        parts.append(table_markdown(shown.heads, shown.rows) + "\n")
     parts.append(advice_text(row.advice))
     parts.append("\n</details>\n")
     return "\n".join(parts)
 
 
 def _tail(summary: Summary) -> Iterable[str]:
-    if summary.clean:
-        yield f"clean: {escape(', '.join(summary.clean))} ({len(summary.clean)})\n"
-    if summary.abstained or summary.partly:
-        yield f"<details><summary>not evaluated: {summary.blind}</summary>\n"
-        yield from (f"- {escape(', '.join(rules))} ({prose(reason)})" for reason, rules in summary.abstained)
-        yield from (f"- {escape(rule)}, in part ({prose(reason)})" for rule, reason in summary.partly)
-        yield "\n</details>\n"
+    yield from (f"{section_markdown(section, MOST_ROWS)}\n" for section in coverage_sections(summary))
     yield from (f"{prose(remark)}\n" for remark in summary.remarks)

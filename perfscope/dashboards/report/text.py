@@ -9,20 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.dashboards.report.blocks import Text as TextBlock
-from perfscope.dashboards.report.evidence import evidence_cell, evidence_headers
-from perfscope.dashboards.report.renderers.text import WIDTH, printed, section_text, sections_text
+from perfscope.dashboards.report.device_rows import device_sections
+from perfscope.dashboards.report.evidence import evidence_table
+from perfscope.dashboards.report.renderers.text import WIDTH, block_text, printed, section_text, sections_text
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
-from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
     from perfscope.analyzers.engine import Analysis
     from perfscope.dashboards.report.blocks import Section
-    from perfscope.dashboards.report.device_rows import DeviceRow
 
 SUFFIXES = (".txt",)
 
@@ -47,10 +46,9 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
     for section in summary.account:
         yield ""
         yield from section_text(section, width, verbose=verbose)
-    if summary.devices and (not summary.account or len(summary.devices) > 1):
-        yield ""
-        yield _device_table(summary.devices)
     yield ""
+    if summary.devices and (not summary.account or len(summary.devices) > 1):
+        yield from sections_text(device_sections(summary.devices), width, verbose=verbose)
     yield from findings_part(summary, verbose=verbose)
     yield from sections_text(summary.top, width, verbose=verbose)
     if verbose or not summary.account:
@@ -63,7 +61,7 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
     if len(remarks) < len(summary.remarks):
         yield f"  and {len(summary.remarks) - len(remarks):,} more notes (-v)"
     if verbose:
-        yield from (part for row in summary.findings for part in _detail(row))
+        yield from (part for row in summary.findings for part in _detail(row, width))
     elif summary.findings:
         yield ""
         yield line_of("  next  ", f"perfscope explain {summary.findings[0].rule}     {summary.again}")
@@ -121,18 +119,6 @@ def _finding_table(rows: Sequence[FindingRow]) -> RenderableType:
     return Padding(table, (0, 0, 0, 2))
 
 
-def _device_table(rows: Iterable[DeviceRow]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("rank", overflow="fold")
-    table.add_column("device", overflow="fold")
-    for name in ("span", "compute", "exposed comm", "exposed copy", "idle"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells = (row.ranks, row.device, format_ns(row.span_ns), *row.shares())
-        table.add_row(*map(Text, cells))
-    return Padding(table, (0, 0, 0, 2))
-
-
 def not_flagged(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     """Which rules are clean and which were not evaluated: a line each, with reasons if ``verbose``."""
     names = f"{', '.join(summary.clean)} ({len(summary.clean)})"
@@ -151,7 +137,7 @@ def not_flagged(summary: Summary, width: int, *, verbose: bool) -> Iterator[Rend
     yield from (line_of("    in part: ", f"{rule} ({reason})") for rule, reason in summary.partly)
 
 
-def _detail(row: FindingRow) -> Iterator[RenderableType]:
+def _detail(row: FindingRow, width: int) -> Iterator[RenderableType]:
     yield ""
     title = Text(f"{row.rule}: {row.title}{row.on_ranks}", style="bold")
     yield Padding(title, (0, 0, 0, 2))
@@ -161,15 +147,8 @@ def _detail(row: FindingRow) -> Iterator[RenderableType]:
     if known:
         yield line_of("    ", ", ".join(known))
     if row.evidence:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for head, value in zip(evidence_headers(row.evidence[0]).values(), row.evidence[0].values(), strict=True):
-            is_text = isinstance(value, str)
-            table.add_column(head, overflow="fold", justify="left" if is_text else "right")
-        for cells in row.evidence:
-            table.add_row(*(Text(evidence_cell(key, value)) for key, value in cells.items()))
-        yield Padding(table, (0, 0, 0, 4))
-        if row.evidence_left:
-            yield f"    and {row.evidence_left} more rows in the JSON report"
+        rows = evidence_table(row.evidence, row.evidence_left)
+        yield from (Padding(part, (0, 0, 0, 2)) for part in block_text(rows, width - 2, verbose=True))
     for line in row.advice.splitlines():
         yield line_of("    ", line)
 

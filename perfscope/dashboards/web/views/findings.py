@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from perfscope.dashboards.report.abstained import coverage_sections
 from perfscope.dashboards.report.html_findings import finding_card, nothing_found
-from perfscope.dashboards.report.html_report import not_flagged
+from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.summary import FindingRow, summarize
 from perfscope.dashboards.web.timeline.index import events_kept
 from perfscope.dashboards.web.timeline.marks import marked, numbers
@@ -56,7 +57,7 @@ def view(job: Job) -> dict[str, Any]:
         "findings": rows,
         "nothing": "" if rows else nothing_found(summary),
         "left": len(summary.findings) - len(rows),
-        "after": "".join(not_flagged(summary)),
+        "after": "".join(sections_html(coverage_sections(summary))),
     }
 
 
