@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands import advise_compile
+from perfscope.commands.completion import complete_runs
 from perfscope.commands.group import VerbGroup
 from perfscope.commands.options import device_named, quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, DataError, UsageError
@@ -35,7 +36,7 @@ def advise() -> None:
 
 
 @advise.command()
-@click.argument("path", metavar="PATH")
+@click.argument("path", metavar="PATH", shell_complete=complete_runs)
 @click.option("--budget", metavar="SIZE", help="Memory a step may need: 80GiB, 512MiB. [90% of the device]")
 @click.option("--devices", type=click.IntRange(min=1, max=1_000_000), metavar="N", help="Divide state among N devices.")
 @click.option("--device", metavar="NAME", help="Device whose links and peaks count (H100 ...) where none is recorded.")

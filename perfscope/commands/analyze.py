@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perfscope.commands.completion import complete_rules, complete_runs
 from perfscope.commands.options import checkout_folder, device_named, quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
 from perfscope.model.finding import SEVERITIES
@@ -36,7 +37,7 @@ fail_on_option = click.option(
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=complete_runs)
 @click.option("--format", "form", type=click.Choice(FORMATS), help="What to print. [text, or by the suffix of -o]")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Write here, not to stdout (repeatable)."
@@ -47,7 +48,14 @@ fail_on_option = click.option(
     metavar="TOKENS",
     help="Size of --format llm, at 4 characters a token. [4000]",
 )
-@click.option("--rule", "rules", multiple=True, metavar="ID", help="Ask this rule only (repeatable).")
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="ID",
+    help="Ask this rule only (repeatable).",
+    shell_complete=complete_rules,
+)
 @click.option(
     "--device",
     metavar="NAME",

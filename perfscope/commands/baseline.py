@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from perfscope.commands.completion import complete_runs
 from perfscope.commands.group import VerbGroup
 from perfscope.commands.options import opened, record, store_option, verbose_option
 from perfscope.model.errors import DataError, UsageError
@@ -26,7 +27,7 @@ def baseline() -> None:
 
 @baseline.command("set", epilog="In CI: after the tests of the main branch, and of no other branch (docs/store.md).")
 @click.argument("name", metavar="NAME")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_runs)
 @click.option("--branch", help="Branch of the run; else the one that is checked out, if it is the run's commit.")
 @click.option("--commit", metavar="HASH", help="Commit of a recording that is no run of perfscope's.")
 @click.option(

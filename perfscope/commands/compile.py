@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.analyze import fail_on_option, gate
+from perfscope.commands.completion import complete_targets
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
@@ -40,6 +41,7 @@ class CompileCommand(RunCommand):
 @click.option(
     "--target",
     metavar="DEVICES",
+    shell_complete=complete_targets,
     default=DEFAULT_TARGET,
     show_default=True,
     help="For what: h100, h100x8, b200, mi300x, v5e:2x4 ... or a TOML file of your own.",

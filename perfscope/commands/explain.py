@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.completion import complete_rules
 from perfscope.commands.options import show, verbose_option
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NO_NEEDS = "nothing in every case; it looks at what was recorded, and says why w
 
 
 @click.command()
-@click.argument("rule_id", metavar="RULE")
+@click.argument("rule_id", metavar="RULE", shell_complete=complete_rules)
 @verbose_option
 def explain(rule_id: str, verbose: bool) -> int:
     """Say what a rule finds, why that costs, how to fix it, what the rule needs and how it decides."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.completion import complete_runs
 from perfscope.commands.options import quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, UsageError
 
@@ -23,7 +24,7 @@ TIMELINES = ("perfetto", "chrome")
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=complete_runs)
 @click.option("--to", "form", type=click.Choice(FORMATS), required=True, help="Format of the export.")
 @click.option(
     "-o", "--output", metavar="FILE", help="Write here (a folder for parquet and tensorboard). [named after PATH]"

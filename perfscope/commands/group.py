@@ -33,6 +33,8 @@ class VerbGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Without a verb: the help, as an answer and not as an error. ``help VERB`` is ``VERB --help``."""
+        if ctx.resilient_parsing:  # a shell completes
+            return super().parse_args(ctx, args)
         if not args:
             click.echo(self.get_short_help(ctx))
             ctx.exit(0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.compare_outputs import STDOUT, rendered, show_screen, tell_github
+from perfscope.commands.compare.outputs import STDOUT, rendered, show_screen, tell_github
 from perfscope.commands.options import quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, UsageError
 

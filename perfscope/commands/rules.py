@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.completion import complete_rules
 from perfscope.commands.options import show, verbose_option
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("rule_id", required=False, metavar="[ID]")
+@click.argument("rule_id", required=False, metavar="[ID]", shell_complete=complete_rules)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @verbose_option
 def rules(rule_id: str | None, as_json: bool, verbose: bool) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perfscope.commands.completion import complete_runs
 from perfscope.commands.options import width_of
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import UsageError
@@ -42,8 +43,23 @@ BELOW = "    "
     metavar="N",
     help="Remove all but the N newest runs. Runs that are running or have a tag stay.",
 )
-@click.option("--delete", "deleted", multiple=True, metavar="RUN", help="Remove this run (repeatable).")
-@click.option("--tag", "tagged", nargs=2, multiple=True, metavar="RUN TAG", help="Give a run a name (repeatable).")
+@click.option(
+    "--delete",
+    "deleted",
+    multiple=True,
+    metavar="RUN",
+    help="Remove this run (repeatable).",
+    shell_complete=complete_runs,
+)
+@click.option(
+    "--tag",
+    "tagged",
+    nargs=2,
+    multiple=True,
+    metavar="RUN TAG",
+    help="Give a run a name (repeatable).",
+    shell_complete=complete_runs,
+)
 @click.option("--untag", "untagged", multiple=True, metavar="TAG", help="Take a name away (repeatable).")
 @click.option(
     "-o",

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from perfscope.commands.completion import complete_runs
 from perfscope.commands.options import quiet_option
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import NotStartedError, UsageError
@@ -30,7 +31,7 @@ NEEDED = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress
 
 
 @click.command()
-@click.argument("paths", nargs=-1, metavar="[RUN|FILE|FOLDER]...")
+@click.argument("paths", nargs=-1, metavar="[RUN|FILE|FOLDER]...", shell_complete=complete_runs)
 @click.option("--port", type=click.IntRange(0, 65_535), help=f"[{PORT}, or the next free one]")
 @click.option(
     "--host", default=LOCAL, show_default=True, help="Address to listen on; others than this machine's need the token."

@@ -1,4 +1,4 @@
-"""``perfscope compare --ab`` with profiled launches: planted defects in commits of small PyTorch programs."""
+"""``perfscope compare commits`` with profiled launches: planted defects in commits of small PyTorch programs."""
 
 from __future__ import annotations
 

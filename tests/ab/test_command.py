@@ -1,4 +1,4 @@
-"""``perfscope compare --ab`` on its command line, with real commits and processes."""
+"""``perfscope compare commits`` on its command line, with real commits and processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from perfscope.analyzers.compare.ab.judge import AbJudge, AbResult
 from perfscope.analyzers.compare.ab.profiles import Profiles, compare_profiles
-from perfscope.commands.compare_ab import gates_not_met, inconclusive
+from perfscope.commands.compare.commits import gates_not_met, inconclusive
 from perfscope.dashboards.report.compare import document as compare_document
 from perfscope.dashboards.report.compare.json import ab_document, as_text
 from perfscope.dashboards.report.compare.render import render_text

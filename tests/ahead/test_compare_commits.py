@@ -1,4 +1,4 @@
-"""``perfscope compare --programs``: two commits of a real repository, compiled for a machine that is not here."""
+"""``perfscope compare programs``: two commits of a real repository, compiled for a machine that is not here."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from perfscope import __main__ as program
 from perfscope.commands import COMMANDS, TASKS, group
@@ -174,7 +175,7 @@ def test_the_list_of_verbs_is_sorted_and_complete() -> None:
         file.stem
         for file in (REPOSITORY / "perfscope" / "commands").glob("*.py")
         if re.search(r"^@\w+\.command\(", file.read_text(), re.MULTILINE)
-    }
+    } | {"compare"}
     assert decorated == listed
 
 
@@ -245,3 +246,57 @@ def test_the_module_can_be_run(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert done.stdout == ""
     assert done.stderr == f"perfscope: {tmp_path}: an empty folder\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("perfscope explain host", ["host_bound", "host_sync"]),
+        ("perfscope analyze --rule host-s", ["host_sync"]),
+        ("perfscope compile --target h100n", ["h100nvl"]),
+        ("perfscope analyze 2026", ["20260101-000000-train-aaaa"]),
+        ("perfscope compare latest go", ["good"]),
+        ("perfscope compare lat", ["latest"]),
+        ("perfscope compare pro", ["programs"]),
+        ("perfscope serve lat", ["latest"]),
+        ("perfscope runs --delete go", ["good"]),
+    ],
+)
+def test_a_shell_completes(words: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "perfscope-runs" / "20260101-000000-train-aaaa"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    (run / ".tags").write_text("good")
+    monkeypatch.chdir(tmp_path)
+    _, *args, incomplete = words.split()
+    completion = ShellComplete(group.cli, {}, "perfscope", "_PERFSCOPE_COMPLETE")
+    assert [item.value for item in completion.get_completions(args, incomplete) if item.type == "plain"] == expected
+
+
+def test_where_no_run_begins_so_the_shell_completes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    completion = ShellComplete(group.cli, {}, "perfscope", "_PERFSCOPE_COMPLETE")
+    assert [item.type for item in completion.get_completions(["analyze"], "trace")] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (["compare", "--ab", "--help"], "compare commits"),
+        (["compare", "--base", "main", "--ab", "--help"], "compare commits"),
+        (["compare", "--programs", "--help"], "compare programs"),
+        (["compare", "commits", "--help"], "compare commits"),
+        (["compare", "base", "head", "--help"], "compare runs"),
+        (["compare", "-q", "--help"], "compare runs"),
+        (["compare", "--help"], "compare"),
+        (["compare"], "compare"),
+    ],
+)
+def test_the_forms_of_compare(arguments: list[str], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(arguments) == 0
+    assert capsys.readouterr().out.split("Usage: perfscope ", 1)[1].startswith(f"{usage} ")
+
+
+def test_a_flag_of_the_program_is_not_one_of_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(["compare", "base", "--", "--ab"]) != 0
+    assert "commits" not in capsys.readouterr().err

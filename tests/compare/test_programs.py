@@ -22,7 +22,7 @@ from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.load import load_one
-from perfscope.commands.compare_outputs import check_gates, own_gates
+from perfscope.commands.compare.outputs import check_gates, own_gates
 from perfscope.model.errors import UsageError
 from perfscope.model.trace import Trace
 from tests.compare.programs import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.commands.baselines import resolved, sides
+from perfscope.commands.compare.baselines import resolved, sides
 from perfscope.model.errors import DataError, UsageError
 from tests.session.test_environment import git
 from tests.store.kept_runs import ITEM, put_run, repository
@@ -238,7 +238,7 @@ def test_what_is_said_is_in_every_report(kept: list[Path], line: list[str], caps
         (("compare", "--baseline",), 2, "needs HEAD"),
         (("compare", "--baseline", "main", "gone"), 4, "gone: no such file"),
         (("compare", "RUN"), 2, "compare needs BASE and HEAD"),
-        (("compare",), 2, "compare needs BASE and HEAD"),
+        (("compare", "--strict"), 2, "compare needs BASE and HEAD"),
         (("baseline", "set", "a b", "RUN"), 2, "is no name of a baseline"),
         (("baseline", "set", "main", "gone"), 4, "gone: no such file"),
         (("baseline", "set", "main", "RUN", "--commit", "HEAD"), 2, "--commit HEAD: not a commit's hash"),

@@ -55,7 +55,7 @@ MOST_ROWS = 200
 """Runs in the table of a metric, the newest ones: the JSON has all."""
 MOST_PICTURED = 500
 
-PROOF = "A history reports; it proves nothing of one commit: `perfscope compare --ab` does."
+PROOF = "A history reports; it proves nothing of one commit: `perfscope compare commits` does."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +285,7 @@ def _newest_words(series: Series) -> str | None:
         return None
     return (
         f"the newest run is {percent(fence.change)} from the one before; neighbours differ by at most "
-        f"{100 * fence.bound:.1f}% as a rule (one run: `perfscope compare --ab` settles it)"
+        f"{100 * fence.bound:.1f}% as a rule (one run: `perfscope compare commits` settles it)"
     )
 
 

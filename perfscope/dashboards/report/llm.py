@@ -170,7 +170,7 @@ def _tail(summary: Summary) -> Iterator[str]:
     yield ""
     yield "## Verify a change"
     yield "- `perfscope run train.py` before and after it, then `perfscope compare BASE HEAD`: what changed, and where"
-    yield "- `perfscope compare --ab --base main -- train.py`: the step time, from launches in turns, with an interval"
+    yield "- `perfscope compare commits --base main -- train.py`: the step time with its interval"
 
 
 def _plain(text: str) -> str:

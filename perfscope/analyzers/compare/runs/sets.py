@@ -80,7 +80,7 @@ def _typical(same: Sequence[Finding]) -> Finding:
 #
 # Launches of one arm after those of the other cannot be told from a machine that became slower meanwhile: simulated
 # with a drift of 2%, two sets of ten "differ" in 41 of 100 comparisons of a program with itself. Launches in turns take
-# the drift out, as in ``compare --ab``; so do sets whose times of recording show that they ran in turns.
+# the drift out, as in ``compare commits``; so do sets whose times of recording show that they ran in turns.
 
 
 LEAST_GATING = LEAST_CONFIRMING

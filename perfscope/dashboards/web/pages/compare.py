@@ -242,7 +242,7 @@ def _pickers_compare(asked: Asked) -> Any:
         label="or a comparison that was kept",
         data=[{"value": item.key, "label": sanitize(item.title)} for item in kept],
         value=named if named in {item.key for item in kept} else None,
-        placeholder="compare --ab, --json",
+        placeholder="compare commits, --json",
         searchable=True,
         allowDeselect=False,
         size="sm",

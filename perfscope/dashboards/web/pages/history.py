@@ -88,7 +88,7 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     ]
     about = (
         f"{view['runs']} runs that finished; {view['changed']} series with a change of level. A history reports; it "
-        "proves nothing of one commit: perfscope compare --ab does."
+        "proves nothing of one commit: perfscope compare commits does."
     )
     left = [f"{view['programs_left']:,} more programs are left out"] if view["programs_left"] else []
     return [

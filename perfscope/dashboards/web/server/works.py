@@ -24,7 +24,7 @@ _CHILDREN = "perfscope.dashboards.web.server"
 APART = "~"
 """Between the keys of a pair, and before the key of what is stored."""
 RESULT_FILE = "result.json"
-"""Of ``perfscope compare --ab``, in its folder."""
+"""Of ``perfscope compare commits``, in its folder."""
 _STORE = "store"
 
 HEAD_S = 2.0
@@ -199,7 +199,7 @@ def _of_file(path: Path) -> str | None:
 
 SIDES = ("base", "head")
 _ARM = re.compile(r"-(base|head)-(\d{1,6})-[0-9a-f]{4}$")
-"""The end of a run's name that ``perfscope compare --ab`` profiled: its arm and the number of its pair."""
+"""The end of a run's name that ``perfscope compare commits`` profiled: its arm and the number of its pair."""
 
 
 def launches_of(

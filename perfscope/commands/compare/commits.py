@@ -1,4 +1,4 @@
-"""``perfscope compare --ab``: two commits, launched in turns until the change of their step time is settled."""
+"""``perfscope compare commits``: two commits, launched in turns until the change of their step time is settled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare_outputs import GATES, Outputs, finish, new_folder, no_word, output_options, tell_user
+from perfscope.commands.compare.outputs import GATES, Outputs, finish, new_folder, no_word, output_options, tell_user
 from perfscope.commands.options import output_folder_option
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import UsageError
@@ -39,15 +39,11 @@ class AbCommand(RunCommand):
         return rest
 
 
-ab_command = click.command(
-    "compare --ab",
+@click.command(
+    "commits",
     cls=AbCommand,
     epilog="What was interrupted goes on with --resume. Its times are taken without any profiler.",
 )
-"""No verb of its own: ``compare`` hands over to it."""
-
-
-@ab_command
 @click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
 @click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
 @click.option(

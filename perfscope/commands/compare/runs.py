@@ -1,14 +1,15 @@
-"""``perfscope compare``: what changed from one run to another, how sure that is, and where."""
+"""``perfscope compare runs``: what changed from one run to another, how sure that is, and where."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.baselines import Sides, baseline_option, sides
-from perfscope.commands.compare_outputs import Outputs, check_gates, finish, output_options, own_gates
+from perfscope.commands.compare.baselines import Sides, baseline_option, sides
+from perfscope.commands.compare.outputs import Outputs, check_gates, finish, output_options, own_gates
+from perfscope.commands.completion import complete_runs
 from perfscope.commands.options import spare, store_option
 from perfscope.model.documents import run_folders
 
@@ -17,41 +18,10 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.readers.load import Loaded
 
-OTHER_FORMS = ("--ab", "--programs")
 
-
-class CompareCommand(click.Command):
-    """``compare BASE HEAD``; with ``--ab`` or ``--programs`` before the program begins, another command instead."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Hand over to ``--ab`` or ``--programs`` where it is asked for."""
-        ours = args[: args.index("--")] if "--" in args else args
-        flag = next((word for word in ours if word in OTHER_FORMS), None)
-        if flag is not None:
-            rest = [*args[: args.index(flag)], *args[args.index(flag) + 1 :]]
-            return _command(flag).make_context(f"{info_name} {flag}", rest, parent=parent, **extra)
-        return super().make_context(info_name, args, parent=parent, **extra)
-
-
-def _command(flag: str) -> click.Command:
-    if flag == "--ab":
-        from perfscope.commands.compare_ab import ab
-
-        return ab
-    from perfscope.commands.compare_programs import programs
-
-    return programs
-
-
-@click.command(
-    cls=CompareCommand,
-    epilog="perfscope compare --ab --help: two commits, launched in turns. perfscope compare --programs --help: two "
-    "commits, compiled for a machine that is not here.",
-)
-@click.argument("base", metavar="BASE", required=False)
-@click.argument("head", metavar="HEAD", required=False)
+@click.command()
+@click.argument("base", metavar="BASE", required=False, shell_complete=complete_runs)
+@click.argument("head", metavar="HEAD", required=False, shell_complete=complete_runs)
 @baseline_option
 @store_option
 @output_options(
@@ -60,7 +30,7 @@ def _command(flag: str) -> click.Command:
     "launches, recompute, collective-bytes, modelled-time, most of them with :PERCENT. none: nothing. Repeatable. "
     "[programs, where both sides were compiled for one target]"
 )
-def compare(base: str | None, head: str | None, baseline: str | None, store: str | None, outputs: Outputs) -> int:
+def runs(base: str | None, head: str | None, baseline: str | None, store: str | None, outputs: Outputs) -> int:
     """Say what changed from BASE to HEAD, and where in the code.
 
     BASE and HEAD are runs, trace files, folders with the traces of a job's ranks, compiled programs (HLO)
@@ -79,9 +49,9 @@ def compare(base: str | None, head: str | None, baseline: str | None, store: str
 
     check_gates(outputs.fail_on)
     named = sides(base, head, baseline, store=store)
-    runs = runs_in(named.base), runs_in(named.head)
-    if runs != (None, None):
-        return _compare_sets(named, runs, outputs)
+    launches = runs_in(named.base), runs_in(named.head)
+    if launches != (None, None):
+        return _compare_sets(named, launches, outputs)
     loaded = load_path(named.base), load_path(named.head)
     spare(_files(*loaded), outputs.files().values())
     comparison = compared(loaded[0].traces, loaded[1].traces)

@@ -1,4 +1,4 @@
-"""``perfscope compare --programs``: two commits, both compiled for a machine that is not here, compared exactly."""
+"""``perfscope compare programs``: two commits, both compiled for a machine that is not here, compared exactly."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare_ab import AbCommand
-from perfscope.commands.compare_outputs import (
+from perfscope.commands.compare.commits import AbCommand
+from perfscope.commands.compare.outputs import (
     Outputs,
     check_gates,
     finish,
@@ -20,6 +20,7 @@ from perfscope.commands.compare_outputs import (
     tell_user,
 )
 from perfscope.commands.compile import DEFAULT_LIMIT_S, DEFAULT_TARGET, FRAMEWORKS
+from perfscope.commands.completion import complete_targets
 from perfscope.commands.options import output_folder_option
 from perfscope.commands.run import TARGET
 from perfscope.model.errors import UsageError
@@ -32,26 +33,27 @@ if TYPE_CHECKING:
 
 
 class ProgramsCommand(AbCommand):
-    """As `compare --ab` splits its line, for programs that are Python."""
+    """As `compare commits` splits its line, for programs that are Python."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """The usage line names the two ways to say what to compile."""
         return ["[OPTIONS]", "-- script.py ARGS... | -m module ARGS..."]
 
 
-programs_command = click.command(
-    "compare --programs",
+@click.command(
+    "programs",
     cls=ProgramsCommand,
     epilog="Exit code: 0 done, 1 a gate was not met, 2 asked wrongly, 4 one of them was not compiled.",
 )
-"""No verb of its own: ``compare`` hands over to it."""
-
-
-@programs_command
 @click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
 @click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
 @click.option(
-    "--target", metavar="DEVICES", default=DEFAULT_TARGET, show_default=True, help="As of `perfscope compile`."
+    "--target",
+    metavar="DEVICES",
+    shell_complete=complete_targets,
+    default=DEFAULT_TARGET,
+    show_default=True,
+    help="As of `perfscope compile`.",
 )
 @click.option("--memory", metavar="SIZE", help="Memory of one device, where it is not the usual one: 40GiB.")
 @click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Of the program.")
