@@ -32,10 +32,12 @@ from perfscope.analyzers.silence import silenced
 from perfscope.analyzers.time import (
     DeviceTime,
     Generation,
+    HostAccount,
     StepAccount,
     bounded,
     device_times,
     generation,
+    host_account,
     step_accounts,
     step_windows,
     steps_work,
@@ -192,6 +194,8 @@ class Analysis:
     """What torch.compile would make of PyTorch programs on a target: planned, not measured."""
     accounts: tuple[StepAccount, ...] = ()
     """Where the steps went, by device and cause."""
+    hosts: tuple[HostAccount, ...] = ()
+    """What the thread that drives the program did in them, one a source that recorded it."""
     top: TopWork | None = None
     """The costliest kernels, ops, modules and lines of all sources together."""
     generations: tuple[Generation, ...] = ()
@@ -266,6 +270,7 @@ class Examined(ReadTrace):
 
     devices: tuple[DeviceTime, ...]
     accounts: tuple[StepAccount, ...]
+    host: HostAccount | None
     top: TopWork | None
     generation: Generation | None
     steps: tuple[Step, ...]
@@ -308,6 +313,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         trace=trace,
         devices=tuple(trace.fact(device_times)),
         accounts=tuple(trace.fact(step_accounts)),
+        host=trace.fact(host_account),
         top=top_work(trace),
         generation=trace.fact(generation),
         steps=tuple(_steps(trace)),
@@ -343,6 +349,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         estimate=estimate_section(judged),
         plans=plan_section(judged),
         accounts=tuple(account for item in examined for account in item.accounts),
+        hosts=tuple(item.host for item in examined if item.host is not None),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
         generations=tuple(item.generation for item in examined if item.generation is not None),
         starts_ns=tuple(item.start_ns for item in examined),

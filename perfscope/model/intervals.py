@@ -77,6 +77,8 @@ def difference_total(first: Intervals, second: Intervals) -> int:
 
 def merge(*sets: Intervals) -> Intervals:
     """Union of disjoint sets."""
+    if not sets:
+        return EMPTY
     return union(np.concatenate([part.starts for part in sets]), np.concatenate([part.ends for part in sets]))
 
 

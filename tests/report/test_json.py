@@ -28,7 +28,7 @@ def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
     assert list(held) == [
-        "schema", "sources", "devices", "accounts", "top_work", "generations", "steps", "windows", "outcomes",
+        "schema", "sources", "devices", "accounts", "hosts", "top_work", "generations", "steps", "windows", "outcomes",
         "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "run",
     ]  # fmt: skip
     assert held["sources"] == [

@@ -16,6 +16,7 @@ from perfscope.analyzers.time.compiled_regions import (
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
+from perfscope.analyzers.time.host_account import HOST_PARTS, HostAccount, HostPart, host_account
 from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
@@ -53,6 +54,7 @@ __all__ = [
     "CAUSES",
     "GRAPH_CALL",
     "HOST_AHEAD",
+    "HOST_PARTS",
     "NO_WORK",
     "REGION",
     "UNKNOWN_SITE",
@@ -62,6 +64,8 @@ __all__ = [
     "GapCause",
     "Gaps",
     "Generation",
+    "HostAccount",
+    "HostPart",
     "ModelCall",
     "Region",
     "StepAccount",
@@ -84,6 +88,7 @@ __all__ = [
     "gaps",
     "generation",
     "graph_op",
+    "host_account",
     "host_records",
     "input_slices",
     "late_span_ns",

@@ -26,6 +26,12 @@ REGION = "Torch-Compiled Region"
 _GRAPH = "CompiledFunction"
 _INDUCTOR_GRAPH = "## Call CompiledFxGraph"
 
+
+def is_compiled(name: str) -> bool:
+    """Whether a host span of this name is a run of a compiled frame or graph."""
+    return name == _GRAPH or name.startswith((REGION, _INDUCTOR_GRAPH))
+
+
 Rows = npt.NDArray[np.int64]
 
 

@@ -22,6 +22,7 @@ from perfscope.dashboards.report.json_sections import (
 from perfscope.dashboards.report.remarks import programs_alone
 from perfscope.dashboards.report.sections.account import accounts_document
 from perfscope.dashboards.report.sections.generation import generation_document
+from perfscope.dashboards.report.sections.host import hosts_document
 from perfscope.dashboards.report.sections.top_work import top_document
 from perfscope.model.untrusted_text import sanitize_value
 
@@ -50,6 +51,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "sources": [_source(source, index, analysis) for index, source in enumerate(analysis.sources)],
             "devices": [_device(device) for device in analysis.devices],
             "accounts": accounts_document(analysis.accounts),
+            "hosts": hosts_document(analysis.hosts),
             "top_work": top_document(analysis.top),
             "generations": generation_document(analysis.generations),
             "steps": [_step(step) for step in analysis.steps],

@@ -26,6 +26,7 @@ from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
 from perfscope.dashboards.report.sections.generation import generation_sections
+from perfscope.dashboards.report.sections.host import host_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
@@ -270,6 +271,7 @@ def summarize(analysis: Analysis) -> Summary:
 def sections(analysis: Analysis) -> tuple[Section, ...]:
     """The parts of a report after its account, findings and top work, in their order."""
     return (
+        *host_sections(analysis.hosts, analysis.accounts),
         *generation_sections(analysis.generations),
         *plan_sections(analysis.plans),
         *estimate_sections(analysis.estimate),

@@ -69,10 +69,9 @@ COLUMNS: tuple[Column[AccountRow], ...] = (
 
 def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
     """The account of the device that computes least; nothing where there is none."""
-    judged = [account for account in accounts if account.whole_ns]
-    if not judged:
+    account = shown_account(accounts)
+    if account is None:
         return ()
-    account = min(judged, key=lambda item: item.total_ns["compute"] / item.whole_ns)
     steps, on_host = max(1, len(account.numbers)), account.device == MISSING
     rows = [
         AccountRow(_words(cause, on_host=on_host), value // steps, value / account.whole_ns)
@@ -80,7 +79,13 @@ def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
         if value >= LEAST_SHARE * account.whole_ns
     ]
     blocks: tuple[Block, ...] = (table(COLUMNS, rows, few=len(_WORDS), bar="parts"), *notes(_phases(account)))
-    return (Section(title=TITLE, summary=_title(account, len(judged)), blocks=blocks),)
+    return (Section(title=TITLE, summary=_title(account, sum(item.whole_ns > 0 for item in accounts)), blocks=blocks),)
+
+
+def shown_account(accounts: Sequence[StepAccount]) -> StepAccount | None:
+    """The account of the device that computes least; ``None`` where there is none."""
+    judged = [account for account in accounts if account.whole_ns]
+    return min(judged, key=lambda item: item.total_ns["compute"] / item.whole_ns, default=None)
 
 
 def busy_fact(accounts: Sequence[StepAccount]) -> str:

@@ -1,0 +1,111 @@
+"""What the thread that drives the program did in the steps, beside the account of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from perfscope.analyzers.time.account import account_windows
+from perfscope.analyzers.time.compiled_regions import is_compiled
+from perfscope.analyzers.time.host_activity import HostActivity, divide, host_activities, main_thread
+from perfscope.analyzers.time.spans import named_slices, spans_by_thread
+from perfscope.model.intervals import EMPTY, Intervals, covered, difference, intersection, merge, union
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+HostPart = Literal[
+    "ops",
+    "compiled_regions",
+    "launch",
+    "sync",
+    "input",
+    "compilation",
+    "memory",
+    "collective_setup",
+    "garbage_collection",
+    "saving",
+    "sleeping",
+    "other_threads",
+    "python",
+]
+HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
+"""``launch``: calls that launch device work, and short ops around them; ``other_threads``: nothing here, while another
+thread ran ops (autograd's); ``python``: nothing recorded on any thread."""
+
+_PART_OF: dict[HostActivity, HostPart] = {
+    HostActivity.INPUT: "input",
+    HostActivity.COMPILATION: "compilation",
+    HostActivity.COLLECTIVE_SETUP: "collective_setup",
+    HostActivity.GARBAGE_COLLECTION: "garbage_collection",
+    HostActivity.SAVING: "saving",
+    HostActivity.SLEEPING: "sleeping",
+    HostActivity.MEMORY: "memory",
+    HostActivity.SYNC: "sync",
+    HostActivity.LAUNCH: "launch",
+    HostActivity.OP: "ops",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAccount:
+    """Where the steps went on the thread that drives the program."""
+
+    rank: int | None
+    thread: str
+    """Its name."""
+    numbers: tuple[int, ...]
+    """Numbers of the steps; empty where the account is of the whole capture."""
+    parts_ns: Mapping[HostPart, tuple[int, ...]]
+    """Per part one value a step (one for the whole capture), ns. Per step the parts sum to it."""
+
+    @property
+    def total_ns(self) -> dict[HostPart, int]:
+        """Per part the sum over the steps."""
+        return {part: sum(values) for part, values in self.parts_ns.items()}
+
+    @property
+    def whole_ns(self) -> int:
+        """Length of all steps together."""
+        return sum(self.total_ns.values())
+
+
+def host_account(trace: Trace) -> HostAccount | None:
+    """The account of the main thread; ``None`` where no op or call of the host was recorded in the steps."""
+    thread, windows = trace.fact(main_thread), trace.fact(account_windows)
+    if thread == MISSING or not len(windows.starts) or windows.whole_ns <= 0:
+        return None
+    steps = union(windows.starts, windows.ends)
+    parts, rest = divide(trace, thread, steps)
+    if not parts:
+        return None
+    others = merge(
+        *(spans for number, spans in trace.fact(host_activities).get(HostActivity.OP, {}).items() if number != thread)
+    )
+    compiled = _compiled_spans(trace, thread)
+    result: dict[HostPart, Intervals] = {
+        "other_threads": intersection(rest, others),
+        "python": difference(rest, others),
+    }
+    inside = []
+    for activity, spans in parts.items():
+        if activity in (HostActivity.OP, HostActivity.LAUNCH):
+            inside.append(intersection(spans, compiled))
+            spans = difference(spans, compiled)
+        result[_PART_OF[activity]] = spans
+    result["compiled_regions"] = merge(*inside)
+    return HostAccount(
+        rank=trace.source.rank,
+        thread=trace.text(int(trace.rows["threads"]["thread"][thread])),
+        numbers=windows.numbers,
+        parts_ns={
+            part: tuple(covered(result.get(part, EMPTY), windows.starts, windows.ends).tolist()) for part in HOST_PARTS
+        },
+    )
+
+
+def _compiled_spans(trace: Trace, thread: int) -> Intervals:
+    slices = trace.rows["slices"]
+    rows = np.flatnonzero(named_slices(trace, is_compiled) & (slices["kind"] != SliceKind.PYTHON))
+    return spans_by_thread(trace, "slices", rows).get(thread, EMPTY)
