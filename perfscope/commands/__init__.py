@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "run": "perfscope.commands.run:run",
     "runs": "perfscope.commands.runs:runs",
     "serve": "perfscope.commands.serve:serve",
+    "setup": "perfscope.commands.setup:setup",
     "store": "perfscope.commands.store:store",
 }
 
@@ -29,7 +30,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
     "Analyze": ("analyze", "serve", "rules", "explain"),
     "Compare": ("compare", "history", "baseline", "store"),
-    "Compile for a machine that is not here": ("compile", "advise"),
+    "Compile for a machine that is not here": ("compile", "setup", "advise"),
     "Share": ("report", "comment", "export"),
 }
 """Task -> verbs, in the order in which the help lists them; each verb is in one of them."""

@@ -13,6 +13,7 @@ from perfscope.commands.analyze import fail_on_option, gate
 from perfscope.commands.completion import complete_targets
 from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
+from perfscope.commands.setup import kind_of, need_compilers, set_up, set_up_for
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class CompileCommand(RunCommand):
     help="For all of it; what is compiled by then is kept.",
 )
 @click.option("--host-memory", metavar="SIZE", help="What the compiler may take here. [3/4 of what is free]")
+@click.option("--setup", is_flag=True, help="Install the compiler for the target first, if it is missing.")
 @click.option("--keep-ptx", is_flag=True, help="NVIDIA: keep the code of each kernel, too.")
 @click.option("--registers", is_flag=True, help="PyTorch on NVIDIA: registers and spills of planned Triton kernels.")
 @click.option(
@@ -104,6 +106,7 @@ def compile_(
     until_exit: bool,
     limit: float,
     host_memory: str | None,
+    setup: bool,
     keep_ptx: bool,
     registers: bool,
     sweeps: tuple[str, ...],
@@ -135,6 +138,8 @@ def compile_(
         if fail_on is not None:
             raise UsageError("--fail-on: a sweep has no findings to gate on; compile one variant by itself")
         (first, *_) = _frameworks(framework, words, module=kind == "module")
+        if setup:
+            set_up("torch" if first == "torch" else kind_of(target), quiet=quiet)
         asked = SweepAsked(
             sweeps=sweeps, words=words, module=kind == "module", target=target, memory=memory, output=output, name=name,
             jobs=jobs, host_memory_bytes=most, json_file=json_file, html_file=html_file, again=again, quiet=quiet,
@@ -156,6 +161,9 @@ def compile_(
         if checkpoint is not None or functions or until_exit or len(words) > 1:
             raise UsageError(f"{words[0]}: a file with one program takes no arguments, --checkpoint or --function")
         request = _request_of_file(file, words[0], resolved, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx)
+        if setup:
+            set_up_for(request, quiet=quiet)
+        need_compilers([request])
         label = name or Path(words[0]).name.partition(".")[0]
         folder = compiled_in(request, output, label, command=(words[0],), quiet=quiet)
         return _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose)
@@ -165,6 +173,9 @@ def compile_(
             words, module=kind == "module", framework=item, target=resolved, functions=functions, checkpoint=checkpoint,
             until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx, registers=registers,
         )  # fmt: skip
+        if setup:
+            set_up_for(request, quiet=quiet)
+        need_compilers([request])
         folder = compiled_in(request, output, name, quiet=quiet)
         worst = max(worst, _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose))
     return worst

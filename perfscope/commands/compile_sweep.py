@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.model.errors import DATA_UNREADABLE, DONE, DataError
+from perfscope.commands.setup import need_compilers
+from perfscope.model.errors import DATA_UNREADABLE, DONE
 
 if TYPE_CHECKING:
     from perfscope.analyzers.devices.target import Target
@@ -69,7 +70,7 @@ def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
     every = axes if searched is None else (*axes, searched)
     results = variants(every, asked.words)
     first = results if searched is None else results[:: len(searched.values)]
-    _need_compilers([_request(asked, variant, request_for) for variant in first])
+    need_compilers([_request(asked, variant, request_for) for variant in first])
     name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
     folder = create(asked.output, f"{name}-{'sweep' if searched is None else 'fit'}", latest=False)
     sweep = _Sweep(
@@ -264,18 +265,6 @@ class _Sweep:
         )
         write_atomically(self.folder / FILE, dump(document), durable=False)
         return document
-
-
-def _need_compilers(requests: Sequence[Request]) -> None:
-    """Refuse before anything is begun where not one variant could be compiled."""
-    from perfscope.profiler.ahead.common.build_key import compiler_kind
-    from perfscope.profiler.ahead.targets import plugins
-
-    result = {compiler_kind(request): plugins.find(compiler_kind(request)) for request in requests}
-    absent = [item for item in result.values() if isinstance(item, plugins.MissingPlugin)]
-    if absent and len(absent) == len(result):
-        plugin = absent[0]
-        raise DataError(f"{requests[0].target.asked} cannot be compiled for here: {plugin.reason}; {plugin.install}")
 
 
 def _request(asked: SweepAsked, variant: Variant, request_for: RequestFor) -> Request:

@@ -296,7 +296,7 @@ NAMES = {
     "tpu": "JAX for TPUs",
     "torch": "PyTorch for GPUs (planned)",
 }
-MOVE = "a folder of its own, named by PERFSCOPE_PLUGINS, is not on its path"
+MOVE = "the folder in which `perfscope setup` puts it is not on its path"
 
 
 def target_checks() -> list[Check]:

@@ -217,13 +217,15 @@ def test_without_a_compiler_the_line_says_how_to_get_one(
     project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERFSCOPE_PLUGINS", str(project / "none"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(project / "none"))
     from perfscope.profiler.ahead.targets import plugins
 
     if isinstance(plugins.find("tpu"), plugins.Plugin):
         pytest.skip("libtpu is in the environment itself")
     assert _compile("--target", "v5e") == 4
     said = capfd.readouterr().err
-    assert "no libtpu; pip install --no-deps --target FOLDER 'libtpu" in said
+    assert "no libtpu; `perfscope setup v5e` installs it" in said
+    assert not (project / "perfscope-runs").exists()
 
 
 PROGRAM = """

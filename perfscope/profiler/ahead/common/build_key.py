@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfscope.model.documents.compile_request import Request
+from perfscope.model.documents.compile_request import Framework, Request, TargetRequest
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.profiler.ahead.targets import plugins
 
@@ -57,11 +57,16 @@ def variant_key(request: Request, sources: str) -> str:
 
 def compiler_kind(request: Request) -> plugins.Kind:
     """The compiler that a request needs."""
-    if request.framework == "torch":
+    return compiler_kind_of(request.framework, request.target)
+
+
+def compiler_kind_of(framework: Framework, target: TargetRequest) -> plugins.Kind:
+    """The compiler of a framework for a target."""
+    if framework == "torch":
         return "torch"
-    if request.target.platform == "tpu":
+    if target.platform == "tpu":
         return "tpu"
-    return "gpu-amd" if request.target.vendor == "AMD" else "gpu-nvidia"
+    return "gpu-amd" if target.vendor == "AMD" else "gpu-nvidia"
 
 
 def _files(arguments: Sequence[str], *, module: bool) -> Iterator[Path]:

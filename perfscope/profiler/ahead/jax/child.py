@@ -126,7 +126,7 @@ def _plugin(request: Request) -> plugins.Plugin:
     )  # fmt: skip
     plugin = plugins.find(kind)
     if isinstance(plugin, plugins.MissingPlugin):
-        raise DataError(f"{request.target.asked} cannot be compiled for here: {plugin.reason}; {plugin.install}")
+        raise DataError(f"{request.target.asked} cannot be compiled for here: {plugin.reason}; {plugin.advice()}")
     return plugin
 
 

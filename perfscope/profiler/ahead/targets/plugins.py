@@ -1,8 +1,8 @@
 """Where compilers for machines that are not there lie, and whether they fit the installed jax. Loads none of them.
 
-They are looked for in the folders of ``PERFSCOPE_PLUGINS`` first, then in the environment itself. A folder is better:
-a CPU-only jax prints errors at every start when the CUDA plugin or libtpu lies beside it. One is made by
-``pip install --no-deps --target FOLDER jax-cuda13-pjrt==...``; only the child process sees it.
+They are looked for in the folders of ``PERFSCOPE_PLUGINS`` first, then where `perfscope setup` puts them, then in the
+environment itself. A folder is better: a CPU-only jax prints errors at every start when the CUDA plugin or libtpu lies
+beside it. Only the child process sees it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,10 @@ from typing import Literal
 VARIABLE = "PERFSCOPE_PLUGINS"
 Kind = Literal["gpu-nvidia", "gpu-amd", "tpu", "torch"]
 KINDS: tuple[Kind, ...] = ("gpu-nvidia", "gpu-amd", "tpu", "torch")
+SETUP_NAMES: dict[Kind, str] = {"gpu-nvidia": "h100", "tpu": "v5e", "gpu-amd": "mi300", "torch": "torch"}
+"""What `perfscope setup` calls them: the usual target of each."""
+MEGABYTES: dict[Kind, int] = {"gpu-amd": 155, "gpu-nvidia": 125, "tpu": 210, "torch": 190}
+"""What is downloaded, about."""
 EXTRAS: dict[Kind, str] = {"gpu-amd": "aot-amd", "gpu-nvidia": "aot-gpu", "tpu": "aot-tpu", "torch": "aot-torch"}
 
 _GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -62,6 +67,14 @@ class MissingPlugin:
     install: str | None
     wrong: bool = False
     """Something is there that does not fit, or is damaged."""
+    packages: tuple[str, ...] = ()
+    """What `perfscope setup` installs for it, as pip takes it; empty where something else is missing first."""
+
+    def advice(self) -> str:
+        """How to get it, for the end of an error."""
+        if not self.packages:
+            return str(self.install)
+        return f"`{self.install}` installs it, about {MEGABYTES[self.kind]} MB, and so does compile --setup"
 
 
 def find(kind: Kind) -> Plugin | MissingPlugin:
@@ -85,13 +98,37 @@ def find(kind: Kind) -> Plugin | MissingPlugin:
 
 
 def plugin_folders() -> tuple[Path, ...]:
-    """The folders that ``PERFSCOPE_PLUGINS`` names."""
-    return tuple(Path(folder).resolve() for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder)
+    """The folders that ``PERFSCOPE_PLUGINS`` names, then those of `perfscope setup` for what is installed here."""
+    named = [Path(folder).resolve() for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
+    own = [folder for folder in map(setup_folder, KINDS) if folder is not None and folder.is_dir()]
+    return (*named, *own)
+
+
+def setup_folder(kind: Kind) -> Path | None:
+    """Where `perfscope setup` puts a compiler: one folder for each version of its framework and of Python.
+
+    ``None`` where the framework is not installed.
+    """
+    framework = "torch" if kind == "torch" else "jax"
+    version = _version_of(framework, None)
+    if version is None:
+        return None
+    python = f"py{sys.version_info.major}.{sys.version_info.minor}"
+    return data_folder() / "plugins" / f"{kind}-{framework}-{version.partition('+')[0]}-{python}"
+
+
+def data_folder() -> Path:
+    """The user's folder of data of perfscope: in ``XDG_DATA_HOME``, else where the system keeps such."""
+    named = os.environ.get("XDG_DATA_HOME", "")
+    if named:
+        return Path(named).absolute() / "perfscope"
+    shared = "Library/Application Support" if sys.platform == "darwin" else ".local/share"
+    return Path.home() / shared / "perfscope"
 
 
 def _gpu(kind: Kind, jax: str) -> Plugin | MissingPlugin:
     platform, generations, name = _GPU[kind]
-    install = _command(f"jax-{generations[0]}-pjrt=={jax}")
+    packages = (f"jax-{generations[0]}-pjrt=={jax}",)
     wrong: list[str] = []
     for generation in generations:
         for folder, version in _find_package(f"jax-{generation}-pjrt"):
@@ -109,13 +146,12 @@ def _gpu(kind: Kind, jax: str) -> Plugin | MissingPlugin:
                     kind=kind, versions=versions, folder=library.parents[2], own_folder=folder is not None,
                     library=library, platform=platform,
                 )  # fmt: skip
-    reason = wrong[0] if wrong else f"no jax-{generations[0]}-pjrt"
-    return MissingPlugin(kind=kind, reason=reason, install=install, wrong=bool(wrong))
+    return _missing(kind, f"no jax-{generations[0]}-pjrt", packages, wrong)
 
 
 def _libtpu(jax: str) -> Plugin | MissingPlugin:
     wanted = required_version("jax", "libtpu") or ""
-    install = _command(f"libtpu{wanted}")
+    packages = (f"libtpu{wanted}",)
     wrong: list[str] = []
     for folder, version in _find_package("libtpu"):
         library = _file("libtpu", folder, "libtpu/libtpu.so")
@@ -128,7 +164,7 @@ def _libtpu(jax: str) -> Plugin | MissingPlugin:
                 kind="tpu", versions={"libtpu": version}, folder=library.parents[1], own_folder=folder is not None,
                 library=library, platform="tpu",
             )  # fmt: skip
-    return MissingPlugin(kind="tpu", reason=wrong[0] if wrong else "no libtpu", install=install, wrong=bool(wrong))
+    return _missing("tpu", "no libtpu", packages, wrong)
 
 
 def _triton() -> Plugin | MissingPlugin:
@@ -145,10 +181,15 @@ def _triton() -> Plugin | MissingPlugin:
                 kind="torch", versions={"torch": torch, "triton": version}, folder=init.parents[1],
                 own_folder=folder is not None,
             )  # fmt: skip
-    wanted = required_triton(torch)
+    return _missing("torch", "no triton, which inductor plans kernels with", (f"triton{required_triton(torch)}",))
+
+
+def _missing(kind: Kind, reason: str, packages: tuple[str, ...], wrong: Sequence[str] = ()) -> MissingPlugin:
+    """``wrong``: what is there and does not fit."""
     return MissingPlugin(
-        kind="torch", reason="no triton, which inductor plans kernels with", install=_command(f"triton{wanted}")
-    )
+        kind=kind, reason=wrong[0] if wrong else reason, install=f"perfscope setup {SETUP_NAMES[kind]}",
+        wrong=bool(wrong), packages=packages,
+    )  # fmt: skip
 
 
 def required_triton(torch: str) -> str:
@@ -216,10 +257,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(digits) for digits in re.findall(r"\d+", version.partition("+")[0]))
 
 
-def _command(*packages: str) -> str:
-    quoted = " ".join(f"'{package}'" if re.search(r"[<>*]", package) else package for package in packages)
-    return f"pip install --no-deps --target FOLDER {quoted} && export {VARIABLE}=FOLDER"
-
-
 def _location(folder: Path | None) -> str:
-    return "of the environment" if folder is None else f"in {folder.name} of {VARIABLE}"
+    if folder is None:
+        return "of the environment"
+    return f"in {folder.name} of {'perfscope setup' if folder.is_relative_to(data_folder()) else VARIABLE}"

@@ -25,7 +25,7 @@ def plan_all(request: Request, send: EventWriter) -> None:
     """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be."""
     plugin = plugins.find("torch")
     if isinstance(plugin, plugins.MissingPlugin):
-        raise DataError(f"torch programs cannot be planned: {plugin.reason}; {plugin.install}")
+        raise DataError(f"torch programs cannot be planned: {plugin.reason}; {plugin.advice()}")
     if plugin.own_folder and str(plugin.folder) not in sys.path:
         sys.path.append(str(plugin.folder))
     send("loaded", versions=plugin.versions, notes=[] if plugin.note is None else [plugin.note])
