@@ -80,7 +80,7 @@ def test_the_verdict_its_places_and_both_timelines(tab: Tab, server: Server) -> 
     tab.until(f"document.querySelectorAll(`{READY}`).length === 2")
     words = tab.page.inner_text("#page")
     assert "kernels a step" in words
-    assert f"new: {HOSTILE}, 1 a step" in words
+    assert f"new: {HOSTILE}, 1 per step" in words
     assert tab.page.query_selector("#page img") is None
     link = tab.page.get_attribute(".ps-look a:has-text('onerror')", "href")
     assert f"run={after}" in link
@@ -121,13 +121,13 @@ def test_one_that_was_kept_shows_its_launches(tab: Tab, server: Server) -> None:
     tab.page.locator("#compare-kernels-grid").scroll_into_view_if_needed()
     tab.until("document.querySelector('#compare-kernels-grid').textContent.includes('flash_fwd_kernel')")
     assert "0.0020" in tab.page.text_content("#compare-kernels-grid")
-    assert "regression" in tab.page.inner_text(".verdict")
+    assert "Regression" in tab.page.inner_text(".verdict")
     assert tab.wrong == []
 
 
 def test_a_history_and_one_metric_of_it(tab: Tab, server: Server) -> None:
     tab.open(f"{server.base}history?token={server.token}", ".ps-history")
-    assert "step time 10.0 ms -> 12.0 ms" in tab.page.inner_text("#page")
+    assert "step time 10.0 ms → 12.0 ms" in tab.page.inner_text("#page")
     tab.page.click("a:has-text('host syncs a step')")
     tab.until("location.search.includes('metric=host')")
     tab.until("document.querySelector('#page .ps-report h3')?.innerText.startsWith('host syncs')")

@@ -187,6 +187,8 @@ class Section:
     blocks: tuple[Block, ...] = ()
     detail: bool = False
     """So small beside the others that it is shown with ``-v`` or when a fold is opened only."""
+    tone: Tone | None = None
+    """Of a verdict: drawn as a colour where there are colours."""
 
     def table(self, title: str) -> Table:
         """The table of a title; ``KeyError`` if there is none."""

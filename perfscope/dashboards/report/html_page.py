@@ -70,8 +70,11 @@ p{margin:0 0 8px}
 .chip{display:inline-block;font-size:12px;line-height:1.3;padding:3px 9px;border-radius:99px;white-space:nowrap;
 background:var(--low-ground);color:var(--low)}
 .chip.high{background:var(--high-ground);color:var(--high)}.chip.medium{background:var(--medium-ground);color:var(--medium)}
+.verdict{border-left:6px solid var(--line)}.verdict h2{font-size:26px;line-height:1.3;margin:0 0 4px}
+.verdict.worse{border-left-color:var(--high)}.verdict.better{border-left-color:var(--clean)}
+.verdict.open{border-left-color:#c98714}
 .chip.worse{background:var(--high-ground);color:var(--high)}.chip.better{color:var(--clean)}
-.chip.open{background:var(--medium-ground);color:var(--medium)}td .chip{white-space:normal}
+.chip.open{background:var(--medium-ground);color:var(--medium)}td .chip{white-space:normal;overflow-wrap:normal}
 .ps-interval{display:block;width:220px;max-width:100%;height:22px;color:var(--ink)}
 code,pre{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 code{background:var(--code);border-radius:4px;padding:1px 4px;overflow-wrap:anywhere}

@@ -114,6 +114,7 @@ def verdict_section(document: Document) -> Section:
     return Section(
         title=document.headline.capitalize(),
         summary=said_of(document.metrics),
+        tone=TONES.get(document.headline, "plain"),
         blocks=(Listing(items=gates),) if gates else (),
     )
 

@@ -44,7 +44,8 @@ def section_html(section: Section) -> str:
     """One section as a card."""
     summary = sanitize(section.summary, TEXT_LIMIT)
     lead = f"<p>{prose(sentence(summary))}</p>" if summary else ""
-    return card(sanitize(section.title), lead + "".join(blocks_html(section.blocks)))
+    kind = "" if section.tone is None else f"verdict {section.tone}"
+    return card(sanitize(section.title), lead + "".join(blocks_html(section.blocks)), kind=kind)
 
 
 def _lead(section: Section) -> str:

@@ -17,7 +17,6 @@ from perfscope.dashboards.report.blocks import (
     Picture,
     Range,
     Section,
-    Text,
     notes,
     table,
 )
@@ -113,11 +112,10 @@ def plan_sections(report: PlansReport) -> Iterator[Section]:
     """What to do, the plans, those that were compiled, and how the numbers are known."""
     plans = report.plans
     code = () if plans.recommended is None else tuple(code_for(plans.model, plans.recommended))
-    yield Section(title="Do", blocks=(Text(_verdict(plans)), *((Code(code),) if code else ())))
+    yield Section(title="Do", summary=_verdict(plans), blocks=(Code(code),) if code else ())
     rows = report.rows()
     yield Section(
-        title="Plans worth having",
-        summary="predicted",
+        title="Plans worth having (predicted)",
         blocks=(_picture(report, rows), table(tuple(_columns(plans)), rows, few=len(rows))),
     )
     yield from _verified(report)
@@ -173,9 +171,10 @@ def _picture(report: PlansReport, rows: Sequence[Plan]) -> Picture:
     plans = report.plans
     limits = [] if plans.budget_bytes is None else [(float(plans.budget_bytes), "budget")]
     tallest = max(plan.peak_bytes for plan in rows)
+    last = max(plan.added_low_ns if plan.added_high_ns is None else plan.added_high_ns for plan in rows)
     dots = [
         Dot(
-            ns=plan.added_high_ns if plan.added_high_ns is not None else plan.added_low_ns,
+            ns=last if plan.added_high_ns is None else plan.added_high_ns,
             low_ns=plan.added_low_ns,
             high_ns=plan.added_high_ns,
             peak_bytes=plan.peak_bytes,
