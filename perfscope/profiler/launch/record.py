@@ -283,9 +283,12 @@ def _error(directory: Path) -> str | None:
 def discard_if_empty(recorded: Recorded) -> bool:
     """Remove the run of a program alone of which nothing was captured; whether it was.
 
-    A job's is always kept, and so is one whose notes say what went wrong: another tool's recording may lie in it.
+    A job's is always kept, and so is one in which a process or another tool left something that is not a recording:
+    the notes say what went wrong with it.
     """
-    if recorded.task.key is not None or recorded.run.notes or recorded.run.artifacts(recorded.directory):
+    if recorded.task.key is not None or recorded.run.artifacts(recorded.directory):
+        return False
+    if any(file.is_file() and file.stat().st_size for file in recorded.directory.glob("*/**/*")):
         return False
     return run_folders.discard(recorded.directory)
 
