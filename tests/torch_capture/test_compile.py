@@ -236,7 +236,7 @@ def test_the_log_that_the_user_asked_for_is_theirs_and_nothing_of_ours_is_in_it(
 def test_what_was_logged_before_a_crash_is_kept(tmp_path: Path) -> None:
     program = write(tmp_path, EAGER + "import os, signal\nf(torch.ones(3))\nos.kill(os.getpid(), signal.SIGKILL)\n")
     captured(program, cwd=tmp_path)
-    assert any("but torch.compile's log: no steps were found" in note for note in latest(tmp_path).notes)
+    assert any("but torch.compile's log" in note for note in latest(tmp_path).notes)
     found = passes(only(tmp_path))["compile"]
     assert found.artifact == "rank00000/compile/torch_trace.log"
     (trace,) = reader.read(tmp_path / "perfscope-runs" / "latest")
