@@ -141,7 +141,7 @@ def test_a_huge_analysis_stays_small_and_says_what_is_left_out() -> None:
     text = render(held)
     page = Parsed(text)
     assert len(text) < 6_000_000
-    assert f"{1000 - MOST_FINDINGS} more findings are left out" in page.text
+    assert f"{1000 - MOST_FINDINGS} more findings" in page.text
     assert "and 960 more" in page.text
     embedded = json.loads(page.scripts[0][1])
     assert embedded["left_out"] == [f"{100_000 - MOST_STEPS} steps", f"{1000 - MOST_FINDINGS} findings"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfscope.analyzers.time import generation, step_windows
@@ -43,6 +45,18 @@ def test_shapes_tell_prefill_from_decode() -> None:
     assert len(loop.decodes) == 4
     assert (loop.first_token_ns, loop.output_token_ns) == (100_000, 100_000)
     assert loop.tokens_per_s == pytest.approx(8 / 350e-6)
+
+
+def test_steps_without_a_profiler_go_before_traced_ones() -> None:
+    trace = replace(
+        a_loop([7, 1, 1]).build(),
+        step_times_ns=(5_000, 1_000, 1_200, 6_000, 1_100),
+        step_tokens=((2, 9), (2, 1), (2, 1), (2, 9), (2, 1)),
+    )
+    loop = generation(trace)
+    assert loop is not None
+    assert (loop.traced, loop.first_token_ns, loop.output_token_ns) == (False, 5_500, 1_100)
+    assert loop.tokens_per_s == pytest.approx(6 / 3.3e-6)
 
 
 @pytest.mark.parametrize("trace", [a_loop([7, 7, 7]), a_loop([1, 1, 1]), a_loop([7, 1, 1], shapes=False)])

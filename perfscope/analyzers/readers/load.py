@@ -369,7 +369,7 @@ def _manifest(run: Run) -> dict[str, Any]:
     """What a report shows of a run: its manifest without the step times, which the traces hold."""
     manifest: dict[str, Any] = json.loads(dump(run))
     for process in manifest["processes"]:
-        del process["untraced_step_ns"]
+        del process["untraced_step_ns"], process["untraced_step_tokens"]
     return manifest
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -51,6 +52,8 @@ class ModelCall:
 class Generation:
     """Calls of a loop that generates tokens."""
 
+    traced: bool
+    """A profiler was on in them: they took longer than without."""
     prefills: tuple[ModelCall, ...]
     decodes: tuple[ModelCall, ...]
 
@@ -96,13 +99,29 @@ def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
 
 
 def generation(trace: Trace) -> Generation | None:
-    """Prefills and decodes; ``None`` where shapes tell of no call of one token after one of several."""
-    calls = trace.fact(model_calls)
+    """Prefills and decodes, of steps without a profiler where those are known; ``None`` without both kinds of calls."""
+    free = _generation(_free_calls(trace), traced=False)
+    return free or _generation(trace.fact(model_calls), traced=True)
+
+
+def _free_calls(trace: Trace) -> tuple[ModelCall, ...]:
+    """Calls that a run timed without a profiler, as if one had begun when the other ended."""
+    if len(trace.step_tokens) != len(trace.step_times_ns):
+        return ()
+    ends = np.cumsum(trace.step_times_ns, dtype=np.int64).tolist()
+    calls = []
+    for end, duration, tokens in zip(ends, trace.step_times_ns, trace.step_tokens, strict=True):
+        sequences, length = tokens or (None, None)
+        calls.append(ModelCall(start_ns=end - duration, end_ns=end, sequences=sequences, length=length))
+    return tuple(calls)
+
+
+def _generation(calls: Sequence[ModelCall], *, traced: bool) -> Generation | None:
     prefills = tuple(
         call for call, after in pairwise(calls) if call.length is not None and call.length > 1 and after.length == 1
     )
     decodes = tuple(call for call in calls if call.length == 1)
-    return Generation(prefills=prefills, decodes=decodes) if prefills and decodes else None
+    return Generation(traced=traced, prefills=prefills, decodes=decodes) if prefills and decodes else None
 
 
 def _last_end(trace: Trace, end: int) -> int:

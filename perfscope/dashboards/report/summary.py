@@ -25,7 +25,7 @@ from perfscope.dashboards.report.sections.collectives import collectives_section
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
-from perfscope.dashboards.report.sections.generation import generation_sections
+from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
 from perfscope.dashboards.report.sections.host import host_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.plan import plan_sections
@@ -245,7 +245,15 @@ def summarize(analysis: Analysis) -> Summary:
         facts=(
             *_failed(analysis),
             *_facts(analysis),
-            *filter(None, (estimate_fact(analysis.estimate), _compiled(analysis), memory_fact(analysis.memory))),
+            *filter(
+                None,
+                (
+                    generation_fact(analysis.generations),
+                    estimate_fact(analysis.estimate),
+                    _compiled(analysis),
+                    memory_fact(analysis.memory),
+                ),
+            ),
         ),
         devices=device_rows(analysis),
         account=account_sections(analysis.accounts),

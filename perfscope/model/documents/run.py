@@ -67,6 +67,8 @@ class Process:
     warmup: int = 0
     untraced_step_ns: tuple[int, ...] = ()
     """Durations of steps that ran without any profiler, after the warm-up, in order."""
+    untraced_step_tokens: tuple[tuple[int, int] | None, ...] = ()
+    """Of the same steps the (sequences, tokens of each) that the model was called with; empty where none is known."""
     window_ns: int | None = None
     """Duration of ``window_steps`` such steps in a row, the devices waited for before the first and behind the
     last: what they took at the program's own overlap, everything between them included. ``None``: not measured."""

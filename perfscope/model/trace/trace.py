@@ -129,6 +129,8 @@ class Trace:
     op_graph: OpGraph | None = None
     step_times_ns: tuple[int, ...] = ()
     """Steps timed with no profiler on."""
+    step_tokens: tuple[tuple[int, int] | None, ...] = ()
+    """Of the same steps the (sequences, tokens of each) that the model was called with; empty where none is known."""
     window_ns: int | None = None
     """What ``window_steps`` steps took without a profiler, the devices waited for before and after them."""
     window_steps: int = 0

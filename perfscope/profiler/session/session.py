@@ -77,6 +77,7 @@ class Session:
         self._compiled, self._compiles = 0, False
         """What torch.compile had compiled when the step before began, and whether it compiled in it."""
         self._times: list[int] = []
+        self._tokens: list[tuple[int, int] | None] = []
         self._windows = self._new_windows()
         self._written = 0.0
 
@@ -169,6 +170,7 @@ class Session:
         if self._marks is not None:
             self._marks.start_over()
         self._times.clear()
+        self._tokens.clear()
         self._windows = self._new_windows()
         self._running = False
         self._first = first_step(self.options)
@@ -221,6 +223,7 @@ class Session:
             else:
                 if len(self._times) < MOST_TIMES:
                     self._times.append(now - self._begin_ns)
+                    self._tokens.append(self._hooks.tokens())
                 self._windows.after_step()
         except Exception as error:
             self.broken(error)
@@ -352,6 +355,7 @@ class Session:
             steps_seen=self._ended,
             warmup=self.options.warmup,
             untraced_step_ns=tuple(self._times),
+            untraced_step_tokens=tuple(self._tokens) if any(self._tokens) else (),
             window_ns=self._windows.ns,
             window_steps=self._windows.steps,
             window_compilations=self._windows.compiled,

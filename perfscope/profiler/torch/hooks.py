@@ -82,6 +82,10 @@ class Hooks:
         self.program_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
         """Profilers of the program's own that record, or are about to."""
 
+    def tokens(self) -> tuple[int, int] | None:
+        """(Sequences, tokens of each) of the last call of the model whose calls are the steps."""
+        return None if self._modules is None else self._modules.tokens
+
     def install(self, finder: StepFinder, *, ours: Callable[[], bool], make_way: Callable[[], None]) -> None:
         """Hook torch, which is imported.
 

@@ -33,6 +33,8 @@ class ModuleCalls:
         self._all: list[Any] = []
         self._single: list[Any] = []
         self._followed: weakref.ref[Any] | None = None
+        self.tokens: tuple[int, int] | None = None
+        """(Sequences, tokens of each) of the followed module's last call; ``None`` where no argument tells."""
         self._compile: Undo | None = None
 
     def install(self) -> Undo:
@@ -109,13 +111,24 @@ class ModuleCalls:
         """The calls of ``module`` are the steps: one ended now, and ``before`` earlier."""
         self._remove()
         self._calls = {}
-        self._single = [module.register_forward_hook(self._again, always_call=True)]
+        self._single = [module.register_forward_hook(self._again, with_kwargs=True, always_call=True)]
         self._followed = weakref.ref(module)
         self._finder.called(Source.MODULE, type(module).__name__, before)
 
-    def _again(self, *_: Any) -> None:
+    def _again(self, _module: Any, arguments: tuple[Any, ...], named: dict[str, Any], _result: Any) -> None:
         if not _is_compiling():
+            self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
             self._finder.edge(Source.MODULE)
+
+
+def _tokens_of(*given: Any) -> tuple[int, int] | None:
+    """Shape of the first tensor that holds token ids: whole numbers, sequences x tokens. No value is read."""
+    import torch
+
+    for value in given:
+        if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32):
+            return int(value.shape[0]), int(value.shape[1])
+    return None
 
 
 def _is_compiling() -> bool:

@@ -28,13 +28,25 @@ def generation_sections(generations: Sequence[Generation]) -> tuple[Section, ...
     return tuple(map(_section, generations))
 
 
+def generation_fact(generations: Sequence[Generation]) -> str:
+    """For the head of a report: the times of the first recording that shows any; ``''`` where none does."""
+    if not generations:
+        return ""
+    first = generations[0]
+    return (
+        f"time to first token {format_ns(first.first_token_ns)}, {format_ns(first.output_token_ns)} per output token, "
+        f"{first.tokens_per_s:,.1f} tokens/s while decoding{' and traced' if first.traced else ''}"
+    )
+
+
 def _section(generation: Generation) -> Section:
     calls = sorted((*generation.prefills, *generation.decodes), key=lambda call: call.start_ns)
     return Section(
         title="Generation",
         summary=f"time to first token {format_ns(generation.first_token_ns)} (median of "
         f"{len(generation.prefills):,} prefills), {format_ns(generation.output_token_ns)} per output token (median of "
-        f"{len(generation.decodes):,} decode calls), {generation.tokens_per_s:,.1f} tokens/s while decoding",
+        f"{len(generation.decodes):,} decode calls), {generation.tokens_per_s:,.1f} tokens/s while decoding"
+        + (", all while traced" if generation.traced else ", without a profiler"),
         blocks=(
             table(_CALLS, calls[:MOST_CALLS], left=max(0, len(calls) - MOST_CALLS), rest="calls", few=3),
         ),
@@ -45,6 +57,7 @@ def generation_document(generations: Sequence[Generation]) -> list[dict[str, Any
     """For the JSON report."""
     return [
         {
+            "traced": generation.traced,
             "time_to_first_token_ns": generation.first_token_ns,
             "time_per_output_token_ns": generation.output_token_ns,
             "decode_tokens_per_s": generation.tokens_per_s,
