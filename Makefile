@@ -2,6 +2,7 @@
 # make test   install into .venv with the test tools, check style, types and layers, run the everyday tests
 #
 # make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
+# make fuzz             mutated files of every reader; FUZZ_INPUTS=N of each (2000), failures are kept in fuzz-failures/
 # make accuracy          judge the labelled cases and write docs/accuracy.md; FILTER=PATTERN judges some of them
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
 # make test-field        programs of public libraries, on the oldest and the newest torch and jax (about 14 GB in .venv/field)
@@ -15,13 +16,14 @@ BIN := $(VENV)/bin
 # Processes of pytest: of the everyday tests many wait for a browser or a child, so there is one more than cores.
 WORKERS ?= 3
 SLOW_WORKERS ?= 2
+FUZZ_INPUTS ?= 2000
 OLDEST := $(VENV)/oldest-jax
 OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml)
 
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-oldest-jax test-field accuracy lint docs clean
+.PHONY: demo test test-slow fuzz test-oldest-jax test-field accuracy lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -32,6 +34,9 @@ test: lint
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --durations=15 -rs -m slow
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

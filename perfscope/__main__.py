@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors become one line on stderr."""
     flags = Flags()
+    if sys.stdout is None:  # closed by who started us
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
     try:
         code = cli.main(
             args=None if arguments is None else list(arguments),
@@ -52,6 +55,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _report(str(error), error.exit_code, verbose=flags.verbose)
     except MemoryError:
         return _report("not enough memory for this input", DATA_UNREADABLE, verbose=flags.verbose)
+    except OSError as error:  # a full disk, a closed output, a path beyond what the system takes
+        if sys.stdout is not None and error.filename is None:
+            _silence_stdout()
+        line = f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
+        return _report(line, DATA_UNREADABLE, verbose=flags.verbose)
     except Exception as error:
         line = f"internal error: {type(error).__name__}: {error} (-v shows where; please report it)"
         return _report(line, OWN_FAULT, verbose=flags.verbose)

@@ -39,6 +39,7 @@ from perfscope.analyzers.time import (
 from perfscope.analyzers.torch_compile import compile_summary
 from perfscope.analyzers.torch_compile.phases import compile_times
 from perfscope.analyzers.torch_compile.rules.compile_time import cache_use
+from perfscope.model.errors import log_failure
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, TABLES, Rows, SliceKind, Trace
@@ -167,8 +168,8 @@ def reduce_trace(trace: Trace) -> Trace:
     """
     try:
         return _reduced(trace)
-    except Exception:
-        _log.warning("%s is kept whole", trace.source.path, exc_info=True)
+    except Exception as error:
+        log_failure(_log, f"{trace.source.path} is kept whole", error)
         return trace
 
 

@@ -44,6 +44,7 @@ from perfscope.analyzers.time import (
     whole_ns,
 )
 from perfscope.model import hooks
+from perfscope.model.errors import log_failure
 from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Scope, Span, source_label
 from perfscope.model.trace import RECORDED, Source, Trace
 
@@ -362,7 +363,7 @@ def _loaded(rule_id: str) -> Rule:
         return load_rule(rule_id)
     except (ImportError, AttributeError) as error:
         problem = f"the rule cannot be loaded: {type(error).__name__}: {error}"
-        _log.warning("rule %s: %s", rule_id, problem, exc_info=True)
+        log_failure(_log, f"rule {rule_id} cannot be loaded", error)
 
     return _abstaining(rule_id, problem)
 
@@ -400,7 +401,7 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
     except AbstainError:  # what each one alone shows stands
         return _with_evidence(outcome)
     except Exception as error:  # as in _checked
-        _log.warning("rule %s failed to count what it compares", rule.id, exc_info=True)
+        log_failure(_log, f"rule {rule.id} failed to count what it compares", error)
         reason = f"the rule failed to compare: {type(error).__name__}: {error}"
         return replace(outcome, status="flagged" if outcome.findings else "abstained", reason=reason)
     what = scope.what if scope.count or not outcome.examined else outcome.examined_what
@@ -424,7 +425,7 @@ def _with_findings(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Out
             return outcome
         return replace(outcome, status="abstained", reason=str(cause))
     except Exception as error:  # as in _checked
-        _log.warning("rule %s failed to compare", rule.id, exc_info=True)
+        log_failure(_log, f"rule {rule.id} failed to compare", error)
         reason = f"the rule failed to compare: {type(error).__name__}: {error}"
         status = outcome.status if outcome.findings else "abstained"
         return replace(outcome, status=status, reason="; ".join(filter(None, (outcome.reason, reason))))
@@ -454,7 +455,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
     except AbstainError as reason:
         return Outcome(rule=rule.id, status="abstained", reason=str(reason))
     except Exception as error:  # a broken third-party rule must not cost the user the other answers
-        _log.warning("rule %s failed on %s", rule.id, trace.source.path, exc_info=True)
+        log_failure(_log, f"rule {rule.id} failed on {trace.source.path}", error)
         return Outcome(rule=rule.id, status="abstained", reason=f"the rule failed: {type(error).__name__}: {error}")
     return Outcome(
         rule=rule.id,

@@ -242,7 +242,7 @@ class _Sweep:
         from perfscope.analyzers.sweep.front import Swept, VariantPoint
         from perfscope.dashboards.report.sections.sweep import FILE, dump, sweep_document
         from perfscope.model.documents.run_folders import write_atomically
-        from perfscope.model.environment import redact
+        from perfscope.model.untrusted_text import scrub_command
 
         numbers = sorted(self._wanted) if self.searched is not None else range(len(self.variants))
         points = [
@@ -261,7 +261,7 @@ class _Sweep:
         command = ("-m", *self.asked.words) if self.asked.module else self.asked.words
         notes = [*self.notes, *dict.fromkeys(text for request in self._requests.values() for text in _assumed(request))]
         document = sweep_document(
-            swept, points, name=self.name, command=redact(command), created_utc=self.created_utc, notes=notes
+            swept, points, name=self.name, command=scrub_command(command), created_utc=self.created_utc, notes=notes
         )
         write_atomically(self.folder / FILE, dump(document), durable=False)
         return document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shutil
 import sys
@@ -40,6 +41,7 @@ def _remember_verbose(context: click.Context, _: click.Parameter, value: bool) -
     flags = context.find_object(Flags)
     if flags is not None and value:
         flags.verbose = True
+        logging.getLogger("perfscope").setLevel(logging.DEBUG)
     return value
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 LOCAL = "127.0.0.1"
 PORT = 8765
 THREADS = 8
+MOST_CONNECTIONS = 1_000
+"""Open at once: idle ones, of a hundred tabs, must not keep others out."""
 VIEWER_THREADS = 4
 PERFETTO = "https://ui.perfetto.dev"
 MOST_TRIES = 20
@@ -160,11 +162,13 @@ def _listening(create_server: Any, application: Any, host: str, port: int | None
     for at in tried:
         try:
             return create_server(
-                application, host=host, port=at, threads=threads, ident="perfscope", clear_untrusted_proxy_headers=True
-            )
+                application, host=host, port=at, threads=threads, ident="perfscope", clear_untrusted_proxy_headers=True,
+                connection_limit=MOST_CONNECTIONS,
+            )  # fmt: skip
         except OSError as error:
             problem = error
-    raise NotStartedError(f"{host}:{tried[0]}: cannot listen: {problem.strerror or problem}")
+    address = f"{host}:{tried[0]}" if tried[0] else host
+    raise NotStartedError(f"{address}: cannot listen: {problem.strerror or problem}")
 
 
 def _told(host: str, port: int, base: str, token: str | None, page: int | None) -> Iterator[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,11 +38,6 @@ CPU_INFO = Path("/proc/cpuinfo")
 SECONDS = 5.0
 """A driver tool that takes longer hangs; the program is not kept waiting for it."""
 
-_SECRET = re.compile(r"token|secret|passw|credential|api[-_]?key|access[-_]?key|private[-_]?key|auth", re.IGNORECASE)
-_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
-_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
-HIDDEN = "***"
-
 _SMI_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit")
 
 
@@ -55,28 +48,6 @@ class Gpu:
     name: str
     driver: str
     clocks: dict[str, str]
-
-
-def redact(command: Sequence[str]) -> tuple[str, ...]:
-    """The command with the values of secret-looking options, and logins in URLs, replaced by ``***``.
-
-    ``--hf-token x``, ``--hf-token=x`` and ``WANDB_API_KEY=x`` all lose their ``x``.
-    """
-    shown: list[str] = []
-    hide = False
-    for argument in command:
-        if hide and not argument.startswith("-"):
-            shown.append(HIDDEN)
-            hide = False
-            continue
-        hide = False
-        assigned = _ASSIGNMENT.fullmatch(argument)
-        if assigned is not None and _SECRET.search(assigned["name"]):
-            shown.append(f"{assigned['name']}={HIDDEN}")
-            continue
-        hide = argument.startswith("-") and _SECRET.search(argument) is not None
-        shown.append(_IN_URL.sub(f"{HIDDEN}@", argument))
-    return tuple(shown)
 
 
 def packages() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 DONE = 0
@@ -20,6 +21,10 @@ class PerfscopeError(Exception):
 
     exit_code = DATA_UNREADABLE
 
+    def __init__(self, line: str) -> None:
+        """``line``: breaks in it, as names in a file may have, become spaces."""
+        super().__init__(" ".join(line.splitlines()))
+
 
 class UsageError(PerfscopeError):
     """The command line, or an argument of a public function, makes no sense."""
@@ -37,6 +42,14 @@ class NotStartedError(PerfscopeError):
     """The user's program could not be started at all."""
 
     exit_code = NOT_STARTED
+
+
+def log_failure(log: logging.Logger, what: str, error: BaseException) -> None:
+    """One line of what broke of our own and is gone on without; with its traceback where ``log`` shows debugging."""
+    from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+
+    line = sanitize(f"{what}: {type(error).__name__}: {error}", TEXT_LIMIT)
+    log.warning("perfscope: %s", line, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

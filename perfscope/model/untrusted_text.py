@@ -48,17 +48,24 @@ _TOKENS = re.compile(
 )
 """Tokens that their own prefix gives away: GitHub, GitLab, Hugging Face, AWS, OpenAI, Slack, Google, JWT."""
 
-_WORD = r"(?:[\w-]*(?:passw(?:or)?d|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|authorization))"
+_WORD = (
+    r"(?:[\w-]*(?:passw(?:or)?d|passphrase|secret|token|credentials?|auth|authorization"
+    r"|(?:api|access|account|auth|encryption|private|secret|signing|ssh|wandb)[_-]?key))"
+)
 _NAMED = re.compile(
     rf"(?i)(?<![\w-])(-{{0,2}}{_WORD}[\"']?\s*[=:]\s*[\"']?(?>(?:bearer\s+|basic\s+)?))(?!\[hidden\])([^\s\"'&,;)\]}}]{{6,}})"
 )
 """``API_KEY=...``, ``"password": "..."``, ``Authorization: Bearer ...``: the value of a telling name."""
+_QUERY = re.compile(rf"(?i)([?&;](?:{_WORD}|[\w-]*signature|sig|key)=)(?!\[hidden\])([^\s\"'&#,;)\]}}]+)")
+"""``?X-Amz-Signature=...``, ``&sig=...``: what signs an address."""
 _OPTION = re.compile(rf"(?i)(?<![\w-])(--{_WORD}\s+)([^\s-]\S*)")
 """``--hf-token VALUE`` of a command line."""
+_TELLING = re.compile(rf"(?i)^{_WORD}$")
 _LONG_VALUE = re.compile(r"(\b\w*key\w*[\"']?\s*[=:]\s*[\"']?)([A-Za-z0-9+/_=-]{32,})", re.IGNORECASE)
 """A long hexadecimal or base64 value of anything called a key."""
-_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@", re.IGNORECASE)
-"""User and password in a URL."""
+_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
+"""User, and password, in a URL."""
+_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=.*", re.DOTALL)
 
 
 def sanitize(text: str, limit: int = NAME_LIMIT) -> str:
@@ -108,9 +115,31 @@ def _scrubbed(text: str, home: str) -> str:
     text = _MOUNTED_HOMES.sub(r"\1…", _HOMES.sub("~", text))
     text = _LOGIN.sub(rf"\1{MASK}@", text)
     text = _TOKENS.sub(MASK, text)
-    for pattern in (_NAMED, _OPTION, _LONG_VALUE):
+    for pattern in (_NAMED, _QUERY, _OPTION, _LONG_VALUE):
         text = pattern.sub(rf"\1{MASK}", text)
     return text
+
+
+def scrub_command(words: Sequence[str]) -> tuple[str, ...]:
+    """``scrub`` of each word of a command, and the values of telling options and variables masked, however short.
+
+    ``--hf-token x``, ``--hf-token=x`` and ``WANDB_API_KEY=x`` all lose their ``x``.
+    """
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        if hide and not word.startswith("-"):
+            shown.append(MASK)
+            hide = False
+            continue
+        assigned = _ASSIGNMENT.fullmatch(word)
+        if assigned is not None and _TELLING.match(assigned["name"].lstrip("-")):
+            shown.append(f"{assigned['name']}={MASK}")
+            hide = False
+            continue
+        shown.append(scrub(word))
+        hide = word.startswith("-") and _TELLING.match(word.lstrip("-")) is not None
+    return tuple(shown)
 
 
 def sanitize_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
@@ -124,9 +153,6 @@ def sanitize_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [sanitize_value(value, limit) for value in value]
     return value
-
-
-_TELLING = re.compile(rf"(?i)^{_WORD}$")
 
 
 def _sanitize_under_key(key: str, value: Any, limit: int) -> Any:

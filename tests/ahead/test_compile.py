@@ -12,6 +12,7 @@ from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_manifest import Compiled
 from perfscope.model.documents.compile_request import Limits, Request, TargetRequest, parse_checkpoint
 from perfscope.model.errors import NotStartedError, UsageError
+from perfscope.model.untrusted_text import MASK
 from perfscope.profiler.ahead.common import compile as compiling
 from perfscope.profiler.ahead.common import scrub
 from perfscope.profiler.ahead.common.compile import NothingCompiledError, compile_program
@@ -65,7 +66,7 @@ def test_what_the_child_says_is_in_the_manifest(child, tmp_path: Path) -> None:
     """)
     manifest = _run(tmp_path)
     assert manifest.complete
-    assert manifest.command == ("train.py", "--token", "***")
+    assert manifest.command == ("train.py", "--token", MASK)
     (program,) = manifest.programs
     assert (program.calls, program.place) == (4, compile_manifest.CompiledLine(file="train.py", line=3))
     assert manifest.stopped == "it repeats"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.profiler.launch import record
+from perfscope.profiler.session.passes import Pass
 from perfscope.profiler.session.process_state import FAILURES_FILE
+from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.profiler import TorchProfilerCapture
 
 REMOVES = """import pathlib, shutil, sys
 for run in pathlib.Path("runs").iterdir():
@@ -38,3 +42,26 @@ def test_an_empty_file_of_failures_is_no_failure(text: str, tmp_path: Path, monk
     )
     recorded = record.record(record.Target(arguments=("train.py",)), record.CaptureOptions(), root=tmp_path / "runs")
     assert recorded.code == 0
+
+
+def test_inherited_files_stay_open(tmp_path: Path) -> None:
+    """As ``<(command)`` of a shell gives them."""
+    (tmp_path / "train.py").write_text("import os, sys\nsys.exit(int(os.read(int(sys.argv[1]), 1)))\n")
+    reading, writing = os.pipe()
+    os.write(writing, b"7")
+    os.close(writing)
+    ended = subprocess.run(
+        [sys.executable, "-m", "perfscope", "run", "train.py", str(reading)],
+        cwd=tmp_path, capture_output=True, timeout=120, check=False, pass_fds=(reading,),
+    )  # fmt: skip
+    os.close(reading)
+    assert ended.returncode == 7
+
+
+def test_a_profiler_is_stopped_whatever_fails_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = TorchProfilerCapture(Pass(tool="torch_profiler", name="timing", count=1, suffix=".json.gz"))
+    capture.start(0)
+    monkeypatch.setattr("json.dumps", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        capture.stop(None, None)
+    assert not compat.profiler_records()

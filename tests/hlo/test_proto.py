@@ -175,7 +175,7 @@ def test_a_while_calls_condition_then_body_and_knows_its_trips() -> None:
              "feature_group_count": "4"},
         ),
         (
-            {"opcode": "fusion", "output_operand_aliasing": [{"output_shape_index": [1], "operand_index": 2}]},
+            {"opcode": "custom-call", "output_operand_aliasing": [{"output_shape_index": [1], "operand_index": 2}]},
             {"output_to_operand_aliasing": "{{1}: (2, {})}"},
         ),
     ],

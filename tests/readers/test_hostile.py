@@ -6,11 +6,14 @@ import gzip
 import json
 import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from perfscope.__main__ import run
+from perfscope.analyzers.ranks.rules import hung_collective
 from perfscope.analyzers.readers.kineto import document
 from perfscope.analyzers.readers.load import load
 from perfscope.model.errors import DataError
@@ -71,3 +74,67 @@ def test_nested_shared_lists_of_a_dump_are_no_text(tmp_path: Path) -> None:
     assert read.flight_record is not None
     (call,) = read.flight_record.calls
     assert call.state == "scheduled"
+
+
+NEVER_ENDING = """HloModule m, is_scheduled=true
+
+ENTRY %e (a: f32[9223372036854775807,9223372036854775807]) -> f32[8] {
+  %a = f32[9223372036854775807,9223372036854775807]{1,0} parameter(0)
+  %d = f32[9223372036854775807,9223372036854775807]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %r = f32[8]{0} slice(%d), slice={[0:9223372036854775807:0]}
+}
+"""
+NO_OPERAND = """HloModule m, is_scheduled=true
+
+ENTRY %e (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %b = f32[8]{0} bitcast()
+}
+"""
+
+
+@pytest.mark.parametrize(("program", "reason"), [(NEVER_ENDING, "never end"), (NO_OPERAND, "lacks operands")])
+def test_programs_that_cannot_be_are_refused(
+    program: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.txt").write_text(program)
+    assert run(["analyze", str(tmp_path / "program.txt")]) == 4
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sizes", [([[8], [8], [8]], [[8], [8], [4]]), ([[8], [8]], [[8], [8], [4]])])
+def test_calls_that_differ_in_a_late_input(sizes: tuple[list[list[int]], ...], tmp_path: Path) -> None:
+    for rank, inputs in enumerate(sizes):
+        entry = {"record_id": 0, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": 1,
+                 "p2p_seq_id": 0, "op_id": 1, "profiling_name": "nccl:all_reduce", "time_created_ns": 1,
+                 "input_sizes": inputs, "input_dtypes": ["Float"] * len(inputs), "output_sizes": inputs,
+                 "output_dtypes": ["Float"] * len(inputs), "state": "scheduled", "is_p2p": False}  # fmt: skip
+        groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+        dump = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": [entry]}
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(dump, 2))
+    findings = list(hung_collective.compare(load(tmp_path)))
+    mismatch = next(finding for finding in findings if finding.subject == "members of a group call another size")
+    assert len(mismatch.ranks) == 1
+    assert len({row["call"] for row in mismatch.evidence}) == 2
+
+
+BREAKS_A_RULE = """
+from perfscope.__main__ import main
+from perfscope.analyzers.ops.rules import full_precision_matmul
+
+def broken(trace):
+    raise LookupError("a name\\x1b[31m of\\nothers")
+
+full_precision_matmul.check = broken
+main()
+"""
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_rule_that_breaks_is_one_line(verbose: bool, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", BREAKS_A_RULE, "analyze", *["-v"][: int(verbose)], str(tmp_path / "t.json")]
+    (tmp_path / "t.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": [EVENT]}))
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0
+    assert "LookupError: a name of others" in ended.stderr
+    assert ("Traceback" in ended.stderr) == verbose

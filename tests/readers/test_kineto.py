@@ -219,7 +219,7 @@ def test_odd_events_are_counted_by_reason_and_the_rest_is_kept(tmp_path: Path) -
     assert trace.source.unplaced == {
         "not an object": 1,
         "phase B": 1,
-        "negative or overflown duration": 1,
+        "missing, negative or overflown duration": 1,
         "category mystery": 1,
         "time is not a number": 1,
     }
@@ -241,7 +241,7 @@ def test_what_has_no_time_is_counted_once_when_a_chunk_is_decoded_again(tmp_path
     """A small time beside epoch microseconds: the chunk is decoded twice, its events are taken once."""
     found = [span("cpu_op", "small", 1, 2), span("cpu_op", "negative", 1, -2), span("user_annotation", "late", 2e15, 1)]
     trace = read(tmp_path, json.dumps({"traceEvents": found}))
-    assert trace.source.unplaced == {"negative or overflown duration": 1}
+    assert trace.source.unplaced == {"missing, negative or overflown duration": 1}
     assert len(trace.rows["slices"]) == 2
 
 

@@ -102,7 +102,7 @@ def test_a_damaged_rank_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     assert [(Path(one.path).name, one.broken) for one in loaded.skipped] == [("r1", True), ("r2", True)]
     assert loaded.traces[0].source.notes == (
         "r1 was not read: cut off at byte 7",
-        "r2 was not read: corrupt or unsupported file: ValueError: row 3 has no time",
+        "r2 was not read: corrupt or unsupported file: row 3 has no time",
     )
 
 
@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_a_reader_stumbles_over_is_one_line_and_memory_is_not_hidden(tmp_path: Path) -> None:
     file = fake(tmp_path / "t", "value")
-    assert problem(file) == f"{file}: corrupt or unsupported file: ValueError: row 3 has no time"
+    assert problem(file) == f"{file}: corrupt or unsupported file: row 3 has no time"
     with pytest.raises(MemoryError):
         load(fake(tmp_path / "m", "memory"))
 

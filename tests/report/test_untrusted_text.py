@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from perfscope.dashboards.report import html_report, json_report, markdown, text
-from perfscope.model.untrusted_text import MASK, clean, sanitize, sanitize_value, scrub, shorten
+from perfscope.model.untrusted_text import MASK, clean, sanitize, sanitize_value, scrub, scrub_command, shorten
 from tests.report.analyses import hostile
 from tests.report.test_html import Parsed
 from tests.report.test_markdown import OUR_TAGS
@@ -204,3 +204,37 @@ def test_no_secret_is_in_any_report(secret: str, before: str) -> None:
         assert secret not in report.replace("\n", "")
         assert "hidden" in report
     assert MASK in reports[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["train.py", "--lr", "3e-4"], ["train.py", "--lr", "3e-4"]),
+        (["train.py", "--hf-token", "abc", "--lr", "1"], ["train.py", "--hf-token", MASK, "--lr", "1"]),
+        (["--wandb_api_key=abc", "x"], [f"--wandb_api_key={MASK}", "x"]),
+        (["--wandb_key=abc"], [f"--wandb_key={MASK}"]),
+        (["env", "HF_TOKEN=abc", "python"], ["env", f"HF_TOKEN={MASK}", "python"]),
+        (["--use-auth", "--lr", "1"], ["--use-auth", "--lr", "1"]),
+        (["--data", "https://me:pw@host/x"], ["--data", f"https://{MASK}@host/x"]),
+        (["https://me@host/x"], [f"https://{MASK}@host/x"]),
+        (["https://h/x?a=1&token=abc&b=2"], [f"https://h/x?a=1&token={MASK}&b=2"]),
+        (["s3://b/k?X-Amz-Signature=0123abcd&x=1"], [f"s3://b/k?X-Amz-Signature={MASK}&x=1"]),
+        (["--url=https://h/x?sv=1&sig=ab%3D"], [f"--url=https://h/x?sv=1&sig={MASK}"]),
+        (["--data", "/home/someone/data"], ["--data", "~/data"]),
+        (["--password="], [f"--password={MASK}"]),
+        (["model=token_mixer"], ["model=token_mixer"]),
+        (["--tokenizer", "gpt2", "--max-tokens=512", "--author", "me"],
+         ["--tokenizer", "gpt2", "--max-tokens=512", "--author", "me"]),
+        (["bash", "-c", "train --hf-token abcdef"], ["bash", "-c", f"train --hf-token {MASK}"]),
+    ],
+)  # fmt: skip
+def test_secrets_of_a_command(command: list[str], shown: list[str]) -> None:
+    assert scrub_command(command) == tuple(shown)
+    assert scrub_command(shown) == tuple(shown)
+
+
+@given(st.lists(st.text(min_size=1)), st.sampled_from(["--api-key", "--TOKEN", "--db-password", "--client_secret"]))
+def test_a_secret_is_hidden_wherever_it_stands(before: list[str], flag: str) -> None:
+    secret = "planted-secret-value"
+    assert not any(secret in word for word in scrub_command([*before, flag, secret]) if before[-1:] != [flag])
+    assert not any(secret in word for word in scrub_command([*before, "x", f"{flag}={secret}"]))

@@ -13,6 +13,7 @@ import pytest
 
 from perfscope.analyzers.readers.load import load
 from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.untrusted_text import MASK
 from tests.session.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
 pytestmark = pytest.mark.torch
@@ -127,7 +128,7 @@ def test_secrets_of_the_environment_and_the_command_are_in_no_file(looped: Loope
         if path.suffix == ".gz":
             content = gzip.decompress(content)
         assert SECRET.encode() not in content, path
-    assert latest(looped.folder).command == ("train.py", "--hf-token", "***", "--api-key=***")
+    assert latest(looped.folder).command == ("train.py", "--hf-token", MASK, f"--api-key={MASK}")
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from flask import Flask
 
 from perfscope.commands import serve
 from perfscope.dashboards.web.server import viewer
-from perfscope.dashboards.web.server.guard import COOKIE, MOST_BODY_BYTES, MOST_QUERY, Guard, hosts_of, new_token
+from perfscope.dashboards.web.server.guard import MOST_BODY_BYTES, MOST_QUERY, Guard, hosts_of, new_token
 from perfscope.dashboards.web.server.late import Late
 from perfscope.dashboards.web.server.shelf import KEY, Shelf
 from perfscope.model.errors import DataError, UsageError
@@ -71,8 +71,15 @@ def test_another_token_opens_nothing(wrong: str) -> None:
     assert (
         _get(client, Authorization=f"Bearer {wrong}".encode().decode("latin-1")).status_code == HTTPStatus.UNAUTHORIZED
     )
-    client.set_cookie(COOKIE, wrong)
+    client.set_cookie("perfscope_8765", wrong)
     assert _get(client).status_code == HTTPStatus.UNAUTHORIZED
+
+
+def test_servers_on_two_ports_keep_their_sessions() -> None:
+    client = _client()
+    for port in ("8765", "8766"):
+        answer = client.get(f"/page?token={TOKEN}", headers={"Host": f"127.0.0.1:{port}"})
+        assert answer.headers["Set-Cookie"].startswith(f"perfscope_{port}=")
 
 
 def test_a_script_may_send_it_as_a_header() -> None:

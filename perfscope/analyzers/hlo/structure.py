@@ -7,6 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from perfscope.analyzers.hlo.cost.trip_counts import with_trip_counts
 from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH, Computation, HloModule, Instruction
 
+_WITH_OPERAND = (
+    "bitcast bitcast-convert broadcast conditional convert copy copy-done copy-start get-tuple-element "
+    "optimization-barrier reshape reverse slice transpose while"
+)
+LEAST_OPERANDS = dict.fromkeys(_WITH_OPERAND.split(), 1)
+"""Operands that an operation has at least: of those that are looked through to what they take."""
+LEAST_CALLED = {"call": 1, "fusion": 1, "while": 2}
+"""Computations that it calls at least: of those whose bodies are looked into."""
+
 
 def computation_of(name: str, instructions: Sequence[Instruction]) -> Computation:
     """A computation; ``ValueError`` if it is empty, names something twice or uses what is not defined before."""
@@ -20,6 +29,10 @@ def computation_of(name: str, instructions: Sequence[Instruction]) -> Computatio
                     f"{instruction.name[:80]!r} in computation {name[:80]!r} uses {operand[:80]!r}, "
                     "which is not defined before it"
                 )
+        if len(instruction.operands) < LEAST_OPERANDS.get(instruction.opcode, 0):
+            raise ValueError(f"{instruction.opcode[:80]} {instruction.name[:80]!r} lacks operands")
+        if len(instruction.called) < LEAST_CALLED.get(instruction.opcode, 0):
+            raise ValueError(f"{instruction.opcode[:80]} {instruction.name[:80]!r} calls too few computations")
         if instruction.name in by_name:
             raise ValueError(f"computation {name[:80]!r} defines {instruction.name[:80]!r} twice")
         by_name[instruction.name] = instruction

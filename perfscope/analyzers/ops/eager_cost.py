@@ -99,6 +99,10 @@ def _split(names: str) -> list[str]:
     return names.split()
 
 
+MOST_AMOUNT = 1 << 100
+"""FLOPs or bytes of one call."""
+
+
 @lru_cache(maxsize=65536)
 def op_cost(
     name: str,
@@ -119,12 +123,17 @@ def op_cost(
         call = parse_call(name, shapes, dtypes, strides, values, list_dtype)
         formula = _inductor_kernel if _INDUCTOR.match(name) else _FORMULAS.get(call.name)
         if formula is not None:
-            return formula(call)
+            return _possible(formula(call))
         if elementwise and name.startswith("aten::") and call.tensors:
-            return OpCost(kind="memory", bytes=_elementwise_bytes(call))
+            return _possible(OpCost(kind="memory", bytes=_elementwise_bytes(call)))
     except (ValueError, TypeError, IndexError, KeyError, AttributeError):
         return None  # another signature than the one that is known
     return None
+
+
+def _possible(cost: OpCost | None) -> OpCost | None:
+    """``None`` for an amount of which the sizes cannot be real."""
+    return None if cost is None or max(cost.flops, cost.bytes) > MOST_AMOUNT else cost
 
 
 def parse_call(name: str, shapes: str, dtypes: str, strides: str, values: str, list_dtype: str = "") -> OpCall:

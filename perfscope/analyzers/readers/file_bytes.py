@@ -104,9 +104,14 @@ def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None
     try:
         for piece in _gzip_pieces(path) if packing == "gzip" else _xz_pieces(path):
             total += len(piece)
-            if total > largest or total > shutil.disk_usage(tempfile.gettempdir()).free + IN_MEMORY:
-                raise DataError(f"{path}: decompresses to more than {total:,} bytes: refused")
-            into.write(piece)
+            if total > largest:
+                raise DataError(f"{path}: decompresses to more than {largest:,} bytes: refused")
+            if total > shutil.disk_usage(tempfile.gettempdir()).free + IN_MEMORY:
+                raise _no_room(path)
+            try:
+                into.write(piece)
+            except OSError as error:
+                raise _no_room(path) from error
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: {_corruption_text(packing, total, cut=isinstance(error, EOFError))}") from error
     except OSError as error:
@@ -115,6 +120,12 @@ def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None
         if type(error).__name__ == "IsalError":
             raise DataError(f"{path}: {_corruption_text(packing, total)}") from error
         raise
+
+
+def _no_room(path: Path) -> DataError:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    return DataError(f"{path}: cannot be unpacked: {free:,} bytes are free in {folder}; TMPDIR names another folder")
 
 
 def _corruption_text(packing: str, total: int, *, cut: bool = False) -> str:

@@ -156,6 +156,8 @@ def discover(path: str | Path) -> Input:
 def resolve(path: str | Path) -> Path:
     """Where ``path`` leads: itself, or the run of that name (``latest``, or how its id begins). It exists."""
     folder = Path(path)
+    if not str(path):
+        raise UsageError("an empty path; `.` is the current folder")
     try:
         if folder.exists():
             return folder
@@ -280,14 +282,30 @@ def _read_place(path: Path) -> Sequence[Trace] | None:
     return traces
 
 
+_CORRUPT: Mapping[type[Exception], str] = {
+    OverflowError: "a number in it is too large",
+    UnicodeError: "a text in it is no UTF-8",
+    ValueError: "{}",
+    RecursionError: "it is nested too deep",
+    EOFError: "it ends too early",
+    KeyError: "it lacks {}",
+    IndexError: "it refers to something that is not in it",
+    TypeError: "a value is of an unexpected type",
+    AttributeError: "a value is of an unexpected type",
+    ArithmeticError: "its numbers make no sense",
+}
+"""What a reader stumbles over in a corrupt file -> what a person would call it; the first that fits is said."""
+
+
 @contextmanager
 def _as_data_error(place: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise DataError(f"{place}: {_error_text(error)}") from error
-    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, EOFError) as error:
-        raise DataError(f"{place}: corrupt or unsupported file: {type(error).__name__}: {error}") from error
+    except tuple(_CORRUPT) as error:
+        what = next(text for kind, text in _CORRUPT.items() if isinstance(error, kind))
+        raise DataError(f"{place}: corrupt or unsupported file: {what.format(error)}") from error
 
 
 def _error_text(error: OSError | ValueError) -> str:

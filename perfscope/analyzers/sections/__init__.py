@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from perfscope.model.errors import log_failure
+
 _log = logging.getLogger(__name__)
 
 
@@ -18,5 +20,5 @@ def guarded(problem: str, source: str, problems: list[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # as with a rule
-        _log.warning("%s: %s", source, problem, exc_info=True)
+        log_failure(_log, f"{source}: {problem}", error)
         problems.append(f"{problem}: {type(error).__name__}: {error}")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfscope.model.documents.run_folders import write_atomically
-from perfscope.model.environment import HIDDEN, redact
 from perfscope.model.errors import DataError, UsageError
+from perfscope.model.untrusted_text import MASK, scrub_command
 
 Arm = Literal["base", "head"]
 Phase = Literal["warm", "calibrate", "measure", "confirm", "profile"]
@@ -183,7 +183,7 @@ def begin(directory: Path, plan: AbPlan) -> AbState:
     raw = {
         "schema": AB_SCHEMA,
         **dataclasses.asdict(plan),
-        "command": redact(plan.command),
+        "command": scrub_command(plan.command),
         "build": redacted_build(plan.build),
     }
     try:
@@ -195,7 +195,12 @@ def begin(directory: Path, plan: AbPlan) -> AbState:
 
 def redacted_build(build: str | None) -> str | None:
     """The build command as it may be kept: the values of what looks like a secret replaced."""
-    return None if build is None else " ".join(redact(build.split(" ")))
+    return None if build is None else " ".join(scrub_command(build.split(" ")))
+
+
+def _is_masked(text: str) -> bool:
+    """Whether something may be masked in it: a secret or a home directory."""
+    return any(mark in text for mark in (MASK, "~", "…"))
 
 
 def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str | None = None) -> AbState:
@@ -207,9 +212,9 @@ def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str |
     A last line that was not finished is dropped, as is a launch whose partner did not run.
     """
     plan = _plan(directory / PLAN_FILE)
-    if (redact(command), kind) != (plan.command, plan.kind):
+    if (scrub_command(command), kind) != (plan.command, plan.kind):
         raise UsageError(f"{directory}: began with another program: {shlex.join(plan.command)}")
-    if redacted_build(build) != plan.build and (build is not None or HIDDEN in (plan.build or "")):
+    if redacted_build(build) != plan.build and (build is not None or _is_masked(plan.build or "")):
         raise UsageError(f"{directory}: give its --build again: {plan.build}")
     plan = dataclasses.replace(plan, command=command, build=build or plan.build)
     path = directory / LAUNCHES_FILE

@@ -100,7 +100,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     created_utc: str
     name: str
     command: tuple[str, ...]
-    """As started, the values of secret-looking options replaced by ``***``."""
+    """As started, secrets and home directories masked as in reports."""
     target: CompiledTarget
     schema: str = SCHEMA
     git: dict[str, str | bool] | None = None

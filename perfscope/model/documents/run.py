@@ -108,7 +108,7 @@ class Run:
     created_utc: str
     """ISO 8601."""
     command: tuple[str, ...]
-    """As started, the values of secret-looking options replaced by ``***``."""
+    """As started, secrets and home directories masked as in reports."""
     state: RunState
     schema: str = RUN_SCHEMA
     task: int = 0

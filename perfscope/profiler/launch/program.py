@@ -123,6 +123,7 @@ def _start(
             env=environment,
             process_group=0 if own_group else None,
             preexec_fn=prepare,
+            close_fds=False,
             restore_signals=True,
         )
     except OSError as error:

@@ -18,7 +18,7 @@ from perfscope.model.capture import CaptureOptions, Message
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run, RunState, failure_of, load_run
 from perfscope.model.errors import DataError, NotStartedError
-from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, scrub_command
 from perfscope.profiler.bootstrap.sitecustomize import ERROR_FILE
 from perfscope.profiler.launch.program import Ended, Target, launch
 from perfscope.profiler.nsys.command import NsysRun
@@ -223,7 +223,7 @@ def _begun(target: Target, options: CaptureOptions, directory: Path, name: str, 
         id=directory.name,
         name=name,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=environment.redact(command),
+        command=scrub_command(command),
         state="running",
         script=script,
         task=number,

@@ -68,10 +68,8 @@ class TorchProfilerCapture:
                 first.start()
                 first.stop()
                 _primed = True
-            stacks = self._settings.stacks
-            if stacks and sys.getprofile() is not None:
-                stacks = False
-                self.remark = "no Python stacks: the program has a profile function of its own (sys.setprofile)"
+            self.remark = _why_no_stacks() if self._settings.stacks else None
+            stacks = self._settings.stacks and self.remark is None
             self._profiler = self._make(stacks=stacks)
             if self._settings.memory:
                 self._restore_log = _quieten_c10()
@@ -95,6 +93,12 @@ class TorchProfilerCapture:
         metadata = {"pass": self._settings.name, "steps": complete, "cut_off": cut_off}
         try:
             self._profiler.add_metadata_json(METADATA_KEY, json.dumps(metadata))
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Whatever happened before: a profiler that is left on kills the program at its end."""
+        try:
             with _quiet_kineto():
                 self._profiler.stop()
         finally:
@@ -136,6 +140,16 @@ class TorchProfilerCapture:
             with_stack=stacks,  # which names the modules too; with_modules is for TorchScript
             experimental_config=compat.sync_events_config() if self._settings.device_syncs else None,
         )
+
+
+def _why_no_stacks() -> str | None:
+    if sys.getprofile() is not None:
+        return "no Python stacks: the program has a profile function of its own (sys.setprofile)"
+    try:
+        "".join((*sys.path, *sys.argv[:1], str(Path.cwd()))).encode()
+    except UnicodeEncodeError:
+        return "no Python stacks: torch ends a program whose files have names that are no UTF-8"
+    return None
 
 
 def _without_host(head: bytes) -> bytes:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 from perfscope.analyzers.ranks.hang import GroupKey, Hang, Mismatch, Stuck, Waiting, hang_of
 from perfscope.analyzers.ranks.job import named_ranks
@@ -201,24 +202,43 @@ def _unending(group: GroupKey, call: RecordedCall, count: int) -> Finding:
 
 
 def _mismatch(mismatch: Mismatch) -> Finding:
-    said = Counter(call.label() for call in mismatch.sides.values())
+    labels = _labels_apart(mismatch.sides)
+    said = Counter(labels.values())
     usual = said.most_common(1)[0][0]
-    others = sorted(rank for rank, call in mismatch.sides.items() if call.label() != usual)
+    others = sorted(rank for rank, label in labels.items() if label != usual)
     odd = mismatch.sides[others[0]]
     call, calls = ("call" if len(others) > 1 else "calls"), ("calls" if said[usual] == 1 else "call")
     return _hang(
         subject=f"members of a group call another {mismatch.what}",
-        title=f"{named_ranks(others)} {call} {odd.label()} as number {mismatch.sequence} of "
+        title=f"{named_ranks(others)} {call} {labels[others[0]]} as number {mismatch.sequence} of "
         f"{_group(mismatch.group, odd)}, where {said[usual]:,} {calls} {usual}",
         call=odd,
         ranks=others,
         evidence=(
-            {"rank": rank, "call": call.label(), "number": call.sequence, "state": call.state, "code": _code(call)}
-            for rank, call in sorted(mismatch.sides.items(), key=lambda side: side[1].label() == usual)
+            {"rank": rank, "call": labels[rank], "number": call.sequence, "state": call.state, "code": _code(call)}
+            for rank, call in sorted(mismatch.sides.items(), key=lambda side: labels[side[0]] == usual)
         ),
         advice="Ranks took different branches: an uneven last batch (drop_last=True), a condition on the rank around "
         "a collective, parameters that only some ranks use (find_unused_parameters=True), another order of layers.",
     )
+
+
+def _labels_apart(sides: Mapping[int, RecordedCall]) -> dict[int, str]:
+    """What each rank called, different where the calls are: of many inputs the first that differs."""
+    labels = {rank: call.label() for rank, call in sides.items()}
+    inputs = {rank: tuple(zip_longest(call.input_sizes, call.dtypes)) for rank, call in sides.items()}
+    if len(set(labels.values())) == len({(call.operation, inputs[rank]) for rank, call in sides.items()}):
+        return labels
+    columns = zip_longest(*inputs.values())
+    number = next((index for index, column in enumerate(columns) if len(set(column)) > 1), 0)
+    return {rank: f"{call.operation} ({_input(inputs[rank], number)})" for rank, call in sides.items()}
+
+
+def _input(inputs: Sequence[tuple[tuple[int, ...] | None, str | None]], number: int) -> str:
+    if number >= len(inputs):
+        return f"no input {number + 1}"
+    size, dtype = inputs[number]
+    return " ".join(filter(None, (f"input {number + 1}:", "x".join(map(str, size or ())), dtype)))
 
 
 def _largest(waits: Sequence[Waiting]) -> Waiting:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.parse.fusion_dump import refusals
 from perfscope.analyzers.hlo.parse.thunks import Thunks, read_thunks
@@ -143,7 +144,9 @@ def _trace(path: str, format_name: str, modules: Sequence[HloModule], notes: Seq
     builder.programs = len(modules)
     builder.note(*_notes(modules), *notes)
     builder.record("hlo")
-    return builder.build(hlo=tuple(modules))
+    trace = builder.build(hlo=tuple(modules))
+    trace.fact(hlo_costs)  # refuses a program that would never end; the rules take it from here
+    return trace
 
 
 def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:

@@ -65,12 +65,12 @@ class MemoryArgs(msgspec.Struct, gc=False):
 
 
 class Span(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """A complete event. ``ts`` and ``dur`` in us."""
+    """A complete event. ``ts`` and ``dur`` in us; without ``dur`` it is not placed."""
 
     ts: float
     name: str = ""
     cat: str | None = None
-    dur: float = 0.0
+    dur: float = -1.0
     pid: Id = None
     tid: Id = None
     args: Args | None = None
@@ -82,7 +82,7 @@ class ExactSpan(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     ts: msgspec.Raw
     name: str = ""
     cat: str | None = None
-    dur: msgspec.Raw = msgspec.Raw(b"0")
+    dur: msgspec.Raw = msgspec.Raw(b"-1")
     pid: Id = None
     tid: Id = None
     args: Args | None = None
@@ -145,7 +145,7 @@ def lenient(event: Any) -> ExactSpan | Instant | Counter | Metadata | str:
     time = msgspec.Raw(str(event.get("ts", "")).encode())
     pid, tid = (_identity(event.get(key)) for key in ("pid", "tid"))
     if phase == "X":
-        duration = msgspec.Raw(str(event.get("dur", 0)).encode())
+        duration = msgspec.Raw(str(event.get("dur", -1)).encode())
         category = event.get("cat")
         return ExactSpan(
             ts=time,

@@ -320,7 +320,7 @@ def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list
         members = [m for _, _, m in good]
     wrong = (length < 0) | (length >= LARGEST_NS // 2)
     if wrong.any():
-        unplaced["negative or overflown duration"] += int(wrong.sum())
+        unplaced["missing, negative or overflown duration"] += int(wrong.sum())
         members = [m for m, bad in zip(members, wrong, strict=True) if not bad]
         start, length = start[~wrong], length[~wrong]
     return start, start + length, members

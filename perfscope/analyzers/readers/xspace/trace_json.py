@@ -73,7 +73,7 @@ def read(path: Path) -> Trace:
     shown = str(path)
     with open_bytes(path, MAX_BYTES) as data:
         try:
-            document = msgspec.json.decode(data, type=_Document)
+            document = msgspec.json.decode(bytes(data), type=_Document)  # it refers to the bytes
         except (ValueError, RecursionError) as error:
             raise DataError(f"{shown}: cut off or corrupt: {str(error)[:120]}") from None
     pool = TraceBuilder(shown, FORMAT)

@@ -20,9 +20,8 @@ from perfscope.dashboards.report.compare import types
 from perfscope.dashboards.report.compare.words import said_of
 from perfscope.dashboards.report.renderers.values import percent
 from perfscope.model.documents.ab import WORKTREES_PREFIX
-from perfscope.model.environment import redact
 from perfscope.model.units import format_ns
-from perfscope.model.untrusted_text import sanitize_value
+from perfscope.model.untrusted_text import sanitize_value, scrub_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -357,7 +356,7 @@ def _method(result: AbResult, plan: AbPlan, profiles: Profiles) -> dict[str, Any
         base_commit=plan.base,
         head_ref=plan.head_ref,
         head_commit=plan.head,
-        command=redact(("-m", *plan.command) if plan.kind == "module" else plan.command),
+        command=scrub_command(("-m", *plan.command) if plan.kind == "module" else plan.command),
         pairs=result.pairs,
         confirming_pairs=result.confirming,
         profiled=profiles.used,

@@ -95,7 +95,7 @@ class Guard:
             path = request.path if not rest else f"{request.path}?{urlencode(rest)}"
             answer = redirect(path if path.startswith("/") and not path.startswith("//") else self.base_path)
             answer.set_cookie(
-                COOKIE,
+                _cookie_name(request.host),
                 _digest(self.token),
                 httponly=True,
                 samesite="Strict",
@@ -106,7 +106,7 @@ class Guard:
         bearer = request.headers.get("Authorization", "")
         if bearer.startswith("Bearer ") and _same(bearer.removeprefix("Bearer "), self.token):
             return None
-        if _same(request.cookies.get(COOKIE, ""), _digest(self.token)):
+        if _same(request.cookies.get(_cookie_name(request.host), ""), _digest(self.token)):
             return None
         return _refused(HTTPStatus.UNAUTHORIZED, "open the address with ?token=... that `perfscope serve` printed")
 
@@ -138,6 +138,12 @@ def host_name(given: str) -> str:
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.rpartition(":")[0] if ":" in name else name
+
+
+def _cookie_name(host: str) -> str:
+    """Cookies do not tell ports apart: without the port in its name two dashboards log each other out."""
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdigit() else COOKIE
 
 
 def _same(given: str, wanted: str) -> bool:

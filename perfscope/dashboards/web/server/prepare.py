@@ -16,6 +16,7 @@ from perfscope.analyzers.readers.load import Task, TaskResult, read_task
 from perfscope.dashboards.report import json_report
 from perfscope.dashboards.web.server.child import Child, run_alone
 from perfscope.dashboards.web.views import VIEWS, Gathered, Job, Place, view_module
+from perfscope.model.errors import log_failure
 from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Work(Child):
                 )
                 self.write(name, {"view": view_module(name).view(job)})
             except Exception as error:  # a page that fails must not cost the user the others
-                _log.warning("view %s failed", name, exc_info=True)
+                log_failure(_log, f"view {name} failed", error)
                 self.write(name, {"problem": f"this page cannot be shown: {type(error).__name__}: {error}"})
         self.tell("ready", "")
 
@@ -74,7 +75,7 @@ class Work(Child):
             try:
                 value = gather(trace, place)
             except Exception as error:  # as above
-                _log.warning("view %s failed on %s", name, trace.source.path, exc_info=True)
+                log_failure(_log, f"view {name} failed on {trace.source.path}", error)
                 self._broken[name] = f"this page cannot be shown: {type(error).__name__}: {error}"
                 continue
             self._gathered[name].append(Gathered(source=trace.source, place=place, held=value))

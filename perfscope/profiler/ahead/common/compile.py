@@ -30,8 +30,9 @@ from perfscope.model.documents.compile_manifest import (
     NotCompiled,
 )
 from perfscope.model.documents.compile_request import Request
-from perfscope.model.environment import git_facts, redact
+from perfscope.model.environment import git_facts
 from perfscope.model.errors import DATA_UNREADABLE, NotStartedError, PerfscopeError
+from perfscope.model.untrusted_text import scrub_command
 from perfscope.profiler.ahead.common.build_key import sources_digest
 
 # Starts the child, reads what it says, and ends it when it takes too long or too much memory.
@@ -331,7 +332,7 @@ def compile_program(
         framework=request.framework,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         name=label,
-        command=_relative_paths(redact(words)),
+        command=scrub_command(_relative_paths(words)),
         target=_compiled_target(request),
         git=git_facts(),
         sources=None if request.exported is not None else sources_digest(request.arguments, module=request.module),

@@ -1,0 +1,1 @@
+"""Structure-aware fuzzing of all readers: ``make fuzz``, ``python -m tests.fuzz --help``."""
