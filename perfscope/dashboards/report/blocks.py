@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 Unit = Literal[
-    "text", "code", "place", "ns", "signed_ns", "bytes", "count", "quantity", "share", "change", "bytes_per_s"
+    "text", "code", "place", "ns", "signed_ns", "bytes", "count", "quantity", "share", "change", "chance", "bytes_per_s"
 ]
 """How a value is shown: ``code`` is a name of the program (cut at its end where it is too long), ``place`` a path, a
 source line or a scope (cut at its beginning), ``quantity`` a count with decimal prefixes, ``share`` a number from 0
-to 1, ``change`` a relative one with its sign (0.03 is +3.0%); ns and bytes are numbers of them."""
+to 1, ``change`` a relative one with its sign (0.03 is +3.0%), ``chance`` a probability; ns and bytes are
+numbers of them."""
 
 Bar = Literal["", "shares", "parts", "effects"]
 """``shares``: bars where there are pictures. ``parts`` of one whole, in order: pieces of one bar, on a terminal too.
@@ -88,6 +89,10 @@ class Column(Generic[T]):
     """On a narrow terminal columns go in this order, 1 first; 0 stays."""
     limit: int = 0
     """Characters of a name or place; 0: those of the unit."""
+    key: str = ""
+    """Its name in a file: the dashboard's tables can be taken away as CSV."""
+    width: int | None = None
+    """Pixels on the dashboard; ``None`` takes what is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,7 +307,7 @@ KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (
     Column("head", lambda kernel: kernel.head_ns, "ns"),
     _delta("change", lambda kernel: kernel.change_ns),
     Column("relative", lambda kernel: kernel.effect, "change"),
-    Column("q", lambda kernel: "" if kernel.q is None else f"{kernel.q:.2g}", "count", drop=1),
+    Column("q", lambda kernel: kernel.q, "chance", drop=1),
 )
 
 

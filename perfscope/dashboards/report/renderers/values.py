@@ -62,6 +62,8 @@ def number_text(value: Number | Range | Marked | Amount | None, unit: Unit) -> s
             return signed_ns(value)
         case "change":
             return percent(value)
+        case "chance":
+            return f"{value:.2g}"
         case "bytes":
             return format_bytes(value)
         case "share":

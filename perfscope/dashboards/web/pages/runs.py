@@ -12,7 +12,7 @@ from perfscope.dashboards.web.pages import Asked, address
 from perfscope.dashboards.web.pages._grid import grid, register_grid
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.server.works import stored
-from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.dashboards.web.views._tables import Head, rows_table
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run_list import row_of
 from perfscope.model.untrusted_text import sanitize
@@ -55,7 +55,7 @@ def layout(asked: Asked, view: None) -> Any:
     if not items:
         nothing = "Nothing is open: perfscope run train.py makes a run; perfscope serve FILE opens a trace."
         return [title, html.Div(html.P(nothing), className="ps-card"), *_kept(asked)]
-    held = table(HEADS, [_row(asked, item) for item in items[:MOST_ROWS]])
+    held = rows_table(HEADS, [_row(asked, item) for item in items[:MOST_ROWS]])
     held["left"] = max(0, len(items) - MOST_ROWS)
     return [
         title,

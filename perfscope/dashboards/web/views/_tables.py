@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from perfscope.analyzers.engine import Analysis
+from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.summary import OF_MEMORY, FindingRow
 from perfscope.dashboards.web.views._not_recorded import told_of
 from perfscope.model.finding import NOWHERE, Finding
+from perfscope.model.untrusted_text import sanitize
 
 Unit = Literal["text", "code", "ns", "bytes", "count", "share", "number", "chance"]
 """How a value is shown; it is kept as it is: ns and bytes as integers, a share between 0 and 1."""
+
+T = TypeVar("T")
+
+NAME_CHARS = 400
+"""Characters of a name in a table."""
 
 MOST_ROWS = 5_000
 """Of a table in a page; what is left out is counted."""
@@ -29,8 +36,28 @@ class Head:
     """Pixels; ``None`` takes what is left."""
 
 
-def table(heads: Sequence[Head], rows: Iterable[Sequence[Any]], *, most: int = MOST_ROWS) -> dict[str, Any]:
+def table(columns: Sequence[Column[T]], items: Iterable[T], *, most: int = MOST_ROWS) -> dict[str, Any]:
     """A table as plain values: ``columns``, ``rows`` (each as long as the columns) and how many were left out."""
+    held = list(items)
+    rows = ([_cell(column.value(item)) for column in columns] for item in held[:most])
+    heads = [
+        Head(key=column.key, title=column.title, unit=_UNITS.get(column.unit, column.unit), width=column.width)
+        for column in columns
+    ]
+    return rows_table(heads, rows, most=most) | {"left": max(0, len(held) - most)}
+
+
+_UNITS: dict[str, Any] = {"quantity": "number", "bytes_per_s": "number", "place": "code", "signed_ns": "ns"}
+"""Units of the grid for those of the reports."""
+
+
+def _cell(value: Any) -> Any:
+    """Text fit to be shown; numbers as they are."""
+    return sanitize(value, NAME_CHARS) if isinstance(value, str) else value
+
+
+def rows_table(heads: Sequence[Head], rows: Iterable[Sequence[Any]], *, most: int = MOST_ROWS) -> dict[str, Any]:
+    """The same of rows that are made already."""
     held = [list(row) for row in rows]
     columns = [{"key": head.key, "title": head.title, "unit": head.unit, "width": head.width} for head in heads]
     return {"columns": columns, "rows": held[:most], "left": max(0, len(held) - most)}

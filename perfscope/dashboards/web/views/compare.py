@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from perfscope.dashboards.report.blocks import Listing, Text
+from perfscope.dashboards.report.blocks import Column, Listing, Text
 from perfscope.dashboards.report.compare.document import Document
 from perfscope.dashboards.report.compare.json import SETS_KIND as SETS
 from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
@@ -22,7 +22,7 @@ from perfscope.dashboards.report.compare.words import (
 )
 from perfscope.dashboards.report.renderers.html import blocks_html, sections_html
 from perfscope.dashboards.report.renderers.values import signed_ns
-from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.dashboards.web.views._tables import table
 from perfscope.model.untrusted_text import sanitize
 
 MOST_CAUSES = 40
@@ -30,30 +30,30 @@ MOST_NAMES = 4
 """Of a place and side, that the timeline is asked for."""
 NAME_CHARS = 400
 
-PART_HEADS = (
-    Head(key="change_ns", title="change", unit="ns", width=96),
-    Head(key="line", title="at", unit="code", width=250),
-    Head(key="status", title="it is", width=104),
-    Head(key="base_ns", title="base", unit="ns", width=90),
-    Head(key="head_ns", title="head", unit="ns", width=90),
-    Head(key="in_base", title="in base", unit="code", width=200),
-    Head(key="in_head", title="in head", unit="code", width=200),
-    Head(key="base_calls", title="calls, base", unit="count", width=110),
-    Head(key="head_calls", title="calls, head", unit="count", width=110),
-    Head(key="count_ns", title="by calls", unit="ns", width=100),
-    Head(key="each_ns", title="by each call", unit="ns", width=120),
-    Head(key="kind", title="kind", width=110),
-    Head(key="matched", title="known again by", width=280),
+PART_COLUMNS: tuple[Column[Part], ...] = (
+    Column("change", lambda row: row.delta_ns, "ns", key="change_ns", width=96),
+    Column("at", lambda row: row.place or (row.name if row.kind == "idle" else ""), "code", key="line", width=250),
+    Column("it is", lambda row: row.status, key="status", width=104),
+    Column("base", lambda row: row.base.ns, "ns", key="base_ns", width=90),
+    Column("head", lambda row: row.head.ns, "ns", key="head_ns", width=90),
+    Column("in base", lambda row: next(_recorded(row.base), None), "code", key="in_base", width=200),
+    Column("in head", lambda row: next(_recorded(row.head), None), "code", key="in_head", width=200),
+    Column("calls, base", lambda row: row.base.calls, "count", key="base_calls", width=110),
+    Column("calls, head", lambda row: row.head.calls, "count", key="head_calls", width=110),
+    Column("by calls", lambda row: row.count_ns, "ns", key="count_ns", width=100),
+    Column("by each call", lambda row: row.each_ns, "ns", key="each_ns", width=120),
+    Column("kind", lambda row: KIND_WORDS.get(row.kind, row.kind), key="kind", width=110),
+    Column("known again by", lambda row: row.matched or "", key="matched", width=280),
 )
-KERNEL_HEADS = (
-    Head(key="name", title="kernel", unit="code"),
-    Head(key="change_ns", title="change", unit="ns", width=100),
-    Head(key="base_ns", title="base", unit="ns", width=100),
-    Head(key="head_ns", title="head", unit="ns", width=100),
-    Head(key="effect", title="relative", unit="share", width=96),
-    Head(key="p", title="p", unit="chance", width=80),
-    Head(key="q", title="q", unit="chance", width=80),
-    Head(key="verdict", title="it is", width=130),
+KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (
+    Column("kernel", lambda row: row.name, "code", key="name"),
+    Column("change", lambda row: row.change_ns, "ns", key="change_ns", width=100),
+    Column("base", lambda row: row.base_ns, "ns", key="base_ns", width=100),
+    Column("head", lambda row: row.head_ns, "ns", key="head_ns", width=100),
+    Column("relative", lambda row: row.effect, "share", key="effect", width=96),
+    Column("p", lambda row: row.p, "chance", key="p", width=80),
+    Column("q", lambda row: row.q, "chance", key="q", width=80),
+    Column("it is", lambda row: kernel_word(row), key="verdict", width=130),
 )
 
 
@@ -65,6 +65,7 @@ def view_of(document: Document) -> dict[str, Any]:
     per = "step" if document.step is None else document.step.per
     exact = [cause for cause in document.causes if cause.exact]
     step = document.step
+    parts = sorted(() if step is None else step.parts, key=lambda part: -abs(part.delta_ns))
     *before, _, findings = compare_sections(document)  # places are drawn with links into the timelines
     *details, method = detail_sections(document)
     return {
@@ -81,8 +82,8 @@ def view_of(document: Document) -> dict[str, Any]:
         "step": "".join(sections_html(details)),
         "after": "".join(sections_html((method,))),
         "tables": {
-            "parts": table(PART_HEADS, [] if step is None else _parts(step)),
-            "kernels": table(KERNEL_HEADS, _kernels(document.kernels)),
+            "parts": table(PART_COLUMNS, parts),
+            "kernels": table(KERNEL_COLUMNS, document.kernels),
         },
         "other_parts": 0 if step is None else step.other_parts.count,
     }
@@ -131,26 +132,3 @@ def _recorded(side: PartSide) -> Iterator[str]:
         name = key.op or ("" if key.kind == "idle" else key.work)
         if name:
             yield sanitize(name, NAME_CHARS)
-
-
-def _parts(step: Step) -> Iterator[list[Any]]:
-    for part in sorted(step.parts, key=lambda part: -abs(part.delta_ns)):
-        yield [
-            part.delta_ns, sanitize(part.place) or _why(part), sanitize(part.status), part.base.ns, part.head.ns,
-            next(_recorded(part.base), None), next(_recorded(part.head), None), part.base.calls, part.head.calls,
-            part.count_ns, part.each_ns, KIND_WORDS.get(part.kind, sanitize(part.kind)), sanitize(part.matched or ""),
-        ]  # fmt: skip
-
-
-def _why(part: Part) -> str:
-    """Of idle time its cause stands where others have their line."""
-    return sanitize(part.name) if part.kind == "idle" else ""
-
-
-def _kernels(kernels: Iterable[Kernel]) -> Iterator[list[Any]]:
-    for kernel in kernels:
-        yield [
-            sanitize(kernel.name, NAME_CHARS), kernel.change_ns, kernel.base_ns, kernel.head_ns, kernel.effect,
-            kernel.p, kernel.q,
-            kernel_word(kernel),
-        ]  # fmt: skip

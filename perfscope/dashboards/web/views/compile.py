@@ -13,7 +13,7 @@ from perfscope.dashboards.report.sections.compile import compile_sections, place
 from perfscope.dashboards.report.sections.programs import programs_sections
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import cards as modelled_cards
-from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
+from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, rows_table
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import Trace
@@ -271,7 +271,7 @@ def view(job: Job) -> dict[str, Any]:
         if not rows:
             continue
         ranked = len({row[0] for row in rows}) > 1
-        made = table(heads, rows) if ranked else table(heads[1:], [row[1:] for row in rows])
+        made = rows_table(heads, rows) if ranked else rows_table(heads[1:], [row[1:] for row in rows])
         counted = sum(item.held["counts"][name] for item in job.gathered)
         tables[name] = {**made, "left": counted - len(made["rows"])}
     return {

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.summary import FindingRow, summarize
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._graph_hlo import program_subjects
 from perfscope.dashboards.web.views._graph_torch import inductor_subjects, op_subjects
 from perfscope.dashboards.web.views._graphs import Subject
-from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.dashboards.web.views._tables import table
 from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
 
@@ -19,14 +21,26 @@ MOST_SUBJECTS = 40
 MOST_TRACES = 2
 """Ranks whose graphs are drawn: all run one program, or one of two stages."""
 
-_HEADS = (
-    Head(key="subject", title="picture", unit="count", width=90),
-    Head(key="bytes", title="size", unit="bytes", width=130),
-    Head(key="from", title="from", unit="code"),
-    Head(key="to", title="to", unit="code", width=260),
-    Head(key="said", title="what", width=190),
-    Head(key="from_line", title="line of from", unit="code", width=220),
-    Head(key="to_line", title="line of to", unit="code", width=220),
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """What flows from one node of a picture to another."""
+
+    subject: int
+    bytes: int | None
+    said: str
+    start: dict[str, Any]
+    end: dict[str, Any]
+
+
+COLUMNS: tuple[Column[_Edge], ...] = (
+    Column("picture", lambda row: row.subject, "count", key="subject", width=90),
+    Column("size", lambda row: row.bytes, "bytes", key="bytes", width=130),
+    Column("from", lambda row: row.start["name"], "code", key="from"),
+    Column("to", lambda row: row.end["name"], "code", key="to", width=260),
+    Column("what", lambda row: row.said, key="said", width=190),
+    Column("line of from", lambda row: row.start["line"], "code", key="from_line", width=220),
+    Column("line of to", lambda row: row.end["line"], "code", key="to_line", width=220),
 )
 
 
@@ -68,11 +82,11 @@ def view(job: Job) -> dict[str, Any]:
         subjects.append(
             made | {"findings": [{"at": index, "rule": row.rule, "title": row.title} for index, row in rows]}
         )
-    edges = [row for number, subject in enumerate(subjects) for row in _rows(number, subject)]
+    edges = [row for number, subject in enumerate(subjects) for row in _edges(number, subject)]
     return {
         "subjects": subjects,
         "left": len(order) - len(kept),
-        "tables": {"edges": table(_HEADS, edges)},
+        "tables": {"edges": table(COLUMNS, edges)},
         "lacks": _lacks([item.held["has"] for item in job.gathered], drawn=bool(subjects)),
     }
 
@@ -88,14 +102,19 @@ def _findings(subject: Subject, findings: Sequence[FindingRow]) -> list[int]:
     return result
 
 
-def _rows(number: int, subject: dict[str, Any]) -> list[list[Any]]:
+def _edges(number: int, subject: dict[str, Any]) -> list[_Edge]:
     nodes = subject["nodes"]
-    rows = []
-    for edge in subject["edges"]:
-        start, end = nodes[edge["from"]], nodes[edge["to"]]
-        said = edge["said"] or ("inside one kernel" if edge["bytes"] is None else "")
-        rows.append([number + 1, edge["bytes"], start["name"], end["name"], said, start["line"], end["line"]])
-    return sorted(rows, key=lambda row: -(row[1] or 0))
+    edges = [
+        _Edge(
+            number + 1,
+            edge["bytes"],
+            edge["said"] or ("inside one kernel" if edge["bytes"] is None else ""),
+            nodes[edge["from"]],
+            nodes[edge["to"]],
+        )
+        for edge in subject["edges"]
+    ]
+    return sorted(edges, key=lambda edge: -(edge.bytes or 0))
 
 
 def _lacks(rows: list[dict[str, Any]], *, drawn: bool) -> list[str]:

@@ -11,25 +11,12 @@ import numpy as np
 from perfscope.analyzers.compare.runs.keys import work_class
 from perfscope.analyzers.programs import hot_instructions
 from perfscope.analyzers.time import call_site, op_times
+from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.web.views import Job, Place
-from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.dashboards.web.views._tables import NAME_CHARS, Head, rows_table, table
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.untrusted_text import sanitize
 
-NAME_CHARS = 400
-HEADS = (
-    Head(key="name", title="name", unit="code"),
-    Head(key="ns", title="time", unit="ns", width=100),
-    Head(key="share", title="share", unit="share", width=84),
-    Head(key="count", title="calls", unit="count", width=90),
-    Head(key="mean_ns", title="mean", unit="ns", width=96),
-    Head(key="line", title="line", unit="code", width=240),
-    Head(key="class", title="what", width=130),
-    Head(key="op", title="launched by", unit="code", width=190),
-    Head(key="least_ns", title="least", unit="ns", width=96),
-    Head(key="most_ns", title="most", unit="ns", width=96),
-)
-"""What a reader begins with stands first: a phone shows two columns, a laptop the first seven."""
 INSTRUCTION_HEADS = (
     Head(key="rank", title="rank", unit="count", width=70),
     Head(key="name", title="instruction", unit="code"),
@@ -71,6 +58,21 @@ class _Sum:
         self.op, self.line = self.op or other.op, self.line or other.line
 
 
+COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
+    Column("name", lambda row: row[0].name, "code", key="name"),
+    Column("time", lambda row: row[0].ns, "ns", key="ns", width=100),
+    Column("share", lambda row: row[0].ns / row[1], "share", key="share", width=84),
+    Column("calls", lambda row: row[0].count, "count", key="count", width=90),
+    Column("mean", lambda row: row[0].ns // max(row[0].count, 1), "ns", key="mean_ns", width=96),
+    Column("line", lambda row: row[0].line, "code", key="line", width=240),
+    Column("what", lambda row: row[0].what, key="class", width=130),
+    Column("launched by", lambda row: row[0].op, "code", key="op", width=190),
+    Column("least", lambda row: row[0].least_ns, "ns", key="least_ns", width=96),
+    Column("most", lambda row: row[0].most_ns, "ns", key="most_ns", width=96),
+)
+"""What a reader begins with stands first: a phone shows two columns, a laptop the first seven."""
+
+
 def gather(trace: Trace, place: Place) -> dict[str, list[Any]]:
     """Sums of one rank by kind."""
     return {"kernels": list(_device_work(trace)), "ops": list(_ops(trace)), "instructions": list(_instructions(trace))}
@@ -87,23 +89,20 @@ def view(job: Job) -> dict[str, Any]:
                     merged[row.name].add(row)
                 else:
                     merged[row.name] = row
-        tables[kind] = table(HEADS, _rows(merged.values())) | {"ns": sum(row.ns for row in merged.values())}
+        tables[kind] = table(COLUMNS, _shares(merged.values())) | {"ns": sum(row.ns for row in merged.values())}
     rows = [[item.source.rank, *row] for item in job.gathered for row in item.held["instructions"]]
     rows.sort(key=lambda row: -row[2])
     several = len(job.gathered) > 1
     heads, cut = (INSTRUCTION_HEADS, rows) if several else (INSTRUCTION_HEADS[1:], [row[1:] for row in rows])
-    tables["instructions"] = table(heads, cut) | {"ns": sum(row[2] for row in rows)}
+    tables["instructions"] = rows_table(heads, cut) | {"ns": sum(row[2] for row in rows)}
     return {"tables": tables, "ranks": len(job.gathered)}
 
 
-def _rows(found: Iterable[_Sum]) -> Iterator[list[Any]]:
+def _shares(found: Iterable[_Sum]) -> list[tuple[_Sum, int]]:
+    """Rows with the sum of all, the longest first."""
     rows = sorted(found, key=lambda row: (-row.ns, row.name))
     whole = sum(row.ns for row in rows) or 1
-    for row in rows:
-        mean = row.ns // max(row.count, 1)
-        yield [
-            row.name, row.ns, row.ns / whole, row.count, mean, row.line, row.what, row.op, row.least_ns, row.most_ns,
-        ]  # fmt: skip
+    return [(row, whole) for row in rows]
 
 
 def _device_work(trace: Trace) -> Iterator[_Sum]:

@@ -16,12 +16,13 @@ from perfscope.analyzers.memory import MOST_PROGRAMS
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.memory.picture import Band, MemoryPicture, memory_picture
+from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.sections.memory import memory_sections
 from perfscope.dashboards.report.sections.memory_picture import COLORS, NOT_KNOWN, ORDER, PHASE_COLORS, UNSEEN_COLOR
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import memory_cards as planned_memory
-from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.dashboards.web.views._tables import Head, rows_table, table
 from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
@@ -40,12 +41,12 @@ MOST_HOLDERS = 1_000
 """Modules, lines, ops and blocks of a peak."""
 TEXT_CHARS = 160
 
-HOLDER_HEADS = (
-    Head(key="name", title="holder", unit="code", width=520),
-    Head(key="bytes", title="at the peak", unit="bytes", width=120),
-    Head(key="share", title="share", unit="share", width=90),
-    Head(key="blocks", title="blocks", unit="count", width=90),
-    Head(key="members", title="modules", unit="count", width=100),
+HOLDER_COLUMNS: tuple[Column[tuple[Holder, int]], ...] = (
+    Column("holder", lambda row: _holder_text(row[0]), "code", key="name", width=520),
+    Column("at the peak", lambda row: row[0].bytes, "bytes", key="bytes", width=120),
+    Column("share", lambda row: row[0].bytes / row[1] if row[1] else 0.0, "share", key="share", width=90),
+    Column("blocks", lambda row: row[0].blocks, "count", key="blocks", width=90),
+    Column("modules", lambda row: row[0].members, "count", key="members", width=100),
 )
 BLOCK_HEADS = (
     Head(key="bytes", title="bytes", unit="bytes", width=110),
@@ -157,7 +158,7 @@ def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> di
     rows = timeline.alive_at(peak.position).tolist()
     blocks = [_block(trace, timeline, row)[: len(BLOCK_HEADS)] for row in rows[:MOST_HOLDERS]]
     made = {
-        "blocks": {**table(BLOCK_HEADS, blocks), "left": max(0, len(rows) - MOST_HOLDERS)},
+        "blocks": {**rows_table(BLOCK_HEADS, blocks), "left": max(0, len(rows) - MOST_HOLDERS)},
         "modules": _holders(peak.by_module, peak.bytes),
         "lines": _holders(peak.by_line, peak.bytes),
         "ops": _holders(peak.by_op, peak.bytes),
@@ -167,17 +168,13 @@ def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> di
 
 
 def _holders(found: Sequence[Holder], total: int) -> dict[str, Any]:
-    rows = [
-        [
-            sanitize(holder.name or "", TEXT_CHARS)
-            if holder.line is None or holder.name is None
-            else line_text(holder.line),
-            holder.bytes, holder.bytes / total if total else 0.0, holder.blocks, holder.members,
-        ]
-        for holder in found
-    ]  # fmt: skip
-    known = [[row[0] or NOT_KNOWN, *row[1:]] for row in rows]
-    return table(HOLDER_HEADS, known, most=MOST_HOLDERS)
+    return table(HOLDER_COLUMNS, [(holder, total) for holder in found], most=MOST_HOLDERS)
+
+
+def _holder_text(holder: Holder) -> str:
+    """Its line where it has one, else its name."""
+    text = (holder.name or "") if holder.line is None or holder.name is None else line_text(holder.line)
+    return sanitize(text, TEXT_CHARS) or NOT_KNOWN
 
 
 MOST_SHOWN = 24

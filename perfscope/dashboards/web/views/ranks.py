@@ -24,11 +24,12 @@ from perfscope.analyzers.ranks import (
 )
 from perfscope.analyzers.sections.collectives import MOST_JOBS
 from perfscope.analyzers.time import device_busy, step_windows
+from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.sections.collectives import collectives_sections, ranks_text
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import is_jax
-from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, table
+from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, rows_table, table
 from perfscope.model.collectives import bus_factor
 from perfscope.model.intervals import covered
 from perfscope.model.trace import Trace
@@ -219,22 +220,28 @@ def _link(rank: int | None, name: str, samples: Samples, unit: str) -> list[Any]
 
 FEW_MEMBERS = 16
 """Ranks that have a column of their own in the tables."""
-KIND_HEADS = (
-    Head(key="collective", title="collective", width=130),
-    Head(key="mean_wait_ns", title="wait, mean", unit="ns", width=122),
-    Head(key="worst_wait_ns", title="wait, worst", unit="ns", width=126),
-    Head(key="worst", title="who", unit="count", width=70),
-    Head(key="share", title="waiting", unit="share", width=86),
-    Head(key="count", title="calls", unit="count", width=80),
-    Head(key="median_core_ns", title="each takes", unit="ns", width=122),
-    Head(key="core_ns", title="core, all", unit="ns", width=100),
-    Head(key="group", title="group", width=130),
-    Head(key="axis", title="axis (guess)", width=128),
-    Head(key="message_bytes", title="message", unit="bytes", width=116),
-    Head(key="dtype", title="type", width=90),
-    Head(key="algorithm", title="algorithm", width=110),
-    Head(key="bus_bytes_per_s", title="bus bytes/s", unit="number", width=104),
-    Head(key="caveat", title="what to know", width=320),
+KIND_COLUMNS: tuple[Column[CollectiveKind], ...] = (
+    Column("collective", lambda row: row.operation, key="collective", width=130),
+    Column("wait, mean", lambda row: row.mean_wait_ns, "ns", key="mean_wait_ns", width=122),
+    Column("wait, worst", lambda row: row.wait_ns[_worst(row)], "ns", key="worst_wait_ns", width=126),
+    Column("who", lambda row: _worst(row), "count", key="worst", width=70),
+    Column(
+        "waiting",
+        lambda row: _waiting(row),
+        "share",
+        key="share",
+        width=86,
+    ),
+    Column("calls", lambda row: row.count, "count", key="count", width=80),
+    Column("each takes", lambda row: row.median_core_ns, "ns", key="median_core_ns", width=122),
+    Column("core, all", lambda row: row.core_ns, "ns", key="core_ns", width=100),
+    Column("group", lambda row: ranks_text(row.group), key="group", width=130),
+    Column("axis (guess)", lambda row: row.axis or "", key="axis", width=128),
+    Column("message", lambda row: row.message_bytes, "bytes", key="message_bytes", width=116),
+    Column("type", lambda row: row.dtype or "", key="dtype", width=90),
+    Column("algorithm", lambda row: " ".join(filter(None, (row.algorithm, row.protocol))), key="algorithm", width=110),
+    Column("bus bytes/s", lambda row: row.bus_bandwidth, "quantity", key="bus_bytes_per_s", width=104),
+    Column("what to know", lambda row: "; ".join(row.caveats), key="caveat", width=320),
 )
 EACH_HEADS = (
     Head(key="number", title="number", unit="count", width=104),
@@ -248,13 +255,13 @@ EACH_HEADS = (
     Head(key="message_bytes", title="message", unit="bytes", width=96),
     Head(key="bus_bytes_per_s", title="bus bytes/s", unit="number", width=104),
 )
-TOTAL_HEADS = (
-    Head(key="member", title="rank", unit="count", width=90),
-    Head(key="collectives", title="collectives", unit="count", width=110),
-    Head(key="wait_ns", title="waited", unit="ns", width=110),
-    Head(key="core_ns", title="in collectives", unit="ns", width=120),
-    Head(key="exposed_ns", title="exposed", unit="ns", width=110),
-    Head(key="last", title="came last", unit="count", width=110),
+TOTAL_COLUMNS: tuple[Column[RankTotal], ...] = (
+    Column("rank", lambda row: row.rank, "count", key="member", width=90),
+    Column("collectives", lambda row: row.collectives, "count", key="collectives", width=110),
+    Column("waited", lambda row: row.wait_ns, "ns", key="wait_ns", width=110),
+    Column("in collectives", lambda row: row.core_ns, "ns", key="core_ns", width=120),
+    Column("exposed", lambda row: row.exposed_ns, "ns", key="exposed_ns", width=110),
+    Column("came last", lambda row: row.last, "count", key="last", width=110),
 )
 LINK_HEADS = (
     Head(key="rank", title="rank", unit="count", width=80),
@@ -298,7 +305,7 @@ def view(job: Job) -> dict[str, Any]:
         tables |= {
             f"collectives{text}": _each(item),
             f"kinds{text}": _kinds(item),
-            f"members{text}": table(TOTAL_HEADS, (_total(row) for row in item.totals)),
+            f"members{text}": table(TOTAL_COLUMNS, item.totals),
         }
         heat = wait_map(item.matched, item.members, {row.rank: row.wait_ns for row in item.totals}, item.member)
         for row in [] if heat is None else heat["rows"]:
@@ -307,7 +314,7 @@ def view(job: Job) -> dict[str, Any]:
         jobs.append({"label": item.label, "member": item.member, "heat": heat, "bars": _bars(item), "behind": text})
     links = [row for item in job.gathered for row in item.held["links"]]
     if links:
-        tables["links"] = table(LINK_HEADS, sorted(links, key=lambda row: -row[3]))
+        tables["links"] = rows_table(LINK_HEADS, sorted(links, key=lambda row: -row[3]))
     return {
         "html": "".join(sections_html(collectives_sections(job.analysis.collectives))),
         "jobs": jobs,
@@ -353,23 +360,25 @@ def _wait_heads(item: _Set) -> tuple[Head, ...]:
     return tuple(Head(key=f"wait_{index}_ns", title=f"wait of {index}", unit="ns", width=106) for index in few)
 
 
+def _worst(kind: CollectiveKind) -> int:
+    """Who waits longest."""
+    return max(sorted(kind.wait_ns), key=lambda rank: kind.wait_ns[rank])
+
+
+def _waiting(kind: CollectiveKind) -> float | None:
+    """Share of the time in it that its members wait."""
+    whole = sum(kind.duration_ns.values())
+    return sum(kind.wait_ns.values()) / whole if whole else None
+
+
 def _kinds(item: _Set) -> dict[str, Any]:
     few = item.members if len(item.members) <= FEW_MEMBERS else ()
-    rows = []
-    for kind in item.kinds:
-        worst = max(sorted(kind.wait_ns), key=lambda rank: kind.wait_ns[rank])
-        whole = sum(kind.duration_ns.values())
-        rows.append(
-            [
-                sanitize(kind.operation), kind.mean_wait_ns, kind.wait_ns[worst], worst,
-                sum(kind.wait_ns.values()) / whole if whole else None, kind.count, kind.median_core_ns, kind.core_ns,
-                ranks_text(kind.group), kind.axis or "", kind.message_bytes, sanitize(kind.dtype or ""),
-                sanitize(" ".join(filter(None, (kind.algorithm, kind.protocol)))), kind.bus_bandwidth,
-                "; ".join(kind.caveats),
-                *(kind.wait_ns.get(rank) for rank in few),
-            ]
-        )  # fmt: skip
-    return table((*KIND_HEADS, *_wait_heads(item)), rows)
+    waits = (_wait_of(rank) for rank in few)
+    return table((*KIND_COLUMNS, *waits), item.kinds)
+
+
+def _wait_of(rank: int) -> Column[CollectiveKind]:
+    return Column(f"wait of {rank}", lambda kind: kind.wait_ns.get(rank), "ns", key=f"wait_{rank}_ns", width=106)
 
 
 def _each(item: _Set) -> dict[str, Any]:
@@ -392,19 +401,8 @@ def _each(item: _Set) -> dict[str, Any]:
                 *(held.wait_ns(rank) if rank in held.sides else None for rank in few),
             ]
         )  # fmt: skip
-    made = table((*EACH_HEADS, *_wait_heads(item)), rows)
+    made = rows_table((*EACH_HEADS, *_wait_heads(item)), rows)
     return {**made, "left": len(item.matched) - len(rows)}
-
-
-def _total(rank_total: RankTotal) -> list[Any]:
-    return [
-        rank_total.rank,
-        rank_total.collectives,
-        rank_total.wait_ns,
-        rank_total.core_ns,
-        rank_total.exposed_ns,
-        rank_total.last,
-    ]
 
 
 MOST_BARS = 8

@@ -18,8 +18,9 @@ from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops.graph_time import base_name, graph_time
 from perfscope.analyzers.programs import roof_device
+from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.web.views import Job, Place
-from perfscope.dashboards.web.views._tables import Head, table
+from perfscope.dashboards.web.views._tables import table
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, Trace
@@ -222,26 +223,26 @@ KINDS = ("instructions", "ops")
 MOST_POINTS = 3_000
 """Drawn and listed, those of the longest time; a page of more is slow and no fuller."""
 
-_HEADS = (
-    Head(key="name", title="name", unit="code"),
-    Head(key="headroom_ns", title="beyond the roof", unit="ns", width=130),
-    Head(key="of_roof", title="of the roof", unit="share", width=104),
-    Head(key="ns", title="time", unit="ns", width=96),
-    Head(key="basis", title="time is", width=100),
-    Head(key="line", title="line", unit="code", width=210),
-    Head(key="bound", title="held back by", width=112),
-    Head(key="share", title="share", unit="share", width=80),
-    Head(key="what", title="what", width=110),
-    Head(key="runs", title="runs", unit="count", width=76),
-    Head(key="run_ns", title="a run", unit="ns", width=92),
-    Head(key="flops", title="FLOPs a run", unit="number", width=110),
-    Head(key="bytes", title="bytes a run", unit="bytes", width=110),
-    Head(key="intensity", title="FLOP/byte", unit="number", width=100),
-    Head(key="rate", title="FLOP/s", unit="number", width=90),
-    Head(key="least_ns", title="least possible", unit="ns", width=122),
-    Head(key="dtype", title="dtype", width=96),
-    Head(key="program", title="program", unit="code", width=150),
-    Head(key="device", title="device", width=110),
+COLUMNS: tuple[Column[tuple[Point, float]], ...] = (
+    Column("name", lambda row: row[0].name, "code", key="name"),
+    Column("beyond the roof", lambda row: _rounded(_headroom(row[0])), "ns", key="headroom_ns", width=130),
+    Column("of the roof", lambda row: _of_roof(row[0]), "share", key="of_roof", width=104),
+    Column("time", lambda row: round(row[0].ns), "ns", key="ns", width=96),
+    Column("time is", lambda row: row[0].basis, key="basis", width=100),
+    Column("line", lambda row: row[0].line, "code", key="line", width=210),
+    Column("held back by", lambda row: row[0].bound, key="bound", width=112),
+    Column("share", lambda row: row[0].ns / (row[1] or 1.0), "share", key="share", width=80),
+    Column("what", lambda row: row[0].what, key="what", width=110),
+    Column("runs", lambda row: row[0].runs, "count", key="runs", width=76),
+    Column("a run", lambda row: row[0].ns / row[0].runs, "ns", key="run_ns", width=92),
+    Column("FLOPs a run", lambda row: row[0].flops, "quantity", key="flops", width=110),
+    Column("bytes a run", lambda row: row[0].bytes, "bytes", key="bytes", width=110),
+    Column("FLOP/byte", lambda row: _intensity(row[0]), "quantity", key="intensity", width=100),
+    Column("FLOP/s", lambda row: _rate(row[0]), "quantity", key="rate", width=90),
+    Column("least possible", lambda row: _least_run(row[0]), "ns", key="least_ns", width=122),
+    Column("dtype", lambda row: row[0].dtype, key="dtype", width=96),
+    Column("program", lambda row: row[0].program, "code", key="program", width=150),
+    Column("device", lambda row: row[0].device, key="device", width=110),
 )
 
 
@@ -277,7 +278,7 @@ def view(job: Job) -> dict[str, Any]:
         points.sort(key=lambda point: -point.ns)
         whole = sum(point.ns for point in points)
         kept = sorted(points[:MOST_POINTS], key=_order)
-        made = table(_HEADS, (_row(point, whole) for point in kept), most=MOST_POINTS)
+        made = table(COLUMNS, [(point, whole) for point in kept], most=MOST_POINTS)
         tables[kind] = made | {
             "left": len(points) - len(kept),
             "ns": round(whole),
@@ -314,19 +315,25 @@ def _headroom(point: Point) -> float | None:
     return max(0.0, point.ns - point.least_ns)
 
 
-def _row(point: Point, whole: float) -> list[Any]:
-    run_ns = point.ns / point.runs
-    headroom = _headroom(point)
-    of_roof = None if point.least_ns is None or point.basis == "modelled" else point.least_ns / point.ns
-    drawn = bool(point.flops and point.bytes)
-    return [
-        point.name, None if headroom is None else round(headroom), of_roof, round(point.ns), point.basis, point.line,
-        point.bound, point.ns / (whole or 1.0), point.what, point.runs, run_ns, point.flops, point.bytes,
-        (point.flops or 0) / (point.bytes or 1) if drawn else None,
-        (point.flops or 0) * NS / run_ns if drawn else None,
-        None if point.least_ns is None else point.least_ns / point.runs,
-        point.dtype, point.program, point.device,
-    ]  # fmt: skip
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _intensity(point: Point) -> float | None:
+    return point.flops / point.bytes if point.flops and point.bytes else None
+
+
+def _rate(point: Point) -> float | None:
+    return point.flops * NS / (point.ns / point.runs) if point.flops and point.bytes else None
+
+
+def _least_run(point: Point) -> float | None:
+    """Of a run, ns."""
+    return None if point.least_ns is None else point.least_ns / point.runs
+
+
+def _of_roof(point: Point) -> float | None:
+    return None if point.least_ns is None or point.basis == "modelled" else point.least_ns / point.ns
 
 
 def _lacks(helds: Iterable[dict[str, Any]]) -> list[str]:
