@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from dash import Input, Output, dcc, html
 
+from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.web.pages import Asked, address
 from perfscope.dashboards.web.pages._grid import grid, register_grid
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.server.works import stored
-from perfscope.dashboards.web.views._tables import Head, rows_table
+from perfscope.dashboards.web.views._tables import table
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run_list import row_of
 from perfscope.model.untrusted_text import sanitize
@@ -23,19 +25,18 @@ VIEW = None
 MOST_ROWS = 500
 """Runs that are listed, the newest ones: each is a manifest to be read. What is left out is said."""
 MOST_KEPT = 20
-COMMAND_CHARS = 400
-HEADS = (
-    Head(key="title", title="name", width=270),
-    Head(key="state", title="state", width=120),
-    Head(key="step_ns", title="a step", unit="ns", width=96),
-    Head(key="steps", title="steps", unit="count", width=88),
-    Head(key="ranks", title="ranks", unit="count", width=88),
-    Head(key="created", title="created (UTC)", width=190),
-    Head(key="command", title="command", unit="code"),
-    Head(key="read", title="here", width=140),
-    Head(key="path", title="path", unit="code", width=300),
-    Head(key="key", title=""),
-    Head(key="href", title=""),
+COLUMNS: tuple[Column[dict[str, Any]], ...] = (
+    Column("name", itemgetter("title"), key="title", width=270),
+    Column("state", itemgetter("state"), key="state", width=120),
+    Column("a step", itemgetter("step_ns"), "ns", key="step_ns", width=96),
+    Column("steps", itemgetter("steps"), "count", key="steps", width=88),
+    Column("ranks", itemgetter("ranks"), "count", key="ranks", width=88),
+    Column("created (UTC)", itemgetter("created"), key="created", width=190),
+    Column("command", itemgetter("command"), "code", key="command"),
+    Column("here", itemgetter("read"), key="read", width=140),
+    Column("path", itemgetter("path"), "code", key="path", width=300),
+    Column("", itemgetter("key"), key="key"),
+    Column("", itemgetter("href"), key="href"),
 )
 
 _WORDS = {
@@ -55,7 +56,7 @@ def layout(asked: Asked, view: None) -> Any:
     if not items:
         nothing = "Nothing is open: perfscope run train.py makes a run; perfscope serve FILE opens a trace."
         return [title, html.Div(html.P(nothing), className="ps-card"), *_kept(asked)]
-    held = rows_table(HEADS, [_row(asked, item) for item in items[:MOST_ROWS]])
+    held = table(COLUMNS, [_row(asked, item) for item in items[:MOST_ROWS]])
     held["left"] = max(0, len(items) - MOST_ROWS)
     return [
         title,
@@ -92,26 +93,26 @@ def _invited(count: int) -> str:
     return "Tick two to compare them." if count == 0 else f"{count} are ticked; two can be compared."
 
 
-def _row(asked: Asked, item: Item) -> list[Any]:
+def _row(asked: Asked, item: Item) -> dict[str, Any]:
     running = item.running()
     held = _manifest(item, running, _growth(item)) if item.kind == "run" else {}
     state = held.get("state", item.kind)
     if running and state != "running":
         state = f"running, {state}"
     code = held.get("exit_code")
-    return [
-        sanitize(item.title),
-        sanitize(state if code in (None, 0) else f"{state} ({code})"),
-        held.get("step_ns"),
-        held.get("steps"),
-        held.get("ranks"),
-        sanitize(str(held.get("created_utc", ""))[:19].replace("T", " ")),
-        sanitize(" ".join(held.get("command", ())) or held.get("problem") or "", COMMAND_CHARS),
-        _WORDS[asked.workshop.state(item, start=False).stage],
-        sanitize(str(item.path), COMMAND_CHARS),
-        item.key,
-        address(asked.base_path, "overview", item.key),
-    ]
+    return {
+        "title": item.title,
+        "state": state if code in (None, 0) else f"{state} ({code})",
+        "step_ns": held.get("step_ns"),
+        "steps": held.get("steps"),
+        "ranks": held.get("ranks"),
+        "created": str(held.get("created_utc", ""))[:19].replace("T", " "),
+        "command": " ".join(held.get("command", ())) or held.get("problem") or "",
+        "read": _WORDS[asked.workshop.state(item, start=False).stage],
+        "path": str(item.path),
+        "key": item.key,
+        "href": address(asked.base_path, "overview", item.key),
+    }
 
 
 @lru_cache(maxsize=2048)

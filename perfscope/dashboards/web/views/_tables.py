@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.dashboards.report.blocks import Column
@@ -12,9 +12,6 @@ from perfscope.dashboards.report.summary import OF_MEMORY, FindingRow
 from perfscope.dashboards.web.views._not_recorded import told_of
 from perfscope.model.finding import NOWHERE, Finding
 from perfscope.model.untrusted_text import sanitize
-
-Unit = Literal["text", "code", "ns", "bytes", "count", "share", "number", "chance"]
-"""How a value is shown; it is kept as it is: ns and bytes as integers, a share between 0 and 1."""
 
 T = TypeVar("T")
 
@@ -25,26 +22,28 @@ MOST_ROWS = 5_000
 """Of a table in a page; what is left out is counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """A column."""
-
-    key: str
-    title: str
-    unit: Unit = "text"
-    width: int | None = None
-    """Pixels; ``None`` takes what is left."""
-
-
 def table(columns: Sequence[Column[T]], items: Iterable[T], *, most: int = MOST_ROWS) -> dict[str, Any]:
     """A table as plain values: ``columns``, ``rows`` (each as long as the columns) and how many were left out."""
     held = list(items)
-    rows = ([_cell(column.value(item)) for column in columns] for item in held[:most])
     heads = [
-        Head(key=column.key, title=column.title, unit=_UNITS.get(column.unit, column.unit), width=column.width)
+        {"key": column.key, "title": column.title, "unit": _UNITS.get(column.unit, column.unit), "width": column.width}
         for column in columns
     ]
-    return rows_table(heads, rows, most=most) | {"left": max(0, len(held) - most)}
+    rows = [[_cell(column.value(item)) for column in columns] for item in held[:most]]
+    return {"columns": heads, "rows": rows, "left": max(0, len(held) - most)}
+
+
+def table_of_ranks(columns: Sequence[Column[T]], rows: Iterable[tuple[int | None, T]]) -> dict[str, Any]:
+    """The same with the rank in front."""
+
+    def behind(column: Column[T]) -> Column[tuple[int | None, T]]:
+        def value(row: tuple[int | None, T]) -> Any:
+            return column.value(row[1])
+
+        return Column(column.title, value, column.unit, key=column.key, width=column.width)
+
+    rank: Column[tuple[int | None, T]] = Column("rank", itemgetter(0), "count", key="rank", width=74)
+    return table((rank, *map(behind, columns)), rows)
 
 
 _UNITS: dict[str, Any] = {"quantity": "number", "bytes_per_s": "number", "place": "code", "signed_ns": "ns"}
@@ -54,13 +53,6 @@ _UNITS: dict[str, Any] = {"quantity": "number", "bytes_per_s": "number", "place"
 def _cell(value: Any) -> Any:
     """Text fit to be shown; numbers as they are."""
     return sanitize(value, NAME_CHARS) if isinstance(value, str) else value
-
-
-def rows_table(heads: Sequence[Head], rows: Iterable[Sequence[Any]], *, most: int = MOST_ROWS) -> dict[str, Any]:
-    """The same of rows that are made already."""
-    held = [list(row) for row in rows]
-    columns = [{"key": head.key, "title": head.title, "unit": head.unit, "width": head.width} for head in heads]
-    return {"columns": columns, "rows": held[:most], "left": max(0, len(held) - most)}
 
 
 # Why a finding shows nowhere on the timeline, in words.

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from perfscope.analyzers.programs import Program, programs
-from perfscope.analyzers.torch_compile import CompileSummary, FrameSummary, compile_summary, plain_function
+from perfscope.analyzers.torch_compile import (
+    BreakSummary,
+    FrameSummary,
+    KernelSummary,
+    RecompileSummary,
+    compile_summary,
+    plain_function,
+)
+from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.sections.compile import compile_sections, place_text
 from perfscope.dashboards.report.sections.programs import programs_sections
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import cards as modelled_cards
-from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, rows_table
+from perfscope.dashboards.web.views._tables import MOST_ROWS, table, table_of_ranks
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import Trace
@@ -26,104 +35,24 @@ TEXT_CHARS = 300
 FEW = 12
 """Ops and lines of a kernel, values of a guard."""
 
-RANK = Head(key="rank", title="rank", unit="count", width=74)
-HEADS: dict[str, tuple[Head, ...]] = {
-    "frames": (
-        RANK,
-        Head(key="function", title="frame", unit="code", width=230),
-        Head(key="ns", title="compile time", unit="ns", width=130),
-        Head(key="line", title="line", unit="code", width=210),
-        Head(key="state", title="state", width=140),
-        Head(key="compiles", title="compiled", unit="count", width=106),
-        Head(key="recompiles", title="again", unit="count", width=90),
-        Head(key="breaks", title="breaks", unit="count", width=92),
-        Head(key="graphs", title="graphs", unit="count", width=92),
-        Head(key="ops", title="largest, ops", unit="count", width=124),
-        Head(key="restarts", title="begun anew", unit="count", width=118),
-        Head(key="caches", title="caches", width=260),
-        Head(key="stage", title="longest stage", width=260),
-    ),
-    "breaks": (
-        RANK,
-        Head(key="line", title="line", unit="code", width=230),
-        Head(key="count", title="records", unit="count", width=100),
-        Head(key="left", title="left to eager mode", width=160),
-        Head(key="reason", title="reason", width=None),
-        Head(key="hint", title="hint", width=360),
-        Head(key="doc", title="torch's number", width=130),
-    ),
-    "recompiles": (
-        RANK,
-        Head(key="function", title="frame", unit="code", width=190),
-        Head(key="line", title="line", unit="code", width=210),
-        Head(key="count", title="times", unit="count", width=84),
-        Head(key="guard", title="guard that failed", unit="code"),
-        Head(key="values", title="values", unit="code", width=220),
-        Head(key="needed", title="needed at", unit="code", width=210),
-    ),
-    "graphs": (
-        RANK,
-        Head(key="id", title="compilation", unit="code", width=120),
-        Head(key="function", title="frame", unit="code", width=230),
-        Head(key="direction", title="direction", width=110),
-        Head(key="ops", title="ops", unit="count", width=84),
-        Head(key="inputs", title="inputs", unit="count", width=90),
-        Head(key="outputs", title="outputs", unit="count", width=98),
-        Head(key="recomputed", title="recomputed", unit="count", width=118),
-        Head(key="most", title="most frequent ops"),
-    ),
-    "kernels": (
-        RANK,
-        Head(key="name", title="kernel", unit="code", width=300),
-        Head(key="ns", title="time in the recording", unit="ns", width=170),
-        Head(key="backend", title="made by", width=100),
-        Head(key="calls", title="calls in the code", unit="count", width=150),
-        Head(key="ops", title="ATen ops", unit="code"),
-        Head(key="lines", title="lines", unit="code", width=260),
-    ),
-    "programs": (
-        RANK,
-        Head(key="name", title="program", unit="code", width=240),
-        Head(key="runs", title="executions", unit="count", width=116),
-        Head(key="ns", title="instructions, all", unit="ns", width=142),
-        Head(key="run_ns", title="one run", unit="ns", width=100),
-        Head(key="least_ns", title="least possible", unit="ns", width=130),
-        Head(key="bound", title="bound by", width=110),
-        Head(key="mfu", title="MFU", unit="share", width=84),
-        Head(key="hfu", title="HFU", unit="share", width=84),
-        Head(key="flops", title="FLOPs a run", unit="number", width=120),
-        Head(key="bytes", title="bytes a run", unit="bytes", width=120),
-        Head(key="peak", title="peak memory", unit="bytes", width=124),
-        Head(key="peak_by", title="basis of peak", width=126),
-        Head(key="exact", title="FLOPs are", width=110),
-        Head(key="device", title="roof of", width=170),
-    ),
-    "jax": (
-        RANK,
-        Head(key="what", title="what", width=140),
-        Head(key="ns", title="took", unit="ns", width=100),
-        Head(key="function", title="function", unit="code", width=220),
-        Head(key="step", title="step", unit="count", width=80),
-        Head(key="line", title="called at", unit="code", width=230),
-        Head(key="reason", title="why, in jax's words"),
-    ),
-}
-"""Tables of the page; the numbers of ``programs``: executions and times measured, FLOPs, bytes, roof modelled."""
 
-
-def rows_of(trace: Trace) -> dict[str, list[list[Any]]]:
-    """The rows of each table of `HEADS`; empty lists for what was not compiled or not logged."""
-    rank = trace.source.rank
+def records_of(trace: Trace) -> dict[str, Sequence[Any]]:
+    """The records of each table of `COLUMNS`; none for what was not compiled or not logged."""
     summary = trace.fact(compile_summary)
-    result: dict[str, list[list[Any]]] = {name: [] for name in HEADS}
+    result: dict[str, Sequence[Any]] = dict.fromkeys(COLUMNS, ())
     if summary is not None:
-        result |= _of_torch(summary)
+        result |= {
+            "frames": summary.frames,
+            "breaks": summary.break_rows,
+            "recompiles": summary.recompile_rows,
+            "kernels": summary.kernels,
+        }
     if trace.compile_log is not None:
         result["graphs"] = _graphs(trace.compile_log)
-    result["jax"] = [_event(event) for event in trace.compile_events]
+    result["jax"] = trace.compile_events
     if trace.hlo or len(trace.rows["hlo_ops"]):
-        result["programs"] = [_program(program) for program in trace.fact(programs)]
-    return {name: [[rank, *row] for row in rows] for name, rows in result.items()}
+        result["programs"] = trace.fact(programs)
+    return result
 
 
 def stages_of(trace: Trace) -> list[dict[str, Any]]:
@@ -141,36 +70,6 @@ def stages_of(trace: Trace) -> list[dict[str, Any]]:
     ]
 
 
-def _of_torch(summary: CompileSummary) -> dict[str, list[list[Any]]]:
-    return {
-        "frames": [_frame(frame) for frame in summary.frames],
-        "breaks": [
-            [
-                place_text(break_row.place), break_row.count, "the whole frame" if break_row.whole_frame else "",
-                sanitize(break_row.reason, TEXT_CHARS), sanitize(break_row.hint or "", TEXT_CHARS),
-                sanitize(break_row.doc_id or ""),
-            ]
-            for break_row in summary.break_rows
-        ],
-        "recompiles": [
-            [
-                sanitize(row.function), place_text(row.place), row.count, sanitize(row.guard, TEXT_CHARS),
-                sanitize(", ".join(row.values[:FEW]), TEXT_CHARS),
-                "" if row.guard_place is None else place_text(row.guard_place),
-            ]
-            for row in summary.recompile_rows
-        ],
-        "kernels": [
-            [
-                sanitize(kernel.name, TEXT_CHARS), kernel.time_ns, kernel.backend, kernel.calls,
-                _few([op.removeprefix("aten.") for op in kernel.ops]),
-                _few(list(dict.fromkeys(map(place_text, kernel.places)))),
-            ]
-            for kernel in summary.kernels
-        ],
-    }  # fmt: skip
-
-
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return sanitize(", ".join(names[:FEW]), TEXT_CHARS) + more
@@ -180,36 +79,51 @@ def _function(summary: FrameSummary) -> str:
     return sanitize(summary.function) + ("" if summary.after_line is None else f", behind line {summary.after_line}")
 
 
-def _frame(summary: FrameSummary) -> list[Any]:
-    caches = "; ".join(f"{sanitize(name)}: {_counts(results)}" for name, results in summary.caches.items())
-    stage = max(summary.stages_ns, key=lambda name: summary.stages_ns[name], default=None)
-    return [
-        _function(summary), summary.time_ns or None, place_text(summary.place), summary.state,
-        summary.compiles, summary.recompiles, summary.breaks,
-        sum(group.count for group in summary.graphs) or summary.dynamo_graphs,
-        max((group.ops_most for group in summary.graphs), default=None), summary.restarts, caches,
-        "" if stage is None else str(stage),
-    ]  # fmt: skip
+def _caches(summary: FrameSummary) -> str:
+    return "; ".join(f"{name}: {_counts(results)}" for name, results in summary.caches.items())
+
+
+def _stage(summary: FrameSummary) -> str:
+    return str(max(summary.stages_ns, key=lambda name: summary.stages_ns[name], default=""))
 
 
 def _counts(results: Mapping[Any, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in results.items())
 
 
-def _graphs(log: CompileLog) -> list[list[Any]]:
-    """The graphs that inductor compiled, the largest first."""
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A graph that inductor compiled: how many it has of what, and its most frequent ops."""
+
+    compile_id: str
+    function: str
+    direction: str
+    ops: int
+    inputs: int
+    outputs: int
+    recomputed: int
+    most: str
+
+
+def _graphs(log: CompileLog) -> list[_Graph]:
+    """The largest first."""
     functions = {item.compile_id: plain_function(item.function) for item in log.compiles if item.function}
     rows = []
     for graph in sorted(log.graphs, key=lambda graph: -len(graph.nodes)):
         ops = Counter(node.op.removeprefix("aten.").removesuffix(".default") for node in graph.nodes)
-        most = ", ".join(f"{sanitize(op)} {count:,}x" for op, count in ops.most_common(6))
+        most = ", ".join(f"{op} {count:,}x" for op, count in ops.most_common(6))
         rows.append(
-            [
-                sanitize(graph.compile_id), sanitize(functions.get(graph.compile_id, "")), graph.direction,
+            _Graph(
+                graph.compile_id,
+                functions.get(graph.compile_id, ""),
+                graph.direction,
                 len(graph.nodes),
-                len(graph.inputs), len(graph.outputs), len(graph.recomputed), most,
-            ]
-        )  # fmt: skip
+                len(graph.inputs),
+                len(graph.outputs),
+                len(graph.recomputed),
+                most,
+            )
+        )
     return rows
 
 
@@ -220,28 +134,137 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _event(event: CompileEvent) -> list[Any]:
-    line = (
-        "" if event.file is None else sanitize(f"{event.file}:{event.line}" if event.line else event.file, TEXT_CHARS)
-    )
-    return [
-        _WORDS[event.kind], event.duration_ns, sanitize(event.function or event.module or ""), event.step, line,
-        sanitize(event.reason or "", TEXT_CHARS),
-    ]  # fmt: skip
+def _called(event: CompileEvent) -> str:
+    if event.file is None:
+        return ""
+    return f"{event.file}:{event.line}" if event.line else event.file
 
 
-def _program(program: Program) -> list[Any]:
-    ran, least, used = program.execution, program.least, program.utilization
-    return [
-        sanitize(program.name, TEXT_CHARS), None if ran is None else ran.count,
-        None if ran is None else ran.instructions_ns, None if ran is None else round(ran.run_ns),
-        None if least is None else round(least.total_ns), "" if least is None else least.bound,
-        None if used is None else used.mfu, None if used is None else used.hfu, program.flops, program.bytes,
-        program.peak_bytes,
-        program.peak_known_by or "", "" if program.flops is None else "exact" if program.exact else "at least",
-        "" if least is None else sanitize(least.device),
-    ]  # fmt: skip
-
+FRAMES: tuple[Column[FrameSummary], ...] = (
+    Column("frame", lambda row: _function(row), "code", key="function", width=230),
+    Column("compile time", lambda row: row.time_ns or None, "ns", key="ns", width=130),
+    Column("line", lambda row: place_text(row.place), "code", key="line", width=210),
+    Column("state", lambda row: row.state, key="state", width=140),
+    Column("compiled", lambda row: row.compiles, "count", key="compiles", width=106),
+    Column("again", lambda row: row.recompiles, "count", key="recompiles", width=90),
+    Column("breaks", lambda row: row.breaks, "count", key="breaks", width=92),
+    Column(
+        "graphs",
+        lambda row: sum(group.count for group in row.graphs) or row.dynamo_graphs,
+        "count",
+        key="graphs",
+        width=92,
+    ),
+    Column(
+        "largest, ops",
+        lambda row: max((group.ops_most for group in row.graphs), default=None),
+        "count",
+        key="ops",
+        width=124,
+    ),
+    Column("begun anew", lambda row: row.restarts, "count", key="restarts", width=118),
+    Column("caches", _caches, key="caches", width=260),
+    Column("longest stage", _stage, key="stage", width=260),
+)
+BREAKS: tuple[Column[BreakSummary], ...] = (
+    Column("line", lambda row: place_text(row.place), "code", key="line", width=230),
+    Column("records", lambda row: row.count, "count", key="count", width=100),
+    Column("left to eager mode", lambda row: "the whole frame" if row.whole_frame else "", key="left", width=160),
+    Column("reason", lambda row: row.reason, key="reason"),
+    Column("hint", lambda row: row.hint or "", key="hint", width=360),
+    Column("torch's number", lambda row: row.doc_id or "", key="doc", width=130),
+)
+RECOMPILES: tuple[Column[RecompileSummary], ...] = (
+    Column("frame", lambda row: row.function, "code", key="function", width=190),
+    Column("line", lambda row: place_text(row.place), "code", key="line", width=210),
+    Column("times", lambda row: row.count, "count", key="count", width=84),
+    Column("guard that failed", lambda row: row.guard, "code", key="guard"),
+    Column("values", lambda row: ", ".join(row.values[:FEW]), "code", key="values", width=220),
+    Column(
+        "needed at",
+        lambda row: "" if row.guard_place is None else place_text(row.guard_place),
+        "code",
+        key="needed",
+        width=210,
+    ),
+)
+GRAPHS: tuple[Column[_Graph], ...] = (
+    Column("compilation", lambda row: row.compile_id, "code", key="id", width=120),
+    Column("frame", lambda row: row.function, "code", key="function", width=230),
+    Column("direction", lambda row: row.direction, key="direction", width=110),
+    Column("ops", lambda row: row.ops, "count", key="ops", width=84),
+    Column("inputs", lambda row: row.inputs, "count", key="inputs", width=90),
+    Column("outputs", lambda row: row.outputs, "count", key="outputs", width=98),
+    Column("recomputed", lambda row: row.recomputed, "count", key="recomputed", width=118),
+    Column("most frequent ops", lambda row: row.most, key="most"),
+)
+KERNELS: tuple[Column[KernelSummary], ...] = (
+    Column("kernel", lambda row: row.name, "code", key="name", width=300),
+    Column("time in the recording", lambda row: row.time_ns, "ns", key="ns", width=170),
+    Column("made by", lambda row: row.backend, key="backend", width=100),
+    Column("calls in the code", lambda row: row.calls, "count", key="calls", width=150),
+    Column("ATen ops", lambda row: _few([op.removeprefix("aten.") for op in row.ops]), "code", key="ops"),
+    Column("lines", lambda row: _few(list(dict.fromkeys(map(place_text, row.places)))), "code", key="lines", width=260),
+)
+PROGRAMS: tuple[Column[Program], ...] = (
+    Column("program", lambda row: row.name, "code", key="name", width=240),
+    Column(
+        "executions", lambda row: None if row.execution is None else row.execution.count, "count", key="runs", width=116
+    ),
+    Column(
+        "instructions, all",
+        lambda row: None if row.execution is None else row.execution.instructions_ns,
+        "ns",
+        key="ns",
+        width=142,
+    ),
+    Column(
+        "one run",
+        lambda row: None if row.execution is None else round(row.execution.run_ns),
+        "ns",
+        key="run_ns",
+        width=100,
+    ),
+    Column(
+        "least possible",
+        lambda row: None if row.least is None else round(row.least.total_ns),
+        "ns",
+        key="least_ns",
+        width=130,
+    ),
+    Column("bound by", lambda row: "" if row.least is None else row.least.bound, key="bound", width=110),
+    Column("MFU", lambda row: None if row.utilization is None else row.utilization.mfu, "share", key="mfu", width=84),
+    Column("HFU", lambda row: None if row.utilization is None else row.utilization.hfu, "share", key="hfu", width=84),
+    Column("FLOPs a run", lambda row: row.flops, "quantity", key="flops", width=120),
+    Column("bytes a run", lambda row: row.bytes, "bytes", key="bytes", width=120),
+    Column("peak memory", lambda row: row.peak_bytes, "bytes", key="peak", width=124),
+    Column("basis of peak", lambda row: row.peak_known_by or "", key="peak_by", width=126),
+    Column(
+        "FLOPs are",
+        lambda row: "" if row.flops is None else "exact" if row.exact else "at least",
+        key="exact",
+        width=110,
+    ),
+    Column("roof of", lambda row: "" if row.least is None else row.least.device, key="device", width=170),
+)
+JAX: tuple[Column[CompileEvent], ...] = (
+    Column("what", lambda row: _WORDS[row.kind], key="what", width=140),
+    Column("took", lambda row: row.duration_ns, "ns", key="ns", width=100),
+    Column("function", lambda row: row.function or row.module or "", "code", key="function", width=220),
+    Column("step", lambda row: row.step, "count", key="step", width=80),
+    Column("called at", _called, "code", key="line", width=230),
+    Column("why, in jax's words", lambda row: row.reason or "", key="reason"),
+)
+COLUMNS: dict[str, tuple[Column[Any], ...]] = {
+    "frames": FRAMES,
+    "breaks": BREAKS,
+    "recompiles": RECOMPILES,
+    "graphs": GRAPHS,
+    "kernels": KERNELS,
+    "programs": PROGRAMS,
+    "jax": JAX,
+}
+"""Tables of the page, without the rank. Of ``programs``, executions and times are measured, the others modelled."""
 
 MOST_BARS = 12
 """Frames that are drawn, those that took longest to compile: the table has all."""
@@ -251,11 +274,11 @@ REST = "the rest"
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
-    """The rows of one rank, as many as a table holds, and how many there are of each."""
-    rows = rows_of(trace)
+    """The records of one rank, as many as a table holds, and how many there are of each."""
+    records = records_of(trace)
     return {
-        "rows": {name: held[:MOST_ROWS] for name, held in rows.items()},
-        "counts": {name: len(held) for name, held in rows.items()},
+        "records": {name: held[:MOST_ROWS] for name, held in records.items()},
+        "counts": {name: len(held) for name, held in records.items()},
         "stages": stages_of(trace),
         "log": trace.compile_log is not None,
     }
@@ -266,12 +289,12 @@ def view(job: Job) -> dict[str, Any]:
     sections = (*programs_sections(job.analysis.programs), *compile_sections(job.analysis.compile))
     cards = [modelled_cards(job.analysis), *sections_html(sections)]
     tables = {}
-    for name, heads in HEADS.items():
-        rows = [row for item in job.gathered for row in item.held["rows"][name]]
+    for name, columns in COLUMNS.items():
+        rows = [(item.source.rank, record) for item in job.gathered for record in item.held["records"][name]]
         if not rows:
             continue
-        ranked = len({row[0] for row in rows}) > 1
-        made = rows_table(heads, rows) if ranked else rows_table(heads[1:], [row[1:] for row in rows])
+        ranked = len({rank for rank, _ in rows}) > 1
+        made = table_of_ranks(columns, rows) if ranked else table(columns, [record for _, record in rows])
         counted = sum(item.held["counts"][name] for item in job.gathered)
         tables[name] = {**made, "left": counted - len(made["rows"])}
     return {

@@ -9,31 +9,13 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.compare.runs.keys import work_class
-from perfscope.analyzers.programs import hot_instructions
+from perfscope.analyzers.programs import HotInstruction, HotSpots, hot_instructions
 from perfscope.analyzers.time import call_site, op_times
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.web.views import Job, Place
-from perfscope.dashboards.web.views._tables import NAME_CHARS, Head, rows_table, table
+from perfscope.dashboards.web.views._tables import NAME_CHARS, table, table_of_ranks
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.untrusted_text import sanitize
-
-INSTRUCTION_HEADS = (
-    Head(key="rank", title="rank", unit="count", width=70),
-    Head(key="name", title="instruction", unit="code"),
-    Head(key="ns", title="time", unit="ns", width=96),
-    Head(key="share", title="share", unit="share", width=80),
-    Head(key="basis", title="basis", width=104),
-    Head(key="line", title="line", unit="code", width=240),
-    Head(key="opcode", title="opcode", width=110),
-    Head(key="phase", title="phase", width=104),
-    Head(key="scope", title="scope", unit="code", width=220),
-    Head(key="count", title="calls", unit="count", width=80),
-    Head(key="roof_ns", title="least possible", unit="ns", width=110),
-    Head(key="headroom_ns", title="beyond it", unit="ns", width=100),
-    Head(key="flops", title="FLOPs a call", unit="number", width=110),
-    Head(key="bytes", title="bytes a call", unit="bytes", width=110),
-    Head(key="program", title="program", unit="code", width=150),
-)
 
 
 @dataclass(slots=True)
@@ -58,6 +40,36 @@ class _Sum:
         self.op, self.line = self.op or other.op, self.line or other.line
 
 
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    """An instruction, and the list whose time its share is of."""
+
+    found: HotInstruction
+    spots: HotSpots
+
+
+INSTRUCTION_COLUMNS: tuple[Column[_Instruction], ...] = (
+    Column("instruction", lambda row: row.found.instruction, "code", key="name"),
+    Column("time", lambda row: row.found.time_ns, "ns", key="ns", width=96),
+    Column("share", lambda row: row.found.time_ns / (row.spots.total_ns or 1), "share", key="share", width=80),
+    Column("basis", lambda row: row.spots.basis, key="basis", width=104),
+    Column("line", lambda row: _place(row), "code", key="line", width=240),
+    Column("opcode", lambda row: row.found.opcode or "", key="opcode", width=110),
+    Column("phase", lambda row: row.found.phase or "", key="phase", width=104),
+    Column("scope", lambda row: row.found.scope or "", "code", key="scope", width=220),
+    Column("calls", lambda row: row.found.calls, "count", key="count", width=80),
+    Column(
+        "least possible",
+        lambda row: None if row.found.roof_ns is None else round(row.found.roof_ns),
+        "ns",
+        key="roof_ns",
+        width=110,
+    ),
+    Column("beyond it", lambda row: row.found.headroom_ns, "ns", key="headroom_ns", width=100),
+    Column("FLOPs a call", lambda row: row.found.flops, "quantity", key="flops", width=110),
+    Column("bytes a call", lambda row: row.found.bytes, "bytes", key="bytes", width=110),
+    Column("program", lambda row: row.found.program, "code", key="program", width=150),
+)
 COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("name", lambda row: row[0].name, "code", key="name"),
     Column("time", lambda row: row[0].ns, "ns", key="ns", width=100),
@@ -90,11 +102,13 @@ def view(job: Job) -> dict[str, Any]:
                 else:
                     merged[row.name] = row
         tables[kind] = table(COLUMNS, _shares(merged.values())) | {"ns": sum(row.ns for row in merged.values())}
-    rows = [[item.source.rank, *row] for item in job.gathered for row in item.held["instructions"]]
-    rows.sort(key=lambda row: -row[2])
+    rows = [(item.source.rank, row) for item in job.gathered for row in item.held["instructions"]]
+    rows.sort(key=lambda row: -row[1].found.time_ns)
     several = len(job.gathered) > 1
-    heads, cut = (INSTRUCTION_HEADS, rows) if several else (INSTRUCTION_HEADS[1:], [row[1:] for row in rows])
-    tables["instructions"] = rows_table(heads, cut) | {"ns": sum(row[2] for row in rows)}
+    made = (
+        table_of_ranks(INSTRUCTION_COLUMNS, rows) if several else table(INSTRUCTION_COLUMNS, [row for _, row in rows])
+    )
+    tables["instructions"] = made | {"ns": sum(row.found.time_ns for _, row in rows)}
     return {"tables": tables, "ranks": len(job.gathered)}
 
 
@@ -130,33 +144,15 @@ def _ops(trace: Trace) -> Iterator[_Sum]:
         yield _summed(sanitize(text, NAME_CHARS), times.self_ns[mine], work_class(text), trace, longest, own=True)
 
 
-def _instructions(trace: Trace) -> Iterator[list[Any]]:
-    """Rows of instructions, one table for all programs; shares are of the time of their own list."""
+def _instructions(trace: Trace) -> Iterator[_Instruction]:
+    """Instructions of all programs."""
     for spots in trace.fact(hot_instructions):
-        for instruction in spots.instructions:
-            text = (
-                ""
-                if instruction.file is None
-                else f"{instruction.file}:{instruction.line}"
-                if instruction.line is not None
-                else instruction.file
-            )
-            yield [
-                sanitize(instruction.instruction, NAME_CHARS),
-                instruction.time_ns,
-                instruction.time_ns / (spots.total_ns or 1),
-                spots.basis,
-                sanitize(text or instruction.serves or ""),
-                sanitize(instruction.opcode or ""),
-                instruction.phase or "",
-                sanitize(instruction.scope or ""),
-                instruction.calls,
-                None if instruction.roof_ns is None else round(instruction.roof_ns),
-                instruction.headroom_ns,
-                instruction.flops,
-                instruction.bytes,
-                sanitize(instruction.program),
-            ]
+        yield from (_Instruction(found, spots) for found in spots.instructions)
+
+
+def _place(row: _Instruction) -> str:
+    file, line = row.found.file, row.found.line
+    return (row.found.serves or "") if file is None else file if line is None else f"{file}:{line}"
 
 
 def _summed(name: str, lasts: np.ndarray, what: str, trace: Trace, op: int, *, own: bool = False) -> _Sum:

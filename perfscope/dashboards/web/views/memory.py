@@ -6,6 +6,7 @@ Curves go to a file each (`curve_file`), since a job of many ranks has hundreds;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from perfscope.dashboards.report.sections.memory import memory_sections
 from perfscope.dashboards.report.sections.memory_picture import COLORS, NOT_KNOWN, ORDER, PHASE_COLORS, UNSEEN_COLOR
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import memory_cards as planned_memory
-from perfscope.dashboards.web.views._tables import Head, rows_table, table
+from perfscope.dashboards.web.views._tables import table
 from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
@@ -48,16 +49,16 @@ HOLDER_COLUMNS: tuple[Column[tuple[Holder, int]], ...] = (
     Column("blocks", lambda row: row[0].blocks, "count", key="blocks", width=90),
     Column("modules", lambda row: row[0].members, "count", key="members", width=100),
 )
-BLOCK_HEADS = (
-    Head(key="bytes", title="bytes", unit="bytes", width=110),
-    Head(key="category", title="what", width=130),
-    Head(key="name", title="tensor", unit="code", width=190),
-    Head(key="module", title="module", unit="code", width=300),
-    Head(key="line", title="line", unit="code", width=230),
-    Head(key="op", title="op", unit="code", width=190),
-    Head(key="phase", title="made in", width=100),
-    Head(key="step", title="step", unit="count", width=80),
-    Head(key="blocks", title="blocks", unit="count", width=84),
+BLOCK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
+    Column("bytes", itemgetter(0), "bytes", key="bytes", width=110),
+    Column("what", itemgetter(1), key="category", width=130),
+    Column("tensor", itemgetter(2), "code", key="name", width=190),
+    Column("module", itemgetter(3), "code", key="module", width=300),
+    Column("line", itemgetter(4), "code", key="line", width=230),
+    Column("op", itemgetter(5), "code", key="op", width=190),
+    Column("made in", itemgetter(6), key="phase", width=100),
+    Column("step", itemgetter(7), "count", key="step", width=80),
+    Column("blocks", itemgetter(8), "count", key="blocks", width=84),
 )
 KINDS = ("blocks", "modules", "lines", "ops", "categories")
 """Tables of a peak."""
@@ -121,7 +122,7 @@ def _alive(
 
 
 def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
-    """As `BLOCK_HEADS`, then when it was made and let go (``None``: never), counted from the timeline's first."""
+    """As `BLOCK_COLUMNS`, then when it was made and let go (``None``: never), counted from the timeline's first."""
     blocks, recorded = timeline.blocks, timeline.of(trace)
     line, step = int(blocks["line"][row]), int(blocks["step"][row])
     return [
@@ -156,9 +157,9 @@ def _bands(bands: Sequence[Band], first: int) -> list[dict[str, Any]]:
 def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[str, Any]:
     """Who holds the peak: a table by each of `KINDS`. Every table but that of blocks sums to the peak if whole."""
     rows = timeline.alive_at(peak.position).tolist()
-    blocks = [_block(trace, timeline, row)[: len(BLOCK_HEADS)] for row in rows[:MOST_HOLDERS]]
+    blocks = [_block(trace, timeline, row) for row in rows[:MOST_HOLDERS]]
     made = {
-        "blocks": {**rows_table(BLOCK_HEADS, blocks), "left": max(0, len(rows) - MOST_HOLDERS)},
+        "blocks": {**table(BLOCK_COLUMNS, blocks), "left": max(0, len(rows) - MOST_HOLDERS)},
         "modules": _holders(peak.by_module, peak.bytes),
         "lines": _holders(peak.by_line, peak.bytes),
         "ops": _holders(peak.by_op, peak.bytes),

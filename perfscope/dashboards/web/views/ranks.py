@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.sections.collectives import collectives_sections, ranks_text
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import is_jax
-from perfscope.dashboards.web.views._tables import MOST_ROWS, Head, rows_table, table
+from perfscope.dashboards.web.views._tables import MOST_ROWS, table
 from perfscope.model.collectives import bus_factor
 from perfscope.model.intervals import covered
 from perfscope.model.trace import Trace
@@ -243,17 +244,30 @@ KIND_COLUMNS: tuple[Column[CollectiveKind], ...] = (
     Column("bus bytes/s", lambda row: row.bus_bandwidth, "quantity", key="bus_bytes_per_s", width=104),
     Column("what to know", lambda row: "; ".join(row.caveats), key="caveat", width=320),
 )
-EACH_HEADS = (
-    Head(key="number", title="number", unit="count", width=104),
-    Head(key="collective", title="collective", width=130),
-    Head(key="worst_wait_ns", title="wait, worst", unit="ns", width=104),
-    Head(key="worst", title="who", unit="count", width=70),
-    Head(key="last", title="came last", unit="count", width=92),
-    Head(key="wait_ns", title="wait, all", unit="ns", width=100),
-    Head(key="core_ns", title="core", unit="ns", width=96),
-    Head(key="group", title="group", width=130),
-    Head(key="message_bytes", title="message", unit="bytes", width=96),
-    Head(key="bus_bytes_per_s", title="bus bytes/s", unit="number", width=104),
+
+
+@dataclass(frozen=True, slots=True)
+class _Each:
+    """A single collective: how much its members waited for it, and who waited longest."""
+
+    number: int
+    held: Matched
+    wait_ns: int
+    worst: int
+    bus_bytes_per_s: float | None
+
+
+EACH_COLUMNS: tuple[Column[_Each], ...] = (
+    Column("number", lambda row: row.number, "count", key="number", width=104),
+    Column("collective", lambda row: row.held.operation, key="collective", width=130),
+    Column("wait, worst", lambda row: row.held.wait_ns(row.worst), "ns", key="worst_wait_ns", width=104),
+    Column("who", lambda row: row.worst, "count", key="worst", width=70),
+    Column("came last", lambda row: row.held.last, "count", key="last", width=92),
+    Column("wait, all", lambda row: row.wait_ns, "ns", key="wait_ns", width=100),
+    Column("core", lambda row: row.held.core_ns, "ns", key="core_ns", width=96),
+    Column("group", lambda row: ranks_text(row.held.group), key="group", width=130),
+    Column("message", lambda row: row.held.message_bytes, "bytes", key="message_bytes", width=96),
+    Column("bus bytes/s", lambda row: row.bus_bytes_per_s, "quantity", key="bus_bytes_per_s", width=104),
 )
 TOTAL_COLUMNS: tuple[Column[RankTotal], ...] = (
     Column("rank", lambda row: row.rank, "count", key="member", width=90),
@@ -263,13 +277,13 @@ TOTAL_COLUMNS: tuple[Column[RankTotal], ...] = (
     Column("exposed", lambda row: row.exposed_ns, "ns", key="exposed_ns", width=110),
     Column("came last", lambda row: row.last, "count", key="last", width=110),
 )
-LINK_HEADS = (
-    Head(key="rank", title="rank", unit="count", width=80),
-    Head(key="link", title="link", width=220),
-    Head(key="samples", title="samples", unit="count", width=100),
-    Head(key="mean", title="mean while communicating", unit="number", width=190),
-    Head(key="most", title="most", unit="number", width=100),
-    Head(key="unit", title="unit", width=170),
+LINK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
+    Column("rank", itemgetter(0), "count", key="rank", width=80),
+    Column("link", itemgetter(1), key="link", width=220),
+    Column("samples", itemgetter(2), "count", key="samples", width=100),
+    Column("mean while communicating", itemgetter(3), "quantity", key="mean", width=190),
+    Column("most", itemgetter(4), "quantity", key="most", width=100),
+    Column("unit", itemgetter(5), key="unit", width=170),
 )
 
 
@@ -314,7 +328,7 @@ def view(job: Job) -> dict[str, Any]:
         jobs.append({"label": item.label, "member": item.member, "heat": heat, "bars": _bars(item), "behind": text})
     links = [row for item in job.gathered for row in item.held["links"]]
     if links:
-        tables["links"] = rows_table(LINK_HEADS, sorted(links, key=lambda row: -row[3]))
+        tables["links"] = table(LINK_COLUMNS, sorted(links, key=lambda row: -row[3]))
     return {
         "html": "".join(sections_html(collectives_sections(job.analysis.collectives))),
         "jobs": jobs,
@@ -355,11 +369,6 @@ def _of_devices(device_set: DeviceSet, traces: Mapping[int, Trace]) -> _Set:
     )  # fmt: skip
 
 
-def _wait_heads(item: _Set) -> tuple[Head, ...]:
-    few = item.members if len(item.members) <= FEW_MEMBERS else ()
-    return tuple(Head(key=f"wait_{index}_ns", title=f"wait of {index}", unit="ns", width=106) for index in few)
-
-
 def _worst(kind: CollectiveKind) -> int:
     """Who waits longest."""
     return max(sorted(kind.wait_ns), key=lambda rank: kind.wait_ns[rank])
@@ -385,24 +394,28 @@ def _each(item: _Set) -> dict[str, Any]:
     """Single collectives, those that were waited for most; as many as a table holds."""
     few = item.members if len(item.members) <= FEW_MEMBERS else ()
     known = {(kind.operation, kind.group) for kind in item.kinds if kind.bus_bandwidth is not None}
-    rows = []
     waits = [(sum(side.duration_ns - held.core_ns for side in held.sides.values()), held) for held in item.matched]
     order = sorted(range(len(waits)), key=lambda index: -waits[index][0])[:MOST_ROWS]
+    rows = []
     for index in order:
         wait, held = waits[index]
         worst = max(sorted(held.sides), key=held.wait_ns)
-        size = held.message_bytes
         factor = bus_factor(held.operation, held.size) if (held.operation, held.group) in known else None
-        told = size is not None and factor is not None and held.core_ns
-        rows.append(
-            [
-                index + 1, sanitize(held.operation), held.wait_ns(worst), worst, held.last, wait, held.core_ns,
-                ranks_text(held.group), size, size * factor / held.core_ns * 1e9 if told and size and factor else None,
-                *(held.wait_ns(rank) if rank in held.sides else None for rank in few),
-            ]
-        )  # fmt: skip
-    made = rows_table((*EACH_HEADS, *_wait_heads(item)), rows)
+        size = held.message_bytes
+        rate = size * factor / held.core_ns * 1e9 if size and factor and held.core_ns else None
+        rows.append(_Each(index + 1, held, wait, worst, rate))
+    made = table((*EACH_COLUMNS, *(_each_wait(rank) for rank in few)), rows)
     return {**made, "left": len(item.matched) - len(rows)}
+
+
+def _each_wait(rank: int) -> Column[_Each]:
+    return Column(
+        f"wait of {rank}",
+        lambda row: row.held.wait_ns(rank) if rank in row.held.sides else None,
+        "ns",
+        key=f"wait_{rank}_ns",
+        width=106,
+    )
 
 
 MOST_BARS = 8
