@@ -35,11 +35,11 @@ def two_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rules"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "rule       finds                           needs",
-        "host_wait  The host waits for the device.  device_work, steps",
-        "no_needs   Nothing is needed.              -",
-    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rule", "finds", "needs"]
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["rule", "host_wait", "no_needs"]
+    assert "The host waits for the device." in lines[1]
+    assert "kernels and copies" in lines[1]
 
 
 @pytest.mark.parametrize("command", ["rules", "explain"])

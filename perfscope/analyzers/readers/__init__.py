@@ -25,3 +25,23 @@ READERS: dict[str, str] = {
     "xplane": "perfscope.analyzers.readers.xspace.reader",
     # op_graph is read as a part of a run, never on its own
 }
+
+FORMAT_WORDS: dict[str, str] = {
+    "compiled": "runs",
+    "flight_recorder": "dumps of the NCCL flight recorder",
+    "hlo_proto": "compiled XLA programs (HLO)",
+    "hlo_text": "compiled XLA programs (HLO)",
+    "jax_memory": "device memory profiles of jax",
+    "kineto": "traces of torch.profiler",
+    "nsys": "reports and exports of Nsight Systems",
+    "nsys_jax": "archives of nsys-jax",
+    "perfetto": "Perfetto traces",
+    "run": "runs",
+    "torch_memory": "CUDA memory snapshots",
+    "torch_memory_timeline": "memory timelines of torch.profiler",
+    "torch_trace": "logs of torch.compile (TORCH_TRACE)",
+    "uncompiled_program": "exported programs (`perfscope compile`)",
+    "xla_trace_json": "profiles of jax (xplane.pb, trace.json.gz)",
+    "xplane": "profiles of jax (xplane.pb, trace.json.gz)",
+}
+"""What a format is called in errors; one of an installed package is called by its name."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from perfscope.analyzers.readers import READERS
+from perfscope.analyzers.readers import FORMAT_WORDS, READERS
 from perfscope.analyzers.readers.file_bytes import describe_file, read_head
 from perfscope.analyzers.readers.hlo.program import holds_programs_only, join_programs
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, trace_order, why_nothing_captured
@@ -150,7 +150,8 @@ def discover(path: str | Path) -> Input:
         return Input(path=str(folder), units=(_run_at(folder) or str(folder),))
     if folder.is_dir():
         return Input(path=str(folder), units=_units_below(folder), folder=True)
-    raise DataError(f"{path}: {describe_file(folder)}; perfscope reads: {', '.join(known_formats())}")
+    known = dict.fromkeys(FORMAT_WORDS.get(name, name) for name in known_formats())
+    raise DataError(f"{path}: {describe_file(folder)}; perfscope reads: {', '.join(known)}")
 
 
 def resolve(path: str | Path) -> Path:

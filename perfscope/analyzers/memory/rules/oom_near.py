@@ -12,8 +12,8 @@ that is told is an upper bound. An allocator of XLA takes its share of the devic
 use counts, against the limit of the allocator. Where the size of the device was not recorded it is not judged, and the
 host's memory never is.
 
-    In a planned PyTorch program (`perfscope compile`): the planned peak of the step as the program runs it, against the
-    memory of one device of the target. What it reserves beyond that is not in it.
+In a planned PyTorch program (`perfscope compile`): the planned peak of the step as the program runs it, against the
+memory of one device of the target. What it reserves beyond that is not in it.
 
 Fix: see who holds the peak (`perfscope explain peak_owner`), and what it would cost to hold less: ``perfscope advise
 memory RUN --budget BYTES``. Where much is reserved and little in use, see `perfscope explain memory_fragmentation`.
