@@ -64,19 +64,23 @@ def find_configuration(folder: Path | None = None) -> Configuration:
 
     ``folder``: the working directory if left out. ``UsageError`` in one line, the file first, for what makes no sense.
     """
-    start = Path.cwd() if folder is None else folder.absolute()
+    try:
+        start = Path.cwd() if folder is None else folder.absolute()
+    except FileNotFoundError:  # the working directory is gone
+        return NO_CONFIGURATION
     for parent in (start, *start.parents):
-        file = parent / FILE
-        if file.is_file() and (table := _table_of(file)) is not None:
-            return _Reader(file).configuration(table)
+        table = _table_of(parent / FILE)
+        if table is not None:
+            return _Reader(parent / FILE).configuration(table)
     return NO_CONFIGURATION
 
 
 def _table_of(file: Path) -> Mapping[str, Any] | None:
+    """``[tool.perfscope]`` of a file; ``None`` where there is none, or no file that may be read."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {(error.strerror or 'error').lower()}") from error
+    except OSError:
+        return None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}: no TOML: {str(error)[:200]}") from error
     tool = document.get("tool")

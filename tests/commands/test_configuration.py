@@ -34,6 +34,25 @@ def test_it_is_found_upward_and_optional(project: Path) -> None:
     assert configuration.topology == str(project / "node.toml")
 
 
+def test_a_file_that_cannot_be_read_is_passed_over(project: Path) -> None:
+    write(project, '[tool.perfscope]\nfail-on = "low"\n')
+    (project / "below" / "pyproject.toml").mkdir()
+    assert find_configuration().fail_on == "low"
+
+
+def test_it_holds_in_the_processes_that_judge_many_ranks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = waits().read_text()
+    for rank in range(2):
+        Path(f"rank{rank}.json").write_text(
+            trace.replace('"schemaVersion": 1', f'"distributedInfo": {{"rank": {rank}}}')
+        )
+    write(project, "[tool.perfscope.rules.host_sync]\nIDLE_SHARE = 1\n[tool.perfscope.rules.exposed_copy]\noff = 'x'\n")
+    assert run(["analyze", "--jobs", "2", "--format", "json", "rank0.json", "rank1.json"]) == 0
+    judged = {outcome["rule"]: outcome for outcome in json.loads(capsys.readouterr().out)["outcomes"]}
+    assert judged["host_sync"]["status"] == "clean"
+    assert "configuration: x" in judged["exposed_copy"]["reason"]
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
