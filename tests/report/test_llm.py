@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from perfscope.dashboards.report.llm import BUDGET, CHARACTERS_PER_TOKEN, render
+from perfscope.analyzers.engine import analyze
+from perfscope.dashboards.report.llm import ACCOUNT_BASIS, BUDGET, CHARACTERS_PER_TOKEN, TOP_BASIS, render
 from perfscope.model.finding import Finding, Outcome, Where
+from tests.build import TraceBuilder
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, hostile
 
 
@@ -49,6 +51,16 @@ def test_each_finding_has_its_basis_and_a_check() -> None:
     for part, (rule, finding) in zip(parts, analysis().findings(), strict=True):
         assert f"basis: {finding.basis}" in part
         assert f"--rule {rule}" in part
+
+
+def test_the_account_and_the_top_tables_have_their_basis_too() -> None:
+    builder = TraceBuilder(path="t.json")
+    builder.launched("gemm", 0, 10, 30, correlation=1)
+    builder.step(0, 0, 100)
+    builder.device(0)
+    text = render(analyze(builder.build()))
+    assert text.index("## Where the step goes") < text.index(ACCOUNT_BASIS) < text.index("## Findings")
+    assert text.index("## Top kernels") < text.index(TOP_BASIS)
 
 
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, "x\n# heading", "`code`"])
