@@ -141,7 +141,13 @@ def test_a_group_alone_shows_its_help(arguments: list[str], capsys: pytest.Captu
 
 @pytest.mark.parametrize(
     ("arguments", "meant"),
-    [(["anaylze"], "analyze"), (["rnu"], "run"), (["baseline", "lst"], "list"), (["run", "--lvel"], "--level")],
+    [
+        (["anaylze"], "analyze"),
+        (["rnu"], "run"),
+        (["baseline", "lst"], "list"),
+        (["compare", "commts", "--base", "x"], "commits"),
+        (["run", "--lvel"], "--level"),
+    ],
 )
 def test_a_typo_gets_a_suggestion(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.run(arguments) == 2

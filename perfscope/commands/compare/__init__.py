@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from perfscope.commands.completion import complete_runs
 from perfscope.commands.group import VerbGroup
+from perfscope.model.errors import did_you_mean
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -37,6 +39,9 @@ class CompareGroup(VerbGroup):
             index = args.index(flag)
             args = [FLAGS[flag], *args[:index], *args[index + 1 :]]
         elif args and args[0] not in (*FORMS, "help", *ctx.help_option_names):
+            hint = did_you_mean(args[0], FORMS)
+            if hint and not ctx.resilient_parsing and not _is_there(args[0]):
+                ctx.fail(f"{args[0]}: no such run, file, folder or command{hint}")
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -58,6 +63,13 @@ class CompareGroup(VerbGroup):
         module, _, attribute = FORMS.get(cmd_name, "").partition(":")
         command = getattr(importlib.import_module(module), attribute) if module else None
         return command if isinstance(command, click.Command) else None
+
+
+def _is_there(word: str) -> bool:
+    """Whether a file, a folder or a run is called so."""
+    from perfscope.model.documents.run_folders import RUNS_FOLDER, is_named
+
+    return Path(word).exists() or is_named(word, Path(RUNS_FOLDER))
 
 
 @click.group(
