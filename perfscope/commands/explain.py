@@ -54,6 +54,7 @@ def show_page(rule: Rule) -> None:
         lines += [Text(lead, style="bold").append(body[0].plain, style="not bold"), *body[1:]]
     needs = "; ".join(RECORDED.get(key, key) for key in rule.needs)
     lines.append(Text(f"Needs: {needs or NO_NEEDS}"))
+    lines.append(Text(f"Silence: `# perfscope: ignore[{rule.id}] reason` at the end of the line that a finding names"))
     show(*lines)
     if thresholds := thresholds_of(rule):
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

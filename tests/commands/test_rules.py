@@ -55,6 +55,7 @@ def test_page(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> No
         "Fix: Do not wait.",
         "",
         "Needs: kernels and copies of an accelerator; step boundaries",
+        "Silence: `# perfscope: ignore[host_wait] reason` at the end of the line that a finding names",
     ]
 
 
