@@ -147,7 +147,7 @@ def test_a_regression_with_its_cause() -> None:
     text = render_text(compare_document.of(held))
     assert text.startswith("perfscope: regression: step time +5.5%")
     assert "train.py:11" in text
-    assert "6 pairs and 6 to confirm, order by seed 7" in text
+    assert "6 pairs of launches and 6 to confirm" in text
 
 
 def test_an_exact_regression_alone_is_one_though_the_step_is_quiet() -> None:

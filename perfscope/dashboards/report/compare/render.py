@@ -65,7 +65,8 @@ def _text(document: Document, width: int, *, verbose: bool) -> Iterator[Renderab
     style = STYLES[TONES.get(document.headline, "plain")] or "bold"
     lead = sanitize(f"perfscope: {headline(document)}", TEXT_LIMIT)
     yield RichText(lead, style, overflow="fold")
-    yield hanging(title(document), style="")
+    pairs = f" · {pair_words(document.method)}" if document.method.pairs else ""
+    yield hanging(f"{title(document)}{pairs}", style="")
     yield ""
     yield from sections_text(compare_sections(document), width, verbose=verbose)
     *details, method = detail_sections(document)

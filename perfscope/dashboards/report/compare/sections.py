@@ -266,10 +266,21 @@ def _step(document: Document) -> Iterator[Section]:
         summary=f"{whose}{grown}",
         blocks=(
             table(KIND_COLUMNS, rows, few=len(rows)),
+            *notes(_means(step)),
             Picture(waterfall(step.base_ns, step.head_ns, _by_place(step))),
             *notes(f"largest differences of measured time{chance}" if moved else ""),
             *tables(_parts(step, moved)),
         ),
+    )
+
+
+def _means(step: Step) -> str:
+    """Why the whole is not the step time among the metrics."""
+    if step.per != "step" or max(step.base_steps, step.head_steps) < 2:
+        return ""
+    return (
+        f"means of {step.base_steps:,} and {step.head_steps:,} recorded steps, because means add up; "
+        "a step time among the metrics is the median step"
     )
 
 

@@ -136,7 +136,8 @@ def table_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: in
     table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
     for index in kept:
         left = heads[index].unit in WORDS
-        table.add_column(heads[index].title, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+        words = heads[index].unit == "text"
+        table.add_column(heads[index].title, justify="left" if left else "right", no_wrap=not words, overflow="fold")
     pieces = _pieces(heads, rows) if bar == "parts" else []
     if pieces:
         table.add_column("", no_wrap=True)
