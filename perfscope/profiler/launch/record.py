@@ -161,7 +161,7 @@ def record(
     if joined is not None:
         task = replace(task, number=joined.number)
     run = _begun(target, options, directory, name or target.name(), task)
-    run_folders.write(directory, run)
+    _write_first(directory, run)
     recording = None if nsys is None else nsys.place(directory, run.task)
     message = _message(options, directory, follow=follow or target.command, recording=recording)
     ended: Ended | None = None
@@ -184,7 +184,7 @@ def record(
             done = run_folders.read(directory)
     except (OSError, DataError) as error:
         if ended is None:
-            raise
+            raise NotStartedError(f"{directory}: the run cannot be begun: {error}") from error
         done = _lost(run, error)
     return Recorded(
         directory=directory,
@@ -204,6 +204,15 @@ def _message(options: CaptureOptions, directory: Path, *, follow: bool, recordin
         follow=follow,
         recording=recording,
     )
+
+
+def _write_first(directory: Path, run: Run) -> None:
+    """The manifest of a run that begins; without it there is no run, and the program is not started."""
+    try:
+        run_folders.write(directory, run)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise NotStartedError(f"{directory}: the run cannot be begun: {why}") from error
 
 
 def _lost(run: Run, error: OSError | DataError) -> Run:

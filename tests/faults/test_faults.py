@@ -1,0 +1,67 @@
+"""A fault at each write of the cache, the store and a run: nothing earlier is lost, and the next start is clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfscope.__main__ import run
+from tests.faults.inject import EVENTS, PROGRAM_CODE
+from tests.store.kept_runs import put_run
+
+PROGRAM = f"""import pathlib, sys
+import perfscope
+pathlib.Path("started").touch()
+for _ in range(40):
+    perfscope.step()
+sys.exit({PROGRAM_CODE})
+"""
+
+
+def prepare(name: str, folder: Path) -> None:
+    """What lies in the folder before the first fault."""
+    if name == "cache":
+        events = [
+            {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 2.0 * index, "dur": 1.0,
+             "args": {"device": 0, "stream": 7, "correlation": index}} for index in range(EVENTS)
+        ]  # fmt: skip
+        (folder / "trace.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    else:
+        runs = folder if name == "store" else folder / "perfscope-runs"
+        for number in range(2):
+            directory = put_run(runs, number)
+            directory.rename(runs / (f"run-{number}" if name == "store" else ("earlier", "other")[number]))
+    if name == "store":
+        assert run(["baseline", "set", "first", str(folder / "run-0")]) == 0
+    if name == "run":
+        (folder / "train.py").write_text(PROGRAM)
+
+
+def injected(name: str, kind: str, folder: Path, every: int = 1) -> int:
+    """How many writes were broken, one after the other."""
+    places = {"PERFSCOPE_CACHE": str(folder / "cache"), "PERFSCOPE_STORE": str(folder / "store.sqlite")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.faults.inject", name, kind, str(every), str(folder)],
+        capture_output=True, text=True, check=False, env={**os.environ, **places}, timeout=900,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-4_000:]
+    return int(ended.stdout.split()[-2])
+
+
+@pytest.mark.parametrize("kind", ["ENOSPC", "EACCES", "KILL"])
+@pytest.mark.parametrize(
+    ("name", "writes"),
+    [("cache", 3), *(pytest.param(name, 5, marks=pytest.mark.slow) for name in ("store", "run"))],
+)
+def test_a_fault_at_each_write(
+    name: str, writes: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERFSCOPE_STORE", str(tmp_path / "store.sqlite"))
+    prepare(name, tmp_path)
+    assert injected(name, kind, tmp_path) >= writes
