@@ -41,6 +41,7 @@ from perfscope.analyzers.time import (
     step_accounts,
     step_windows,
     steps_work,
+    warm_accounts,
     whole_ns,
 )
 from perfscope.model import hooks
@@ -153,6 +154,8 @@ class Step:
     duration_ns: int
     traced: bool
     start_ns: int | None = None
+    compiled: bool = False
+    """It compiled, which others of its recording did not: averages leave it out."""
     what: str = ""
     """What a step is where the program did not mark any: ``'executions of jit_train_step'``."""
 
@@ -195,6 +198,8 @@ class Analysis:
     """What torch.compile would make of PyTorch programs on a target: planned, not measured."""
     accounts: tuple[StepAccount, ...] = ()
     """Where the steps went, by device and cause."""
+    warm_accounts: tuple[StepAccount, ...] = ()
+    """The same without the steps that compiled: what averages are of."""
     hosts: tuple[HostAccount, ...] = ()
     """What the thread that drives the program did in them, one a source that recorded it."""
     top: TopWork | None = None
@@ -271,6 +276,7 @@ class Examined(ReadTrace):
 
     devices: tuple[DeviceTime, ...]
     accounts: tuple[StepAccount, ...]
+    warm_accounts: tuple[StepAccount, ...]
     host: HostAccount | None
     top: TopWork | None
     generation: Generation | None
@@ -314,6 +320,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         trace=trace,
         devices=tuple(trace.fact(device_times)),
         accounts=tuple(trace.fact(step_accounts)),
+        warm_accounts=trace.fact(warm_accounts),
         host=trace.fact(host_account),
         top=top_work(trace),
         generation=trace.fact(generation),
@@ -350,6 +357,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         estimate=estimate_section(judged),
         plans=plan_section(judged),
         accounts=tuple(account for item in examined for account in item.accounts),
+        warm_accounts=tuple(account for item in examined for account in item.warm_accounts),
         hosts=tuple(item.host for item in examined if item.host is not None),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
         generations=tuple(item.generation for item in examined if item.generation is not None),
@@ -523,6 +531,7 @@ def _cost_order(finding: Finding) -> tuple[int, int, int, str]:
 
 def _steps(trace: Trace) -> Iterator[Step]:
     what = trace.fact(step_windows).what
+    cold = {number for account in trace.fact(step_accounts) for number in account.cold}
     for number, start_ns, duration_ns in _traced_steps(trace):
         yield Step(
             rank=trace.source.rank,
@@ -530,6 +539,7 @@ def _steps(trace: Trace) -> Iterator[Step]:
             duration_ns=duration_ns,
             traced=True,
             start_ns=start_ns,
+            compiled=number in cold,
             what=what,
         )
     for number, duration in enumerate(trace.step_times_ns):

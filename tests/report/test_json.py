@@ -65,6 +65,7 @@ def test_content(schema: Draft202012Validator) -> None:
     assert held["steps"][0] == {
         "rank": 0,
         "number": 0,
+        "compiled": False,
         "duration_ns": 42_000_000,
         "traced": True,
         "start_ns": 0,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.time import HOST_PARTS, account_windows, host_account
+from perfscope.analyzers.time import HOST_PARTS, host_account, warm_windows
 from perfscope.model.trace import CallKind, SliceKind
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
@@ -44,7 +44,7 @@ def test_a_recording_without_the_host_has_none() -> None:
 @pytest.mark.parametrize("path", corpus_files("kineto"), ids=lambda path: path.name.split(".json")[0])
 def test_the_parts_sum_to_every_step(path) -> None:
     trace = load_one(path)
-    account, windows = host_account(trace), trace.fact(account_windows)
+    account, windows = host_account(trace), trace.fact(warm_windows)
     if account is not None:
         sums = np.sum([account.parts_ns[part] for part in HOST_PARTS], axis=0)
         assert (sums == windows.ends - windows.starts).all()

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from perfscope.analyzers.engine import judge
+from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time import step_accounts, warm_accounts
 from perfscope.model.trace import CallKind
 from tests.build import EVERYTHING, TraceBuilder
 
@@ -24,10 +25,23 @@ def _steps(compile_us: float, *, call: str | None = None) -> TraceBuilder:
 
 
 def test_a_step_that_compiles_is_named() -> None:
-    (finding,) = judge(RULE, _steps(4_000).build()).findings
-    assert (finding.cost_ns, finding.basis) == (4_000_000, "measured")
-    assert "steps 0 are" in finding.title
+    (finding,) = judge(RULE, _steps(6_000).build()).findings
+    assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (6_000_000, None, "measured")
     assert finding.evidence[0]["host_was_in"] == "compile_inner (dynamo_timed)"
+
+
+def test_it_is_left_out_of_averages() -> None:
+    trace = _steps(6_000).build()
+    ((cold,), (account,)) = trace.fact(step_accounts), trace.fact(warm_accounts)
+    assert (cold.numbers, cold.cold, account.numbers) == ((0, 1), (0,), (1,))
+    assert (cold.whole_ns, account.whole_ns, account.busy_ns) == (20_000_000, 10_000_000, 9_999_000)
+    steps = analyze(trace, []).steps
+    assert [step.compiled for step in steps] == [True, False]
+
+
+def test_steps_that_all_look_up_compiled_code_stay() -> None:
+    (account,) = _steps(4_000).build().fact(warm_accounts)
+    assert account.numbers == (0, 1)
 
 
 def test_loading_of_modules_counts() -> None:

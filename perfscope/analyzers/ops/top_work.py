@@ -23,7 +23,7 @@ from perfscope.analyzers.ops.achieved import (
     utilization,
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
-from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, account_windows, call_site, op_times
+from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, op_times, warm_windows
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 
@@ -78,7 +78,7 @@ class TopWork:
 
 def top_work(trace: Trace) -> TopWork | None:
     """The costliest work in the steps; ``None`` where neither device work nor ops were recorded."""
-    windows = trace.fact(account_windows)
+    windows = trace.fact(warm_windows)
     steps = union(windows.starts, windows.ends)
     tables = {name: _inside(trace, name, steps) for name in ("kernels", "copies")}
     if not any(length.any() for length in tables.values()):
@@ -161,7 +161,7 @@ def _inside(trace: Trace, name: str, steps: Intervals) -> Int64:
 
 def _of_host(trace: Trace, steps: int) -> TopWork | None:
     times, slices = trace.fact(op_times), trace.rows["slices"]
-    windows = trace.fact(account_windows)
+    windows = trace.fact(warm_windows)
     if not len(times.row):
         return None
     inside = covered(union(windows.starts, windows.ends), slices["start_ns"][times.row], slices["end_ns"][times.row])

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.time.account import CAUSES, Cause, StepAccount, account_windows, step_accounts
+from perfscope.analyzers.time.account import (
+    CAUSES,
+    Cause,
+    StepAccount,
+    account_windows,
+    step_accounts,
+    warm_accounts,
+    warm_windows,
+)
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.compiled_regions import (
     GRAPH_CALL,
@@ -111,6 +119,8 @@ __all__ = [
     "time_of",
     "timed_cost",
     "user_line",
+    "warm_accounts",
+    "warm_windows",
     "whole_ns",
     "work_inside",
     "work_time",

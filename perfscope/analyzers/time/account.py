@@ -68,6 +68,11 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 BUSY: tuple[Cause, ...] = ("compute", "exposed_communication", "exposed_copy")
 
+COLD_SHARE = 0.1
+"""Of a step: one that compiles for longer is no measure of a warm step ..."""
+COLD_OF_SHORTEST = 0.5
+"""... if it compiles for longer than half of the shortest step: lookups of compiled code are in every step."""
+
 _CAUSE_OF: dict[HostActivity, Cause] = {
     HostActivity.INPUT: "input",
     HostActivity.COMPILATION: "compilation",
@@ -113,6 +118,8 @@ class StepAccount:
     """Per cause one value a step (one for the whole capture), ns. Per step the causes sum to it."""
     phases_ns: Mapping[Phase, int] = field(default_factory=dict)
     """Busy time of all steps by phase, ns; the phases sum to ``busy_ns``."""
+    cold: tuple[int, ...] = ()
+    """Numbers of steps of ``numbers`` that compiled: of ``warm_accounts`` those that are left out."""
 
     @property
     def total_ns(self) -> dict[Cause, int]:
@@ -173,7 +180,35 @@ def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
 
 def step_accounts(trace: Trace) -> tuple[StepAccount, ...]:
     """One account a device that worked, in the order of ``devices``, or one of the host; none of an empty trace."""
-    windows, devices = trace.fact(account_windows), trace.rows["devices"]
+    windows = trace.fact(account_windows)
+    warm = set(trace.fact(warm_windows).numbers)
+    return _accounts(trace, windows, tuple(number for number in windows.numbers if number not in warm))
+
+
+def warm_windows(trace: Trace) -> Windows:
+    """The steps without those that compiled; all of them where every one did."""
+    windows = trace.fact(account_windows)
+    if len(windows.numbers) < 2:
+        return windows
+    spans = trace.fact(host_activities).get(HostActivity.COMPILATION, {}).get(trace.fact(main_thread), EMPTY)
+    lengths = windows.ends - windows.starts
+    compiling = covered(spans, windows.starts, windows.ends)
+    cold = (compiling > COLD_SHARE * lengths) & (compiling > COLD_OF_SHORTEST * lengths.min())
+    if not cold.any() or cold.all():
+        return windows
+    numbers = tuple(number for number, left_out in zip(windows.numbers, cold.tolist(), strict=True) if not left_out)
+    return Windows(starts=windows.starts[~cold], ends=windows.ends[~cold], numbers=numbers)
+
+
+def warm_accounts(trace: Trace) -> tuple[StepAccount, ...]:
+    """``step_accounts`` without the steps that compiled: what averages are of."""
+    accounts = trace.fact(step_accounts)
+    cold = accounts[0].cold if accounts else ()
+    return _accounts(trace, trace.fact(warm_windows), cold) if cold else accounts
+
+
+def _accounts(trace: Trace, windows: Windows, cold: tuple[int, ...]) -> tuple[StepAccount, ...]:
+    devices = trace.rows["devices"]
     return tuple(
         StepAccount(
             rank=trace.source.rank,
@@ -191,6 +226,7 @@ def step_accounts(trace: Trace) -> tuple[StepAccount, ...]:
                 {cause: parts.get(cause, EMPTY) for cause in BUSY},
                 (windows.starts, windows.ends),
             ),
+            cold=cold,
         )
         for device, parts in trace.fact(cause_intervals).items()
     )

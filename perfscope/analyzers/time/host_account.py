@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from perfscope.analyzers.time.account import account_windows
+from perfscope.analyzers.time.account import warm_windows
 from perfscope.analyzers.time.compiled_regions import is_compiled
 from perfscope.analyzers.time.host_activity import HostActivity, divide, host_activities, main_thread
 from perfscope.analyzers.time.spans import named_slices, spans_by_thread
@@ -73,7 +73,7 @@ class HostAccount:
 
 def host_account(trace: Trace) -> HostAccount | None:
     """The account of the main thread; ``None`` where no op or call of the host was recorded in the steps."""
-    thread, windows = trace.fact(main_thread), trace.fact(account_windows)
+    thread, windows = trace.fact(main_thread), trace.fact(warm_windows)
     if thread == MISSING or not len(windows.starts) or windows.whole_ns <= 0:
         return None
     steps = union(windows.starts, windows.ends)

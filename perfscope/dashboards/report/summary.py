@@ -57,7 +57,7 @@ class Wholes:
         self._steps: dict[int | None, tuple[int, int]] = {}
         """(summed ns, number) of steps by rank."""
         for step in analysis.steps:
-            if step.traced == traced:
+            if step.traced == traced and not step.compiled:
                 total, number = self._steps.get(step.rank, (0, 0))
                 self._steps[step.rank] = (total + step.duration_ns, number + 1)
         self._spans: dict[int | None, int] = {}
@@ -256,7 +256,7 @@ def summarize(analysis: Analysis) -> Summary:
             ),
         ),
         devices=device_rows(analysis),
-        account=account_sections(analysis.accounts),
+        account=account_sections(analysis.warm_accounts),
         nothing="" if rows else _nothing(analysis),
         top=top_sections(analysis.top),
         timed=tuple(row for row in rows if row.saves),
@@ -279,7 +279,7 @@ def summarize(analysis: Analysis) -> Summary:
 def sections(analysis: Analysis) -> tuple[Section, ...]:
     """The parts of a report after its account, findings and top work, in their order."""
     return (
-        *host_sections(analysis.hosts, analysis.accounts),
+        *host_sections(analysis.hosts, analysis.warm_accounts),
         *generation_sections(analysis.generations),
         *plan_sections(analysis.plans),
         *estimate_sections(analysis.estimate),
@@ -359,18 +359,18 @@ def _facts(analysis: Analysis) -> list[str]:
         return []
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
-    traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced])
+    traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced and not step.compiled])
     if free is not None:
         said.append(f"step {free.text('without a profiler')}")
     whole = timed_window(analysis, None if free is None else free.median_ns)
     if whole is not None:
         said.append(whole)
     if traced is not None:
-        said.append(f"step {traced.text('while traced')}{_steps_are(analysis)}")
+        said.append(f"step {traced.text('while traced')}{_steps_are(analysis)}{_left_out(analysis)}")
     if free is None and traced is None and whole is None:
         said.append("no steps in it: savings are over the whole trace")
     spans = sum(device.span_ns for device in analysis.devices)
-    busy_words = busy_fact(analysis.accounts)
+    busy_words = busy_fact(analysis.warm_accounts)
     if busy_words and (analysis.devices or not analysis.programs.on_cpu):
         said.append(busy_words)
     elif spans:
@@ -388,6 +388,12 @@ def _steps_are(analysis: Analysis) -> str:
     """What a step is, where the program did not mark any; the first of several sources tells."""
     what = next((step.what for step in analysis.steps if step.what), "")
     return f"; steps: {sanitize(what, NAME_LIMIT)}" if what else ""
+
+
+def _left_out(analysis: Analysis) -> str:
+    """How many steps compiled and are in no average."""
+    count = sum(step.compiled for step in analysis.steps)
+    return f"; {count:,} that compiled {'is' if count == 1 else 'are'} left out" if count else ""
 
 
 def _assumed_devices(analysis: Analysis) -> list[str]:

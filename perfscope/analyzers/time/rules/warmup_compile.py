@@ -6,8 +6,9 @@ comes back with every new shape.
 
 How it is found: of the account of the step the idle time in which the host was in torch.compile's regions, in the
 lookup of compiled code, in Triton's or XLA's compiler, in calls that load modules (a launch of 1 ms or more on an idle
-device loads its code first), or in the initialisation of the driver. Steps with more than a tenth of it are named. The
-cost is measured idle time.
+device loads its code first), or in the initialisation of the driver. Steps in which the host compiles for more than a
+tenth of the step, and for more than half of the shortest step, are left out of all averages, unless all do. The cost is
+measured idle time.
 
 Fix: warm up before the measurement (`perfscope run` skips the first steps; with your own profiler use
 `schedule(wait, warmup, active)`). Keep shapes stable or pad them to few sizes, `torch.compile(dynamic=True)`, and
@@ -19,9 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
-from perfscope.analyzers.time.account import CAUSES, account_windows, cause_intervals, step_accounts
+from perfscope.analyzers.time.account import account_windows, cause_intervals, step_accounts
 from perfscope.analyzers.time.host_activity import host_work
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.sites import call_site
@@ -36,9 +35,6 @@ NEEDS = ()
 
 LEAST_SHARE = HIGH_SHARE
 """Of the steps together: below it their average is still that of a warm program to a twentieth."""
-
-STEP_SHARE = 0.1
-"""Of one step: with more compilation than that it is named as no measurement of a warm step."""
 
 ROWS = 20
 
@@ -59,14 +55,15 @@ def check(trace: Trace) -> Iterable[Finding]:
     spans = trace.fact(cause_intervals)[account.device]["compilation"]
     spans = intersection(spans, union(windows.starts, windows.ends))
     work = host_work(trace, spans)[:ROWS]
-    shares = np.array(account.causes_ns["compilation"]) / np.sum([account.causes_ns[key] for key in CAUSES], axis=0)
-    cold = [number for number, share in zip(account.numbers, shares.tolist(), strict=False) if share > STEP_SHARE]
-    named = f"; steps {', '.join(map(str, cold[:5]))} are no measure of a warm step" if cold else ""
+    named = f"; averages leave out step {', '.join(map(str, account.cold[:5]))}" if account.cold else ""
+    timed = timed_cost(trace, cost, account.whole_ns)
+    if account.cold:  # other steps have none of it
+        timed["cost_ns_per_step"] = None
     yield Finding(
         subject="compilation in measured steps",
         title=f"the host compiles or loads code for {format_ns(cost)} ({format_share(cost, account.whole_ns)}) "
         f"while the device is idle{named}",
-        **timed_cost(trace, cost, account.whole_ns),
+        **timed,
         covers_ns={"compilation": cost},
         advice="Warm up before measuring, keep shapes stable, and keep the compile caches between runs.",
         where=call_site(trace, work[0].slice).where(),

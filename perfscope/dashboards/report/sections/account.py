@@ -126,6 +126,8 @@ def _title(account: StepAccount, devices: int) -> str:
     mean = format_ns(account.whole_ns // max(1, count))
     if not count:
         return f"{whose}: whole capture, {mean}"
+    if account.cold:
+        mean += f" ({len(account.cold):,} that compiled left out)"
     return f"{whose}: {f'mean of {count:,} steps' if count > 1 else 'one step'}, {mean}"
 
 
@@ -154,6 +156,7 @@ def accounts_document(accounts: Sequence[StepAccount]) -> list[dict[str, Any]]:
             "name": account.name,
             "over": "steps" if account.numbers else "capture",
             "steps": list(account.numbers),
+            "cold_steps": list(account.cold),
             "whole_ns": account.whole_ns,
             "busy_ns": account.busy_ns,
             "total_ns": account.total_ns,
