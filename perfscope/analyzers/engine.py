@@ -46,7 +46,18 @@ from perfscope.analyzers.time import (
 )
 from perfscope.model import hooks
 from perfscope.model.errors import log_failure
-from perfscope.model.finding import AbstainError, Cell, Finding, Outcome, Rule, Scope, Span, source_label
+from perfscope.model.finding import (
+    TITLE_LENGTH,
+    AbstainError,
+    Cell,
+    Finding,
+    Outcome,
+    Rule,
+    Scope,
+    Span,
+    fit_title,
+    source_label,
+)
 from perfscope.model.trace import RECORDED, Source, Trace
 
 if TYPE_CHECKING:
@@ -112,7 +123,15 @@ def _one(members: list[tuple[str, Finding]]) -> Finding:
     others = len({name for name, _ in members} - {label})
     rows = [_row(name, row) for name, finding in members for row in _kept(finding, alone=not others)]
     count = sum(finding.count for _, finding in members)
-    return replace(worst, title=f"{label}: {worst.title}", evidence=tuple(rows[:MOST_ROWS]), count=count)
+    title = fit_title(f"{label}: {worst.title}", label)
+    named = len(title) <= TITLE_LENGTH
+    return replace(
+        worst,
+        title=title if named else worst.title,
+        detail=worst.detail if named else f"In {label}. {worst.detail}".strip(),
+        evidence=tuple(rows[:MOST_ROWS]),
+        count=count,
+    )
 
 
 def _kept(finding: Finding, *, alone: bool) -> Sequence[Mapping[str, Cell]]:
@@ -137,7 +156,7 @@ FRAME_COLUMNS = {
     "rule": "string", "severity": "string", "basis": "string", "title": "string", "file": "string", "line": "Int64",
     "op": "string", "kernel": "string", "module": "string", "cost_ns_per_step": "Int64", "cost_ns": "Int64",
     "cost_bytes": "Int64", "count": "int64", "ranks": "object", "silenced": "string", "subject": "string",
-    "advice": "string",
+    "advice": "string", "detail": "string",
 }  # fmt: skip
 """Name and dtype of the columns of `Analysis.to_frame`."""
 
@@ -241,7 +260,8 @@ class Analysis:
         """The findings as a pandas frame, a row each, the costliest first; those of ``silenced()`` below if asked for.
 
         Columns: rule, severity, basis, title, file, line, op, kernel, module, cost_ns_per_step, cost_ns (ns, over the
-        trace, or over one run of a program alone), cost_bytes, count, ranks, silenced (the reason), subject, advice.
+        trace, or over one run of a program alone), cost_bytes, count, ranks, silenced (the reason), subject, advice,
+        detail.
         """
         import pandas as pd
 
@@ -249,7 +269,8 @@ class Analysis:
         rows = [
             (rule, finding.severity, finding.basis, finding.title, finding.where.file, finding.where.line,
              finding.where.op, finding.where.kernel, finding.where.module, finding.cost_ns_per_step, finding.cost_ns,
-             finding.cost_bytes, finding.count, finding.ranks, finding.silenced, finding.subject, finding.advice)
+             finding.cost_bytes, finding.count, finding.ranks, finding.silenced, finding.subject, finding.advice,
+             finding.detail)
             for rule, finding in pairs
         ]  # fmt: skip
         frame = pd.DataFrame.from_records(rows, columns=list(FRAME_COLUMNS))

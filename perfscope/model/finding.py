@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 MOST_SPANS = 20
 """Of a finding and a trace, the costliest."""
 
+TITLE_LENGTH = 90
+"""Characters of a finding's title: one line of a report."""
+
+NAME_LENGTH = 12
+"""Characters that a shortened name in a title keeps at least: fewer say nothing."""
+
 Basis = Literal["measured", "modelled", "structural"]
 """How a cost is known. Structural: it follows from the program alone and carries no time."""
 
@@ -71,9 +77,13 @@ class Finding:
     subject: str
     """What is found, short and without numbers: with the rule and ``where`` it is the stable key."""
     title: str
+    """What is wrong and what it costs, in one line of at most ``TITLE_LENGTH`` characters."""
     severity: Severity
     basis: Basis
     advice: str
+    """What to do; the first sentence is the fix."""
+    detail: str = ""
+    """What the title has no room for: one or two plain sentences."""
     cost_ns: int | None = None
     cost_ns_per_step: int | None = None
     untraced_ns_per_step: int | None = None
@@ -144,6 +154,18 @@ class Scope:
 
 class AbstainError(Exception):
     """Raised by a rule that cannot look; the text says why and what to capture to be able to."""
+
+
+def fit_title(title: str, *names: str) -> str:
+    """The title with ``names`` in it (of functions, kernels, files) shortened until it has ``TITLE_LENGTH`` characters.
+
+    The longest name is shortened first, none below ``NAME_LENGTH`` characters.
+    """
+    for name in sorted(names, key=len, reverse=True):
+        length = max(len(name) - max(len(title) - TITLE_LENGTH, 0), NAME_LENGTH)
+        if length < len(name):
+            title = title.replace(name, f"{name[: length - 3].rstrip()}...", 1)
+    return title
 
 
 def severity_of(cost_ns: int | float, whole_ns: int | float) -> Severity:

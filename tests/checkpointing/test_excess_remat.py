@@ -139,7 +139,7 @@ def test_just_below_the_threshold_is_clean():
 def test_what_communication_hides_is_said_and_not_charged():
     (finding,) = outcome(step(40, under_communication=25).build()).findings
     assert finding.cost_ns == 15_000
-    assert "25.0 us of it hidden" in finding.title
+    assert "25.0 us of it hidden" in finding.detail
 
 
 def test_a_backward_without_a_rerun_is_clean():
@@ -167,7 +167,7 @@ def test_resnet_names_the_recompute_time(corpus: Path):
 
     found = outcome(read(corpus / "kineto" / "TraceLens__resnet_act_checkpoint.json.gz")).findings
     assert sum(int(row["recompute_ns"] or 0) for finding in found for row in finding.evidence) == 4_209_958
-    assert "4.21 ms" in found[0].title
+    assert "4.21 ms" in found[0].detail
 
 
 ADDMM_NODE = "autograd::engine::evaluate_function: AddmmBackward0"
@@ -229,7 +229,7 @@ def count(model: StepModel) -> int:
 def test_headroom_charges_all_of_it() -> None:
     (finding,) = judged(replace(checkpointed(PLAIN), capacity_bytes=capacity_for(KEPT)))
     assert finding.cost_ns == 80_000
-    assert "off a peak that has room" in finding.title
+    assert "off a peak that has room" in finding.detail
     assert "Take the checkpointing away" in finding.advice
 
 
@@ -252,7 +252,7 @@ def test_another_choice_with_as_low_a_peak_dominates() -> None:
     still = found.better.simulation.recompute_ns / found.today.recompute_ns
     assert 0 < still < 0.9
     assert finding.cost_ns == round(80_000 * (1 - still))
-    assert "has as low a peak" in finding.title
+    assert "has as low a peak" in finding.detail
     assert "checkpoint_wrapper" in finding.advice
 
 
@@ -263,7 +263,7 @@ def test_a_peak_elsewhere_is_not_lowered() -> None:
     larger = replace(model, values=(*model.values, update), length=model.length + 1)
     assert bargain(larger).verdict == "elsewhere"
     (finding,) = judged(larger)
-    assert "the peak lies elsewhere" in finding.title
+    assert "the peak lies elsewhere" in finding.detail
     assert finding.cost_ns == 80_000
 
 
@@ -273,7 +273,7 @@ def test_checkpointing_one_layer_that_gains_nothing_did_not_lower_the_peak() -> 
     single = replace(model, regions=(region,))
     assert bargain(single).verdict == "not lowered"
     (finding,) = judged(single, regions=1)
-    assert "does not lower the peak" in finding.title
+    assert "does not lower the peak" in finding.detail
 
 
 def test_some_regions_fit() -> None:
@@ -291,7 +291,7 @@ def test_unknown_capacity_is_said_and_the_rest_judged() -> None:
     model = replace(needed_checkpoints(), capacity_bytes=None)
     assert bargain(model).verdict == "capacity unknown"
     (finding,) = judged(model, regions=count(model))
-    assert "whether that memory would be free is not known" in finding.title
+    assert "whether that memory would be free is not known" in finding.detail
     assert "was not recorded" in finding.advice
 
 

@@ -41,7 +41,7 @@ def test_close_to_capacity_names_the_cheapest_first_with_its_curve() -> None:
     assert finding.basis == "modelled"
     assert finding.cost_ns is None
     assert (finding.cost_bytes or 0) > 0
-    assert "blocks.0" in finding.title
+    assert "blocks.0" in finding.detail
     assert [row["order"] for row in finding.evidence] == list(range(1, len(finding.evidence) + 1))
     peaks = [int(row["peak_bytes"] or 0) for row in finding.evidence]
     assert peaks == sorted(peaks, reverse=True)

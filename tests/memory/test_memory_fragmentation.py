@@ -112,7 +112,7 @@ def test_buffers_of_ever_new_sizes_with_blocks_between_them(tmp_path: Path) -> N
     most = allocator.reserved // MIB
     # at the peak: two buffers, the last of 192 MiB, and 7 blocks of 2 MiB
     assert (most, finding.cost_bytes) == (1152, (1152 - 176 - 192 - 14) * MIB)
-    assert f"reserves {most / 1024:.2f} GiB for at most 382 MiB in use" in finding.title
+    assert f"{most / 1024:.2f} GiB are reserved for at most 382 MiB in use" in finding.detail
     assert finding.severity == "medium"
     assert "expandable_segments:True" in finding.advice
     row = finding.evidence[0]
@@ -198,7 +198,7 @@ def test_out_of_memory_with_enough_free(tmp_path: Path) -> None:
         allocator.allocate(200 * MIB)
     (finding,) = outcome_of(allocator, tmp_path).findings
     assert finding.severity == "high"
-    assert "ran out of memory for 200 MiB with 240 MiB reserved and not in use" in finding.title
+    assert "ran out of memory for 200 MiB: 240 MiB reserved" in finding.title
     assert finding.cost_bytes == 240 * MIB
 
 

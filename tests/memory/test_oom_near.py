@@ -95,7 +95,7 @@ def test_retries_are_told_where_nothing_else_is() -> None:
 def test_failures_that_the_program_caught() -> None:
     counters = AllocatorCounters(before={}, after={"num_ooms": 2}, steps=5)
     (finding,) = outcome_of(holding(5 * GIB), counters).findings
-    assert "2 allocations that failed" in finding.title
+    assert "2 allocations failed" in finding.title
 
 
 def test_a_peak_before_the_recording_counts() -> None:

@@ -169,7 +169,7 @@ def test_temporaries_of_a_foreach_optimizer() -> None:
     assert finding.subject == "temporaries of the optimizer at the peak of the device"
     # 35 + 10 at the peak; without the 10 the 35 + 5 of the forward pass are the peak
     assert finding.cost_bytes == 5 * MIB
-    assert "hold 10.0 MiB of the cuda:0 peak of 45.0 MiB; without them it falls to 40.0 MiB" in finding.title
+    assert "hold 10.0 MiB of the peak of 45.0 MiB; without them it falls to 40.0 MiB" in finding.detail
     assert (finding.where.file, finding.where.line, finding.severity) == ("train.py", 7, "medium")
     assert "fused=True" in finding.advice
     assert finding.evidence[0] == {
@@ -374,8 +374,8 @@ def test_devices_of_one_process_with_the_same_finding_are_one() -> None:
         b.make(13, 20 * MIB, at + 63, device=1)
         b.free(13, at + 67, device=1)
     (finding,) = outcome_of(b).findings
-    assert "of the cuda:1 peak of 55.0 MiB" in finding.title
-    assert finding.title.endswith("; 1 more device the like")
+    assert "the peak of 55.0 MiB" in finding.detail
+    assert finding.detail.endswith("1 more device.")
     assert finding.cost_bytes == 20 * MIB
 
 

@@ -99,7 +99,7 @@ def test_without_an_accelerator_op_time_and_the_host_between_count():
     (finding,) = outcome(t.build()).findings
     assert finding.evidence[0]["update_ops"] == 14  # without shapes, add_ may be the step counter
     assert finding.evidence[0]["between_ns"] == 200_000 - 14 * 6_000
-    assert "on the host between its ops" in finding.title
+    assert "on the host between its ops" in finding.detail
 
 
 def test_abstains_without_an_optimizer_step_and_without_host_ops():

@@ -70,7 +70,7 @@ def test_no_more_can_hide_than_there_is_independent_work():
     assert finding.evidence[0]["transfer_ns"] == pytest.approx(SENT_NS)
     assert finding.evidence[0]["could_hide_ns"] == pytest.approx(WORK_NS)
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (round(WORK_NS), None, "modelled")
-    assert f"sending takes {SENT_NS / 1000:.2f} us a run or more" in finding.title
+    assert f"sending takes {SENT_NS / 1000:.2f} us a run or more" in finding.detail
     (finding,) = _judge(with_work(1 << 24)).findings
     assert finding.cost_ns == pytest.approx(SENT_NS, rel=0.001)  # now the exchange is the shorter
 
@@ -80,7 +80,7 @@ def test_what_nothing_can_hide_has_no_saving():
         "  %work", "  %b2 = f32[64]{0} slice(%done), slice={[0:64]}\n  %work"
     )).findings  # fmt: skip
     assert (finding.cost_ns, finding.basis, finding.evidence[0]["could_hide_ns"]) == (None, "structural", None)
-    assert "us a run or more" in finding.title
+    assert "us a run or more" in finding.detail
     assert finding.severity == "medium"  # most of the program's time, but of an assumed device
 
 
@@ -102,7 +102,7 @@ def test_with_a_recording_only_what_nothing_hides_counts():
     (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 100)])).findings
     assert finding.evidence[0]["measured_ns"] == 6_000
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.severity) == (4_000, 4_000, "medium")
-    assert "the device waited 6.00 us a run" in finding.title
+    assert "the device waited 6.00 us a run" in finding.detail
     ops = [("start", 0, 10), ("out", 6, 10), ("work", 10, 50)]
     (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 100)])).findings
     assert (finding.cost_ns, finding.severity) == (6_000, "high")
@@ -112,7 +112,7 @@ def test_marked_synchronous_blocks_whatever_lies_between():
     (finding,) = _judge(gather(config=SYNC, beside=True)).findings
     assert finding.evidence[0]["because"] == "marked synchronous"
     assert finding.evidence[0]["cause"] == "turned off by a flag"
-    assert "take ALLGATHER out of --xla_gpu_disable_async_collectives" in finding.advice
+    assert "Take ALLGATHER out of --xla_gpu_disable_async_collectives" in finding.advice
     assert "latency_hiding" not in finding.advice
 
 
@@ -157,10 +157,10 @@ PRODUCT = "convolution(%w, %w), dim_labels=bf_io->bf"
          "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),
         ("all-reduce", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
         ("all-reduce", "copy(%w)", "nothing independent near it", "unroll=2"),
-        ("all-gather", PRODUCT, "independent work was left elsewhere", "hides it by default"),
+        ("all-gather", PRODUCT, "independent work was left elsewhere", "hides the exchange by default"),
         ("all-gather", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
         ("all-to-all", "tanh(%w)", "off unless flags say otherwise", '"xla_tpu_enable_async_all_to_all": "true"'),
-        ("reduce-scatter", PRODUCT, "no flag divides it", "no flag that changes it is known"),
+        ("reduce-scatter", PRODUCT, "no flag divides it", "No flag that changes it is known"),
     ],
 )  # fmt: skip
 def test_what_a_tpu_leaves_one_op_has_its_own_cause(kind: str, work: str, cause: str, said: str):
@@ -216,7 +216,7 @@ def test_work_that_needs_the_result_could_not_overlap():
         "  %work", "  %b2 = f32[64]{0} slice(%done), slice={[0:64]}\n  %work"
     )).findings  # fmt: skip
     assert finding.evidence[0]["independent"] == 0
-    assert "nothing near it is independent" in finding.title
+    assert "nothing near it is independent" in finding.detail
     assert "latency_hiding" not in finding.advice
     assert "unroll=2" in finding.advice
 
@@ -255,9 +255,9 @@ def test_a_loop_multiplies_and_an_unknown_trip_count_is_a_lower_bound():
     assert (known.cost_bytes, known.evidence[0]["times"]) == (12 * 65536 * 4, 12)
     assert known.evidence[0]["because"] == "never split into start and done"
     assert (known.evidence[0]["group_size"], known.evidence[0]["groups"]) == (2, 2)
-    assert "at least" not in known.title
+    assert "at least" not in known.detail
     open_ended = _judge(LOOP.replace(", KNOWN", "").replace("65536", "1048576")).findings[0]
-    assert "at least 4.00 MiB" in open_ended.title
+    assert "at least 4.00 MiB" in open_ended.detail
 
 
 def test_what_cannot_be_judged_abstains():

@@ -202,7 +202,7 @@ def test_all_experts_for_every_token_are_flagged():
     row = finding.evidence[0]
     assert (row["groups"], row["gflops"]) == (4, 2 * 256 * 4 * 64 * 32 / 1e9)
     assert row["wasted_gflops"] == pytest.approx(0.75 * 2 * 256 * 4 * 64 * 32 / 1e9)
-    assert "with all 4 matrices" in finding.title
+    assert "with all 4 matrices" in finding.detail
 
 
 def test_on_a_gpu_it_has_a_time():
@@ -210,7 +210,7 @@ def test_on_a_gpu_it_has_a_time():
     (finding,) = _judge_module(experts(config=GPU)).findings
     assert finding.basis == "modelled"
     assert finding.cost_ns == round(0.75 * 256 * 4 * 64 * 4 / 3.352e3)
-    assert "(assumed)" in finding.title
+    assert "(assumed)" in finding.detail
 
 
 def test_the_threshold_is_a_twentieth_of_masked_arithmetic():
@@ -348,7 +348,7 @@ def test_an_embedding_by_product_is_flagged_with_its_line():
     (finding,) = _judge_text().findings
     assert (finding.subject, finding.basis, finding.cost_ns) == (SUBJECT, "structural", None)
     assert finding.where.label() == "/home/me/model.py:7"
-    assert "compiled for a CPU here" in finding.title
+    assert "compiled for a CPU here" in finding.detail
     (row,) = finding.evidence
     flops = 2 * ROWS * WORDS * FEATURES
     assert (row["gflops"], row["most_nonzero_share"]) == (flops / 1e9, 1 / WORDS)
@@ -362,7 +362,7 @@ def test_on_a_gpu_it_saves_the_time_beyond_moving_the_rows():
     moved = 4 * (ROWS * WORDS + WORDS * FEATURES + ROWS * FEATURES)
     assert finding.basis == "modelled"
     assert finding.cost_ns == round((moved - 2 * 4 * ROWS * FEATURES) / 3.352e3)
-    assert "(assumed)" in finding.title
+    assert "(assumed)" in finding.detail
 
 
 def test_the_threshold_is_a_twentieth_of_one_hot_arithmetic():

@@ -70,7 +70,7 @@ WORK_NS = 2 * 4 * (1 << 20) / 3.352e12 * 1e9
 def test_of_a_program_alone_the_bytes_over_the_links_are_the_time():
     (finding,) = judge(RULE, hlo_trace(exchange())).findings
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (round(SENT_NS), None, "modelled")
-    assert (finding.severity, "on H100 SXM (assumed)" in finding.title) == ("medium", True)
+    assert (finding.severity, "on H100 SXM (assumed)" in finding.detail) == ("medium", True)
 
 
 def test_what_runs_beside_it_is_taken_off():
@@ -83,7 +83,7 @@ def test_with_a_recording_only_what_nothing_hides_counts():
     ops = [("start", 0, 10), ("work", 4, 12), ("start", 50, 60), ("work", 58, 66)]
     (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 50), (50, 100)])).findings
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (12_000, 6_000, "measured")
-    assert (finding.severity, "waits 6.00 us a step" in finding.title) == ("high", True)
+    assert (finding.severity, "waits 6.00 us a step" in finding.detail) == ("high", True)
     ops = [("start", 0, 10), ("work", 0, 12)]
     (finding,) = judge(RULE, recorded_trace(module, ops=ops)).findings
     assert (finding.cost_ns, finding.basis) == (None, "structural")
@@ -135,9 +135,9 @@ def test_what_the_program_asked_for_is_clean(path: str):
 def test_the_dispatch_of_experts_written_as_an_einsum_is_said_to_be_meant():
     (finding,) = _judge(ALL_TO_ALL, "jit(step)/MoeBlock_0/dispatch/BSM,BSEC -> EBCM/dot_general").findings
     assert finding.severity == "low"
-    assert "meant" in finding.title
+    assert "meant" in finding.detail
     (other,) = _judge(ALL_TO_ALL, "jit(step)/mlp/dot_general").findings
-    assert (other.severity, "meant" in other.title) == ("medium", False)
+    assert (other.severity, "meant" in other.detail) == ("medium", False)
 
 
 def test_the_gathers_of_fsdp_are_clean():

@@ -92,7 +92,7 @@ def test_a_linear_recurrence_of_tiny_steps_is_flagged():
     # 256 steps of 4 launches, against up and down sweeps of 8 rounds and twice a work that hardly counts
     assert finding.cost_ns == pytest.approx((256 - 2 * 8) * 4 * 2_000, rel=0.001)
     assert finding.cost_ns_per_step is None
-    assert "a run of the program, on H100 SXM (assumed), sooner" in finding.title
+    assert "a run of the program, on H100 SXM (assumed) sooner" in finding.detail
     row = finding.evidence[0]
     assert (row["steps"], row["kernels_a_step"], row["launches"]) == (256, 4, 1024)
     assert finding.severity == "medium"
@@ -134,7 +134,7 @@ def test_a_step_with_enough_work_is_clean():
 def test_on_a_cpu_it_says_what_it_would_be_on_a_gpu():
     (finding,) = _judge(replace(scan(trips=256), platform="cpu")).findings
     assert finding.severity == "low"
-    assert "compiled for a CPU here" in finding.title
+    assert "CPU here" in finding.detail
 
 
 KERNELS = ("step.1", "out", "next", "lt")

@@ -74,7 +74,7 @@ def test_collectives_of_all_ranks_that_take_five_times_as_long_stall(
     traces = planted(megatron, tmp_path / "slow", slow)
     assert subjects(traces, RULES) - before == {("nvlink_stall", "collectives far below their links")}
     (finding,) = analyze(traces, ["nvlink_stall"])["nvlink_stall"].findings
-    assert "81 all_reduce in a group of 8" in finding.title
+    assert "in a group of 8" in finding.detail
     assert finding.ranks == tuple(range(8))
     # 3.0 ms each where 0.42 are ideal; a part of some lies beside computing
     assert finding.cost_ns == pytest.approx(81 * 2_590_000, rel=0.02)
@@ -121,7 +121,7 @@ def test_collectives_beside_another_stream_that_take_half_longer_are_contention(
     traces = planted(megatron, tmp_path / "beside", beside)
     assert subjects(traces, RULES) - before == {("link_contention", "all_reduce beside another")}
     (finding,) = analyze(traces, ["link_contention"])["link_contention"].findings
-    assert "run beside all_gather" in finding.title
+    assert "beside all_gather" in finding.detail
     # 300 us of each of 40, of which little is beside computing
     assert finding.cost_ns == pytest.approx(40 * 300_000, rel=0.15)
 
@@ -187,5 +187,5 @@ def test_stages_that_wait_while_the_pipeline_fills_and_drains_are_a_bubble(
     outcome = analyze(traces, ["pipeline_bubble"])["pipeline_bubble"]
     assert outcome.status == ("flagged" if found else "clean")
     for finding in outcome.findings:
-        assert "8 microbatches" in finding.title
+        assert "8 microbatches" in finding.detail
         assert finding.cost_ns == pytest.approx((STAGES - 1) * fill * 1000, rel=0.05)

@@ -41,8 +41,8 @@ def job(
 def test_the_fullest_rank_is_named() -> None:
     (finding,) = outcome_of(job([[900, 900, 1300, 900]] * 5 + [[1000, 1000, 1000, 2000]])).findings
     assert (finding.subject, finding.ranks, finding.basis) == ("all-to-alls are uneven", (2,), "modelled")
-    assert "6 of 6 all-to-alls over 4 ranks are uneven" in finding.title
-    assert "up to 1.6 times the mean; rank 2 is the fullest in 5 of them" in finding.title
+    assert "6 of 6 all-to-alls are uneven" in finding.title
+    assert "up to 1.6 times the mean; rank 2 is the fullest in 5 of them" in finding.detail
     # 2 ms x (1 - mean / most): 5 x (1 - 1000 / 1300) + (1 - 1250 / 2000)
     assert finding.cost_ns == pytest.approx(2e6 * (5 * 300 / 1300 + 0.375), abs=10)
     row = finding.evidence[0]
@@ -53,7 +53,7 @@ def test_ranks_that_are_full_in_turn_are_all_named() -> None:
     turns = [[2000 if rank == number else 1000 for rank in range(4)] for number in range(4)]
     (finding,) = outcome_of(job(turns)).findings
     assert finding.ranks == (0, 1, 2, 3)
-    assert "ranks are the fullest in turn" in finding.title
+    assert "ranks are the fullest in turn" in finding.detail
 
 
 def test_what_routers_accept_is_clean() -> None:

@@ -215,7 +215,7 @@ def test_the_process_that_came_late_is_named_and_its_part_is_not_the_cost() -> N
     )  # fmt: skip
     assert first["transfer_ns"] == second["transfer_ns"] == 4 * 19_000_000
     assert finding.cost_ns == 4 * 20_000_000
-    assert "124 ms waiting for rank 1, which came late" in finding.title
+    assert "124 ms waiting for rank 1, which came late" in finding.detail
 
 
 def test_the_parts_of_every_device_sum_to_its_exposed_time() -> None:
@@ -233,7 +233,7 @@ def test_processes_that_come_together_have_no_waiting() -> None:
     (finding,) = exposed([process(0, EARLY), process(1, EARLY)])
     assert {row["waiting_ns"] for row in finding.evidence} == {0}
     assert {row["transfer_ns"] for row in finding.evidence} == {4 * 49_000_000}
-    assert "came late" not in finding.title
+    assert "came late" not in finding.detail
 
 
 def test_a_device_of_another_process_that_came_as_late_is_not_told_apart() -> None:

@@ -181,8 +181,8 @@ def test_the_rank_that_never_came_is_named_and_its_victims_are_not(tmp_path: Pat
     }
     (finding,) = judged(tmp_path, dumps).findings
     assert (finding.subject, finding.ranks, finding.severity) == ("ranks never came to a collective", (3,), "high")
-    assert "rank 3 never came to all_reduce 1024 BFloat16 (number 9 of default_pg 0, 4 ranks)" in finding.title
-    assert "3 ranks hang for it" in finding.title
+    assert "all_reduce 1024 BFloat16 (number 9 of default_pg 0, 4 ranks)" in finding.detail
+    assert "3 ranks hang" in finding.title
     assert (finding.basis, finding.cost_ns) == ("structural", None)
     (row,) = finding.evidence
     assert (row["waiting_ranks"], row["own_calls_pending"], row["timeout_ns"]) == (3, 0, 600 * 10**9)
@@ -194,8 +194,9 @@ def test_a_rank_that_has_not_ended_what_others_ended_is_stuck(tmp_path: Path) ->
     dumps = {**rest, 2: dump([entry(sequence=8)], TWO, status={"0": (8, 7)})}
     (finding,) = judged(tmp_path, dumps).findings
     assert (finding.subject, finding.ranks) == ("ranks are stuck in a collective that others have ended", (2,))
-    assert "rank 2 has not ended all_reduce 1024 BFloat16 (number 8" in finding.title
-    assert "which ranks 0, 1, 3 have ended, and 0 more since; 4 ranks hang" in finding.title
+    assert "Rank 2 has not ended all_reduce 1024 BFloat16 (number 8" in finding.detail
+    assert "which ranks 0, 1, 3 have ended, and 0 more since" in finding.detail
+    assert "4 ranks hang" in finding.title
 
 
 def test_a_broadcast_that_its_root_has_ended_makes_nobody_stuck(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_other_operations_and_other_sizes_are_named(tmp_path: Path) -> None:
         findings = judged(folder, {**usual, 2: dump([entry(name, 5, sizes=sizes)], groups)}).findings
         (finding,) = [finding for finding in findings if finding.subject == f"members of a group call another {what}"]
         assert finding.ranks == (2,)
-        assert f"rank 2 calls {name} {sizes[0][0]} BFloat16 as number 5" in finding.title
+        assert f"Rank 2 calls {name} {sizes[0][0]} BFloat16 as number 5" in finding.detail
 
 
 def test_all_to_all_of_other_sizes_is_right(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def build(
 def test_a_row_of_small_ones_is_priced_at_a_latency_each() -> None:
     (finding,) = outcome_of(build(101).build()).findings
     assert finding.subject == "small collectives that could be bucketed"
-    assert "101 small collectives in 1 row could be 1: 101 all_reduce of 1.00 KiB" in finding.title
+    assert "101 small collectives could be 1" in finding.title
+    assert "101 all_reduce of 1.00 KiB" in finding.detail
     assert (finding.basis, finding.cost_ns, finding.severity) == ("modelled", 100 * 20_000, "high")
     (row,) = finding.evidence
     assert (row["buckets"], row["latency_ns"], row["message_bytes"]) == (1, 20_000, 101 * 1024)

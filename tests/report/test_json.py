@@ -81,6 +81,7 @@ def test_content(schema: Draft202012Validator) -> None:
     ]
     assert held["outcomes"][1]["findings"][0] == {
         "subject": ".item() waits",
+        "detail": "",
         "title": ".item() makes the host wait 40 times; the device is idle 6.90 ms a step for it",
         "severity": "high",
         "silenced": None,

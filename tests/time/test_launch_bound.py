@@ -64,7 +64,7 @@ def test_flagged_with_the_sum_of_the_gaps():
     assert (outcome.status, finding.subject, finding.basis) == ("flagged", "launch overhead", "measured")
     assert finding.cost_ns == 9 * 30_000
     assert finding.evidence[0] == {"op": "aten::add", "idle_ns": 270_000, "gaps": 9, "longest_ns": 30_000}
-    assert "10 of 10 launches started within 10 us" in finding.advice
+    assert "10 of 10 launches started within 10 us" in finding.detail
     assert [(one.start_ns, one.end_ns) for one in finding.spans[:2]] == [(30_000, 60_000), (80_000, 110_000)]
 
 

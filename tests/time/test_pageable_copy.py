@@ -61,7 +61,7 @@ def test_idle_time_after_waiting_for_the_copy_counts_and_says_that_host_sync_nam
     b.launched("b", 398, 400, 1000, correlation=3)
     (finding,) = _judge(b).findings
     assert finding.cost_ns == 10_000 + 88_000
-    assert "88.0 us of it is idle time that host_sync names too" in finding.advice
+    assert "88.0 us idle after waiting for them, which host_sync names too" in finding.detail
 
 
 def test_two_copies_of_one_op_share_its_wait():

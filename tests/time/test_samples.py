@@ -181,9 +181,9 @@ def test_the_function_that_makes_the_batch_is_named_with_its_time_per_sample() -
             stack = f"{LOOP} > {FETCH} > train.py({line}): Text.__getitem__"
             b.sample(stack, 20_000 * number + at, lasts=4_000, step=number)
     finding = only(b.build(), INPUT_STALL)
-    assert "Text.__getitem__ line 6 takes 4.00 ms of 4.00 ms per sample" in finding.title
+    assert "Text.__getitem__ line 6 takes 4.00 ms of 4.00 ms per sample" in finding.detail
     assert (finding.evidence[0]["site"], finding.evidence[0]["share"]) == ("train.py:6", 0.75)
-    assert "About 4 workers" in finding.advice, "16 ms of batches beside 4 ms of other work"
+    assert "About 4 workers" in finding.detail, "16 ms of batches beside 4 ms of other work"
 
 
 def test_of_a_loader_without_the_users_code_the_librarys_function_is_named() -> None:
@@ -191,7 +191,7 @@ def test_of_a_loader_without_the_users_code_the_librarys_function_is_named() -> 
     for at in (2_000, 6_000, 22_000, 26_000, 42_000, 46_000):
         b.sample(f"{LOOP} > {FETCH} > site-packages/torch/utils/data/_utils/collate.py(7): collate", at, step=0)
     finding = only(b.build(), INPUT_STALL)
-    assert "collate line 7" in finding.title
+    assert "collate line 7" in finding.detail
 
 
 def worker_loop(busy: int) -> TraceBuilder:
@@ -209,17 +209,18 @@ def worker_loop(busy: int) -> TraceBuilder:
 
 def test_busy_workers_need_more_of_them() -> None:
     finding = only(worker_loop(busy=10).build(), INPUT_STALL)
-    assert "Text.__getitem__ line 6 takes 10.0 ms of 10.0 ms per sample" in finding.title, "40 ms of work a batch of 4"
-    assert "About 10 workers instead of 2" in finding.advice, "40 ms of batches a step beside 4 ms of other work"
+    assert "Text.__getitem__ line 6 takes 10.0 ms of 10.0 ms per sample" in finding.detail, "40 ms of work a batch of 4"
+    assert "About 10 workers instead of 2" in finding.detail, "40 ms of batches a step beside 4 ms of other work"
     loads = [row for row in finding.evidence if "worker" in row]
     assert [row["busy_share"] for row in loads] == [1.0, 1.0]
 
 
 def test_idle_workers_are_not_what_the_program_waits_for() -> None:
     finding = only(worker_loop(busy=3).build(), INPUT_STALL)
-    assert "More workers would not hide it" in finding.advice
+    assert "More workers would not hide it" in finding.detail
 
 
 def test_without_samples_the_loop_alone_is_named() -> None:
     finding = only(loader_loop().build(), INPUT_STALL)
-    assert finding.title.endswith("in 4 fetches")
+    assert finding.title.endswith("4 fetches")
+    assert finding.detail == ""

@@ -27,6 +27,7 @@ def _steps(compile_us: float, *, call: str | None = None) -> TraceBuilder:
 def test_a_step_that_compiles_is_named() -> None:
     (finding,) = judge(RULE, _steps(6_000).build()).findings
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (6_000_000, None, "measured")
+    assert "step 0" in finding.detail
     assert finding.evidence[0]["host_was_in"] == "compile_inner (dynamo_timed)"
 
 

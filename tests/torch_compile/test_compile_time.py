@@ -44,8 +44,8 @@ def test_a_cold_start_costs_what_a_cache_would_have_spared() -> None:
     assert finding.cost_ns_per_step is None
     assert (finding.basis, finding.severity) == ("measured", "medium")
     assert finding.where.label() == "/home/user/train.py:12"
-    assert "compiling takes 113 s" in finding.title
-    assert "building kernels (C++ or Triton) takes 88.5%" in finding.title
+    assert "takes 113 s" in finding.detail
+    assert "building kernels (C++ or Triton) takes 88.5%" in finding.detail
     assert (finding.evidence[0]["frame"], finding.evidence[0]["caches"]) == ("forward (train.py:12)", "each a miss")
     assert finding.evidence[0]["tracing_ns"] == 10 * SECOND
     assert "save_cache_artifacts" in finding.advice
@@ -74,7 +74,7 @@ def test_a_second_compilation_is_left_to_recompilation() -> None:
 
 def test_settings_of_perfscope_are_named() -> None:
     (finding,) = judged(replace(log(100), settings=("provenance",))).findings
-    assert "perfscope's own settings (provenance)" in finding.title
+    assert "perfscope's own settings (provenance)" in finding.detail
     assert finding.severity == "low"
 
 
@@ -84,7 +84,7 @@ def test_without_phases_the_metrics_count() -> None:
     )
     (finding,) = judged(CompileLog(path="x.log", compiles=(one,))).findings
     assert finding.cost_ns == 70 * SECOND
-    assert "compiling takes 99.0 s" in finding.title
+    assert "takes 99.0 s" in finding.detail
 
 
 def test_no_cache_at_all_is_said() -> None:

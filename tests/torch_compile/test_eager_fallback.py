@@ -62,8 +62,8 @@ def test_own_ops_are_found_by_the_stack_of_a_second_recording():
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (100_000, 100_000, "measured")  # 30 and 70 us
     assert (finding.where.file, finding.where.line) == (STAGE_FRAME.file, STAGE_FRAME.line)
     assert (finding.subject, finding.severity) == ("forward in eager mode", "high")
-    assert "Data-dependent branching" in finding.title
-    assert "1 function it calls is compiled" in finding.title
+    assert "Data-dependent branching" in finding.detail
+    assert "1 function it calls is compiled" in finding.detail
     assert finding.advice.endswith("torch says: Set capture_scalar_outputs.")
     assert [(row["what"], row["compile_id"]) for row in finding.evidence] == [("skipped", "0/0"), ("compiled", "1/0")]
 
@@ -106,7 +106,7 @@ def test_a_frame_at_its_limit_is_named_by_its_own_line():
     skip = GraphBreak(compile_id="0/8", reason="Dynamo recompile limit exceeded", doc_id="gb0039", skipped_frame=True)
     log = CompileLog(path="log", compiles=(compilation("0/0"), compilation("0/8", 9.0, has_code=False)), breaks=(skip,))
     (finding,) = judge(RULE, log_alone(log)).findings
-    assert "its limit of compilations is reached" in finding.title
+    assert "its limit of compilations is reached" in finding.detail
     assert (finding.where.file, finding.where.line) == (MODEL_FRAME.file, MODEL_FRAME.line)
     assert "recompile_limit only moves it" in finding.advice
 
@@ -120,7 +120,7 @@ def test_kernels_of_an_accelerator_count_while_nothing_else_runs():
     (finding,) = judge(RULE, with_log(builder, LOG)).findings
     # kernels 30 + 40 + 60; 30 of the 60 us idle behind the embedding (its host time), and 10 from 420 to the norm
     assert finding.cost_ns == 170_000
-    assert "the device loses" in finding.title
+    assert "the device loses" in finding.detail
 
 
 def test_inner_frames_are_those_reached_through_it():

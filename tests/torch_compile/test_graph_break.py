@@ -58,8 +58,8 @@ def test_the_time_outside_of_graphs_is_the_cost():
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (110_000, 110_000, "measured")
     assert (finding.where.file, finding.where.line) == (STAGE_FRAME.file, STAGE_FRAME.line)
     assert (finding.subject, finding.severity) == ("graph break in branching", "high")
-    assert "Data-dependent branching" in finding.title
-    assert "1 wait for a value" in finding.title
+    assert "Data-dependent branching" in finding.detail
+    assert "1 wait for a value" in finding.detail
     assert "torch.where" in finding.advice
     (row,) = finding.evidence
     assert str(row["doc"]).endswith("/gb/gb0170.html")
@@ -182,7 +182,7 @@ def test_a_queue_that_stays_full_hides_the_break():
 def test_a_wait_makes_the_device_idle_until_the_next_graph():
     (finding,) = judge(RULE, with_log(on_device(waits=True), LOG)).findings
     assert finding.cost_ns == 90_000  # from 320 to 410
-    assert "the device loses" in finding.title
+    assert "the device loses" in finding.detail
     assert finding.evidence[0]["line_sync_wait_ns"] == 8_000
 
 

@@ -49,8 +49,8 @@ def outcome_of(traces: list[Trace]) -> Outcome:
 def test_a_rank_that_compiles_once_more_is_named_with_its_guard() -> None:
     (finding,) = compared(log(), log(), log(again=True), log()).findings
     assert finding.subject == "ranks compile different graphs"
-    assert finding.title.startswith("rank 2 compiles forward (train.py:12, 10 ops) again and ranks 0, 1, 3 do not")
-    assert SIZE in finding.title
+    assert finding.detail.startswith("Rank 2 compiles forward (train.py:12, 10 ops) again and ranks 0, 1, 3 do not")
+    assert SIZE in finding.detail
     assert (finding.ranks, finding.cost_ns, finding.basis) == ((2,), 2 * SECOND, "modelled")
     assert finding.where.label() == "/home/user/train.py:12"
     assert "mark_dynamic" in finding.advice
@@ -82,7 +82,7 @@ def test_other_collectives_are_the_gravest() -> None:
     reduce, gather = "_c10d_functional.all_reduce.default", "_c10d_functional.all_gather_into_tensor.default"
     (finding,) = compared(log((reduce, gather)), log((gather, reduce)), log((reduce, gather))).findings
     assert (finding.subject, finding.severity, finding.ranks) == ("ranks compile different collectives", "high", (1,))
-    assert f"rank 1 calls {gather} as collective 1, where ranks 0, 2 call {reduce}" in finding.title
+    assert f"Rank 1 calls {gather} as collective 1, where ranks 0, 2 call {reduce}" in finding.detail
 
 
 def test_waiting_for_a_collective_is_no_collective() -> None:
@@ -103,7 +103,7 @@ def test_caches_matter_from_a_second_on() -> None:
     assert compared(log(seconds=2), warm(1.01)).status == "clean"
     (finding,) = compared(log(seconds=2), log(seconds=2), warm(1)).findings
     assert (finding.subject, finding.severity) == ("caches answer differently by rank", "low")
-    assert "rank 2 found fx_graph hit" in finding.title
+    assert "Rank 2 found fx_graph hit" in finding.detail
     assert finding.cost_ns == SECOND
 
 

@@ -206,7 +206,7 @@ def test_the_function_of_the_data_set_is_named_in_workers_too(tmp_path: Path, wo
     finding = next(finding for rule, finding in analyze(trace).findings() if rule == "input_stall")
     made = [row for row in finding.evidence if "makes_batch" in row and "share" in row]
     assert made[0]["makes_batch"] == "Text.__getitem__"
-    assert "Text.__getitem__" in finding.title
+    assert "Text.__getitem__" in finding.detail
     assert len([row for row in finding.evidence if "worker" in row]) == int(workers[0])
 
 

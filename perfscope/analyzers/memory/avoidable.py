@@ -36,6 +36,8 @@ class Avoidable:
 
     kind: str
     """Short and without numbers: ``temporaries of the optimizer``."""
+    title: str
+    """What is held, in a few words."""
     said: str
     """What holds the peak, behind its size: ``logits and their copies``."""
     advice: str
@@ -137,8 +139,9 @@ def attention_scores(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None
         return None
     return Avoidable(
         kind="attention scores",
+        title="attention scores, weights and masks",
         said="attention scores, weights and masks",
-        advice="Call torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True): it keeps one number a "
+        advice="Call torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True). It keeps one number a "
         "query in place of a row of scores, and computes the scores again in the backward pass",
         rows=rows,
     )
@@ -208,8 +211,8 @@ SMALL_BLOCK = 4
 """Blocks of less than the logits' size divided by this lie between the copies and are no end of their row."""
 
 ADVICE = (
-    "Compute head and loss over a part of the tokens at a time, so that one part's logits are alive: "
-    "sum(torch.utils.checkpoint.checkpoint(loss_of, x, y, use_reentrant=False) for x, y in zip(x_TD.chunk(8), "
+    "Compute head and loss over a part of the tokens at a time, so that only one part's logits are alive. "
+    "Write sum(torch.utils.checkpoint.checkpoint(loss_of, x, y, use_reentrant=False) for x, y in zip(x_TD.chunk(8), "
     "y_T.chunk(8))) with loss_of = lambda x, y: F.cross_entropy(head(x), y, reduction='sum'); or a fused linear "
     "cross-entropy (Liger), which makes no logits"
 )
@@ -238,6 +241,7 @@ def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
         chosen[around.behind(row)] = True
     return Avoidable(
         kind="logits and their copies",
+        title="logits, their copies and gradients",
         said="logits, their copies in the loss, and the gradients of these",
         advice=ADVICE,
         rows=np.flatnonzero(chosen),
@@ -311,8 +315,9 @@ def optimizer_temporaries(trace: Trace, timeline: MemoryTimeline) -> Avoidable |
         return None
     return Avoidable(
         kind="temporaries of the optimizer",
+        title="values of the foreach optimizer",
         said="values that the foreach optimizer makes for all parameters at once",
-        advice="Use torch.optim.AdamW(model.parameters(), fused=True): it updates each parameter in one kernel and "
+        advice="Use torch.optim.AdamW(model.parameters(), fused=True). It updates each parameter in one kernel and "
         "keeps no such values (SGD, Adam, AdamW and Adagrad have it); foreach=False keeps those of one parameter at a "
         "time, and takes longer",
         rows=rows,
@@ -346,8 +351,9 @@ def lasting_gradients(trace: Trace, timeline: MemoryTimeline) -> Avoidable | Non
         return None
     return Avoidable(
         kind="gradients of the step before",
+        title="gradients kept after the optimizer's step",
         said="gradients that outlive the optimizer's step",
-        advice="Call optimizer.zero_grad(set_to_none=True), its default, right behind optimizer.step(): gradients are "
+        advice="Call optimizer.zero_grad(set_to_none=True), its default, right after optimizer.step(). Gradients are "
         "then made when the backward pass gets there, while it lets activations go",
         rows=np.concatenate(rows),
         until=np.concatenate(until),
@@ -408,8 +414,9 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
         return None
     return Avoidable(
         kind="values that nobody reads any more",
+        title="values that no op reads again",
         said="values that no op reads again before they are let go",
-        advice="Let go of them before the backward pass: return the loss alone from the function that computes it, or "
+        advice="Release them before the backward pass: return the loss alone from the function that computes it. Or "
         "del the variable (logits, hidden states, outputs of a module with hooks) behind its last use",
         rows=np.array(rows, np.int64),
         until=np.array(until, np.int64),
@@ -443,10 +450,12 @@ def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | N
         return None
     return Avoidable(
         kind="values of the step before",
+        title="values of the step before",
         said="values of the step before that are kept into the next forward pass",
-        advice="Unless the next step reads them (state that is carried on), a variable of the loop names them until it "
-        "is assigned again: del loss, logits, batch behind optimizer.step(), or put the body of the loop into a "
-        "function that returns loss.detach() alone",
+        advice="Release them: del loss, logits, batch after optimizer.step(), or put the body of the loop into a "
+        "function. "
+        "It returns loss.detach() alone. Unless the next step reads them (state that is carried on), a variable of the "
+        "loop names them until it is assigned again",
         rows=made[kept],
         until=done[kept],
     )

@@ -201,8 +201,8 @@ def worst_of_devices(findings: Iterable[Finding]) -> list[Finding]:
         chosen = max(members, key=lambda finding: finding.cost_bytes or 0)
         others = len(members) - 1
         if others:
-            also = f"; {others} more device{'' if others == 1 else 's'} the like"
-            chosen = replace(chosen, title=chosen.title + also)
+            also = f"The same holds for {others} more device{'' if others == 1 else 's'}."
+            chosen = replace(chosen, detail=f"{chosen.detail} {also}".strip())
         worst.append(chosen)
     return worst
 

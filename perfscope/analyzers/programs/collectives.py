@@ -78,37 +78,42 @@ def remedy(collective: Collective, cause: Cause) -> str:
     kind = collective.kind
     if cause == "turned off by a flag":
         return (
-            f"Every {kind} was made to run in line, whatever is beside it: take {_GPU_KINDS[kind]} out of "
-            "--xla_gpu_disable_async_collectives."
+            f"Take {_GPU_KINDS[kind]} out of --xla_gpu_disable_async_collectives. It makes every {kind} run in line, "
+            "whatever is beside it."
         )
     if cause == "off unless flags say otherwise":
-        beside = "matrix products run" if kind in BESIDE_PRODUCTS else "others run"
+        beside = "matrix products run" if kind in BESIDE_PRODUCTS else "other work run"
         return (
-            f"The TPU compiler leaves {_an(kind)} one op by default, whatever its size. To let {beside} beside it: "
-            f"{_options(kind)}."
+            f"Let {beside} beside it: {_options(kind)}. The TPU compiler leaves {_an(kind)} one op by default, "
+            "whatever "
+            "its size."
         )
     if cause == "no flag divides it":
         chip = " on this chip" if kind in TPU_FLAGS else ""
-        return f"The TPU compiler leaves {_an(kind)} one op{chip}; no flag that changes it is known."
+        return (
+            f"Send less, or put it where the device waits anyway: the TPU compiler leaves {_an(kind)} one op{chip}. "
+            "No flag "
+            "that changes it is known."
+        )
     if cause == "no matrix product near it":
         flags = f", {'on v5e by default, else ' if kind == 'all-gather' else ''}with {_options(kind)}"
         return (
-            f"The TPU compiler runs {_an(kind)} beside matrix products alone{flags}; none near it is independent. "
-            "Put one there: of the next layer, jax.lax.scan(..., unroll=2), or of the other half of the batch."
+            "Put an independent matrix product there: of the next layer (jax.lax.scan(..., unroll=2)) or half batch. "
+            f"The TPU compiler runs {_an(kind)} beside matrix products alone{flags}; none near it is independent."
         )
     if cause == "independent work was left elsewhere":
         if collective.module.platform == "gpu":
             return (
-                "XLA found nothing to put beside it in the order it chose. Let the scheduler move the independent work "
-                'there: XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true", with memory to spare for it.'
+                'Set XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true", with memory to spare for it. The '
+                "scheduler then moves the independent work there; XLA found none in the order it chose."
             )
         return (
-            "The TPU compiler hides it by default and left the independent work elsewhere: it is short against the "
-            "exchange, or memory is."
+            "Make the independent work longer, or leave it more memory. The TPU compiler hides the exchange by default "
+            "and left the independent work elsewhere."
         )
     return (
-        "Where nothing is independent, make it so: jax.lax.scan(..., unroll=2) puts the next layer beside this one; "
-        "two half batches let one compute while the other communicates."
+        "Make independent work: jax.lax.scan(..., unroll=2) puts the next layer beside this one. Two half batches let "
+        "one compute while the other communicates."
     )
 
 

@@ -128,6 +128,7 @@ def _said(rows: Sequence[tuple[str, Finding]], texts: Texts) -> tuple[Argument, 
         "basis": [finding.basis for _, finding in rows],
         "where": [finding.where.label() for _, finding in rows],
         "ranks": [", ".join(map(str, finding.ranks)) or None for _, finding in rows],
+        "detail": [finding.detail or None for _, finding in rows],
         "advice": [finding.advice for _, finding in rows],
     }
     for index in range(max(len(finding.evidence) for _, finding in rows)):

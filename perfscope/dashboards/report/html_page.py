@@ -65,7 +65,7 @@ p{margin:0 0 8px}
 .saves span{font-size:13px;color:var(--soft)}
 .what{overflow-wrap:anywhere}
 .what .title{font-weight:550}
-.where{font-size:13px;color:var(--soft);margin-top:3px}
+.where,.detail{font-size:13px;color:var(--soft);margin-top:3px}
 .chips{display:flex;gap:6px;flex-wrap:wrap}
 .chip{display:inline-block;font-size:12px;line-height:1.3;padding:3px 9px;border-radius:99px;white-space:nowrap;
 background:var(--low-ground);color:var(--low)}

@@ -122,6 +122,7 @@ def _finding(finding: Finding, over: str) -> dict[str, Any]:
     return {
         "subject": finding.subject,
         "title": finding.title,
+        "detail": finding.detail,
         "severity": finding.severity,
         "cost_ns": finding.cost_ns,
         "cost_ns_per_step": finding.cost_ns_per_step,

@@ -150,6 +150,8 @@ def _finding(number: int, row: FindingRow) -> Iterator[str]:
     share = f" ({row.share} {SHARE_OF[row.per_step]})" if row.share else ""
     yield f"### {number}. {row.rule}: {_plain(row.title + row.on_ranks)}"
     yield f"- {_saving(row)}{share}; severity {row.severity}; basis: {row.basis}"
+    if row.detail:
+        yield f"- detail: {_plain(row.detail)}"
     place = ", ".join(f"{what} `{_plain(name)}`" for what, name in row.place)
     if place:
         yield f"- place: {place}"

@@ -96,6 +96,8 @@ def _finding(row: FindingRow) -> str:
     """One finding folded away: place, evidence, advice."""
     title = f"{in_html(row.rule)}: {in_html(row.title)}"  # a line of HTML: no Markdown is read in it
     parts = [f"\n<details><summary>{title}</summary>\n"]
+    if row.detail:
+        parts.append(f"{prose(row.detail)}\n")
     known = [f"{what} {code(name)}" for what, name in row.place]
     if row.bytes:
         known.append(f"moves {row.bytes}")

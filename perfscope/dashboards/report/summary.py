@@ -115,8 +115,8 @@ PATH_LIMIT = 64
 FIX_LIMIT = 160
 """Characters of a fix in one sentence."""
 
-SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'][.:;])\s")
-"""A space after the end of a sentence, or of what a list follows."""
+SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.;])\s")
+"""A space after the end of a sentence or clause."""
 
 NAME_LIMIT = 60
 """Characters of what a step is."""
@@ -147,6 +147,8 @@ class FindingRow:
     """What it moves through memory."""
     memory: str
     """What a fix gives back of the memory at its peak, ``''`` where that is not what the rule is about."""
+    detail: str
+    """What the title has no room for; ``''`` where it says all."""
     advice: str
     fix: str
     """The first sentence of the advice."""
@@ -457,6 +459,7 @@ def _finding_row(
         on_ranks=_on_ranks(finding.ranks) if several else "",
         bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),
         memory="" if finding.cost_bytes is None or rule not in GIVES_BACK else format_bytes(finding.cost_bytes),
+        detail=sanitize(finding.detail, TEXT_LIMIT),
         advice=advice,
         fix=_first_sentence(advice),
         evidence=shown_rows(finding.evidence[:MOST_EVIDENCE], starts),

@@ -146,6 +146,8 @@ def _detail(row: FindingRow, width: int) -> Iterator[RenderableType]:
         known.append(f"moves {row.bytes}")
     if known:
         yield line_of("    ", ", ".join(known))
+    if row.detail:
+        yield line_of("    ", row.detail)
     if row.evidence:
         rows = evidence_table(row.evidence, row.evidence_left)
         yield from (Padding(part, (0, 0, 0, 2)) for part in block_text(rows, width - 2, verbose=True))

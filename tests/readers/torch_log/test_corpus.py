@@ -158,7 +158,7 @@ def test_only_what_is_there_is_found(path: Path) -> None:
     (finding,) = found["recompilation"].findings
     # a compiled closure made anew: seen in torch's own wrapper, called from one line of the program
     assert (Path(finding.where.file or "").name, finding.where.line) == ("test2.py", 164)
-    assert "the identity of fn changes: guard ___check_obj_id(fn" in finding.title
+    assert "identity of fn changes: guard ___check_obj_id(fn" in finding.detail
     assert "Make fn once" in finding.advice
     assert finding.cost_ns is not None
     assert finding.cost_ns > 10**9

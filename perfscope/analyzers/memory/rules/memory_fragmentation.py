@@ -116,9 +116,9 @@ def _failed(trace: Trace, fragmentation: Fragmentation) -> Finding | None:
         label = fragmentation.timeline.label
         return Finding(
             subject="fragmented device memory",
-            title=f"{label} ran out of memory{wanted} with {format_bytes(unused)} "
-            f"reserved and not in use, in pieces ({format_bytes(moment.reserved_bytes)} reserved, "
-            f"{format_bytes(moment.allocated_bytes)} in use)",
+            title=f"{label} ran out of memory{wanted}: {format_bytes(unused)} reserved but not in use",
+            detail=f"It lies in pieces: {format_bytes(moment.reserved_bytes)} reserved, "
+            f"{format_bytes(moment.allocated_bytes)} in use.",
             severity="high",
             basis="measured",
             cost_bytes=unused,
@@ -172,8 +172,8 @@ def _finding(
     trace: Trace, fragmentation: Fragmentation, unneeded: Sequence[UnneededReserve], most: int, used: int, cost: int
 ) -> Finding:
     timeline = fragmentation.timeline
-    segments = "a segment was" if len(unneeded) == 1 else f"{len(unneeded)} segments were"
-    times = f": {segments} taken while free pieces would have done" if unneeded else ""
+    segments = "A segment was" if len(unneeded) == 1 else f"{len(unneeded)} segments were"
+    times = f" {segments} taken while free pieces would have done." if unneeded else ""
     where = NOWHERE
     if unneeded:
         first = unneeded[0].block
@@ -181,8 +181,8 @@ def _finding(
         where = where_of(line_of(timeline, first), op=op)
     return Finding(
         subject="fragmented device memory",
-        title=f"{timeline.label} reserves {format_bytes(most)} for at most {format_bytes(used)} in use, "
-        f"{format_bytes(cost)} ({format_share(cost, most)}) more than its blocks need{times}",
+        title=f"{timeline.label} reserves more than its blocks need: {format_bytes(cost)} ({format_share(cost, most)})",
+        detail=f"{format_bytes(most)} are reserved for at most {format_bytes(used)} in use.{times}",
         severity=severity_of_bytes(cost, most, timeline),
         basis="measured",
         cost_bytes=cost,

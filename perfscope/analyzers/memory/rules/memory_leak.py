@@ -82,9 +82,9 @@ KEPT = {
     MemoryCategory.ACTIVATION: "Look for what that line's result is appended or assigned to. If it needs a gradient, "
     "such as a loss or a metric, it keeps all that its backward pass would read: keep loss.detach(), or loss.item() "
     "where waiting for the device does not matter",
-    MemoryCategory.OUTPUT: "Results of a step are kept: keep what is read of them, detached, on the host",
-    MemoryCategory.INPUT: "Batches are kept: let go of them when their step is over",
-    MemoryCategory.GRADIENT: "Gradients are kept: set them to None, and do not collect them over steps",
+    MemoryCategory.OUTPUT: "Keep only what is read of a step's results, detached, on the host",
+    MemoryCategory.INPUT: "Release each batch when its step is over",
+    MemoryCategory.GRADIENT: "Set gradients to None after each step, and do not collect them over steps",
 }
 """What to do, by what the largest block is."""
 
@@ -139,8 +139,8 @@ def _of_steps(growth: MemoryGrowth) -> Iterator[Finding]:
         who = f"; {_named(growing_place)} holds {format_bytes(growing_place.bytes_per_step)} more after each"
     yield Finding(
         subject=f"growth of {timeline.space} memory",
-        title=f"{timeline.label} memory grows by {format_bytes(per_step)} a step, "
-        f"over {growth.judged} steps{who}{_full(left)}",
+        title=f"{timeline.label} memory grows: {format_bytes(per_step)} a step, over {growth.judged:,} steps",
+        detail=f"{format_bytes(per_step * growth.judged)} in all{who}{_full(left)}.",
         severity=_severity(left, growth.by_trend),
         basis="measured",
         cost_bytes=per_step * growth.judged,
@@ -194,8 +194,8 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
     return [
         Finding(
             subject=f"growth of {timeline.space} memory",
-            title=f"{timeline.label} memory grew by {format_bytes(counters.grown_bytes)} over {counters.steps} steps, "
-            f"{format_bytes(per_step)} a step{who}{_full(left)}",
+            title=f"{timeline.label} memory grows: {format_bytes(per_step)} a step, over {counters.steps:,} steps",
+            detail=f"{format_bytes(counters.grown_bytes)} in all{who}{_full(left)}.",
             severity=_severity(left, False) if growing_place is not None else "low",
             basis="measured",
             cost_bytes=counters.grown_bytes,
@@ -221,8 +221,10 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
     line = worst.place
     yield Finding(
         subject="growth of arrays",
-        title=f"arrays grow by {format_bytes(per_step)} a step, over {growth.steps} steps: "
-        f"{said_line(line) or 'an unknown line'} makes {worst.grown // growth.steps} in each that nobody lets go",
+        title=f"arrays grow: {format_bytes(per_step)} a step, over {growth.steps:,} steps",
+        detail=f"{said_line(line) or 'An unknown line'} makes {worst.grown // growth.steps:,} in each step that are "
+        "never "
+        "released.",
         severity="medium",
         basis="measured",
         cost_bytes=sum(grown_stack.grown_bytes for grown_stack in leaking),

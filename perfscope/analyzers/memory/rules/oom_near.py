@@ -107,10 +107,10 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
     over = step.peak_bytes - capacity
     headline = (
-        f"the step needs {format_bytes(step.peak_bytes)} at its peak, {format_bytes(over)} more than {target} has"
+        f"the step needs {format_bytes(step.peak_bytes)}, {format_bytes(over)} more than there is"
         if over > 0
         else f"the step needs {format_bytes(step.peak_bytes)} of {format_bytes(capacity)} "
-        f"({format_share(step.peak_bytes, capacity)}) at its peak, without what the allocator reserves beyond that"
+        f"({format_share(step.peak_bytes, capacity)})"
     )
     rows = by_category(step)
     shown: list[dict[str, Cell]] = [
@@ -121,16 +121,17 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
         }
         for row in rows[:MAX_ROWS]
     ]
-    most = f"Most is held as {category_label(rows[0].category)} ({format_bytes(rows[0].bytes)}). " if rows else ""
+    most = f" Most is held as {category_label(rows[0].category)} ({format_bytes(rows[0].bytes)})." if rows else ""
     return Finding(
         subject="headroom of the device",
         title=f"planned: {headline}",
+        detail=f"At its peak, on {target or 'the target'}, without what the allocator reserves beyond that.{most}",
         severity="high" if over > 0 else "medium",
         basis="modelled",
         cost_bytes=over if over > 0 else None,
         where=Where(file=step.file, line=step.line, op=step.op),
         evidence=tuple(shown),
-        advice=f"{most}Try what else fits: perfscope compile --sweep policy=..., --sweep batch=..., or --fit.",
+        advice="Try what else fits: perfscope compile --sweep policy=..., --sweep batch=..., or --fit.",
     )
 
 
@@ -177,13 +178,14 @@ def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:
         timeline,
         position,
         holders,
-        title=f"{timeline.label} ran out of memory{times}: {wanted} failed with {format_bytes(holders.bytes)} in use"
-        f"{reserved}",
+        title=f"{timeline.label} ran out of memory{times}: {wanted} failed",
+        detail=f"{format_bytes(holders.bytes)} were in use{reserved}.",
         severity="high",
         cost=asked,
         advice=(
+            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True first. "
             f"{format_bytes(cached or 0)} were reserved and not in use, more than was asked for, but in no piece large "
-            "enough: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True first. Then: "
+            "enough. Then: "
             if fits
             else ""
         )
@@ -195,26 +197,26 @@ def _close(trace: Trace, timeline: MemoryTimeline, held_bytes: int, capacity: in
     position, _ = timeline.peak()
     holders = _holders(trace, timeline, position)
     counters = trace.allocator_counters
-    sentences = []
+    titles, sentences = [], []
     if capacity is not None:
         left = max(0, capacity - held_bytes)
+        titles.append(
+            f"{timeline.label} has {format_bytes(left)} of {format_bytes(capacity)} left at the peak "
+            f"({format_share(held_bytes, capacity)} used)"
+        )
         sentences.append(
-            f"{timeline.label} has at most {format_bytes(left)} left at the peak: {format_bytes(held_bytes)} of "
-            f"{format_bytes(capacity)} ({format_share(held_bytes, capacity)}) are "
-            f"{'reserved' if timeline.reserved is not None else 'in use'}, {format_bytes(holders.bytes)} of them by "
-            "blocks in the recording"
+            f"{format_bytes(held_bytes)} are {'reserved' if timeline.reserved is not None else 'in use'}, "
+            f"{format_bytes(holders.bytes)} of them by blocks in the recording."
         )
     severity: Severity = "medium" if capacity is not None and holders.bytes >= SCARCE_SHARE * capacity else "low"
     if retries:
         within = None if counters is None else counters.retries_in_window
         during = f", {within} of them within the recorded steps" if within else ""
-        sentences.append(
-            f"{'it' if sentences else timeline.label} gave its cache back to the driver {retries} times to go on"
-            f"{during}"
-        )
+        titles.append(f"{timeline.label} gave its cache back to the driver {retries:,} times")
+        sentences.append(f"It gave its cache back to the driver {retries:,} times to go on{during}.")
         severity = "high" if within else "medium"
     return _finding(
-        trace, timeline, position, holders, title="; ".join(sentences), severity=severity, cost=None,
+        trace, timeline, position, holders, title=titles[0], detail=" ".join(sentences), severity=severity, cost=None,
         advice=_next(holders),
     )  # fmt: skip
 
@@ -226,11 +228,11 @@ def _failed_unseen(trace: Trace, findings: list[Finding]) -> Iterator[Finding]:
         return
     yield Finding(
         subject="device memory ran out",
-        title=f"the allocator counted {counters.failures} allocations that failed; the program caught them and went on",
+        title=f"{counters.failures:,} allocations failed and the program went on",
+        detail="The allocator counted them. A program that looks for its largest batch does this on purpose.",
         severity="medium",
         basis="measured",
-        advice="A program that looks for its largest batch does this on purpose. Otherwise look at the snapshot of the "
-        f"failed allocation in the run's folder. {ADVICE}.",
+        advice=f"Look at the snapshot of the failed allocation in the run's folder. {ADVICE}.",
     )
 
 
@@ -241,6 +243,7 @@ def _finding(
     holders: PeakHolders,
     *,
     title: str,
+    detail: str,
     severity: Severity,
     cost: int | None,
     advice: str,
@@ -248,6 +251,7 @@ def _finding(
     return Finding(
         subject="headroom of the device",
         title=title,
+        detail=detail,
         severity=severity,
         basis="measured",
         cost_bytes=cost,

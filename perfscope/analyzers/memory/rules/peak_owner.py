@@ -133,13 +133,15 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
     recorded = timeline.of(trace)
     first = next((row for row in judged.blocks.tolist() if line_of(timeline, row) is not None), int(judged.blocks[0]))
     line = line_of(timeline, first)
-    line_text = f" ({said_line(line)})" if line is not None else ""
+    line_text = f" (made at {said_line(line)})" if line is not None else ""
     least = judged.peak_bytes - judged.saved_bytes
     return Finding(
         subject=f"{judged.found.kind} at the peak of the {timeline.space}",
-        title=f"{judged.found.said}{line_text} hold {format_bytes(judged.held_bytes)} of the {timeline.label} peak of "
-        f"{format_bytes(judged.peak_bytes)}; without them it falls to {format_bytes(least)} at best "
-        f"(-{format_share(judged.saved_bytes, judged.peak_bytes)})",
+        title=f"{judged.found.title} at the {timeline.label} peak: {format_bytes(judged.saved_bytes)} "
+        f"({format_share(judged.saved_bytes, judged.peak_bytes)})",
+        detail=f"{judged.found.said[0].upper()}{judged.found.said[1:]}{line_text} hold "
+        f"{format_bytes(judged.held_bytes)} of "
+        f"the peak of {format_bytes(judged.peak_bytes)}; without them it falls to {format_bytes(least)} at best.",
         severity=severity_of_bytes(judged.saved_bytes, judged.peak_bytes, timeline),
         basis="measured",
         cost_bytes=judged.saved_bytes,

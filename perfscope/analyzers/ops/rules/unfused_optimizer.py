@@ -45,6 +45,7 @@ from perfscope.analyzers.plans import PlanWork, bytes_ns, launches, op_bytes, pl
 from perfscope.analyzers.time import (
     WorkTime,
     call_site,
+    cost_text,
     device_busy,
     named_slices,
     nearest_ancestor,
@@ -55,7 +56,7 @@ from perfscope.analyzers.time import (
     work_inside,
     worst_spans,
 )
-from perfscope.model.finding import AbstainError, Finding, Scope, Where, severity_of
+from perfscope.model.finding import AbstainError, Finding, Scope, Where, fit_title, severity_of
 from perfscope.model.intervals import covered
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -137,13 +138,15 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
     loop = style == "loop"
     between = "between its kernels" if len(trace.rows["kernels"]) else "on the host between its ops"
     site = call_site(trace, busiest.first_op)
-    title = f"{optimizer} updates {_form(loop)}: {busiest.ops.total():,} update ops in a step; fused saves up to "
-    title += f"{format_ns(cost / len(members))} of each optimizer step ({format_share(cost, whole)})"
+    title = f"{optimizer} updates {_form(loop)}: fused saves {cost_text(trace, cost, whole)}"
+    detail = f"{busiest.ops.total():,} update ops in an optimizer step; "
+    detail += f"fused saves up to {format_ns(cost / len(members))} of each"
     if idle:
-        title += f", {format_ns(idle / len(members))} of it {between}"
+        detail += f", {format_ns(idle / len(members))} of it {between}"
     return Finding(
         subject=_subject(optimizer, loop),
-        title=title,
+        title=fit_title(title, optimizer),
+        detail=f"{detail}.",
         severity=severity_of(cost, whole) if loop else "low",
         basis="modelled",
         cost_ns=cost,
@@ -171,7 +174,7 @@ def _subject(optimizer: str, loop: bool) -> str:
 
 
 def _form(loop: bool) -> str:
-    return "one parameter at a time" if loop else "op by op over lists (foreach)"
+    return "one parameter at a time" if loop else "by lists (foreach)"
 
 
 def _most_common(ops: Counter[str]) -> str:
@@ -359,8 +362,11 @@ def _plan_finding(
     first = next((op for op in updates if op.file is not None), updates[0])
     return Finding(
         subject=_subject(optimizer, loop),
-        title=f"{optimizer} updates {_form(loop)}: {len(updates):,} launches a step; fused saves up to "
-        f"{format_ns(saved)} and {format_bytes(saved_bytes)} of each step ({format_share(saved, whole)})",
+        title=fit_title(
+            f"{optimizer} updates {_form(loop)}: fused saves {format_ns(saved)} a step ({format_share(saved, whole)})",
+            optimizer,
+        ),
+        detail=f"{len(updates):,} launches a step; fused saves up to {format_bytes(saved_bytes)} of memory traffic.",
         severity=severity_of(saved, whole) if loop else "low",
         basis="modelled",
         cost_ns=saved,

@@ -123,9 +123,10 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         saved = None
     return Finding(
         subject=f"blocking {kind}",
-        title=f"{count:,} {kind}{'s' if several else ''} ({least}{times:,} a run) {'move' if several else 'moves'} "
-        f"{least}{format_bytes(moved)} a device while nothing computes, {format_share(moved, whole)} of what the "
-        f"collectives move; {_beside(could, count)}{_times(waits, saved)}",
+        title=f"{count:,} {kind}{'s' if several else ''} overlap{'' if several else 's'} with no work: "
+        + (f"{least}{format_bytes(moved)} a device" if saved is None else saved.brief),
+        detail=f"{least}{times:,} a run move {least}{format_bytes(moved)} a device while nothing computes, "
+        f"{format_share(moved, whole)} of what the collectives move; {_beside(could, count)}{_times(waits, saved)}.",
         severity=_severity(waits, saved, moved, whole),
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,

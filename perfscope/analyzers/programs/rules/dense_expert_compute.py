@@ -163,14 +163,20 @@ def _row(member: DenseRagged | SelectionProduct, why: Mapping[str, Cell]) -> dic
     }
 
 
+def _cost(wasted: float, total: float, saving: Price | None) -> str:
+    return f"{100 * wasted / total:.1f}% of the arithmetic" if saving is None else saving.brief
+
+
 def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total: int, saving: Price | None) -> Finding:
     wasted, flops = sum(member.wasted_flops for member in members), sum(member.flops for member in members)
     groups = max(member.groups or 0 for member in members)
     return Finding(
         subject="ragged product computed densely",
-        title=f"{len(members):,} ragged {'product multiplies' if len(members) == 1 else 'products multiply'} every row "
-        f"with all {groups:,} matrices: {flops / 1e9:,.3g} GFLOP a run where {(flops - wasted) / 1e9:,.3g} would do "
-        f"({100 * wasted / total:.1f}% of the program's arithmetic){_time(members, saving)}",
+        title=f"{len(members):,} ragged product{'' if len(members) == 1 else 's'} computed densely: "
+        f"{_cost(wasted, total, saving)}",
+        detail=f"Every row is multiplied with all {groups:,} matrices: {flops / 1e9:,.3g} GFLOP a run where "
+        f"{(flops - wasted) / 1e9:,.3g} would do ({100 * wasted / total:.1f}% of the program's arithmetic)"
+        f"{_time(members, saving)}.",
         severity=_severity(wasted, total, saving),
         basis="structural" if saving is None else saving.basis,
         cost_ns=None if saving is None else saving.cost_ns,
@@ -178,8 +184,8 @@ def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total
         where=where,
         evidence=tuple(_row(member, {"groups": member.groups}) for member in members[:MAX_ROWS]),
         spans=spans_of_parts(trace, _parts(trace, members)),
-        advice="Use a grouped kernel: jax.experimental.pallas.ops.tpu.megablox.gmm on TPU, the ragged_dot kernels of "
-        "jax.experimental.pallas.ops.gpu on Hopper and Blackwell; or dispatch with a capacity and one batched product: "
+        advice="Use a grouped kernel: jax.experimental.pallas.ops.tpu.megablox.gmm on TPU, ragged_dot of "
+        "jax.experimental.pallas.ops.gpu on Hopper and Blackwell. Or dispatch with a capacity and one batched product: "
         'jnp.einsum("ecd,edf->ecf", x_ECD, w_EDF).',
     )
 
@@ -197,10 +203,12 @@ def _selection_finding(
     )
     return Finding(
         subject="rows selected by a matrix product",
-        title=f"{len(members):,} matrix {'product only moves' if len(members) == 1 else 'products only move'} rows, "
-        f"with a one-hot factor of which at most 1 in {1 / densest:,.0f} elements is not zero: "
-        f"{flops / 1e9:,.3g} GFLOP a run where {(flops - wasted) / 1e9:,.3g} would do ({100 * wasted / total:.1f}% of "
-        f"the program's arithmetic){_time(members, saving)}",
+        title=f"{len(members):,} matrix {'product only moves' if len(members) == 1 else 'products only move'} rows: "
+        f"{_cost(wasted, total, saving)}",
+        detail=f"Of a factor at most 1 in {1 / densest:,.0f} elements is not zero (one-hot): {flops / 1e9:,.3g} GFLOP "
+        "a "
+        f"run where {(flops - wasted) / 1e9:,.3g} would do ({100 * wasted / total:.1f}% of the program's arithmetic)"
+        f"{_time(members, saving)}.",
         severity=_severity(wasted, total, saving),
         basis="structural" if saving is None else saving.basis,
         cost_ns=None if saving is None else saving.cost_ns,
@@ -211,7 +219,6 @@ def _selection_finding(
             for member in members[:MAX_ROWS]
         ),
         spans=spans_of_parts(trace, _parts(trace, members)),
-        advice="Move the rows themselves: x_TD[token_R] to read them, jnp.zeros((slots, D)).at[slot_R].add(rows_RD) to "
-        "put them where the experts expect them, y_SD[slot_R] to get them back; an embedding as table_VD[token_T]."
-        + caution,
+        advice="Index the rows: x_TD[token_R] to read them, jnp.zeros((slots, D)).at[slot_R].add(rows_RD) to write. "
+        "y_SD[slot_R] gets them back from the experts; an embedding is table_VD[token_T]." + caution,
     )

@@ -37,7 +37,7 @@ from perfscope.analyzers.hlo.program import program_label, where_of
 from perfscope.analyzers.ops import spans_of_instructions
 from perfscope.analyzers.programs.donation import Donation, Refused, Update, donations, refused_donations
 from perfscope.analyzers.time import program_records
-from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.finding import AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
@@ -79,8 +79,9 @@ def _refused(refused: Refused) -> Finding:
     size = f"{'more than ' if refused.count > len(refused.shapes) else ''}{format_bytes(refused.bytes)}"
     return Finding(
         subject=f"donated buffers of {name} not usable",
-        title=f"jax could not use {count} of {name} ({size}; {', '.join(refused.shapes[:3])}"
-        f"{' ...' if len(refused.shapes) > 3 else ''}): no result of the program has their shape and type",
+        title=fit_title(f"{count} of {name} cannot be used: {size}", name),
+        detail=f"No result of the program has their shape and type: {', '.join(refused.shapes[:3])}"
+        f"{' ...' if len(refused.shapes) > 3 else ''}.",
         severity="low",
         basis="structural",
         where=Where(file=refused.file, line=refused.line, module=None if refused.file is not None else refused.module),
@@ -88,8 +89,9 @@ def _refused(refused: Refused) -> Finding:
             {"shape": shape, "size_bytes": size, "program": refused.module}
             for shape, size in refused.sizes()[:MAX_ROWS]
         ),
-        advice="A donated buffer becomes a result of the same shape, type and layout. Return the new state as it "
-        "came in (a changed dtype is the usual reason: x.astype(old.dtype)), or do not donate what only goes in.",
+        advice="Return the new state with the shape and type it came in with, or do not donate what only goes in. A "
+        "donated buffer becomes a result of the same shape, type and layout; a changed dtype is the usual reason "
+        "(x.astype(old.dtype)).",
     )
 
 
@@ -101,9 +103,15 @@ def _finding(trace: Trace, donation: Donation) -> Finding:
     new = f"{len(donation.updates):,} {'array' if len(donation.updates) == 1 else 'arrays'}"
     return Finding(
         subject=f"arguments of {donation.module.name.partition('(')[0]} not donated",
-        title=f"{label} keeps {shown} beside the new values ({new}, {format_bytes(donation.bytes)}); donated, its "
-        f"{peak} of {format_bytes(donation.peak_bytes)} falls by about {format_bytes(donation.saved_bytes)} "
-        f"({format_share(donation.saved_bytes, donation.peak_bytes)})",
+        title=fit_title(
+            f"{label} does not donate {shown}: {format_bytes(donation.saved_bytes)} "
+            f"({format_share(donation.saved_bytes, donation.peak_bytes)} of the peak)",
+            shown,
+            label,
+        ),
+        detail=f"It keeps {shown} beside the new values ({new}, {format_bytes(donation.bytes)}). Donated, its {peak} "
+        "of "
+        f"{format_bytes(donation.peak_bytes)} falls by about {format_bytes(donation.saved_bytes)}.",
         severity="medium" if donation.saved_bytes >= MEDIUM_SHARE * donation.peak_bytes else "low",
         basis="structural",
         cost_bytes=donation.saved_bytes,
@@ -154,7 +162,7 @@ def _advice(donation: Donation, names: tuple[str, ...]) -> str:
         how, named = "jax.jit(f, donate_argnums=(...)) with the arguments that hold them", "them"
     already = f" {donation.donated:,} other arrays of the program are donated already." if donation.donated else ""
     return (
-        f"If the caller does not use {named} again after the call, give the memory away: {how}, and assign the result "
-        "to the same name (state = step(state, batch)). A later use of the old arrays raises an error, so copy what a "
-        f"checkpoint or an average still needs before.{already}"
+        f"Donate the memory: {how}. Assign the result to the same name (state = step(state, batch)). Do so only if the "
+        f"caller does not use {named} again: a later use of the old arrays raises an error, so copy what a checkpoint "
+        f"or an average still needs before.{already}"
     )

@@ -124,7 +124,9 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     moved = sum(member.bytes_a_run for member in members)
     times = sum(member.runs.times for member in members)
     least = "" if all(member.runs.exact for member in members) else "at least "
-    makers = ", ".join(name for name, _ in Counter(primitive(_path(member)) for member in members).most_common(4))
+    # a primitive may carry its parameters in brackets
+    names = Counter(primitive(_path(member)).partition("[")[0] for member in members)
+    makers = ", ".join(name for name, _ in names.most_common(4))
     several, experts = len(members) > 1, all(_EXPERTS.search(_path(member)) for member in members)
     saved = price(trace, (waiting_part(trace, member) for member in members if member.module.platform != "cpu"))
     if saved is not None and not saved.cost_ns:
@@ -134,11 +136,12 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         severity = saved.severity
     return Finding(
         subject=f"unrequested {kind}",
-        title=f"{len(members):,} {kind}{'s' if several else ''} ({least}{times:,} a run) that no line asks for "
-        f"{'move' if several else 'moves'} {least}{format_bytes(moved)} a device, {format_share(moved, whole)} of what "
+        title=f"{len(members):,} {kind}{'s' if several else ''} that no line asks for: "
+        + (f"{least}{format_bytes(moved)} a device" if saved is None else saved.brief),
+        detail=f"{least}{times:,} a run, {least}{format_bytes(moved)} a device, {format_share(moved, whole)} of what "
         f"the collectives move: the partitioner changes the layout of values of {makers}"
-        + ("" if saved is None else f"; the device waits {saved.text}")
-        + (" (meant, if it is the dispatch to experts)" if experts else ""),
+        + ("." if saved is None else f"; the device waits {saved.text}.")
+        + (" It is meant, if it is the dispatch to experts." if experts else ""),
         severity="low" if experts else severity,
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,
@@ -147,9 +150,10 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         where=where,
         evidence=tuple(_row(trace, member) for member in members[:MAX_ROWS]),
         spans=spans_of_parts(trace, [waiting_part(trace, member) for member in members]),
-        advice="Say where the value is made and where it is used which layout it shall have: "
-        "x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(...))) with the same spec in both places, and "
-        "matching specs of the parameters. If it is the dispatch of an expert-parallel layer, it is meant: "
+        advice="Fix the layout: x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(...))). Use the same "
+        "spec "
+        "where the value is made and where it is used, and matching specs of the parameters. If it is the dispatch of "
+        "an expert-parallel layer, it is meant: "
         "jax.shard_map with jax.lax.all_to_all says so.",
     )
 

@@ -30,10 +30,9 @@ from dataclasses import dataclass
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
-from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
+from perfscope.analyzers.time import cost_text, exposed_communication, spans_of_ranks, timed_cost
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 
@@ -143,9 +142,9 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
     who = f"rank {rank} is the fullest in {fullest[rank]:,} of them" if steady else "ranks are the fullest in turn"
     return Finding(
         subject="all-to-alls are uneven",
-        title=f"{len(heavy):,} of {exchanges:,} all-to-alls over {worst.collective.size} ranks are uneven: the fullest "
-        f"rank receives up to {max(item.load for item in heavy):.1f} times the mean; {who}; up to {format_ns(cost)} "
-        f"({format_share(cost, whole)}) in the exchanges alone",
+        title=f"{len(heavy):,} of {exchanges:,} all-to-alls are uneven: {cost_text(trace, cost, whole)}",
+        detail=f"Over {worst.collective.size} ranks the fullest receives up to {max(item.load for item in heavy):.1f} "
+        f"times the mean; {who}. The cost is that of the exchanges alone.",
         **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op="all_to_all"),
         ranks=(rank,) if steady else tuple(sorted(fullest)),
@@ -155,13 +154,10 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
             for item in heavy
         ),
         advice=(
-            f"The same rank is the fullest: replicate its experts or tables, or place hot ones beside cold ones (rank "
-            f"{rank}). "
-            if steady
-            else ""
+            f"Replicate the experts or tables of rank {rank}, or place hot ones beside cold ones. " if steady else ""
         )
-        + "Balance the router: an auxiliary loss on the load, a bias for each expert moved against its load, or a "
-        "capacity factor of 1.25.",
+        + "Balance the router: an auxiliary loss on the load, a bias against the load of each expert, or a capacity "
+        "factor of 1.25.",
     )
 
 

@@ -103,6 +103,7 @@ def _hang(
     *,
     subject: str,
     title: str,
+    detail: str,
     call: RecordedCall,
     ranks: Sequence[int],
     evidence: Iterable[Mapping[str, Cell]],
@@ -112,6 +113,7 @@ def _hang(
     return Finding(
         subject=subject,
         title=title,
+        detail=detail,
         severity="high",
         basis="structural",
         where=Where(op=call.operation, file=call.file, line=call.line),
@@ -126,10 +128,10 @@ def _stuck(hang: Hang) -> Finding:
     ranks = [stuck.rank for stuck in hang.stuck]
     return _hang(
         subject="ranks are stuck in a collective that others have ended",
-        title=f"{named_ranks(ranks)} {_are(ranks)} stuck: rank {first.rank} has not ended {first.call.label()} "
-        f"(number {first.call.sequence} of {_group(first.group, first.call)}), which {named_ranks(first.ended_by)} "
-        f"{'has' if len(first.ended_by) == 1 else 'have'} ended, and {first.behind - 1:,} more since; "
-        f"{hang.pending:,} ranks hang",
+        title=f"{named_ranks(ranks)} {_are(ranks)} stuck in {first.call.operation}: {hang.pending:,} ranks hang",
+        detail=f"Rank {first.rank} has not ended {first.call.label()} (number {first.call.sequence} of "
+        f"{_group(first.group, first.call)}), which {named_ranks(first.ended_by)} "
+        f"{'has' if len(first.ended_by) == 1 else 'have'} ended, and {first.behind - 1:,} more since.",
         call=first.call,
         ranks=ranks,
         evidence=(_stuck_row(stuck) for stuck in hang.stuck),
@@ -145,16 +147,17 @@ def _absent(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Fin
     alike = [rank for rank, waits in causes if any(_same_call(wait, missed) for wait in waits)]
     return _hang(
         subject="ranks never came to a collective",
-        title=f"{named_ranks(sorted(alike))} never came to {missed.call.label()} (number {missed.call.sequence} of "
+        title=f"{named_ranks(sorted(alike))} never came to {missed.call.operation}: {hang.pending:,} ranks hang",
+        detail=f"They wait in {missed.call.label()} (number {missed.call.sequence} of "
         f"{_group(missed.group, missed.call)})"
-        + (f"; {named_ranks(sorted(set(ranks) - set(alike)))} to others" if set(ranks) - set(alike) else "")
-        + f"; {hang.pending:,} ranks hang for it, and {'it waits' if len(ranks) == 1 else 'they wait'} for nobody",
+        + (f"; {named_ranks(sorted(set(ranks) - set(alike)))} never came to others" if set(ranks) - set(alike) else "")
+        + f". {named_ranks(sorted(ranks)).capitalize()} wait{'s' if len(ranks) == 1 else ''} for nobody.",
         call=missed.call,
         ranks=sorted(ranks),
         evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
-        advice=f"Look at what {named_ranks(sorted(ranks))} did on the host: py-spy dump --pid, its log, the data "
-        "loader, a lock, a checkpoint, an exception that was swallowed, a branch that only this rank took. Its device "
-        "waits for nothing.",
+        advice=f"Look at what {named_ranks(sorted(ranks))} did on the host: py-spy dump --pid, and its log. It may be "
+        "in the data loader, a lock, a checkpoint, an exception that was swallowed, or a branch that only this rank "
+        "took; its device waits for nothing.",
     )
 
 
@@ -163,8 +166,9 @@ def _undumped(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> F
     missed = _largest(causes[0][1])
     return _hang(
         subject="ranks that others wait for left no dump",
-        title=f"{named_ranks(ranks)} left no dump, and {hang.pending:,} ranks hang: the first wait for it at "
-        f"{missed.call.label()} (number {missed.call.sequence} of {_group(missed.group, missed.call)})",
+        title=f"{named_ranks(ranks)} left no dump: {hang.pending:,} ranks hang in {missed.call.operation}",
+        detail=f"The first wait in {missed.call.label()} (number {missed.call.sequence} of "
+        f"{_group(missed.group, missed.call)}).",
         call=missed.call,
         ranks=ranks,
         evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
@@ -178,26 +182,28 @@ def _ring(ring: Sequence[Waiting]) -> Finding:
     first = ring[0]
     return _hang(
         subject="ranks wait for each other",
-        title=f"{named_ranks(ranks)} wait for each other: rank {first.rank} in {first.call.label()} of "
-        f"{_group(first.group, first.call)} for rank {first.for_rank}, and so on in a ring",
+        title=f"{named_ranks(ranks)} wait for each other in {first.call.operation}",
+        detail=f"Rank {first.rank} waits in {first.call.label()} of {_group(first.group, first.call)} for rank "
+        f"{first.for_rank}, and so on in a ring.",
         call=first.call,
         ranks=ranks,
         evidence=(_ring_row(waiting) for waiting in ring),
-        advice="Every rank has to enqueue the collectives of its groups in one order: two groups used from two "
-        "threads, or sends before receives on both ends, close the ring. Use batch_isend_irecv for exchanges.",
+        advice="Enqueue the collectives of all groups in the same order on each rank; use batch_isend_irecv for "
+        "exchanges. Two groups used from two threads, or sends before receives on both ends, close the ring.",
     )
 
 
 def _unending(group: GroupKey, call: RecordedCall, count: int) -> Finding:
     return _hang(
         subject="a collective that all have begun does not end",
-        title=f"all {len(group[1]):,} ranks of {_group(group, call)} are in {call.label()} (number {call.sequence}) "
-        f"and none has ended it; {count:,} groups have collectives that had not ended",
+        title=f"all {len(group[1]):,} ranks of a group are in {call.operation} and none has ended it",
+        detail=f"They are in {call.label()} (number {call.sequence}) of {_group(group, call)}; {count:,} groups have "
+        "collectives that had not ended.",
         call=call,
         ranks=sorted(group[1]),
         evidence=({"group": group[0], "operation": call.operation, "number": call.sequence, "ranks": len(group[1])},),
-        advice="Nobody is missing: look at the links (NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s), at kernels "
-        "queued before it, and whether the dump was asked for while the job ran well.",
+        advice="Look at the links: NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s. Nobody is missing: kernels queued "
+        "before it may hang, or the dump was asked for while the job ran well.",
     )
 
 
@@ -210,16 +216,17 @@ def _mismatch(mismatch: Mismatch) -> Finding:
     call, calls = ("call" if len(others) > 1 else "calls"), ("calls" if said[usual] == 1 else "call")
     return _hang(
         subject=f"members of a group call another {mismatch.what}",
-        title=f"{named_ranks(others)} {call} {labels[others[0]]} as number {mismatch.sequence} of "
-        f"{_group(mismatch.group, odd)}, where {said[usual]:,} {calls} {usual}",
+        title=f"{named_ranks(others)} {call} another {mismatch.what} than {said[usual]:,} others",
+        detail=f"{named_ranks(others).capitalize()} {call} {labels[others[0]]} as number {mismatch.sequence} of "
+        f"{_group(mismatch.group, odd)}, where {said[usual]:,} {calls} {usual}.",
         call=odd,
         ranks=others,
         evidence=(
             {"rank": rank, "call": labels[rank], "number": call.sequence, "state": call.state, "code": _code(call)}
             for rank, call in sorted(mismatch.sides.items(), key=lambda side: labels[side[0]] == usual)
         ),
-        advice="Ranks took different branches: an uneven last batch (drop_last=True), a condition on the rank around "
-        "a collective, parameters that only some ranks use (find_unused_parameters=True), another order of layers.",
+        advice="Make all ranks take the same branches: an even last batch (drop_last=True), no condition on the rank. "
+        "Parameters that only some ranks use (find_unused_parameters=True), or another order of layers, do the same.",
     )
 
 

@@ -39,11 +39,11 @@ from perfscope.analyzers.ranks.job import Member, only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import compute_intervals
-from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
+from perfscope.analyzers.time import cost_text, exposed_communication, spans_of_ranks, timed_cost
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ()
 
@@ -123,10 +123,11 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
     median = float(np.median([shared.collective.core_ns for shared in slowed]))
     return Finding(
         subject=f"{worst.operation} beside another",
-        title=f"{len(slowed):,} {worst.operation} of {format_bytes(worst.message_bytes or 0)} in a group of "
-        f"{worst.size} run beside {' and '.join(others)} and take {format_ns(median)}, {kind.slower:.1f} times the "
-        f"{format_ns(kind.median_alone_ns)} that {len(kind.alone_ns):,} alone take (medians); up to {format_ns(cost)} "
-        f"({format_share(cost, whole)})",
+        title=f"{len(slowed):,} {worst.operation} are {kind.slower:.1f} times slower beside another: "
+        f"{cost_text(trace, cost, whole)}",
+        detail=f"Those of {format_bytes(worst.message_bytes or 0)} in a group of {worst.size} take {format_ns(median)} "
+        f"beside {' and '.join(others)}, and {format_ns(kind.median_alone_ns)} alone (medians, {len(kind.alone_ns):,} "
+        "alone).",
         **timed_cost(trace, cost, whole),
         where=Where(op=worst.operation),
         ranks=worst.group,
@@ -135,8 +136,8 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
             (collective.last, collective.sides[collective.last].start_ns, collective.sides[collective.last].end_ns)
             for collective in collectives
         ),
-        advice="Let the one that is waited for go first: ProcessGroupNCCL.Options(is_high_priority_stream=True) for "
-        "its group, fewer channels for the other (options.config.max_ctas), or start the other later (no_sync() up to "
+        advice="Let the one that is waited for go first: ProcessGroupNCCL.Options(is_high_priority_stream=True). Give "
+        "fewer channels to the other (options.config.max_ctas), or start the other later (no_sync() up to "
         "the last microbatch, set_requires_gradient_sync(False) of fully_shard).",
     )
 

@@ -50,10 +50,10 @@ import numpy as np
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.links import Call, Verdict, of_job, stalled
 from perfscope.analyzers.ranks.sets import comparable
-from perfscope.analyzers.time import spans_of_ranks, timed_cost
+from perfscope.analyzers.time import cost_text, spans_of_ranks, timed_cost
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ()
 
@@ -78,13 +78,13 @@ NETWORK_ADVICE = (
     "NCCL_MAX_NCHANNELS, and send larger messages."
 )
 ADVICE: dict[Verdict | None, str] = {
-    "saturated": "The links were full: send fewer bytes (smaller dtype, sharding that sends less), keep other streams "
+    "saturated": "Send fewer bytes: the links were full (smaller dtype, sharding that sends less). Keep other streams "
     "off them meanwhile, or let NCCL choose an algorithm that sends less (unset NCCL_ALGO).",
-    "idle": "The links were idle: look at what the kernel waits for (too few channels, a protocol of another size, "
-    "PCIe or host memory in place of the links: NCCL_DEBUG=INFO says which transport).",
+    "idle": "Look at what the kernel waits for: the links were idle. There may be too few channels, a protocol of "
+    "another "
+    "size, or PCIe or host memory in place of the links (NCCL_DEBUG=INFO says which transport).",
     "partly": "",
-    None: "Whether the links were full or idle meanwhile was not recorded: nsys profile --gpu-metrics-devices=all "
-    "would tell.",
+    None: "Record the links: nsys profile --gpu-metrics-devices=all tells whether they were full or idle meanwhile.",
 }
 """Of NVLink, by what its counters say."""
 
@@ -141,11 +141,11 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
     counted = any(stall.use is not None for stall in stalls)
     return Finding(
         subject=f"collectives far below their {'network' if ideal.network else 'links'}",
-        title=f"{len(stalls):,} {worst.operation} in a group of {len(worst.group)} reach {reached / 1e9:.1f} GB/s of "
-        f"the {ideal.bandwidth / 1e9:.0f} GB/s of {ideal.link} (median): one of "
-        f"{format_bytes(worst.message_bytes)} takes {format_ns(worst.took_ns)} after the last rank came, where "
-        f"{format_ns(worst.ideal_ns)} are ideal; up to {format_ns(cost)} ({format_share(cost, whole)})"
-        + _links(stalls, verdict),
+        title=f"{len(stalls):,} {worst.operation} reach {reached / 1e9:.1f} of {ideal.bandwidth / 1e9:.0f} GB/s: "
+        f"{cost_text(trace, cost, whole)}",
+        detail=f"Median, of {ideal.link} in a group of {len(worst.group)}: one of {format_bytes(worst.message_bytes)} "
+        f"takes {format_ns(worst.took_ns)} after the last rank came, where {format_ns(worst.ideal_ns)} are ideal"
+        f"{_links(stalls, verdict)}.",
         **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op=worst.operation, kernel=name),
         ranks=tuple(sorted(worst.group)),

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from perfscope.analyzers.ranks.job import MIXED, has_ranks, locals_of, only_compared
 from perfscope.analyzers.ranks.pipeline import Pipeline, Stage, between_two, bubble_share, pipelines_of
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
-from perfscope.analyzers.time import spans_of_ranks, timed_cost, whole_ns
+from perfscope.analyzers.time import cost_text, spans_of_ranks, timed_cost, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
@@ -133,8 +133,9 @@ def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
     )
     return Finding(
         subject="stages of uneven size" if is_uneven else "bubble of the schedule",
-        title=f"{size} stages wait {format_ns(cost)} each ({format_share(cost, longest)}) for their neighbours; "
-        f"{explains} {format_share(uneven, cost)} of it; {least}",
+        title=f"{size} pipeline stages wait for their neighbours: {cost_text(traces[slowest.rank], cost, longest)} "
+        "each",
+        detail=f"{explains[0].upper()}{explains[1:]} {format_share(uneven, cost)} of it; {least}.",
         **timed_cost(traces[slowest.rank], cost, longest),
         where=Where(op="send, recv"),
         ranks=pipeline.ranks,
@@ -187,18 +188,18 @@ def _uneven_advice(slowest: Stage, pipeline: Pipeline) -> str:
     least = min(pipeline.stages, key=lambda stage: stage.compute_ns)
     return (
         f"Move layers from rank {slowest.rank} ({format_ns(slowest.compute_ns)} of compute) to rank {least.rank} "
-        f"({format_ns(least.compute_ns)}): another split point, or --decoder-first-pipeline-num-layers and "
+        f"({format_ns(least.compute_ns)}). Choose another split point, or set --decoder-first-pipeline-num-layers and "
         "--decoder-last-pipeline-num-layers of Megatron-LM."
     )
 
 
 def _schedule_advice(size: int, count: int | None) -> str:
     more = (
-        "More microbatches"
+        "Use more microbatches"
         if count is None
-        else f"More microbatches ({4 * count:,} leave {bubble_share(size, 4 * count):.0%})"
+        else f"Use more microbatches ({4 * count:,} leave {bubble_share(size, 4 * count):.0%})"
     )
     return (
-        f"{more}, or interleaved stages (ScheduleInterleaved1F1B; --num-layers-per-virtual-pipeline-stage of "
-        "Megatron-LM), which make the bubble as many times smaller as each rank has parts."
+        f"{more}, or interleaved stages. ScheduleInterleaved1F1B (--num-layers-per-virtual-pipeline-stage of "
+        "Megatron-LM) makes the bubble as many times smaller as each rank has parts."
     )

@@ -32,10 +32,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
-from perfscope.analyzers.time import call_site, exposed_communication, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, cost_text, exposed_communication, timed_cost, whole_ns, worst_spans
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, RECORDED, Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ()
 
@@ -146,10 +146,11 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
     operation = worst.members[0].operation
     return Finding(
         subject="small collectives that could be bucketed",
-        title=f"{count:,} small collectives in {len(rows):,} row{'s' if len(rows) > 1 else ''} could be "
-        f"{sum(row.buckets for row in rows):,}: {len(worst.members):,} {operation} of "
-        f"{format_bytes(worst.bytes / len(worst.members))} on average at {format_ns(worst.latency_ns)} each, whatever "
-        f"their size; up to {format_ns(cost)} ({format_share(cost, whole)})",
+        title=f"{count:,} small collectives could be {sum(row.buckets for row in rows):,}: "
+        f"{cost_text(trace, cost, whole)}",
+        detail=f"They come in {len(rows):,} row{'s' if len(rows) > 1 else ''}; in the first {len(worst.members):,} "
+        f"{operation} of {format_bytes(worst.bytes / len(worst.members))} on average take "
+        f"{format_ns(worst.latency_ns)} each, whatever their size.",
         **timed_cost(trace, cost, whole, "modelled"),
         covers_ns={"exposed_communication": cost},
         where=_where(trace, worst.members[0]),
@@ -159,9 +160,9 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
             [row.members[-1].end_ns for row in rows],
             [row.cost_ns for row in rows],
         ),
-        advice="Reduce them as one buffer: DistributedDataParallel(bucket_cap_mb=25) for gradients, larger blocks for "
-        "fully_shard, torch.distributed._coalescing_manager() or torch.cat() around collectives of your own, one "
-        "stacked tensor for metrics.",
+        advice="Reduce them as one buffer: DistributedDataParallel(bucket_cap_mb=25) for gradients. Larger blocks for "
+        "fully_shard, torch.distributed._coalescing_manager() or torch.cat() around collectives of your own, and "
+        "one stacked tensor for metrics do the same.",
     )
 
 

@@ -48,7 +48,7 @@ from collections.abc import Iterable, Sequence
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.programs import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.devices import comparable_processes, is_process
-from perfscope.analyzers.ranks.job import has_ranks, shown_group
+from perfscope.analyzers.ranks.job import has_ranks, named_ranks, shown_group
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import (
     COMPUTE,
@@ -61,7 +61,7 @@ from perfscope.analyzers.ranks.waits import (
     Straggling,
     lateness_of,
 )
-from perfscope.analyzers.time import per_step, spans_of_ranks, whole_ns, worst_spans
+from perfscope.analyzers.time import cost_text, per_step, spans_of_ranks, whole_ns, worst_spans
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Scope, Where, severity_of
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns, format_share
@@ -81,15 +81,15 @@ _DID = {
 }
 
 _ADVICE = {
-    COMPUTE: "Give it no more work than the others: shard sizes that do not divide evenly, padding, uneven experts, "
-    "tables or layers; if its share is the same, compare the clocks of its device (nvidia-smi -q -d CLOCK).",
+    COMPUTE: "Give it no more work than the others: even shards, padding, experts, tables and layers. If its share is "
+    "the same, compare the clocks of its device (nvidia-smi -q -d CLOCK).",
     EARLIER: "Follow the wait to the group it was held up in: the rank that is last there is the cause.",
-    LOADER: "Give its loader more workers (DataLoader(num_workers=..., persistent_workers=True, prefetch_factor=4)), "
-    "or shard the data evenly: one slow disk or one long shard keeps all ranks waiting.",
-    HOST: "Take host work off it: what only this rank does (logging, checkpoints, metrics), or a busier or slower "
-    "CPU; pin its process to cores (numactl), capture its steps (torch.compile, CUDA graphs).",
-    NOTHING: "Look at what only this rank runs between its ops: record it once more with Python stacks (the detail "
-    "pass of `perfscope run`, or with_stack=True); logging, checkpoints, a lock, garbage collection, a sleep.",
+    LOADER: "Give its loader more workers (DataLoader(num_workers=..., prefetch_factor=4)), or shard the data evenly. "
+    "One slow disk or one long shard keeps all ranks waiting; persistent_workers=True saves their start.",
+    HOST: "Take host work off it: what only this rank does (logging, checkpoints, metrics). If its CPU is busier or "
+    "slower, pin its process to cores (numactl), or capture its steps (torch.compile, CUDA graphs).",
+    NOTHING: "Record it once more with Python stacks (the detail pass of `perfscope run`, or with_stack=True). Look at "
+    "what only this rank runs between its ops: logging, checkpoints, a lock, garbage collection, a sleep.",
 }
 
 
@@ -108,20 +108,19 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     others = len(ranks.job.members) - 1
     first = next(arrival for arrival in worst.arrivals if arrival.before.what == reason)
     alone = len(named) == 1
-    gone = ranks.job.missing
+    gone, times = ranks.job.missing, sum(len(each.arrivals) for each in named)
     who = (
-        f"rank {worst.rank} keeps {others:,} other{'s' if others > 1 else ''} waiting"
+        f"rank {worst.rank} comes late and {others:,} wait{'s' if others == 1 else ''}"
         if alone
-        else f"ranks {', '.join(str(each.rank) for each in named[:MOST_NAMED])} keep each other and the rest waiting"
+        else f"{named_ranks([each.rank for each in named], MOST_NAMED)} come late in turn"
     )
     return Finding(
         subject="one rank comes late" if alone else "ranks come late in turn",
-        title=f"{who} up to {format_ns(cost)} ({format_share(cost, late.whole_ns)}) at "
-        f"{sum(len(each.arrivals) for each in named):,} of {late.collectives:,} collectives"
-        + (f" and causes {share:.0%} of all waiting" if alone else f": {_shares(named, late)}")
-        + f"; before {_one(first)} {'it' if alone else f'rank {first.rank}'} was {format_ns(first.lateness_ns)} late: "
-        + _DID[first.before.what]
-        + (f"; {len(gone):,} ranks are missing, one of which may have come later still" if gone else ""),
+        title=f"{who}: {cost_text(trace, cost, late.whole_ns)}, {times:,} of {late.collectives:,} collectives",
+        detail=(f"It causes {share:.0%} of all waiting." if alone else f"Of all waiting: {_shares(named, late)}.")
+        + f" Before {_one(first)} {'it' if alone else f'rank {first.rank}'} was {format_ns(first.lateness_ns)} late: "
+        + f"{_DID[first.before.what]}."
+        + (f" {len(gone):,} ranks are missing, one of which may have come later still." if gone else ""),
         severity="low" if gone else severity_of(cost, late.whole_ns),
         basis="measured",
         cost_ns=cost,
@@ -292,8 +291,10 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
     )
     return Finding(
         subject="one device comes late" if one_is_late else "devices come unevenly",
-        title=f"{devices} devices wait {format_ns(mean)} each ({format_share(mean, whole_ns(trace))}) for one another "
-        f"at {len(judged):,} collectives; {verdict}",
+        title=f"{devices} devices wait for one another: {format_ns(mean)} each "
+        f"({format_share(mean, whole_ns(trace))}), "
+        f"{len(judged):,} collectives",
+        detail=f"{verdict[0].upper()}{verdict[1:]}.",
         severity="medium" if one_is_late else "low",
         basis="measured",
         where=_where_straggler(trace, judged[0]),
@@ -307,8 +308,8 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
             f"Compare what device {late} does before `{judged[0].instruction}` with the others: shard sizes, padding, "
             "uneven experts or layers, work on process 0 only."
             if one_is_late
-            else "Virtual devices that outnumber the cores take turns: set "
-            "XLA_FLAGS=--xla_force_host_platform_device_count to the number of cores, and look again."
+            else "Set XLA_FLAGS=--xla_force_host_platform_device_count to the number of cores, and look again. Virtual "
+            "devices that outnumber the cores take turns."
         ),
     )
 

@@ -48,11 +48,10 @@ from perfscope.analyzers.time.samples import (
 )
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, AbstainError, Cell, Finding
+from perfscope.analyzers.time.steps import cost_text, timed_cost
+from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, AbstainError, Cell, Finding, fit_title
 from perfscope.model.intervals import EMPTY, Int64, Intervals, intersection, merge, union
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 
@@ -80,8 +79,8 @@ ROWS = 20
 _WORK: dict[Cause, tuple[str, str, str]] = {
     "other_host": (
         "host work",
-        "does work of its own",
-        "Do it once before the loop, in another process, or in a thread while the device computes.",
+        "works outside ops",
+        "Move it out of the step: do it once before the loop, in another process, or in a thread.",
     ),
     "saving": (
         "saving and logging",
@@ -95,8 +94,8 @@ _WORK: dict[Cause, tuple[str, str, str]] = {
     ),
     "sleeping": (
         "sleeping",
-        "sleeps or waits for a lock or thread",
-        "Find out what it waits for: a lock that another thread holds (the interpreter's included), a queue, a sleep.",
+        "sleeps or waits for a thread",
+        "Take the wait out of the loop: a lock that another thread holds (also the interpreter's), a queue, a sleep.",
     ),
 }
 
@@ -145,10 +144,12 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
     lines, source = _lines(trace, cause, spans)
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
     function, best = _most(lines)
-    most = f", most of it in {function}" if function is not None else ""
+    most = f", most in {function}" if function is not None else ""
+    advice = advice.replace("it out", f"`{function}` out", 1) if function and best.file is not None else advice
     return Finding(
         subject=subject,
-        title=f"the host {verb} for {format_ns(cost)} ({format_share(cost, account.whole_ns)}) while {whose}{most}",
+        title=fit_title(f"the host {verb}: {cost_text(trace, cost, account.whole_ns)}{most}", function or ""),
+        detail=f"Meanwhile {whose}." + (f" Most of the time is in {function}." if function is not None else ""),
         **timed_cost(trace, cost, account.whole_ns),
         advice=f"{advice}{_SOURCES[source]}",
         where=best.where(),
@@ -276,13 +277,15 @@ def _in_other_steps(trace: Trace, account: StepAccount, cause: Cause) -> Iterabl
         return
     subject, verb, advice = _WORK[cause]
     lines = sampled_lines(trace, rows)
-    cost = round(share * account.whole_ns)
+    cost, function = round(share * account.whole_ns), lines[0].site.function or lines[0].innermost
     yield Finding(
         subject=f"{subject} now and then",
-        title=f"the host {verb} for {share:.1%} of the time in steps that were not traced, most of it in "
-        f"{lines[0].site.function or lines[0].innermost}",
+        title=fit_title(
+            f"the host {verb} in steps that were not traced: {share:.1%} of the time, most in {function}", function
+        ),
+        detail="What the device does meanwhile is not known: what overlaps with its work saves nothing.",
         **timed_cost(trace, cost, account.whole_ns),
-        advice=f"{advice} What the device does meanwhile is not known: what it does beside it saves nothing.",
+        advice=advice,
         where=lines[0].site.where(),
         evidence=tuple(
             {
@@ -307,12 +310,14 @@ def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:
     cost = round(waited.share * account.whole_ns)
     yield Finding(
         subject="waiting for the interpreter's lock",
-        title=f"the host waits {format_ns(cost)} ({format_share(cost, account.whole_ns)}) for the interpreter's lock "
-        f"(GIL) while thread {name} runs {site.function or 'Python'}",
+        title=fit_title(
+            f"the host waits for the GIL: {cost_text(trace, cost, account.whole_ns)}, held by thread {name}", name
+        ),
+        detail=f"Meanwhile thread {name} runs {site.function or 'Python'}. Only one thread of a process runs Python at "
+        "a time. Waiting inside an op is shown as the op's in the account.",
         **timed_cost(trace, cost, account.whole_ns),
-        advice="Only one thread of a process runs Python at a time. Move the work of that thread to a process "
-        "(`multiprocessing`, `DataLoader(num_workers=...)`), or to a library that lets go of the lock while it works. "
-        "Waiting inside an op is in it, and shown as the op's in the account.",
+        advice="Move the work of that thread to a process (`multiprocessing`, `DataLoader(num_workers=...)`), or to a "
+        "library that releases the lock while it works.",
         where=site.where(),
         evidence=tuple(
             {

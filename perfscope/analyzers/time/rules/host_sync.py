@@ -47,9 +47,9 @@ from perfscope.analyzers.time.calls import NO_OP, blocking_calls
 from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
 from perfscope.model.documents.torch_plan import ALL_STEPS
-from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Scope, Severity, Where
+from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Scope, Severity, Where, fit_title
 from perfscope.model.intervals import union
 from perfscope.model.jax_log import HostRead
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -110,8 +110,12 @@ def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> F
     rows.sort(key=lambda row: -int(row["wait_ns"] or 0))
     return Finding(
         subject=f"{named} reads an array",
-        title=f"{named} reads an array on the host in {steps} of the steps: {len(stalls)} of {len(reads)} reads had to "
-        f"wait for it, {format_ns(waited)} a step; an accelerator would run dry there",
+        title=fit_title(
+            f"{named} reads an array on the host: {format_ns(waited)} a step, {len(stalls):,} of {len(reads):,} reads "
+            "wait",
+            named,
+        ),
+        detail=f"It reads in {steps:,} steps. What an accelerator would idle for it is not known.",
         severity="medium" if stalls else "low",
         basis="structural",
         advice=_ADVICE,
@@ -134,9 +138,9 @@ UNKNOWN_SHARE = 0.5
 
 
 READS = {
-    "item": "`.item()`, `float()`, `int()` or printing a tensor",
+    "item": "`.item()`, `float()` or a print",
     "bool": "a branch on a tensor",
-    "nonzero": "`nonzero`, one-argument `torch.where` or a boolean index",
+    "nonzero": "`nonzero` or a boolean index",
     "masked_select": "`masked_select`",
     "unique": "`unique`",
     "equal": "`torch.equal`",
@@ -145,8 +149,8 @@ READS = {
 """Kinds of ``GraphOp.host_read`` in words; other kinds are shown as they are."""
 
 _DATA_DEPENDENT = (
-    "Avoid sizes that depend on data: work on all rows under a mask, `index_add_` with a fixed capacity, a "
-    "grouped matmul, or `torch.nonzero_static(x, size=n)`."
+    "Avoid sizes that depend on data: work on all rows under a mask, or call `torch.nonzero_static(x, size=n)`. "
+    "`index_add_` with a fixed capacity, or a grouped matmul, needs no such size either."
 )
 FIXES = {
     "item": "Keep the value on the device: sum `loss.detach()` into a tensor and read it every N steps.",
@@ -159,11 +163,11 @@ FIXES = {
     "the next step has been launched.",
     "copy": "Let the copy run beside the computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`; "
     "read what comes back after the next step has been launched.",
-    "wait": "Work on one stream keeps its order without a wait. Leave one wait where the host reads a result (an "
-    "event, or the stream, not the whole device) and take the others out, those behind every kernel first.",
-    "free": "The caching allocator gave memory back to the driver, which waits for the device. Keep shapes stable, "
-    "warm up with the largest batch, remove `torch.cuda.empty_cache()`, or set "
-    "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+    "wait": "Wait once, where the host reads a result, and remove the other waits, those after each kernel first. Work "
+    "on one stream keeps its order without a wait; wait for an event or a stream, not for the whole device.",
+    "free": "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. The caching "
+    "allocator gave memory back to the driver, which waits for the device: keep shapes stable, and warm up with the "
+    "largest batch.",
 }
 """What to write instead, by kind of read."""
 
@@ -213,7 +217,7 @@ class _Line:
     def in_words(self) -> str:
         """What waits: the Python operation where the op tells, else the calls and the op."""
         known = {"item": "`.item()`", "nonzero": "`nonzero`"}.get(self.kind())
-        return known or f"{'/'.join(sorted(self.calls))} {'outside every op' if self.op == NO_OP else f'in {self.op}'}"
+        return known or f"{'/'.join(sorted(self.calls))}{'' if self.op == NO_OP else f' in {self.op}'}"
 
     def row(self) -> Mapping[str, Cell]:
         return {
@@ -286,19 +290,23 @@ def _measured(trace: Trace) -> list[Finding]:
 
 
 def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: int) -> Finding:
-    advice = FIXES.get(line.kind(), OTHER_FIX)
+    detail, words = "", line.in_words()
     pieces, charged = worst_device(idle_pieces(trace, "sync")), np.array(line.pieces, np.int64)
     if harmless:
         waited = format_ns(sum(other.wait_ns for other in harmless))
         count = sum(other.waits for other in harmless)
-        advice += f" {count} other waits ({waited} of waiting) left the device busy: they cost nothing."
+        detail = f"{count:,} other waits ({waited} of waiting) left the device busy: they cost nothing."
     return Finding(
         subject="/".join(sorted(line.calls)) if line.op == NO_OP else line.op,
-        title=f"{line.in_words()} drains the device: idle {format_ns(line.idle_ns)} "
-        f"({format_share(line.idle_ns, whole)}), {line.charged:,} of {line.waits:,} waits cost",
+        title=fit_title(
+            f"{words} drains the device: {cost_text(trace, line.idle_ns, whole)}, "
+            f"{line.charged:,} of {line.waits:,} waits cost",
+            words,
+        ),
+        detail=detail,
         **timed_cost(trace, line.idle_ns, whole),
         covers_ns={"sync": line.idle_ns},
-        advice=advice,
+        advice=FIXES.get(line.kind(), OTHER_FIX),
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: ROWS - 1])),
         spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),
@@ -352,16 +360,17 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
     severity: Severity = "medium"
     each = f"{len(ops)} times a step" if len(ops) > 1 else "once a step"
     what = READS.get(kind, kind)
-    advice = FIXES.get(kind, OTHER_FIX)
+    late = ""
     if first.index > last_update >= 0:
         severity = "low"
-        advice += " It is read when the step is over: the queue still runs dry once a step, between two steps."
+        late = " It is read when the step is over, between two steps."
     return Finding(
         subject=f"{kind} read",
-        title=f"{what[0].upper() + what[1:]} reads a tensor on the host {each}: an accelerator would run dry there",
+        title=f"{what} reads a tensor on the host: {each}",
+        detail="An accelerator's queue would run dry there." + late,
         severity=severity,
         basis="structural",
-        advice=advice,
+        advice=FIXES.get(kind, OTHER_FIX),
         where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
         evidence=tuple(
             {"op": name, "phase": phase, "module": module, "reads_per_step": count}

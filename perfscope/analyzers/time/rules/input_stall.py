@@ -33,11 +33,11 @@ from perfscope.analyzers.time.input_work import InputWork, input_work, loop_site
 from perfscope.analyzers.time.records import device_records
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, worst_spans
-from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
+from perfscope.analyzers.time.steps import cost_text, step_windows, timed_cost, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_ns
 
 NEEDS = ("host_ops",)
 
@@ -170,7 +170,7 @@ def _finding(
     slices = trace.rows["slices"]
     cost = int(stalled.sum())
     duration = slices["end_ns"][rows] - slices["start_ns"][rows]
-    who = "the device idles" if on_device else "the program waits"
+    who = "device" if on_device else "program"
     fetches: list[Mapping[str, Cell]] = [
         {
             "stall_ns": int(stalled[i]),
@@ -182,11 +182,12 @@ def _finding(
     ]
     return Finding(
         subject=name,
-        title=f"{who[0].upper() + who[1:]} {format_ns(cost)} ({format_share(cost, whole)}) for the next batch, "
-        f"in {len(rows):,} fetches{'' if work is None else f'; {_slowest(work)}'}",
+        title=f"{who} waits for the next batch: {cost_text(trace, cost, whole)}, "
+        f"{len(rows):,} fetch{'es' if len(rows) > 1 else ''}",
+        detail="" if work is None else f"{_slowest(work)}. {_workers_needed(work, cost, whole)}".strip(),
         **timed_cost(trace, cost, whole),
         covers_ns={"input": cost},
-        advice=(_ADVICE if work is None else f"{_workers_needed(work, cost, whole)} {_ADVICE}"),
+        advice=_ADVICE,
         where=site.where(op=name),
         evidence=(*(() if work is None else _input_rows(work)), *fetches),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),

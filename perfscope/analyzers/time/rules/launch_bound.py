@@ -29,10 +29,10 @@ from perfscope.analyzers.time.account import IdlePieces, StepAccount, idle_piece
 from perfscope.analyzers.time.calls import largest_by_op, launch_delays, ops_of_calls
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost
+from perfscope.analyzers.time.steps import cost_text, timed_cost
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_share
 
 NEEDS = ("device_work", "launch_links", "runtime_calls")
 
@@ -46,6 +46,22 @@ UNKNOWN_SHARE = 0.5
 """Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
 
 ROWS = 20
+
+_ADVICE = (
+    'Launch less often: `torch.compile(model, mode="reduce-overhead")`, or a `torch.cuda.CUDAGraph` around the step. '
+    "Larger batches and fused optimizers (`fused=True`) help, too."
+)
+_JAX_ADVICE = (
+    "Launch less often: put the whole step in one `jax.jit`, and several steps in one call with `jax.lax.scan`. "
+    "Larger batches help, too."
+)
+_KEEP_SHAPES = (
+    "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. Keep shapes "
+    "stable and warm up with the largest batch, so that the caching allocator keeps the memory it has."
+)
+_PREALLOCATE = (
+    "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`), so that the allocator does not ask the driver."
+)
 
 
 def examined(trace: Trace) -> Scope:
@@ -85,19 +101,19 @@ def _overhead(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
     cost = account.total_ns["launch"]
     delay = trace.fact(launch_delays).get(account.device)
     queue = (
-        f"{delay.unqueued} of {delay.launches} launches started within 10 us, "
-        f"on average {delay.mean_queue:.1f} were queued. "
+        f"{delay.unqueued:,} of {delay.launches:,} launches started within 10 us; "
+        f"on average {delay.mean_queue:.1f} were queued."
         if delay is not None
         else ""
     )
     return Finding(
         subject="launch overhead",
-        title=f"the device waits {format_ns(cost)} ({format_share(cost, account.whole_ns)}) for launches, "
-        f"in {len(idle):,} gap{'s' if len(idle) != 1 else ''}",
+        title=f"the device waits for launches: {cost_text(trace, cost, account.whole_ns)}, "
+        f"{len(idle):,} gap{'s' if len(idle) != 1 else ''}",
+        detail=queue,
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"launch": cost},
-        advice=f'{queue}Launch less often: `torch.compile(model, mode="reduce-overhead")` or a '
-        "`torch.cuda.CUDAGraph` around the step, larger batches, fused optimizers (`fused=True`).",
+        advice=_JAX_ADVICE if len(trace.rows["hlo_ops"]) else _ADVICE,
         evidence=_by_op(trace, idle),
         spans=worst_spans(idle.start_ns, idle.end_ns, idle.cost_ns),
     )
@@ -107,13 +123,12 @@ def _allocator(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
     cost = account.total_ns["memory"]
     return Finding(
         subject="device memory calls",
-        title=f"the device waits {format_ns(cost)} ({format_share(cost, account.whole_ns)}) while the host allocates "
-        "or frees device memory",
+        title=f"the device waits for allocation of device memory: {cost_text(trace, cost, account.whole_ns)}, "
+        f"{len(idle):,} gap{'s' if len(idle) != 1 else ''}",
+        detail="The allocator asked the driver for memory, or gave it back, within the steps.",
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"memory": cost},
-        advice="The caching allocator asked the driver for memory in the loop. Keep shapes stable, warm up with the "
-        "largest batch, remove `torch.cuda.empty_cache()`, or set "
-        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+        advice=_PREALLOCATE if len(trace.rows["hlo_ops"]) else _KEEP_SHAPES,
         where=_most_of(trace, idle),
         evidence=_by_op(trace, idle),
         spans=worst_spans(idle.start_ns, idle.end_ns, idle.cost_ns),

@@ -29,11 +29,11 @@ from perfscope.analyzers.time.calls import NO_OP, ops_of_calls
 from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
 from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ("device_work",)
 
@@ -162,17 +162,16 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         if to_device
         else "Copy into one pinned buffer with `buffer.copy_(x, non_blocking=True)` and read it a step later."
     )
-    also = f" {format_ns(line.idle_ns)} of it is idle time that host_sync names too." if line.idle_ns else ""
-    amount = f" of {format_bytes(size)}" if known.any() else ""
+    also = f", {format_ns(line.idle_ns)} idle after waiting for them, which host_sync names too" if line.idle_ns else ""
+    amount = f", {format_bytes(size)}" if known.any() else ""
     return Finding(
         subject=f"pageable {line.direction}",
-        title=f"{len(rows):,} pageable copies {line.direction}{amount} cost {format_ns(line.cost_ns)} "
-        f"({format_share(line.cost_ns, whole)}): {format_ns(line.exposed_ns)} alone on the device, "
-        f"{format_ns(line.idle_ns)} idle after waiting for them",
+        title=f"{len(rows):,} pageable copies {line.direction}: {cost_text(trace, line.cost_ns, whole)}{amount}",
+        detail=f"{format_ns(line.exposed_ns)} alone on the device{also}.",
         **timed_cost(trace, line.cost_ns, whole),
         covers_ns={"exposed_copy": line.exposed_ns, "sync": line.idle_ns},
         cost_bytes=size if known.any() else None,
-        advice=fix + also,
+        advice=fix,
         where=line.site.where(op=line.op),
         evidence=tuple(table),
         spans=worst_spans(

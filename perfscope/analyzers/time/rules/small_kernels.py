@@ -26,11 +26,11 @@ from perfscope.analyzers.time.calls import SHORT_NS, ShortPairs, short_pairs
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
 from perfscope.model.finding import Cell, Finding, Scope
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_ns
 
 NEEDS = ("device_work", "launch_links")
 
@@ -41,6 +41,10 @@ COST_SHARE = 0.05
 """Of a device's span. The saving is modelled and not all pairs can be merged: ask for a clear margin."""
 
 ROWS = 20
+
+
+_ADVICE = "Fuse them: `torch.compile` for the model, `fused=True` for the optimizer, `torch.bmm` for small matmuls."
+_JAX_ADVICE = "Put what follows each other in one `jax.jit`, and batch small products with `jax.vmap`."
 
 
 def examined(trace: Trace) -> Scope:
@@ -69,12 +73,13 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
     starts, ends = (kernels[key][pairs.kernel] for key in ("start_ns", "end_ns"))
     return Finding(
         subject="short kernels",
-        title=f"{short:,} of {compute:,} kernels run for less than {format_ns(SHORT_NS)}; merging those that follow "
-        f"each other would save up to {format_ns(cost)} ({format_share(cost, device.span_ns)} of the device's span)",
+        title=f"{short:,} of {compute:,} kernels are shorter than {format_ns(SHORT_NS)}: "
+        f"{cost_text(trace, cost, whole_ns(trace))} if merged",
+        detail="Modelled: what merging kernels that follow each other would save. Only pairs that were queued count; "
+        "idle time in which the host was late is in launch_bound.",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),
         covers_ns={"dependency": int(pairs.gap_ns.sum())},
-        advice="`torch.compile` the model, `fused=True` for the optimizer, batch small matmuls (`torch.bmm`). The cost "
-        "holds only pairs that were queued; idle time in which the host was late is in launch_bound.",
+        advice=_JAX_ADVICE if len(trace.rows["hlo_ops"]) else _ADVICE,
         evidence=_evidence(trace, pairs),
         spans=worst_spans(starts - pairs.gap_ns, ends, pairs.saved_ns),
     )

@@ -25,11 +25,10 @@ import numpy as np
 from perfscope.analyzers.time.account import Cause, StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost
+from perfscope.analyzers.time.steps import cost_text, timed_cost
 from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Scope
 from perfscope.model.intervals import merge
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 
@@ -53,6 +52,36 @@ _WORDS: dict[Cause, str] = {
     "saving": "saving and logging",
     "dependency": "waiting for other device work",
 }
+
+
+_FIXES: dict[Cause, str] = {
+    "exposed_communication": "Start collectives earlier, so that independent work runs beside them.",
+    "exposed_copy": "Start copies earlier, from pinned memory and on a stream of their own.",
+    "sync": "Read results on the host less often, or after the next step is launched.",
+    "input": "Fetch the next batch while the step runs.",
+    "launch": "Launch less often: larger batches, `torch.compile`, or a `torch.cuda.CUDAGraph` around the step.",
+    "memory": "Keep shapes stable, so that the caching allocator keeps the memory it has.",
+    "collective_setup": "Make the process groups and run a collective of each before the loop.",
+    "other_host": "Do less on the host within the step, or do it in another process or thread.",
+    "garbage_collection": "Call `gc.freeze()` after the warm-up, and collect every N steps at most.",
+    "sleeping": "Take the wait for a lock, a queue or a thread out of the step.",
+    "saving": "Log every N steps, and save asynchronously.",
+    "compilation": "Warm up before measuring, and keep shapes stable.",
+    "dependency": "Fuse kernels that follow each other, or run independent work on another stream.",
+    "unexplained": "Record the step again with `perfscope run`, which links device work to the host's calls.",
+}
+_JAX_FIXES: dict[Cause, str] = {
+    "launch": "Launch less often: put the step in one `jax.jit`, and several steps in one `jax.lax.scan`.",
+    "memory": "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`).",
+    "dependency": "Put the whole step in one `jax.jit`, so that XLA fuses what follows each other.",
+}
+"""Where it differs, for programs that XLA compiled."""
+
+
+def _fix(cause: Cause, *, compiled: bool) -> str:
+    """What to do about most of the time. ``compiled``: by XLA."""
+    fix = _JAX_FIXES.get(cause, _FIXES[cause]) if compiled else _FIXES[cause]
+    return f"{fix} The evidence has the other causes."
 
 
 def examined(trace: Trace) -> Scope:
@@ -82,13 +111,13 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     spans = merge(*(parts[cause] for cause in causes if cause in parts))
     ordered = sorted(((cause, round(ns * cost / whole)) for cause, ns in causes.items()), key=lambda item: -item[1])
     most = _WORDS.get(ordered[0][0], ordered[0][0])
-    whose = "The main thread" if account.device == MISSING else "The device"
+    whose = "main thread" if account.device == MISSING else "device"
     yield Finding(
         subject="time without a finding",
-        title=f"{whose} does not compute {format_ns(cost)} ({format_share(cost, account.whole_ns)}) more, "
-        f"most of it {most}",
+        title=f"{whose} does not compute: {cost_text(trace, cost, account.whole_ns)}, most {most}",
+        detail="No other finding covers this time.",
         **timed_cost(trace, cost, account.whole_ns),
-        advice="See the causes in the evidence, and `perfscope explain unexplained_idle` for what to record or change.",
+        advice=_fix(ordered[0][0], compiled=bool(len(trace.rows["hlo_ops"]))),
         evidence=tuple(
             {"cause": _WORDS.get(cause, cause), "idle_ns": value, "share": round(value / account.whole_ns, 4)}
             for cause, value in ordered

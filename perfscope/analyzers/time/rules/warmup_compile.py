@@ -37,6 +37,7 @@ LEAST_SHARE = HIGH_SHARE
 """Of the steps together: below it their average is still that of a warm program to a twentieth."""
 
 ROWS = 20
+MOST_NAMED = 5
 
 
 examined = host_records
@@ -55,14 +56,18 @@ def check(trace: Trace) -> Iterable[Finding]:
     spans = trace.fact(cause_intervals)[account.device]["compilation"]
     spans = intersection(spans, union(windows.starts, windows.ends))
     work = host_work(trace, spans)[:ROWS]
-    named = f"; averages leave out step {', '.join(map(str, account.cold[:5]))}" if account.cold else ""
+    cold = account.cold
+    left_out = f" and {len(cold) - MOST_NAMED:,} more" if len(cold) > MOST_NAMED else ""
+    steps = f"step{'s' if len(cold) > 1 else ''} {', '.join(map(str, cold[:MOST_NAMED]))}{left_out}"
     timed = timed_cost(trace, cost, account.whole_ns)
-    if account.cold:  # other steps have none of it
+    if cold:  # other steps have none of it
         timed["cost_ns_per_step"] = None
     yield Finding(
         subject="compilation in measured steps",
-        title=f"the host compiles or loads code for {format_ns(cost)} ({format_share(cost, account.whole_ns)}) "
-        f"while the device is idle{named}",
+        title=f"code is compiled or loaded within the steps: {format_ns(cost)} "
+        f"({format_share(cost, account.whole_ns)})"
+        + (f", {len(cold):,} cold step{'s' if len(cold) > 1 else ''}" if cold else ""),
+        detail=f"Averages leave out {steps}." if cold else "",
         **timed,
         covers_ns={"compilation": cost},
         advice="Warm up before measuring, keep shapes stable, and keep the compile caches between runs.",

@@ -59,7 +59,7 @@ from perfscope.analyzers.torch_compile.frames import (
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
 from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import Compile, CompileLog, Graph
-from perfscope.model.finding import Cell, Finding, Severity
+from perfscope.model.finding import Cell, Finding, Severity, fit_title
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
@@ -112,8 +112,8 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     dearest = max((*first.cold, *first.uncached), key=lambda compile_time: compile_time.cached_ns).compile
     yield Finding(
         subject="every rank compiles the same cold",
-        title=f"{len(ranks)} ranks each compile the same {len(done[ranks[0]]):,} graphs cold, "
-        f"{format_ns(least)} or more on each of them",
+        title=f"{len(ranks)} ranks compile the same {len(done[ranks[0]]):,} graphs cold: {format_ns(least)} or more "
+        "each",
         severity="medium",
         basis="structural",
         where=where_of(user_place(dearest.place, dearest.stack)),
@@ -122,8 +122,8 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
             {"rank": rank, "cold_compilations": len(uses[rank].cold), "spared_ns": uses[rank].spared_ns}
             for rank in sorted(ranks, key=lambda rank: -uses[rank].spared_ns)[:MAX_ROWS]
         ),
-        advice="Compile once, in a job of one rank or its first start: artifacts, _ = "
-        "torch.compiler.save_cache_artifacts(); call torch.compiler.load_cache_artifacts(artifacts) on all ranks "
+        advice="Compile once, in a job of one rank, and share its caches: torch.compiler.save_cache_artifacts(). Call "
+        "torch.compiler.load_cache_artifacts(artifacts) on all ranks "
         "before the first compiled call.",
     )
 
@@ -205,13 +205,13 @@ MIN_REPEATED = 0.5
 """Of a graph's nodes: compiling its repeated block once halves the work behind tracing."""
 
 _KEEP = (
-    "Keep inductor's cache between starts: set TORCHINDUCTOR_CACHE_DIR to a folder that outlives the process, or ship "
+    "Keep inductor's cache between starts: set TORCHINDUCTOR_CACHE_DIR to a folder that outlives the process. Or ship "
     "one run's: artifacts, _ = torch.compiler.save_cache_artifacts() after the first steps, and "
     "torch.compiler.load_cache_artifacts(artifacts) before the first compiled call."
 )
 _ASK = (
-    "No cache was asked: take TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 out of the environment and leave "
-    "TORCHINDUCTOR_FX_GRAPH_CACHE at 1. "
+    "Remove TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 from the environment and leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1. No "
+    "cache was asked. "
 )
 _BY_STAGE = {
     Stage.TUNING: ' Autotuning dominates: compile with mode="default" while developing, max-autotune for the last run.',
@@ -230,13 +230,13 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(r"[Uu]nsupported call_(function|method)"),
-        "AOT autograd's cache takes only ops that it knows to be pure. Let the function that torch names stand outside "
-        "the compiled region, register it as torch.library.custom_op, or update torch: each version takes more.",
+        "Move the function that torch names out of the compiled region, or register it as torch.library.custom_op. AOT "
+        "autograd's cache takes only ops that it knows to be pure; each version of torch takes more.",
     ),
-    (re.compile(r"freezing"), "Frozen weights are part of the code: compile without torch._inductor.config.freezing."),
+    (re.compile(r"freezing"), "Compile without torch._inductor.config.freezing: frozen weights are part of the code."),
     (
         re.compile(r"FX graph cache is not enabled"),
-        "AOT autograd's cache needs inductor's: leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1.",
+        "Leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1: AOT autograd's cache needs inductor's.",
     ),
     (
         re.compile(r"custom.*pass|without uuid", re.IGNORECASE),
@@ -263,8 +263,8 @@ def bypass_advice(reason: str) -> str:
     """What makes a compilation cacheable that was refused with ``reason``."""
     known = next((advice for pattern, advice in _REASONS if pattern.search(reason)), None)
     return known or (
-        "Take out of the compiled function what torch names as its reason; TORCH_LOGS=+torch._functorch.autograd_cache "
-        "says more."
+        "Take what torch names as its reason out of the compiled function. "
+        "TORCH_LOGS=+torch._functorch.autograd_cache says more."
     )
 
 
@@ -282,19 +282,19 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
             stages[stage] += spent
     top = max(stages, key=lambda stage: stages[stage], default=None)
     whole = sum(compile_time.total_ns for compile_time in (*missed, *use.warm))
-    title = (
-        f"compiling takes {format_ns(whole)}, of which warm caches would spare up to {format_ns(use.spared_ns)} "
-        f"({len(missed):,} of {len(missed) + len(use.warm):,} compilations missed them)"
-    )
+    compilations = len(missed) + len(use.warm)
+    detail = f"Compiling takes {format_ns(whole)}"
     if top is not None:
-        title += f"; {top} takes {format_share(stages[top], whole)}"
-    title += f"; {plain_function(dearest.compile.function)} alone {format_ns(dearest.total_ns)}"
-    title += _in_steps(trace, whole)
+        detail += f"; {top} takes {format_share(stages[top], whole)}"
+    detail += f"; {plain_function(dearest.compile.function)} alone {format_ns(dearest.total_ns)}"
+    detail += _in_steps(trace, whole)
     if log.settings:
-        title += f"; without perfscope's own settings ({', '.join(log.settings)}) they may hit"
+        detail += f"; without perfscope's own settings ({', '.join(log.settings)}) they may hit"
     return Finding(
         subject="cold compilation",
-        title=title,
+        title=f"{len(missed):,} of {compilations:,} compilations miss the caches: {format_ns(use.spared_ns)} "
+        f"({format_share(use.spared_ns, whole)} of compiling)",
+        detail=f"{detail}.",
         # of a run whose settings are not the program's own it is not known whether that one starts cold
         severity="low" if log.settings else _severity(use.spared_ns),
         basis="measured",
@@ -365,8 +365,8 @@ def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
         worst = max(members, key=lambda compile_time: _refused_ns(cache, compile_time)).compile
         yield Finding(
             subject=f"not cacheable ({cache})",
-            title=f"{len(members):,} compilations are not cacheable ({cache}: {reason}): {format_ns(spent)} at each "
-            "start, warm or not",
+            title=fit_title(f"{len(members):,} compilations bypass {cache}: {format_ns(spent)} at each start", cache),
+            detail=f"They are not cacheable, also when the caches are warm: {reason}.",
             severity=_severity(spent),
             basis="measured",
             cost_ns=spent,

@@ -34,7 +34,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.ops import spans_of_windows
-from perfscope.analyzers.time import REGION, Window, detail_row, lineage, nearest_ancestor, per_step, step_windows
+from perfscope.analyzers.time import (
+    REGION,
+    Window,
+    cost_text,
+    detail_row,
+    lineage,
+    nearest_ancestor,
+    per_step,
+    step_windows,
+)
 from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
@@ -49,10 +58,9 @@ from perfscope.analyzers.torch_compile.frames import (
 )
 from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
-from perfscope.model.finding import Cell, Finding, Where, severity_of
+from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.frames import parse_frame
 from perfscope.model.trace import MISSING, SliceKind, Trace
-from perfscope.model.units import format_ns, format_share
 
 NEEDS = ("compile_log",)
 
@@ -236,11 +244,15 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
     count = len({inner.compile_id for member in members for inner in member.inner})
-    inner = f"; {count:,} function{'s' if count > 1 else ''} it calls {'are' if count > 1 else 'is'} compiled"
+    inner = f" {count:,} function{'s' if count > 1 else ''} it calls {'are' if count > 1 else 'is'} compiled."
     why = "its limit of compilations is reached" if first.at_limit else first.skip.reason
     return Finding(
         subject=f"{function} in eager mode",
-        title=f"{function} runs in eager mode as a whole: {why}{_in_words(cost, whole)}{inner if count else ''}",
+        title=fit_title(
+            f"{function} runs in eager mode" + ("" if cost is None else f": {cost_text(trace, cost.cost_ns, whole)}"),
+            function,
+        ),
+        detail=f"All of it: {why}.{_whose(cost)}{inner if count else ''}",
         severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
         basis="structural" if cost is None else "measured",
         cost_ns=None if cost is None else cost.cost_ns,
@@ -252,11 +264,10 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
     )
 
 
-def _in_words(cost: EagerCost | None, whole: int) -> str:
+def _whose(cost: EagerCost | None) -> str:
     if cost is None:
         return ""
-    what = "the device loses" if cost.on_device else "its own ops take"
-    return f"; {what} {format_ns(cost.cost_ns)} ({format_share(cost.cost_ns, whole)})"
+    return " The cost is what the device loses." if cost.on_device else " The cost is the time of its own ops."
 
 
 def _rows(fallback: Fallback) -> Iterable[Mapping[str, Cell]]:
@@ -293,12 +304,12 @@ def _row(what: str, compile_id: str, function: str, skip: GraphBreak) -> Mapping
 def _advice(fallback: Fallback) -> str:
     if fallback.at_limit:
         return (
-            "End the recompilations that used the limit up (rules recompilation and dynamic_shape_churn name guard and "
-            "line); raising torch._dynamo.config.recompile_limit only moves it."
+            "End the recompilations that used up the limit: recompilation and dynamic_shape_churn name guard and line. "
+            "Raising torch._dynamo.config.recompile_limit only moves it."
         )
     hint = first_hint(fallback.skip)
     text = f" torch says: {hint}" if hint else ""
     return (
-        "Move the line out of the loop or of the compiled function, or put it into a function marked with "
-        "@torch._dynamo.disable; torch.compile(..., fullgraph=True) makes it an error." + text
+        "Move the line out of the compiled function, or into a function marked with @torch._dynamo.disable. "
+        "torch.compile(..., fullgraph=True) makes it an error." + text
     )

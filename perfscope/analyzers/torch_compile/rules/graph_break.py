@@ -43,7 +43,7 @@ import numpy as np
 
 from perfscope.analyzers.ops import spans_of_windows
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
-from perfscope.analyzers.time import Region, Window, per_step, regions, step_windows
+from perfscope.analyzers.time import Region, Window, cost_text, per_step, regions, step_windows
 from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
@@ -61,9 +61,9 @@ from perfscope.analyzers.torch_compile.frames import (
 )
 from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode
-from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.model.finding import Cell, Finding, fit_title, severity_of
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes
 
 NEEDS = ("compile_log",)
 
@@ -73,7 +73,7 @@ LEAST_SHARE = 0.001
 
 FIXES = {
     "gb0170": "Decide on the device: torch.where(condition, a, b), a mask, or torch.cond.",
-    "gb0124": "Keep the value on the device, or read it outside the compiled function; "
+    "gb0124": "Keep the value on the device, or read it outside the compiled function. "
     "torch._dynamo.config.capture_scalar_outputs = True takes .item() into the graph.",
     "gb0059": "Call the builtin (print, input ...) outside the compiled function, or log with "
     "torch._dynamo.config.reorderable_logging_functions.",
@@ -83,7 +83,7 @@ FIXES = {
 """What to write instead, by torch's id of the break."""
 
 OTHER_FIX = (
-    "Move the line out of the compiled function, or write it with ops torch.compile can trace; "
+    "Move the line out of the compiled function, or write it with ops torch.compile can trace. "
     "torch.compile(..., fullgraph=True) makes a break an error."
 )
 
@@ -304,12 +304,15 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
             skipped = all(graph_break.skipped_frame for graph_break in line.breaks)
             function = line.functions[-1]
             verb = "would end a graph" if hypothetical else "ends a graph"
-            what = f"{first.reason} {verb} in {function}"
+            detail = f"The reason: {first.reason}."
             if skipped:
-                what += ", and all of it runs in eager mode" if not hypothetical else ", which would stay eager whole"
+                detail += " All of the function would stay eager." if hypothetical else " All of it runs in eager mode."
+            if hypothetical:
+                detail += " The program is not compiled: planned as if its model were."
             yield Finding(
                 subject=f"graph break in {function}",
-                title=what + ("; the program is not compiled: planned as if its model were" if hypothetical else ""),
+                title=fit_title(f"{first.reason} {verb} in {function}", first.reason, function),
+                detail=detail,
                 severity="low" if hypothetical else "medium",
                 basis="structural",
                 where=where_of(line.place),
@@ -334,10 +337,17 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
         return None
     first = line.breaks[0]
     function = line.place.function if line.place is not None and line.place.function else line.frames[0].function
-    crossing = f"; {format_bytes(line.crossing_bytes)} cross it" if line.crossing_bytes else ""
+    name = plain_function(function)
+    crossing = f" {format_bytes(line.crossing_bytes)} cross it." if line.crossing_bytes else ""
     return Finding(
-        subject=f"graph break in {plain_function(function)}",
-        title=f"{first.reason} ends a graph in {plain_function(function)}{_in_words(cost, whole)}{crossing}",
+        subject=f"graph break in {name}",
+        title=fit_title(
+            f"{first.reason} ends a graph in {name}"
+            + ("" if cost is None else f": {cost_text(trace, cost.cost_ns, whole)}"),
+            first.reason,
+            name,
+        ),
+        detail=f"The reason: {first.reason}.{_in_words(cost)}{crossing}",
         severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
         basis="structural" if cost is None else "measured",
         cost_ns=None if cost is None else cost.cost_ns,
@@ -350,12 +360,11 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
     )
 
 
-def _in_words(cost: EagerCost | None, whole: int) -> str:
+def _in_words(cost: EagerCost | None) -> str:
     if cost is None:
         return ""
-    waits = f", {cost.syncs:,} wait{'s' if cost.syncs > 1 else ''} for a value in it" if cost.syncs else ""
-    what = "the device loses" if cost.on_device else "the host spends"
-    return f"; {what} {format_ns(cost.cost_ns)} ({format_share(cost.cost_ns, whole)}) between graphs{waits}"
+    waits = f", with {cost.syncs:,} wait{'s' if cost.syncs > 1 else ''} for a value in it" if cost.syncs else ""
+    return f" The cost is what the {'device loses' if cost.on_device else 'host spends'} between graphs{waits}."
 
 
 def _row(trace: Trace, line: BrokenLine, graph_break: GraphBreak, cost: EagerCost | None) -> Mapping[str, Cell]:

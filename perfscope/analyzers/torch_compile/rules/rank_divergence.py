@@ -113,12 +113,14 @@ def _finding(divergence: Divergence) -> Finding:
     wait = divergence.wait_ns or None
     compiled = divergence.here or divergence.there
     code_line = user_place(compiled.source.place, compiled.source.stack) if compiled is not None else None
-    title = f"{_ranks(divergence.others)} {_difference(divergence)}"
+    others = _ranks(divergence.others)
+    title = f"{others} {_calls(divergence.others, _VERBS[divergence.kind])} {_WHAT[divergence.kind]}"
     if wait is not None:
-        title += f"; ranks wait up to {format_ns(wait)} for it"
+        title += f": ranks wait up to {format_ns(wait)}"
     return Finding(
         subject=_SUBJECTS[divergence.kind],
         title=title,
+        detail=f"{others.capitalize()} {_difference(divergence)}.",
         severity=_severity(divergence, wait),
         basis="structural" if wait is None else "modelled",
         cost_ns=wait,
@@ -133,6 +135,14 @@ _SUBJECTS = {
     "collectives": "ranks compile different collectives",
     "graphs": "ranks compile different graphs",
     "caches": "caches answer differently by rank",
+}
+
+
+_VERBS = {"collectives": "call", "graphs": "compile", "caches": "find"}
+_WHAT = {
+    "collectives": "other collectives than the rest",
+    "graphs": "other graphs than the rest",
+    "caches": "other caches than the rest",
 }
 
 
@@ -172,8 +182,8 @@ def _difference(divergence: Divergence) -> str:
     )
 
 
-def _calls(sides: Sequence[Side]) -> str:
-    return "call" if len(sides) > 1 else "calls"
+def _calls(sides: Sequence[Side], verb: str = "call") -> str:
+    return verb if len(sides) > 1 else f"{verb}s"
 
 
 def _count(sides: Sequence[Side]) -> str:
@@ -233,15 +243,16 @@ def _row(side: Side, divergence: Divergence) -> dict[str, Cell]:
 def _advice(divergence: Divergence) -> str:
     if divergence.kind == "caches":
         return (
-            "Give every machine the same caches: one rank's torch.compiler.save_cache_artifacts() in shared storage, "
-            "torch.compiler.load_cache_artifacts() on all of them before the first compiled call."
+            "Give every machine the same caches: one rank's torch.compiler.save_cache_artifacts() in shared storage. "
+            "Call torch.compiler.load_cache_artifacts() on all of them before the first compiled call."
         )
     compiled = divergence.here or divergence.there
     advice = "Keep what depends on the rank (dist.get_rank(), a flag, a path) out of the compiled function. "
     if compiled is not None and compiled.why_again is not None and "size" in compiled.why_again:
         advice = (
-            "Give every rank the same sizes (drop_last=True, padding), or mark what differs before the first call: "
-            "torch._dynamo.mark_dynamic(batch, 0); torch._dynamo.config.enable_compiler_collectives = True makes ranks "
+            "Give every rank the same sizes (drop_last=True, padding), or mark what differs as dynamic. Before the "
+            "first call: torch._dynamo.mark_dynamic(batch, 0); torch._dynamo.config.enable_compiler_collectives = "
+            "True makes ranks "
             "agree on dynamic sizes. "
         )
     return advice + "Ranks that run different parts of a model (pipeline stages) differ rightly."

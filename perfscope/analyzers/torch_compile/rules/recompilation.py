@@ -61,7 +61,7 @@ from perfscope.analyzers.torch_compile.frames import (
 from perfscope.analyzers.torch_compile.guards import Guard, GuardKind, parse_guard
 from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import CodeLine, Compile, CompileLog, Recompile
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where, severity_of
+from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where, fit_title, severity_of
 from perfscope.model.intervals import Intervals, union
 from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import RECORDED, Trace
@@ -315,12 +315,12 @@ MOST_SIZES_SHOWN = 8
 MOST_VALUES_SHOWN = 3
 
 FIXES: dict[GuardKind, str] = {
-    "number": "Pass {source} as a tensor (torch.tensor({source}, device=...)): a Python number that changes is burnt "
-    "into the graph. Where it must be a number, hand over few values of it.",
+    "number": "Pass {source} as a tensor (torch.tensor({source}, device=...)): a Python number that changes is part "
+    "of the graph. Where it must be a number, hand over few values of it.",
     "size": "Mark the dimension as dynamic before the first call: torch._dynamo.mark_dynamic({source}, {dimension}), "
     "or compile with dynamic=True, or pad to a few sizes.",
-    "identity": "Make {source} once, outside the loop: functions, lambdas, modules and configuration objects made anew "
-    "are other objects for the guard.",
+    "identity": "Make {source} once, outside the loop: functions, lambdas, modules and configuration objects made "
+    "again are other objects for the guard.",
     "type": "Pass the same type each time as {source}: convert before the call.",
     "training": "Call it in one mode: model.train() and model.eval() between calls make two programs; compile one each "
     "(torch.compile(model) twice) if both are needed in turn.",
@@ -335,7 +335,7 @@ FIXES: dict[GuardKind, str] = {
 """What to write instead, by what the guard that failed is about."""
 
 OTHER_FIX = (
-    "Keep what the guard looks at the same from call to call, or pass it as a tensor; "
+    "Keep what the guard looks at the same from call to call, or pass it as a tensor. "
     'TORCH_LOGS="recompiles_verbose" shows all guards.'
 )
 
@@ -360,15 +360,21 @@ def churn_findings(trace: Trace) -> Iterator[Finding]:
 def _recompilation(trace: Trace, again: Again) -> Finding:
     guard = again.main_guard()
     function = again.frame.function
-    why = "; the log does not say why" if guard is None else f"; {_change(again, guard)}"
+    why = "The log does not say why" if guard is None else _capital(_change(again, guard))
     return _frame_finding(
         trace,
         again,
         subject=f"recompilation of {function}",
-        title=f"{function} is compiled {len(again.compiles):,} more times{_in_steps(again)}, "
-        f"{format_ns(again.spent_ns)} in all{why}{_then(again)}",
+        title=fit_title(
+            f"{function} is compiled {len(again.compiles):,} more times: {format_ns(again.spent_ns)} in all", function
+        ),
+        detail=f"{why}.{_in_steps(again)}{_then(again)}",
         advice=_fix(guard) + _limit_advice(again),
     )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _change(again: Again, guard: Guard) -> str:
@@ -388,19 +394,26 @@ def _churn(trace: Trace, again: Again, churn: Churn) -> Finding:
         trace,
         again,
         subject=f"{again.frame.function} compiled for each size of {churn.tensor} in dimension {churn.dimension}",
-        title=f"{again.frame.function} is compiled anew for {len(churn.sizes):,} sizes of {symbol} ({shown}{more})"
-        f"{_in_steps(again)}, {format_ns(again.spent_ns)} in all{_then(again)}",
-        advice=f"Make the dimension dynamic: torch._dynamo.mark_dynamic({churn.tensor}, {churn.dimension}, min={low}, "
-        f"max={high}) before the call (the sizes seen: widen it to what can come), or torch.compile(..., dynamic=True) "
-        "in place of dynamic=False; or pad to a few sizes (the next power of two)." + _limit_advice(again),
+        title=fit_title(
+            f"{again.frame.function} is compiled for {len(churn.sizes):,} sizes of {symbol}: "
+            f"{format_ns(again.spent_ns)} in all",
+            again.frame.function,
+            symbol,
+        ),
+        detail=f"The sizes: {shown}{more}.{_in_steps(again)}{_then(again)}",
+        advice=f"Mark the dimension as dynamic: torch._dynamo.mark_dynamic({churn.tensor}, {churn.dimension}, "
+        f"min={low}, "
+        f"max={high}). These are the sizes seen: widen it to what can come, or use torch.compile(..., dynamic=True) in "
+        "place of dynamic=False. Padding to a few sizes (the next power of two) helps, too." + _limit_advice(again),
     )
 
 
-def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, advice: str) -> Finding:
+def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, detail: str, advice: str) -> Finding:
     per_step = again.per_step_ns
     return Finding(
         subject=subject,
         title=title,
+        detail=detail,
         severity=_severity(trace, again),
         basis="measured",
         cost_ns=again.spent_ns,
@@ -423,11 +436,11 @@ def _severity(trace: Trace, again: Again) -> Severity:
 
 def _in_steps(again: Again) -> str:
     steps = {step for step in again.steps if step is not None}
-    return f" in {len(steps):,} steps" if again.over_steps is not None and steps else ""
+    return f" It happens in {len(steps):,} steps." if again.over_steps is not None and steps else ""
 
 
 def _then(again: Again) -> str:
-    return "" if again.frame.limit is None else "; then the limit of compilations is reached, and new calls run eagerly"
+    return "" if again.frame.limit is None else " Then the limit of compilations is reached, and new calls run eagerly."
 
 
 def _limit_advice(again: Again) -> str:
@@ -502,17 +515,19 @@ def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
 
 def _planned_finding(again: PlannedAgain) -> Finding:
     guard = again.guards[0] if again.guards else None
-    title = f"{again.function} is compiled {again.recompilations:,} more times in the steps that were walked through"
     if guard is None:
-        title += "; torch does not say why"
+        why = "torch does not say why"
     elif again.sizes:
-        title += f": {guard.in_words()} changes ({', '.join(map(str, again.sizes))})"
+        why = f"{guard.in_words()} changes ({', '.join(map(str, again.sizes))})"
     else:
-        title += f": {guard.in_words()} changes, guard {one_line(guard.text)}"
+        why = f"{guard.in_words()} changes, guard {one_line(guard.text)}"
     fix = OTHER_FIX if guard is None else FIXES.get(guard.kind, OTHER_FIX)
     return Finding(
         subject=f"recompilation of {again.function}",
-        title=title,
+        title=fit_title(
+            f"{again.function} is compiled {again.recompilations:,} more times in a few steps", again.function
+        ),
+        detail=f"In the steps that were walked through: {why}.",
         severity="medium",
         basis="structural",
         where=again.where,
@@ -549,11 +564,16 @@ def _jax_finding(trace: Trace, function: str, again: list[CompileEvent], spanned
     per_step = cost // steps
     step_ns = median(trace.step_times_ns) if trace.step_times_ns else per_step
     reasons = Counter(event.reason for event in again if event.reason)
-    why = f"; {reasons.most_common(1)[0][0].splitlines()[0][:200]}" if reasons else ""
+    why = reasons.most_common(1)[0][0].splitlines()[0][:200] if reasons else ""
     return Finding(
         subject=f"recompilation of {function}",
-        title=f"{function} is compiled {count:,} more times in {len({event.step for event in again}):,} steps, "
-        f"{format_ns(cost)} in all{why}",
+        title=fit_title(
+            f"{function} is compiled {count:,} more times: {format_ns(cost)} in "
+            f"{len({event.step for event in again}):,} "
+            "steps",
+            function,
+        ),
+        detail=_capital(why),
         severity=severity_of(per_step, max(step_ns, per_step)),
         basis="measured",
         cost_ns=cost,
@@ -561,8 +581,8 @@ def _jax_finding(trace: Trace, function: str, again: list[CompileEvent], spanned
         where=Where(file=file, line=line),
         evidence=tuple(_jax_row(step, events) for step, events in _by_step(again)[:MAX_ROWS]),
         spans=spans_within(trace, _spent(again)),
-        advice="Call it with what it has seen before: pad shapes to a few sizes, pass numbers that change as arrays "
-        "(jnp.int32(i)) instead of static arguments, and make the jitted function once, outside the loop.",
+        advice="Pad shapes to a few sizes, and pass numbers that change as arrays (jnp.int32(i)), not as static "
+        "arguments. Make the jitted function once, outside the loop.",
     )
 
 

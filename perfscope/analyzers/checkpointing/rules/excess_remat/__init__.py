@@ -77,10 +77,10 @@ from perfscope.analyzers.checkpointing.rules.excess_remat.policies import domina
 from perfscope.analyzers.checkpointing.rules.excess_remat.program import program_findings
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
-from perfscope.analyzers.time import NO_WORK, call_site, named_slices, per_step, program_records, whole_ns
+from perfscope.analyzers.time import NO_WORK, call_site, cost_text, named_slices, per_step, program_records, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, severity_of
 from perfscope.model.trace import RECORDED, Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ()
 
@@ -180,19 +180,18 @@ def _finding(
     ops = sum(len(region.ops) for region in members)
     hidden = time.sum_ns - time.exposed_ns
     worst = sorted(members, key=lambda region: -region.time.exposed_ns)
-    title = (
-        f"{format_ns(time.sum_ns)} of forward work runs again in the backward pass "
-        f"({format_share(time.exposed_ns, whole)} of the time; {ops:,} ops in {len(members):,} regions)"
-    )
+    detail = f"{ops:,} ops in {len(members):,} regions, {format_ns(time.sum_ns)} in all"
     if hidden > 0:
-        title += f"; {format_ns(hidden)} of it hidden under other work"
+        detail += f", {format_ns(hidden)} of it hidden under other work"
     cost = time.exposed_ns
     if bargain is not None:
-        title += f"; {why(bargain)}"
+        detail += f"; {why(bargain)}"
         cost = round(cost * bargain.avoidable)
     return Finding(
         subject="recomputed forward",
-        title=title,
+        title=f"forward work runs again in backward: {cost_text(trace, time.exposed_ns, whole)}, "
+        f"{len(members):,} region{'' if len(members) == 1 else 's'}",
+        detail=f"{detail}.",
         severity=severity_of(cost, whole),
         basis="measured",
         cost_ns=cost,
@@ -249,9 +248,9 @@ def _form(asked_by: Cell, region: RegionBargain | None) -> str | None:
 
 def _advice(trace: Trace) -> str:
     advice = (
-        "Recompute only what is cheap: checkpoint(fn, *args, use_reentrant=False, context_fn=lambda: "
-        "create_selective_checkpoint_contexts(policy)) with a policy that saves matmuls, convolutions and "
-        "attention; or checkpoint fewer blocks. Saving activations needs memory: "
+        "Checkpoint fewer blocks, or only what is cheap: a policy that saves matmuls, convolutions and attention. "
+        "checkpoint(fn, *args, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy)) "
+        "takes one. Saving activations needs memory: "
     )
     return advice + _headroom(trace)
 

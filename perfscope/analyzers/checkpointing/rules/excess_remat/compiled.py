@@ -14,13 +14,13 @@ from perfscope.analyzers.checkpointing.inductor_remat import (
     graph_recompute,
 )
 from perfscope.analyzers.ops import spans_of_slices
-from perfscope.analyzers.time import compiled_rows, per_step, whole_ns, work_time
+from perfscope.analyzers.time import compiled_rows, cost_text, per_step, whole_ns, work_time
 from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes
 from perfscope.model.compile_log import CompiledKernel, GraphNode
-from perfscope.model.finding import Cell, Finding, Where, severity_of
+from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_count, format_ns, format_share
+from perfscope.model.units import format_bytes, format_count
 
 MAX_ROWS = 20
 
@@ -93,17 +93,19 @@ def _finding(
     flops = sum(graph.flops[index] or 0 for graph, index in members)
     kept = sum(node_bytes(node) for node in nodes)
     ops = ", ".join(sorted({node.op.split(".")[1] for node in nodes}))
-    title = f"the compiled backward computes {len(nodes):,} of the forward's {ops} again"
-    if flops:
-        title += f" ({format_count(flops)}FLOPs a run)"
+    title = f"the compiled backward recomputes {len(nodes):,} {ops}"
     if cost is not None:
-        title += f", {format_ns(cost)} ({format_share(cost, whole_ns(trace))})"
+        title += f": {cost_text(trace, cost, whole_ns(trace))}"
+    elif flops:
+        title += f": {format_count(flops)}FLOPs a run"
+    detail = f"{format_count(flops)}FLOPs a run; " if flops else ""
     if kept:
-        title += f"; saving the results takes {format_bytes(kept)}"
-    title += f"; {_why(bargain)}"
+        detail += f"saving the results takes {format_bytes(kept)}; "
+    detail += f"{_why(bargain)}."
     return Finding(
         subject="recomputed by the compiled backward",
-        title=title,
+        title=fit_title(title, ops),
+        detail=detail,
         severity="medium" if cost is None else severity_of(cost, whole_ns(trace)),
         basis="structural" if cost is None else "measured",
         cost_ns=cost,
@@ -139,9 +141,10 @@ def _why(bargain: CompiledBargain) -> str:
 
 def _advice(bargain: CompiledBargain) -> str:
     return (
-        "Save them: with activation checkpointing a policy that saves products and attention "
-        "(create_selective_checkpoint_contexts), else torch._functorch.config.activation_memory_budget = 1.0 "
-        "(smaller budgets recompute)" + ("." if bargain.verdict in _ALL else ", if the memory is there.")
+        "Save them: torch._functorch.config.activation_memory_budget = 1.0 (smaller budgets recompute)"
+        + (". " if bargain.verdict in _ALL else ", if the memory is there. ")
+        + "With activation checkpointing use a policy that saves products and attention "
+        "(create_selective_checkpoint_contexts)."
     )
 
 

@@ -16,7 +16,7 @@ from perfscope.analyzers.hlo.buffers import peak_bytes
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.module import Shape
 from perfscope.analyzers.hlo.program import costs, program_labels, programs_apart
-from perfscope.model.finding import Finding, Where
+from perfscope.model.finding import Finding, Where, fit_title
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
@@ -121,8 +121,11 @@ def _finding(group: Mapping[str, Candidate], better: Mapping[str, str | None]) -
     policy, other = group[label], group[best]
     return Finding(
         subject="dominated checkpoint policy",
-        title=f"{label} recomputes {_percent(policy)} of its arithmetic and needs {format_bytes(policy.peak)}; "
-        f"{best}, a program of the same function, recomputes {_percent(other)} and needs {format_bytes(other.peak)}",
+        title=fit_title(
+            f"{label} recomputes {_percent(policy)} of its arithmetic, {best} {_percent(other)}", label, best
+        ),
+        detail=f"{label} needs {format_bytes(policy.peak)}; {best}, a program of the same function, needs "
+        f"{format_bytes(other.peak)}.",
         severity="medium" if policy.share >= MEDIUM_FLOPS_SHARE else "low",
         basis="structural" if policy.assigned and other.assigned else "modelled",
         where=Where(module=policy.name),
@@ -137,7 +140,7 @@ def _finding(group: Mapping[str, Candidate], better: Mapping[str, str | None]) -
             }
             for label, program in sorted(group.items(), key=lambda pair: -pair[1].share)[:MAX_ROWS]
         ),
-        advice=f"Use the checkpoint policy of {best}: it recomputes less, and its peak memory is the same "
+        advice=f"Use the checkpoint policy of {best}. It recomputes less, and its peak memory is the same "
         f"to {100 * policy.tolerance:.0f}% or smaller. jax.ad_checkpoint.print_saved_residuals(f, *args) shows what "
         "a policy keeps.",
     )

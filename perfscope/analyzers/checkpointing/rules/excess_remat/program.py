@@ -48,15 +48,15 @@ NOT_KNOWN: Mapping[str, Cell] = {
 }
 
 ADVICE = (
-    "Save the products and recompute what is cheap: jax.checkpoint(f, "
-    "policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable), or save_only_these_names(...) with "
+    "Save the products: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable). "
+    "Or use save_only_these_names(...) with "
     "jax.ad_checkpoint.checkpoint_name around the results of the products themselves: a name on what is computed "
     "from them saves nothing. jax.ad_checkpoint.print_saved_residuals(f, *args) shows what a policy keeps. "
 )
 
 EVEN = (
     "By the device's peaks there is no time in it. Products seldom reach theirs, so a run may still gain a little: "
-    "time both before changing anything. "
+    "time both before changing anything."
 )
 
 
@@ -99,8 +99,9 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         yield Finding(
             subject="recomputed forward",
             title=f"jax.checkpoint runs {len(products):,} matrix {'product' if len(products) == 1 else 'products'} "
-            f"again in the backward pass: {_percent(share, cost)} of the program's arithmetic; keeping the results "
-            f"takes {format_bytes(kept)}{lost}",
+            f"again: {f'{_percent(share, cost)} of the arithmetic' if spent is None else spent.brief}",
+            detail=f"{_percent(share, cost)} of the program's arithmetic. Keeping the results takes "
+            f"{format_bytes(kept)}{lost}." + (f" {EVEN}" if even else ""),
             severity=("low" if even else _severity(share)) if spent is None else spent.severity,
             basis="structural" if spent is None else spent.basis,
             cost_ns=None if spent is None else spent.cost_ns,
@@ -109,7 +110,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
             where=where,
             evidence=tuple(_row(trace, product, whole) for product in products[:MAX_ROWS]),
             spans=spans_of_parts(trace, parts),
-            advice=(EVEN if even else "") + ADVICE + (_headroom(cost) if whole is None else whole.text()),
+            advice=ADVICE + (_headroom(cost) if whole is None else whole.text()),
         )
 
 
@@ -161,11 +162,12 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
     for_nothing = whole is not None and not whole.lowers_the_peak
     yield Finding(
         subject="rematerialized by XLA",
-        title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again because the program "
-        f"did not fit into memory: {_percent(share, cost)} of its arithmetic, "
+        title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again to save memory: "
+        + (f"{_percent(share, cost)} of the arithmetic" if spent is None else spent.brief),
+        detail=f"The program did not fit into memory. {_percent(share, cost)} of its arithmetic, "
         f"{format_bytes(sum(clone.bytes for clone in members))} more moved a run"
         + ("; the peak is no lower for it" if for_nothing else "")
-        + ("" if spent is None else f"; it takes {spent.text}"),
+        + ("." if spent is None else f"; it takes {spent.text}."),
         severity=_severity(share) if spent is None else spent.severity,
         basis="structural" if spent is None else spent.basis,
         cost_ns=None if spent is None else spent.cost_ns,
@@ -187,9 +189,10 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
             for clone in members[:MAX_ROWS]
         ),
         spans=spans_of_parts(trace, cloned_parts(trace, members)),
-        advice="Choose what to recompute instead of leaving it to the compiler: jax.checkpoint with a policy that "
-        "saves the products; donate arguments that are replaced (jax.jit(..., donate_argnums=...)); a smaller batch "
-        "a device. Look at XLA's warning 'Can't reduce memory use below': the recomputation may not even have helped. "
+        advice="Choose what to recompute yourself: jax.checkpoint with a policy that saves the products. Donate "
+        "arguments that are replaced (jax.jit(..., donate_argnums=...)), or make the batch per device smaller. Look "
+        "at XLA's "
+        "warning 'Can't reduce memory use below': the recomputation may not even have helped. "
         + (_headroom(cost) if whole is None else _paid(whole)),
     )
 

@@ -31,7 +31,7 @@ from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.memory.holders import SCARCE_SHARE
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.graph_time import graph_time
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Span, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Span, Where, fit_title
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -86,8 +86,9 @@ def _of_step(trace: Trace, model: StepModel) -> Iterable[Finding]:
     added = chosen.simulation.recompute_ns - today.recompute_ns
     yield Finding(
         subject="activations kept in scarce memory",
-        title=f"{_short(model, held_bytes)}: checkpointing {_names(steps, chosen)} takes {format_bytes(saved)} off the "
-        f"peak and runs {format_ns(added)} of a step again{_of_step_share(model, added)}",
+        title=fit_title(f"{_short(model, held_bytes)}: checkpointing saves {format_bytes(saved)}", model.label),
+        detail=f"Checkpointing {_names(steps, chosen)} takes {format_bytes(saved)} off the peak and runs "
+        f"{format_ns(added)} of a step again{_of_step_share(model, added)}.",
         severity=severity,
         basis="modelled",
         cost_bytes=saved,
@@ -167,6 +168,6 @@ def _advice(model: StepModel, chosen: GreedyStep) -> str:
     )
     peak = format_bytes(chosen.simulation.peak_bytes)
     return (
-        f"Checkpoint the modules of the evidence from the top, down to a peak of {peak}: {wrap}. The code for each, "
-        "offloading and dividing state: perfscope advise memory RUN --budget BYTES."
+        f"Checkpoint the modules of the evidence from the top, down to a peak of {peak}. Use {wrap}. "
+        "perfscope advise memory RUN --budget BYTES has the code for each, offloading, and dividing state."
     )

@@ -63,10 +63,10 @@ from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
 from perfscope.analyzers.predict.assumptions import vendor_factors
-from perfscope.analyzers.time import call_site, op_records, per_step, time_of, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, cost_text, op_records, per_step, time_of, whole_ns, worst_spans
 from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_ns
 
 NEEDS = ()
 
@@ -116,8 +116,9 @@ def check(trace: Trace) -> Iterable[Finding]:
     site = call_site(trace, groups[0].op)
     yield Finding(
         subject="float32 matrix products",
-        title=f"{kernels:,} float32 matrix products take {format_ns(sum(group.kernel_ns for group in groups))} on "
-        f"{device.name}; {fast} (peak {ratio:.1f}x) saves up to {format_ns(cost)} ({format_share(cost, whole)})",
+        title=f"{kernels:,} float32 matrix products: {fast} saves up to {cost_text(trace, cost, whole)}",
+        detail=f"They take {format_ns(sum(group.kernel_ns for group in groups))} on {device.name}; its peak in {fast} "
+        f"is {ratio:.1f} times that in float32.",
         severity=severity_of(cost, whole),
         basis="modelled",
         cost_ns=cost,
@@ -209,9 +210,11 @@ def _plan_advice(device: Device, mixed: str | None) -> str:
     if mixed is None:
         return _advice(device)
     return (
-        f"Their operands are float32 in a program that multiplies in {mixed}: made outside of its torch.autocast, or "
-        f"cast with .float(). Run them inside of it, or cast their operands (x.to(torch.{mixed})) and what they give "
-        "back; sums in a product are float32 all the same. Leave those that need 24 bits of their operands."
+        f"Run them inside of torch.autocast, or cast their operands (x.to(torch.{mixed})) and what they give back. "
+        "Their "
+        f"operands are float32 in a program that multiplies in {mixed}: made outside of its torch.autocast, or "
+        "cast with .float(); sums in a product are float32 all the same. Leave those that need 24 bits of their "
+        "operands."
     )
 
 
@@ -219,8 +222,8 @@ def _advice(device: Device) -> str:
     if "tf32" in device.matrix_dtypes:
         flag = " and HIPBLASLT_ALLOW_TF32=1 in the environment" if device.vendor == "AMD" else ""
         return (
-            f'Call torch.set_float32_matmul_precision("high") before the model runs{flag} (TF32 operands, '
-            'float32 sums), or run it under torch.autocast("cuda", dtype=torch.bfloat16).'
+            f'Call torch.set_float32_matmul_precision("high") before the model runs{flag}: TF32 operands, float32 '
+            'sums. Or run it under torch.autocast("cuda", dtype=torch.bfloat16).'
         )
     if "bfloat16" in device.matrix_dtypes:
         return 'Run the model under torch.autocast("cuda", dtype=torch.bfloat16); this device has no TF32.'

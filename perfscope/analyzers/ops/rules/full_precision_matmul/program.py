@@ -156,19 +156,21 @@ def _finding(
     if on_cpu:
         what = f"{'ask' if several else 'asks'} for full {name}"
     else:
-        what = f"{'run' if several else 'runs'} in full {name}, off the fast path of the matrix cores"
-    title = (
-        f"{len(found):,} matrix {'products' if several else 'product'} {what}: {flops / 1e9:,.3g} GFLOP a run, "
-        f"{100 * share:.1f}% of the program's arithmetic"
+        what = f"{'run' if several else 'runs'} in full {name}"
+    title = f"{len(found):,} matrix {'products' if several else 'product'} {what}: "
+    title += (
+        f"{100 * share:.1f}% of the arithmetic" if saving is None else f"{saving.brief} more than the fast precision"
     )
+    detail = f"{flops / 1e9:,.3g} GFLOP a run, {100 * share:.1f}% of the program's arithmetic, off the matrix cores."
     if on_cpu:
-        title += "; compiled for a CPU here, which has no faster kind: on a GPU or TPU it stays off the matrix cores"
+        detail += " Compiled for a CPU here, which has no faster kind: on a GPU or TPU it stays off the matrix cores."
     if saving is not None:
-        title += f"; in the fast precision it saves up to {saving.text}"
+        detail += f" The fast precision saves up to {saving.text}."
     severity: Severity = "medium" if share >= MEDIUM_FLOPS_SHARE and not on_cpu else "low"
     return Finding(
         subject=f"{name} matrix products",
         title=title,
+        detail=detail,
         severity=severity if saving is None else saving.severity,
         basis="structural" if saving is None else saving.basis,
         cost_ns=None if saving is None else saving.cost_ns,
@@ -189,6 +191,7 @@ def _finding(
         spans=spans_of_parts(trace, _parts(trace, found)),
         advice="Leave float64 to the host: without jax_enable_x64, or with x.astype(jnp.float32) before the product."
         if dtype == "f64"
-        else "Ask for what the model needs: precision=jax.lax.Precision.HIGH (or DEFAULT) in the product, or "
-        'jax.config.update("jax_default_matmul_precision", "high") for all; bfloat16 operands are faster still.',
+        else 'Call jax.config.update("jax_default_matmul_precision", "high"), or give the product a precision of its '
+        "own. "
+        "That is precision=jax.lax.Precision.HIGH (or DEFAULT); bfloat16 operands are faster still.",
     )

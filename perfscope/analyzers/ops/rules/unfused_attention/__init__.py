@@ -74,7 +74,7 @@ from perfscope.analyzers.ops.rules.unfused_attention.program import program_find
 from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.plans import PlanWork, bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
-from perfscope.analyzers.time import WorkTime, call_site, op_records, per_step, whole_ns
+from perfscope.analyzers.time import WorkTime, call_site, cost_text, op_records, per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedKernel
@@ -95,13 +95,13 @@ WIDEST_FLASH_HEAD = 256
 MAX_ROWS = 20
 
 ADVICE = (
-    "Call torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=..., is_causal=...) instead of the "
-    "matmul, softmax and matmul; use flex_attention under torch.compile for score changes it cannot express."
+    "Call torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=..., is_causal=...) instead. "
+    "Use flex_attention under torch.compile for changes of the scores that it cannot express."
 )
 SDPA_ADVICE = (
-    "scaled_dot_product_attention took its math fallback here. Wrap the call in "
-    "torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]) to get torch's "
-    "own reason as a warning"
+    "Meet what a fused kernel of scaled_dot_product_attention asks for: here it took its math fallback. Wrap the call "
+    "in torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]) to get torch's "
+    "own reason as a warning."
 )
 
 
@@ -149,12 +149,14 @@ def _graph_finding(
     trace: Trace, graph: OpGraph, members: list[GraphAttention], saved: Saving, where: Where, by_sdpa: bool
 ) -> Finding:
     first = members[0]
-    title = f"{_what(by_sdpa)} {_times(len(members))}: {format_bytes(saved.bytes)} of traffic "
-    title += f"on {_shape(first.score_shape)} scores"
-    if saved.ns is not None:
-        title += f", {format_ns(saved.ns)} a step ({100 * saved.share:.1f}%)"
-    else:
-        title += f" ({100 * saved.share_of_bytes:.1f}% of the step's bytes; no time)"
+    cost = (
+        f"{format_bytes(saved.bytes)} a step ({100 * saved.share_of_bytes:.1f}% of its bytes)"
+        if saved.ns is None
+        else f"{format_ns(saved.ns)} a step ({100 * saved.share:.1f}%)"
+    )
+    detail = f"{format_bytes(saved.bytes)} of traffic on {_shape(first.score_shape)} scores."
+    if by_sdpa:
+        detail += f" Why: {_why_math(graph, first)}."
     rows: list[dict[str, Cell]] = [
         {
             "module": graph.ops[attention.softmax].module,
@@ -168,7 +170,8 @@ def _graph_finding(
     ]
     return Finding(
         subject=_subject(by_sdpa),
-        title=title,
+        title=f"{_what(by_sdpa)} {_times(len(members))}: {cost}",
+        detail=detail,
         severity=saved.severity,
         basis="structural" if saved.ns is None else "modelled",
         cost_ns=None if saved.ns is None else saved.ns * steps_in(trace),
@@ -177,7 +180,7 @@ def _graph_finding(
         where=where,
         evidence=tuple(rows),
         spans=spans_of_ops(trace, (index for attention in members for index in attention.ops)),
-        advice=f"{SDPA_ADVICE}; {_why_math(graph, first)}." if by_sdpa else ADVICE,
+        advice=SDPA_ADVICE if by_sdpa else ADVICE,
     )
 
 
@@ -235,8 +238,8 @@ def _trace_finding(
     names = trace.rows["slices"]["name"]
     return Finding(
         subject=_subject(by_sdpa),
-        title=f"{_what(by_sdpa)} {_times(len(members))}: {format_ns(cost)} on {_shape(worst[0][0].score.shape)} scores "
-        f"between its matmuls ({format_share(cost, whole)} of the time)",
+        title=f"{_what(by_sdpa)} {_times(len(members))}: {cost_text(trace, cost, whole)}",
+        detail=f"Modelled: the time between its matmuls, on {_shape(worst[0][0].score.shape)} scores.",
         severity=severity_of(cost, whole),
         basis="modelled",
         cost_ns=cost,
@@ -254,7 +257,7 @@ def _trace_finding(
             for attention, time in worst[:MAX_ROWS]
         ),
         spans=spans_of_slices(trace, (row for attention in members for row in attention.ops)),
-        advice=f"{SDPA_ADVICE}." if by_sdpa else ADVICE,
+        advice=SDPA_ADVICE if by_sdpa else ADVICE,
     )
 
 
@@ -284,9 +287,11 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
                 continue
             yield Finding(
                 subject=_subject(False),
-                title=f"attention is written out {len(members):,} times: compiled, {format_bytes(moved)} of "
-                f"{_shape(members[0].score_shape)} scores still go through memory, {format_ns(saved)} a step "
-                f"({format_share(saved, whole)})",
+                title=f"{_what(False)} {_times(len(members))}: {format_ns(saved)} a step "
+                f"({format_share(saved, whole)}), "
+                "compiled",
+                detail=f"Compiled, {format_bytes(moved)} of {_shape(members[0].score_shape)} scores still go through "
+                "memory.",
                 severity=severity_of(saved, whole),
                 basis="modelled",
                 cost_ns=saved,
@@ -320,7 +325,7 @@ def _subject(by_sdpa: bool) -> str:
 
 
 def _what(by_sdpa: bool) -> str:
-    return "scaled_dot_product_attention fell back to plain ops" if by_sdpa else "attention is written out"
+    return "scaled_dot_product_attention runs as plain ops" if by_sdpa else "attention is written out"
 
 
 def _times(count: int) -> str:

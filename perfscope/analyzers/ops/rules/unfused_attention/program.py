@@ -28,14 +28,15 @@ MAX_ROWS = 20
 SUBJECT = "attention written out"
 
 GPU_ADVICE = (
-    "Call jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation='cudnn') with bfloat16 or float16 "
-    "arrays [batch, length, heads, features] (from [batch, heads, length, features]: jnp.swapaxes(x, 1, 2)); without "
-    "implementation='cudnn' it writes attention out as well. Off NVIDIA devices, or for other changes of the scores: "
-    "jax.experimental.pallas.ops.gpu.attention.mha(q, k, v, segment_ids=None, sm_scale=features**-0.5, causal=True)."
+    "Call jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation='cudnn') with bfloat16 or float16. Its "
+    "arrays are [batch, length, heads, features] (from [batch, heads, length, features]: jnp.swapaxes(x, 1, 2)); "
+    "without implementation='cudnn' it writes attention out as well. Off NVIDIA devices, or for other changes of the "
+    "scores: jax.experimental.pallas.ops.gpu.attention.mha(q, k, v, segment_ids=None, sm_scale=features**-0.5, "
+    "causal=True)."
 )
 TPU_ADVICE = (
     "Call jax.experimental.pallas.ops.tpu.flash_attention.flash_attention(q, k, v, causal=True, "
-    "sm_scale=features**-0.5) with arrays [batch, heads, length, features]; its sm_scale is 1 unless given."
+    "sm_scale=features**-0.5). Its arrays are [batch, heads, length, features]; sm_scale is 1 unless given."
 )
 
 
@@ -100,26 +101,31 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
     on_chip = not moved and inside > 0
     priced = None if on_cpu or on_chip else _price(trace, members)
     title = f"attention is written out {_times(members)} a run: "
+    scores = f"{_shape(worst)} scores ({format_bytes(worst.shape.bytes)})"
     if on_cpu:
-        title += (
-            f"its {_shape(worst)} scores ({format_bytes(worst.shape.bytes)}) go from kernel to kernel; compiled for a "
-            "CPU here, where they may stay in its caches: on a GPU each time would be a trip through memory"
+        title += f"{format_bytes(worst.shape.bytes)} of scores from kernel to kernel"
+        detail = (
+            f"The {scores} go from kernel to kernel. Compiled for a CPU here, where they may stay in its caches: on a "
+            "GPU each time would be a trip through memory."
         )
     elif on_chip:
-        title += (
-            f"its {_shape(worst)} scores ({format_bytes(worst.shape.bytes)}) go from kernel to kernel, here within the "
-            f"chip's own memory (VMEM, {format_bytes(inside)}); of longer sequences each time is a trip through HBM"
+        title += f"{format_bytes(worst.shape.bytes)} of scores from kernel to kernel"
+        detail = (
+            f"The {scores} stay within the chip's own memory (VMEM, {format_bytes(inside)}). With longer sequences "
+            "each time is a trip through HBM."
         )
     else:
-        title += (
+        title += f"{format_bytes(moved)} of traffic" if priced is None else priced.brief
+        detail = (
             f"{format_bytes(moved)} of traffic of its {_shape(worst)} scores "
             f"({format_share(moved, whole)} of the program's bytes)"
         )
-        title += f", {priced.text}" if priced is not None else "; no time"
+        detail += "; no time is known." if priced is None else f": {priced.text}."
     structural: Severity = "medium" if moved >= MEDIUM_SHARE * whole and moved and not on_cpu else "low"
     return Finding(
         subject=SUBJECT,
         title=title,
+        detail=detail,
         severity=structural if priced is None else priced.severity,
         basis="structural" if priced is None else priced.basis,
         cost_ns=None if priced is None else priced.cost_ns,

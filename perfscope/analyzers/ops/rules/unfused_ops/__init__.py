@@ -79,11 +79,10 @@ from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, chain_text
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
 from perfscope.analyzers.ops.traffic_bound import longest_ns
-from perfscope.analyzers.time import call_site, op_records, per_step, time_of, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, cost_text, op_records, per_step, time_of, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
-from perfscope.model.finding import AbstainError, Finding, Scope, Where, severity_of
+from perfscope.model.finding import AbstainError, Finding, Scope, Where, fit_title, severity_of
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
 
@@ -142,9 +141,9 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
         moved = sum(chain.eager_bytes - chain.fused_bytes for chain in chains)
         yield Finding(
             subject=text,
-            title=f"{text} looks like one expression run op by op: {len(chains):,} chains of {kernels:,} kernels, "
-            f"up to {format_ns(cost)} saved fused ({format_share(cost, whole)}); guessed from shapes and order, "
-            f"{100 * FORWARD_PRECISION:.0f}% of such links were real",
+            title=fit_title(f"{text} is not fused: {cost_text(trace, cost, whole)}, {len(chains):,} times", text),
+            detail=f"It looks like one expression: {len(chains):,} chains of {kernels:,} kernels, guessed from shapes "
+            f"and order; {100 * FORWARD_PRECISION:.0f}% of such links were real.",
             severity=severity_of(cost, whole),
             basis="modelled",
             cost_ns=cost,
@@ -169,7 +168,7 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
                 [work["end_ns"][chain.kernels[-1]] for _, chain in priced],
                 [saved for saved, _ in priced],
             ),
-            advice="Compile the function around it with @torch.compile, or the model; `perfscope run` records the op "
+            advice="Compile the function around it with @torch.compile, or the model. `perfscope run` records the op "
             "graph, which says exactly which ops can fuse.",
         )
 

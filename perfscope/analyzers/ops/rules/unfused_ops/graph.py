@@ -12,7 +12,7 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.fusion import FusionGroup, fusion_groups
 from perfscope.analyzers.ops.graph_time import short_name
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
-from perfscope.model.finding import Cell, Finding, Where, severity_of
+from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.op_graph import OpGraph, Phase
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -158,17 +158,15 @@ def _from_site(trace: Trace, site: Site, least: float) -> Iterator[Finding]:
     groups = sum(len(pattern.groups) for pattern in site.patterns)
     fewer = sum(pattern.kernels_saved for pattern in site.patterns)
     chain = chain_text(site.patterns[0].names)
-    title = (
-        f"{chain} runs op by op ({groups:,} {'chain' if groups == 1 else 'chains'} a step, {fewer + groups:,} ops "
-        f"where {groups:,} would do): {format_bytes(total_bytes)} a step moved for nothing"
-    )
-    title += (
-        f", {format_ns(total_ns)} ({100 * share:.1f}%)" if timed else f" ({100 * share:.1f}% of the bytes; no time)"
-    )
+    cost = f"{format_ns(total_ns)} a step ({100 * share:.1f}%)"
+    if not timed:
+        cost = f"{format_bytes(total_bytes)} a step ({100 * share:.1f}% of its bytes)"
     severity = severity_of(share, 1)
     yield Finding(
         subject=chain,
-        title=title,
+        title=fit_title(f"{chain} runs op by op: {cost}, {groups:,} time{'' if groups == 1 else 's'}", chain),
+        detail=f"{fewer + groups:,} ops a step where {groups:,} would do: {format_bytes(total_bytes)} of avoidable "
+        "memory traffic.",
         severity=severity if timed or severity != "high" else "medium",
         basis="modelled" if timed else "structural",
         cost_ns=total_ns * steps_in(trace) if timed else None,
@@ -214,6 +212,6 @@ def _row(trace: Trace, pattern: Pattern, saved: Saving) -> dict[str, Cell]:
 def _advice(site: Site) -> str:
     what = f"{site.function}()" if site.function and not site.function.startswith("<") else "the function around it"
     return (
-        f"Compile it: put @torch.compile on {what.rpartition('.')[2]}, or model = torch.compile(model); where the "
+        f"Compile it: put @torch.compile on {what.rpartition('.')[2]}, or model = torch.compile(model). Where the "
         "chain is a norm, call torch.nn.functional.rms_norm or layer_norm instead of writing it out."
     )

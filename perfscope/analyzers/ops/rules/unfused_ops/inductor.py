@@ -13,7 +13,7 @@ from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
 from perfscope.analyzers.plans import PlanWork, plan_works
-from perfscope.analyzers.time import compiled_rows, per_step, whole_ns, work_time
+from perfscope.analyzers.time import compiled_rows, cost_text, per_step, whole_ns, work_time
 from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refused_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel
@@ -135,17 +135,12 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
         return None
     means = fusion_reason(reason)
     count = len({(pair.pair.refusal.first, pair.pair.refusal.second) for pair in pairs})
-    title = (
-        f"inductor kept {_pairs(count)} of neighbouring kernels apart: {means.meaning}; "
-        f"{format_bytes(moved)} a run go through memory between them"
-    )
-    if saved is not None:
-        title += f", up to {format_ns(saved)} ({format_share(saved, whole_ns(trace))})"
-    elif graph_bytes:
-        title += f" ({format_share(moved, graph_bytes)} of what the graph's kernels move)"
+    share = f" ({format_share(moved, graph_bytes)} of the graph's bytes)" if graph_bytes else ""
+    cost = f"{format_bytes(moved)} a run{share}" if saved is None else cost_text(trace, saved, whole_ns(trace))
     return Finding(
         subject=_subject(reason),
-        title=title,
+        title=f"inductor keeps {_pairs(count)} of kernels apart: {cost}",
+        detail=f"The reason: {means.meaning}. {format_bytes(moved)} a run go through memory between them.",
         severity=_severity(saved, whole_ns(trace), moved, graph_bytes, pairs),
         basis="structural" if saved is None else "modelled",
         cost_ns=saved,
@@ -280,9 +275,9 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
             means = fusion_reason(reason)
             yield Finding(
                 subject=_subject(reason),
-                title=f"inductor would keep {_pairs(len(pairs))} of neighbouring kernels apart: "
-                f"{means.meaning}; {format_bytes(moved)} a step go through memory between them, up to "
-                f"{format_ns(saved)} ({format_share(saved, whole)})",
+                title=f"inductor would keep {_pairs(len(pairs))} of kernels apart: {format_ns(saved)} a step "
+                f"({format_share(saved, whole)})",
+                detail=f"The reason: {means.meaning}. {format_bytes(moved)} a step go through memory between them.",
                 severity=severity_of(saved, whole),
                 basis="modelled",
                 cost_ns=saved,

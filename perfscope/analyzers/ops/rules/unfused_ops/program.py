@@ -108,18 +108,19 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
     moved = sum(trip.saved_bytes for trip in trips)
     reached = sum(trip.saved_bytes for trip in trips if not trip.in_cache)
     kernels = len({trip.producer.name for trip in trips})
-    title = (
-        f"{what}: {format_bytes(moved)} a run go from {kernels:,} {'kernel' if kernels == 1 else 'kernels'} through "
-        f"memory to the next ({format_share(moved, whole)} of the program's bytes)"
-    )
+    count = f"{kernels:,} {'kernel' if kernels == 1 else 'kernels'}"
+    share = format_share(moved, whole)
+    cost = f"{format_bytes(moved)} a run ({share} of the bytes)" if saved is None else saved.brief
+    detail = f"{format_bytes(moved)} a run ({share} of the program's bytes) go through memory to the next kernel."
     if reached < moved:
-        cached = "all of it" if not reached else format_bytes(moved - reached)
-        title += f"; {cached} fits in an H100's level-2 cache when it is read"
+        cached = "All of it" if not reached else format_bytes(moved - reached)
+        detail += f" {cached} fits in an H100's level-2 cache when it is read."
     if saved is not None:
-        title += f"; up to {saved.text}"
+        detail += f" Fusing saves up to {saved.text}."
     return Finding(
         subject=what,
-        title=title,
+        title=f"{what} are not fused: {cost}, {count}",
+        detail=detail,
         severity=_severity(what, saved, reached, whole),
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,
@@ -181,12 +182,12 @@ def _advice(what: str) -> str:
         )
     if what == ELEMENTWISE:
         return (
-            "See why XLA stopped there: XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_pass_re=priority-fusion' writes "
-            "its reasons. Scatters, sorts, transpositions and reductions over different axes end a fusion: move them "
-            "to the border of the expression, or write it as one Pallas kernel."
+            "Move scatters, sorts and transpositions to the border of the expression, or write one Pallas kernel. "
+            "They end a fusion, as reductions over different axes do. "
+            "XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_pass_re=priority-fusion' writes XLA's own reasons."
         )
     return (
-        "XLA fuses an epilogue where the product's backend can (cuBLASLt: bias, relu, gelu; Triton: more) and "
-        "finds out by autotuning: leave --xla_gpu_autotune_level at its default, and keep the activation in the dtype "
-        "of the product."
+        "Keep the activation in the dtype of the product, and --xla_gpu_autotune_level at its default. XLA fuses an "
+        "epilogue where the product's backend can (cuBLASLt: bias, relu, gelu; Triton: more) and finds out by "
+        "autotuning."
     )

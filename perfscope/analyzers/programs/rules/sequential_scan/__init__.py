@@ -98,8 +98,10 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 PLAN_ADVICE = (
-    "Compute the recurrence h = a * h + b over the whole sequence at once: by doubling (log2 of the length steps over "
-    "all of it), in chunks as matrix products, or with torch._higher_order_ops.associative_scan under torch.compile."
+    "Compute the recurrence h = a * h + b over the whole sequence at once, or in chunks as matrix products. By "
+    "doubling "
+    "it takes log2 of the length steps over all of it; torch._higher_order_ops.associative_scan under torch.compile "
+    "does so."
 )
 
 
@@ -136,12 +138,12 @@ def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | Non
         severity = saved.severity
     return Finding(
         subject="sequential scan",
-        title=f"{count} {launches:,} {ops} a run one after another ({worst.trips:,} steps of {len(worst.kernels):,} "
-        f"{kernels}, with {format_ns(worst.work_ns)} of work a step on {worst.device}); the carry is linear, so a "
-        "parallel prefix computes the same"
-        + ("" if saved is None else f", up to {saved.text}, sooner")
-        + ("; compiled for a CPU here, where it may be no slower: on a GPU it would be" if on_cpu else "")
-        + ("; the shortest an op takes on a TPU was not measured, so no time is said" if on_tpu else ""),
+        title=f"{count} {launches:,} {ops} one after another" + ("" if saved is None else f": {saved.brief}"),
+        detail=f"{worst.trips:,} steps of {len(worst.kernels):,} {kernels}, with {format_ns(worst.work_ns)} of work a "
+        f"step on {worst.device}. The carry is linear, so a parallel prefix computes the same"
+        + ("." if saved is None else f", up to {saved.text} sooner.")
+        + (" Compiled for a CPU here, where it may be no slower: on a GPU it would be." if on_cpu else "")
+        + (" The shortest an op takes on a TPU was not measured, so no time is given." if on_tpu else ""),
         severity=severity,
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,
@@ -165,7 +167,8 @@ def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | Non
             for loop in members[:MAX_ROWS]
         ),
         spans=_spans(trace, members),
-        advice="Write the recurrence h = a * h + b as jax.lax.associative_scan(lambda f, s: (f[0] * s[0], s[0] * f[1] "
-        "+ s[1]), (a, b)) over the whole sequence, or over chunks of it; or fuse steps: jax.lax.scan(..., unroll=8). "
+        advice="Write h = a * h + b as jax.lax.associative_scan(lambda f, s: (f[0] * s[0], s[0] * f[1] + s[1]), (a, "
+        "b)). "
+        "It runs over the whole sequence, or over chunks of it. Or fuse steps: jax.lax.scan(..., unroll=8). "
         f"A step moves {format_bytes(sum(row.once.bytes for row in worst.kernels))}.",
     )

@@ -112,9 +112,10 @@ def scan_findings(trace: Trace, *, least_turns: int, advice: str) -> Iterator[Fi
                 continue
             yield Finding(
                 subject="sequential scan",
-                title=f"a loop of {loop.turns:,} turns takes {launches:,} launches a step one after another "
-                f"({_also(work, loop, compiled)}); what it carries is linear, so a parallel prefix computes the same, "
-                f"up to {format_ns(saved)} sooner",
+                title=f"a loop of {loop.turns:,} turns takes {launches:,} launches one after another: "
+                f"{format_ns(saved)} a step",
+                detail=f"{_also(work, loop, compiled)[0].upper()}{_also(work, loop, compiled)[1:]}. What it carries is "
+                "linear, so a parallel prefix computes the same.",
                 severity=severity_of(saved, max(whole.step.low, launches * LAUNCH_NS)),
                 basis="modelled",
                 cost_ns=saved,

@@ -53,6 +53,7 @@ from perfscope.analyzers.time import (
     StepAccount,
     account_windows,
     communication_in_steps,
+    cost_text,
     step_accounts,
     step_windows,
     timed_cost,
@@ -84,24 +85,24 @@ _INSTRUCTION = re.compile(
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 ADVICE = {
-    "allreduce": "DDP hides it behind the backward pass: check `bucket_cap_mb`, `static_graph=True`, and `no_sync()` "
-    "while accumulating. Tensor parallelism: its asynchronous form, or sequence parallelism.",
-    "allgather": "FSDP: prefetch the next block (`set_modules_to_forward_prefetch`), or keep parameters between "
+    "allreduce": "Let DDP overlap it with the backward pass (`bucket_cap_mb`, `static_graph=True`). Use `no_sync()` "
+    "while "
+    "accumulating. With tensor parallelism use its asynchronous form, or sequence parallelism.",
+    "allgather": "Prefetch the next FSDP block (`set_modules_to_forward_prefetch`). Or keep parameters between "
     "forward and backward (`reshard_after_forward=False`) where memory allows.",
-    "reducescatter": "FSDP: wrap per block so that each reduction runs behind the backward pass of the next.",
-    "alltoall": "Run it beside the experts' own work: split the tokens in two halves and pipeline them, or send lower "
+    "reducescatter": "Apply FSDP per block, so that each reduction runs beside the backward pass of the next.",
+    "alltoall": "Run it beside the experts' own work: split the tokens in two halves and pipeline them. Or send lower "
     "precision.",
-    "sendrecv": "Pipeline or all-to-all traffic: more micro-batches, interleaved schedules, or local work beside it.",
+    "sendrecv": "Use more microbatches, an interleaved schedule, or local work beside the sends and receives.",
 }
 """By operation, spelled without underscores: sources write `all_reduce`, `allreduce`, `_allgather_base`."""
 
 XLA_ADVICE = (
-    "The compiler decides what runs beside it: let it move more (XLA_FLAGS="
-    '"--xla_gpu_enable_latency_hiding_scheduler=true" on a GPU), give it something to move (jax.lax.scan(..., '
-    "unroll=2), or two half batches), and see blocking_collective for what it waits for and why."
+    'Let XLA overlap it: XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true" on a GPU. Give it something to '
+    "move (jax.lax.scan(..., unroll=2), or two half batches); blocking_collective says what it waits for and why."
 )
 
-ALONE_ADVICE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
+ALONE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
 
 OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the result is used."
 
@@ -208,7 +209,7 @@ def _sides(trace: Trace, device: StepAccount, member: int, waits: Mapping[int, W
         kind = finding.subject
         yield Side(
             finding=finding,
-            advice=finding.advice.removesuffix(ALONE_ADVICE),
+            advice=finding.advice,
             shares=shares_of(trace, member, device.device, members[kind], waits),
             whole_ns=device.whole_ns,
             steps=trace.fact(step_windows).count,
@@ -256,11 +257,13 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
         line = NOWHERE if instruction is None else where_of(instruction)
         yield Finding(
             subject=kind,
-            title=f"{kind}: {format_ns(cost)} ({format_share(cost, device.whole_ns)}) run while nothing computes, "
-            f"{format_share(cost, total)} of its {len(members):,} kernels' time",
+            title=f"exposed {kind}: {cost_text(trace, cost, device.whole_ns)}, {len(members):,} "
+            f"kernel{'' if len(members) == 1 else 's'}",
+            detail=f"It runs while nothing computes: {format_share(cost, total)} of the time of its kernels."
+            + (ALONE if alone else ""),
             **timed_cost(trace, cost, device.whole_ns),
             covers_ns={"exposed_communication": cost},
-            advice=(_advice(kind) if instruction is None else XLA_ADVICE) + (ALONE_ADVICE if alone else ""),
+            advice=_advice(kind) if instruction is None else XLA_ADVICE,
             where=Where(
                 file=line.file,
                 line=line.line,

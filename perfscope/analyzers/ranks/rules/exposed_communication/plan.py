@@ -49,8 +49,8 @@ def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: 
     least = "" if known else "; the links are not known, so this is the least"
     return Finding(
         subject=f"exposed {kind} (planned)",
-        title=f"planned: the step waits {format_ns(cost)} or more for {several} ({format_share(cost, whole)}); "
-        f"{beside}{least}",
+        title=f"planned: the step waits for {several}: {format_ns(cost)} or more ({format_share(cost, whole)})",
+        detail=f"{beside[0].upper()}{beside[1:]}{least}.",
         severity=severity_of(cost, whole),
         basis="modelled",
         cost_ns=cost,

@@ -76,9 +76,9 @@ def exposed_finding(
         more = f"; {member} {costly.total.member} has most besides waiting, {format_ns(cost)}"
     return replace(
         worst.finding,
-        title=f"{worst.finding.subject}: {format_ns(whole.exposed_ns)} "
-        f"({format_share(whole.exposed_ns, worst.whole_ns)}) run on {member} {whole.member} while nothing "
-        f"computes: {', '.join(texts)}{more}",
+        title=f"exposed {worst.finding.subject}: {_of_step(whole.exposed_ns, worst)} on {member} {whole.member}"
+        + (f", {_mostly(whole, member)}" if len(texts) > 1 else ""),
+        detail=f"It runs while nothing computes: {', '.join(texts)}{more}.",
         severity=severity_of(cost, costly.whole_ns),
         cost_ns=cost,
         cost_ns_per_step=round(cost / costly.steps) if costly.steps else None,
@@ -89,6 +89,18 @@ def exposed_finding(
         spans=spans_of_ranks(_pieces(sides)) if member == "rank" else worst.finding.spans,
         advice=_advice(whole, worst.advice, member, elsewhere=elsewhere),
     )
+
+
+def _of_step(exposed_ns: int, side: Side) -> str:
+    """``'17.1 ms a step (5.7%)'``, or of the whole capture where no step is known."""
+    time = format_ns(round(exposed_ns / side.steps)) + " a step" if side.steps else format_ns(exposed_ns)
+    return f"{time} ({format_share(exposed_ns, side.whole_ns)})"
+
+
+def _mostly(whole: Share, member: str) -> str:
+    waited = whole.late_ns + whole.own_ns + whole.together_ns
+    parts = {waited: f"most waiting for {member}s", whole.core_ns: "most transfer"}
+    return parts.get(max(waited, whole.core_ns, whole.unclear_ns, whole.unmatched_ns), "transfer or waiting")
 
 
 def _pieces(sides: Sequence[Side]) -> Iterator[tuple[int | None, int, int]]:
@@ -116,11 +128,13 @@ def _late(share: Share, member: str) -> str:
 def _advice(whole: Share, transfer: str, member: str, *, elsewhere: bool) -> str:
     """What most of it is comes first: a late rank is not mended by overlapping, nor a transfer by an even load."""
     waited = whole.late_ns + whole.together_ns
-    late = f"Waiting ends where the late {member} comes in time: "
-    late += (
-        "`straggler` says which and what it did before; that part is its cost and is not in this one."
+    late = (
+        f"Make the late {member} come in time: `straggler` says which and what it did before; that part is its cost "
+        "and "
+        "is not in this one."
         if elsewhere
-        else f"compare what it does before with the other {member}s (shard sizes, padding, uneven experts or layers)."
+        else f"Make the late {member} come in time: compare what it does before with the other {member}s (shard sizes, "
+        "padding, uneven experts or layers)."
     )
     if elsewhere and whole.core_ns:
         transfer += (
