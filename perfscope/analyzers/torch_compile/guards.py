@@ -125,3 +125,29 @@ def _of_value(text: str) -> Guard | None:
         return Guard(kind="training", text=text, source=source, expected=value)
     kind: GuardKind = "number" if _NUMBER.match(value) or value in ("True", "False") else "other"
     return Guard(kind=kind, text=text, source=source, expected=value)
+
+
+FIXES: dict[GuardKind, str] = {
+    "number": "Pass {source} as a tensor (torch.tensor({source}, device=...)): a Python number that changes is part "
+    "of the graph. Where it must be a number, hand over few values of it.",
+    "size": "Mark the dimension as dynamic before the first call: torch._dynamo.mark_dynamic({source}, {dimension}), "
+    "or compile with dynamic=True, or pad to a few sizes.",
+    "identity": "Make {source} once, outside the loop: functions, lambdas, modules and configuration objects made "
+    "again are other objects for the guard.",
+    "type": "Pass the same type each time as {source}: convert before the call.",
+    "training": "Call it in one mode: model.train() and model.eval() between calls make two programs; compile one each "
+    "(torch.compile(model) twice) if both are needed in turn.",
+    "grad_mode": "Call it in one gradient mode: with and without torch.no_grad() are two programs. Compile one for "
+    "training and one for evaluation.",
+    "global_state": "Keep global state as it is between calls: autocast, default dtype, number of threads, "
+    "deterministic mode and torch function modes are part of the guards.",
+    "tensor": "Pass {source} with one layout: dtype, device, requires_grad, rank and strides are guarded "
+    "(.contiguous(), .detach(), .to(dtype) before the call).",
+    "container": "Pass {source} with the same length and keys each time, or as one stacked tensor.",
+}
+"""What to write instead, by what the guard that failed is about."""
+
+OTHER_FIX = (
+    "Keep what the guard looks at the same from call to call, or pass it as a tensor. "
+    'TORCH_LOGS="recompiles_verbose" shows all guards.'
+)

@@ -58,7 +58,7 @@ from perfscope.analyzers.torch_compile.frames import (
     plain_function,
     where_of,
 )
-from perfscope.analyzers.torch_compile.guards import Guard, GuardKind, parse_guard
+from perfscope.analyzers.torch_compile.guards import FIXES, OTHER_FIX, Guard, parse_guard
 from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import CodeLine, Compile, CompileLog, Recompile
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where, fit_title, severity_of
@@ -313,31 +313,6 @@ def _places(log: CompileLog) -> Iterable[CodeLine]:
 
 MOST_SIZES_SHOWN = 8
 MOST_VALUES_SHOWN = 3
-
-FIXES: dict[GuardKind, str] = {
-    "number": "Pass {source} as a tensor (torch.tensor({source}, device=...)): a Python number that changes is part "
-    "of the graph. Where it must be a number, hand over few values of it.",
-    "size": "Mark the dimension as dynamic before the first call: torch._dynamo.mark_dynamic({source}, {dimension}), "
-    "or compile with dynamic=True, or pad to a few sizes.",
-    "identity": "Make {source} once, outside the loop: functions, lambdas, modules and configuration objects made "
-    "again are other objects for the guard.",
-    "type": "Pass the same type each time as {source}: convert before the call.",
-    "training": "Call it in one mode: model.train() and model.eval() between calls make two programs; compile one each "
-    "(torch.compile(model) twice) if both are needed in turn.",
-    "grad_mode": "Call it in one gradient mode: with and without torch.no_grad() are two programs. Compile one for "
-    "training and one for evaluation.",
-    "global_state": "Keep global state as it is between calls: autocast, default dtype, number of threads, "
-    "deterministic mode and torch function modes are part of the guards.",
-    "tensor": "Pass {source} with one layout: dtype, device, requires_grad, rank and strides are guarded "
-    "(.contiguous(), .detach(), .to(dtype) before the call).",
-    "container": "Pass {source} with the same length and keys each time, or as one stacked tensor.",
-}
-"""What to write instead, by what the guard that failed is about."""
-
-OTHER_FIX = (
-    "Keep what the guard looks at the same from call to call, or pass it as a tensor. "
-    'TORCH_LOGS="recompiles_verbose" shows all guards.'
-)
 
 
 def recompilation_findings(trace: Trace) -> Iterator[Finding]:
