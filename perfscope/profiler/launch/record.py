@@ -299,7 +299,10 @@ def discard_if_empty(recorded: Recorded) -> bool:
         return False
     if any(file.is_file() and file.stat().st_size for file in recorded.directory.glob("*/**/*")):
         return False
-    return run_folders.discard(recorded.directory)
+    try:
+        return run_folders.discard(recorded.directory)
+    except OSError:  # the program's exit code counts, whatever becomes of the folder
+        return False
 
 
 def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, failed: str | None) -> str:

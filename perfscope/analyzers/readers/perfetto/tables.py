@@ -212,7 +212,7 @@ class Tables:
         sample_places = place_codes[events["kind"] == COUNTER]
         self._samples = self._samples.take(np.flatnonzero(sample_places != Place.DRAWN))
         rest = events["kind"] != COUNTER
-        devices = (place_codes == Place.KERNEL) | (place_codes == Place.COPY)
+        devices = np.isin(place_codes, [Place.KERNEL, Place.COPY, Place.SYNC])
         lost = devices & rest & ~self._has_device(events)
         place_codes[lost] = Place.SLICE  # of no known device and stream: a span like any other
         marks = (events["kind"] == INSTANT) & ~np.isin(
@@ -310,7 +310,7 @@ class Tables:
         if len(events):
             self._set("devices", self._arguments.of("devices", events["event"]))
             return
-        seen = [self._arguments.ordinal(self._parts[place]["event"]) for place in (Place.KERNEL, Place.COPY)]
+        seen = [self._arguments.ordinal(self._parts[place]["event"]) for place in (Place.KERNEL, Place.COPY, Place.SYNC)]
         if self._gpu_spans:
             seen.append(self._gpu_spans["device"])
         ordinals = np.unique(np.concatenate(seen))
