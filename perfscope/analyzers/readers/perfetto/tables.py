@@ -310,7 +310,8 @@ class Tables:
         if len(events):
             self._set("devices", self._arguments.of("devices", events["event"]))
             return
-        seen = [self._arguments.ordinal(self._parts[place]["event"]) for place in (Place.KERNEL, Place.COPY, Place.SYNC)]
+        places = (Place.KERNEL, Place.COPY, Place.SYNC)
+        seen = [self._arguments.ordinal(self._parts[place]["event"]) for place in places]
         if self._gpu_spans:
             seen.append(self._gpu_spans["device"])
         ordinals = np.unique(np.concatenate(seen))
