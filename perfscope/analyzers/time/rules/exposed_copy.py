@@ -117,11 +117,12 @@ def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: I
     known = copies["bytes"][rows] != MISSING
     size = int(copies["bytes"][rows][known].sum())
     seconds = int(lengths[known].sum()) / 1e9
-    amount = f", {format_bytes(size)} at {size / 1e9 / seconds:,.1f} GB/s" if size and seconds else ""
+    amount = f"They moved {format_bytes(size)} at {size / 1e9 / seconds:,.1f} GB/s." if size and seconds else ""
     order = np.argsort(-exposed[rows], kind="stable")[:ROWS]
     return Finding(
         subject=_DIRECTIONS[kind],
-        title=f"{len(rows):,} {_DIRECTIONS[kind]} hidden by no kernel: {cost_text(trace, cost, whole)}{amount}",
+        title=f"{len(rows):,} {_DIRECTIONS[kind]} hidden by no kernel: {cost_text(trace, cost, whole)}",
+        detail=amount,
         **timed_cost(trace, cost, whole),
         cost_bytes=size or None,
         covers_ns={"exposed_copy": cost},

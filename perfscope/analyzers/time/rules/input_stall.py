@@ -50,8 +50,8 @@ BUSY_SHARE = 0.6
 """Of a worker's time: one that makes batches for less is not what the program waits for."""
 
 _ADVICE = (
-    "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`; "
-    "decode and augment once, or on the device; fetch the next batch before the step ends."
+    "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`. "
+    "Decode and augment once, or on the device; fetch the next batch before the step ends."
 )
 
 
