@@ -79,7 +79,7 @@ ROWS = 20
 _WORK: dict[Cause, tuple[str, str, str]] = {
     "other_host": (
         "host work",
-        "works outside ops",
+        "does other work",
         "Move it out of the step: do it once before the loop, in another process, or in a thread.",
     ),
     "saving": (
