@@ -60,11 +60,11 @@ def test_of_eight_real_programs_the_dominated_policies_are_named(
         assert [rows[name]["recompute_share"] for name in names] == pytest.approx(shares, abs=6e-4)
         assert [rows[name]["beaten_by"] for name in names] == [None, None, None, f"gpu_ckpt_dots_{form}"]
         assert finding["title"].startswith(f"gpu_ckpt_names_{form} recomputes 14.")
-        assert f"gpu_ckpt_dots_{form}, a program of the same function" in finding["title"]
+        assert f"gpu_ckpt_dots_{form}" in finding["title"]
     others = [one for outcome in held["outcomes"] for one in outcome["findings"] if "dominated" not in one["subject"]]
     assert others
     for one in others:
-        assert one["title"].startswith("gpu_ckpt_")
+        assert "gpu_ckpt_" in one["title"] + one["detail"]
         assert all(str(row["program"]).startswith("gpu_ckpt_") for row in one["evidence"])
 
 
@@ -113,9 +113,9 @@ def test_another_device_has_another_time(tmp_path: Path, capsys: pytest.CaptureF
     )
     assert assumed["cost_ns"] == pytest.approx(8 * ELEMENTS / 3.352e12 * 1e9, rel=0.001)
     assert named["cost_ns"] == pytest.approx(8 * ELEMENTS / 7.7e12 * 1e9, rel=0.001)
-    assert "on H100 SXM (assumed)" in assumed["title"]
-    assert "on B200" in named["title"]
-    assert "(assumed)" not in named["title"]
+    assert "H100 SXM (assumed)" in assumed["detail"]
+    assert "B200" in named["detail"]
+    assert "(assumed)" not in named["detail"]
     assert (assumed["severity"], named["severity"]) == ("medium", "high")
 
 

@@ -288,4 +288,4 @@ def test_a_signed_url_is_read_and_not_shown(
     said = out + err + "".join(file.read_text() for file in tmp_path.iterdir())
     for secret in (signature, KEY, SECRET, broken.partition("Signature=")[2].partition("&")[0]):
         assert secret not in said
-    assert "Signature=***" in said
+    assert "Signature=[hidden]" in said

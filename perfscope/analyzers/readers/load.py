@@ -291,6 +291,7 @@ _CORRUPT: Mapping[type[Exception], str] = {
     EOFError: "it ends too early",
     KeyError: "it lacks {}",
     IndexError: "it refers to something that is not in it",
+    LookupError: "it lacks {}",
     TypeError: "a value is of an unexpected type",
     AttributeError: "a value is of an unexpected type",
     ArithmeticError: "its numbers make no sense",
