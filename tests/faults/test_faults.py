@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
+from tests.conftest import REPOSITORY
 from tests.faults.inject import EVENTS, PROGRAM_CODE
 from tests.store.kept_runs import put_run
 
@@ -44,7 +45,11 @@ def prepare(name: str, folder: Path) -> None:
 
 def injected(name: str, kind: str, folder: Path, every: int = 1) -> int:
     """How many writes were broken, one after the other."""
-    places = {"PERFSCOPE_CACHE": str(folder / "cache"), "PERFSCOPE_STORE": str(folder / "store.sqlite")}
+    places = {
+        "PYTHONPATH": str(REPOSITORY),
+        "PERFSCOPE_CACHE": str(folder / "cache"),
+        "PERFSCOPE_STORE": str(folder / "store.sqlite"),
+    }
     ended = subprocess.run(
         [sys.executable, "-m", "tests.faults.inject", name, kind, str(every), str(folder)],
         capture_output=True, text=True, check=False, env={**os.environ, **places}, timeout=900,

@@ -29,12 +29,17 @@ def test_the_function_that_keeps_the_device_idle_is_named_with_its_line() -> Non
 def test_kinds_of_work_are_told_apart() -> None:
     for name, subject in {
         "<built-in function sleep>": "sleeping",
+        "$threading.py:323 wait": "sleeping",
         "Python GC": "garbage collection",
         "torch/serialization.py(900): save": "saving and logging",
         "logging/__init__.py(1500): info": "saving and logging",
     }.items():
         (finding,) = judge(RULE, _loop(10_000, name=name).build()).findings
         assert (finding.subject, finding.cost_ns) == (subject, 10_000_000), name
+
+
+def test_a_function_of_jax_that_waits_for_the_device_is_no_host_work() -> None:
+    assert judge(RULE, _loop(10_000, name="$api.py:3165 try_to_block").build()).status == "clean"
 
 
 def test_the_threshold_is_a_twentieth_of_the_step() -> None:

@@ -95,13 +95,20 @@ _SAVING = re.compile(
 _SLEEPING = re.compile(
     r"<built-in function sleep>|<built-in method sleep of .*>|<built-in method acquire of _thread\.\w*lock.*>"
     r"|.*threading\.py\(\d+\): (wait|join|acquire)|.*queue\.py\(\d+\): get|<built-in function poll>"
+    r"|\$threading\.py:\d+ (wait|join|acquire|_wait_for_tstate_lock)|\$queue\.py:\d+ get|\$time sleep"
 )
+_DEVICE_WAIT = re.compile(
+    r"\$(api|array|dispatch)\.py:\d+ (try_to_block|block_until_ready|_value|__array__|item|tolist|device_get)"
+    r"|\$\S* block_until_ready|PjRt\w*::(Await|BlockHostUntilReady)\w*"
+)
+"""Functions of JAX that wait for a device."""
 _BY_NAME = (
     (HostActivity.COMPILATION, _COMPILATION),
     (HostActivity.COLLECTIVE_SETUP, _COLLECTIVE_SETUP),
     (HostActivity.GARBAGE_COLLECTION, _GARBAGE),
     (HostActivity.SAVING, _SAVING),
     (HostActivity.SLEEPING, _SLEEPING),
+    (HostActivity.SYNC, _DEVICE_WAIT),
 )
 _LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
 
@@ -130,7 +137,9 @@ def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
         HostActivity.INPUT: input_spans(trace),
         HostActivity.COMPILATION: _together(named[HostActivity.COMPILATION], loading),
         HostActivity.MEMORY: allocator_spans(trace),
-        HostActivity.SYNC: spans_by_thread(trace, "calls", trace.fact(blocking_calls)),
+        HostActivity.SYNC: _together(
+            named[HostActivity.SYNC], spans_by_thread(trace, "calls", trace.fact(blocking_calls))
+        ),
         HostActivity.LAUNCH: _together(
             spans_by_thread(trace, "calls", launching),
             spans_by_thread(trace, "slices", _ops_that_launch(trace, launching)),
