@@ -96,7 +96,7 @@ SUBJECTS = {
     "garbage": "garbage collection",
     "lock": "waiting for the interpreter's lock",
 }
-STEPS = 100
+STEPS = 200
 FRAMEWORKS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in TRAIN]
 
 
