@@ -222,7 +222,7 @@ def free_samples(trace: Trace, thread: int) -> Int64:
 def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     """Of rows of ``samples``: the innermost line is no framework's and no data loader's, and calls no known op.
 
-    Known are ops of the op graph and functions that JAX compiled. A line that calls an op and that no op graph names
+    Known are ops of the op graph, functions that JAX compiled, and waits for a device. A line that calls an op and that no op graph names
     passes for one of the program's own work.
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
@@ -233,7 +233,7 @@ def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     jitted = _jitted_functions(trace)
     calls_jitted = np.array([known.texts[row].rpartition(".")[2] in jitted for row in frame.tolist()], bool)
     outside = (frame != MISSING) & ~of_ops & ~calls_jitted & ~known.in_loader[frame] & ~known.in_framework[frame]
-    return np.asarray(outside, bool)
+    return np.asarray(outside & ~trace.fact(device_waits)[rows], bool)
 
 
 def _jitted_functions(trace: Trace) -> set[str]:
