@@ -222,8 +222,8 @@ def free_samples(trace: Trace, thread: int) -> Int64:
 def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     """Of rows of ``samples``: the innermost line is no framework's and no data loader's, and calls no known op.
 
-    Known are ops of the op graph, functions that JAX compiled, and waits for a device. A line that calls an op and that no op graph names
-    passes for one of the program's own work.
+    Known are ops of the op graph, functions that JAX compiled, and waits for a device. A line that calls an op and that
+    no op graph names passes for one of the program's own work.
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
     frame = samples["frame"][rows]
