@@ -1,4 +1,4 @@
-"""What sampled Python stacks say: the function and line of the program that the host was in, and what it did there.
+"""What sampled stacks say: the function and line of the program that the host was in, and what it did there.
 
 Samples lie on the clock of the trace. Those of traced steps are laid over it: a stretch of time without any recorded op
 is divided among the samples in it, each has what is nearer to it than to another. Most samples are of steps without a
@@ -108,7 +108,10 @@ class SampledPieces:
 
 
 def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPieces:
-    """Divide ``spans`` among the samples of a thread in them; spans without any are left out."""
+    """Divide ``spans`` among the samples of a thread in them; spans without any are left out.
+
+    Of native samples none gets more on either side than it stands for.
+    """
     samples = trace.rows["samples"]
     rows: Int64 = np.flatnonzero((samples["thread"] == thread) & ~samples["worker"])
     times = samples["time_ns"][rows]
@@ -122,6 +125,9 @@ def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPiece
     middle = (times[1:] + times[:-1]) // 2
     starts = np.concatenate((spans.starts[span[:1]], np.where(same, middle, spans.starts[span[1:]])))
     ends = np.concatenate((np.where(same, middle, spans.ends[span[:-1]]), spans.ends[span[-1:]]))
+    if "native_samples" in trace.recorded:  # taken of running threads alone: a pause belongs to none of them
+        reach = samples["lasts_ns"][rows]
+        starts, ends = np.maximum(starts, times - reach), np.minimum(ends, times + reach)
     filled = ends > starts
     return SampledPieces(starts=starts[filled], ends=ends[filled], samples=rows[filled])
 

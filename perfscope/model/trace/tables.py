@@ -452,8 +452,9 @@ COUNTERS = Table(
 
 SAMPLES = Table(
     name="samples",
-    doc="One row a sampled Python stack of a thread of the program or of one of its worker processes, in order of "
-    "time. The thread of the steps has one at each sampling, the others where they had worked since the one before.",
+    doc="One row a sampled stack (Python or native) of a thread of the program or of one of its worker processes, in "
+    "order of time. The thread of the steps has one at each sampling, the others where they had worked since the one "
+    "before; native stacks are sampled only while their thread runs.",
     columns=(
         Column(name="time_ns", dtype="int64", unit="ns", doc="when"),
         Column(name="lasts_ns", dtype="int64", unit="ns", doc="since the sampling before: the time it stands for"),

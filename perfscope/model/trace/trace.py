@@ -35,6 +35,7 @@ RECORDED: dict[str, str] = {
     "waiting_calls": "runtime and driver calls that wait for the accelerator (some profilers record launches only)",
     "python_stack": "Python functions",
     "python_samples": "sampled Python stacks (`perfscope run`)",
+    "native_samples": "sampled native stacks (`nsys profile --sample=process-tree`)",
     "shapes": "input shapes of ops",
     "autograd": "autograd sequence numbers",
     "memory": "allocator events",
@@ -268,7 +269,7 @@ class Trace:
 
     @property
     def samples(self) -> pd.DataFrame:
-        """Sampled Python stacks; ``function``, ``file`` and ``line`` are of the innermost frame."""
+        """Sampled stacks; ``function``, ``file`` and ``line`` are of the innermost frame."""
         shown, frames = self.frame("samples"), self.rows["frames"].frame(self.strings)
         innermost = frames.reindex(shown["frame"].to_numpy()).set_axis(shown.index)
         return shown.assign(function=innermost["name"], file=innermost["file"], line=innermost["line"])

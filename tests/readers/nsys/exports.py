@@ -47,6 +47,10 @@ TABLES = {
     "NET_NIC_METRIC": "start INTEGER, end INTEGER, globalId INTEGER, metricsListId INTEGER, metricsIdx INTEGER, "
     "value INTEGER",
     "TARGET_INFO_NETWORK_METRICS": "metricsListId INTEGER, metricsIdx INTEGER, name TEXT, unit TEXT",
+    "COMPOSITE_EVENTS": "id INTEGER PRIMARY KEY, start INTEGER, cpu INTEGER, threadState INTEGER, globalTid INTEGER, "
+    "cpuCycles INTEGER",
+    "SAMPLING_CALLCHAINS": "id INTEGER, symbol INTEGER, module INTEGER, kernelMode INTEGER, unresolved INTEGER, "
+    "stackDepth INTEGER",
     "GENERIC_EVENTS": "timestamp INTEGER, typeId INTEGER, data TEXT",
     "CUDA_GPU_MEMORY_USAGE_EVENTS": "start INTEGER, globalPid INTEGER, deviceId INTEGER, address INTEGER, "
     "bytes INTEGER, memKind INTEGER, memoryOperationType INTEGER, correlationId INTEGER",
@@ -96,6 +100,14 @@ class Export:
         more = {} if payload is None else {"binaryData": payload}
         self.add("NVTX_EVENTS", start=round(start * 1000), **stop, eventType=event, globalTid=tid_of(pid, tid),
                  domainId=domain, **named, **more)  # fmt: skip
+
+    def sample(self, time: float, *frames: tuple[str, str], pid: int = 100, tid: int = 1) -> None:
+        """A CPU sample; ``frames``: (symbol, path of its file), innermost first; a symbol ``0x...`` is unresolved."""
+        number = len(self.rows.get("COMPOSITE_EVENTS", ())) + 1
+        self.add("COMPOSITE_EVENTS", id=number, start=round(time * 1000), globalTid=tid_of(pid, tid), cpuCycles=1)
+        for depth, (symbol, module) in enumerate(frames):
+            self.add("SAMPLING_CALLCHAINS", id=number, symbol=self.text(symbol), module=self.text(module),
+                     unresolved=1 if symbol.startswith("0x") else None, stackDepth=depth)  # fmt: skip
 
     def write(self, path: Path, *, lazy: bool = True, without: tuple[str, ...] = ()) -> Path:
         """``lazy``: tables without rows are left out, as ``nsys export`` does; ``without``: columns, by name."""

@@ -63,7 +63,7 @@ def test_every_row_is_read(pair: tuple[list[Trace], sqlite3.Connection]) -> None
         for table in (
             "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY",
             "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "NVTX_EVENTS", "OSRT_API",
-            "PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD",
+            "PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD", "COMPOSITE_EVENTS",
         )
     }  # fmt: skip
     assert total(traces, "calls") == count["CUPTI_ACTIVITY_KIND_RUNTIME"]
@@ -72,6 +72,7 @@ def test_every_row_is_read(pair: tuple[list[Trace], sqlite3.Connection]) -> None
     assert total(traces, "sync_records") == count["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"]
     spans = ("NVTX_EVENTS", "OSRT_API", "PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
     assert total(traces, "slices") == sum(count[table] for table in spans)
+    assert total(traces, "samples") == count["COMPOSITE_EVENTS"]
     assert sum(trace.source.events_read for trace in traces) == sum(count.values())
     assert sum(trace.source.events_unplaced for trace in traces) == 0
 

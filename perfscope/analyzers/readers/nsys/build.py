@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from perfscope.analyzers.readers.nsys.counters import read_counters, read_usage
 from perfscope.analyzers.readers.nsys.database import NULL, Export, Session
 from perfscope.analyzers.readers.nsys.device import Device, read_device
 from perfscope.analyzers.readers.nsys.host import Fields, Host, Steps, read_host
+from perfscope.analyzers.readers.nsys.samples import NativeSamples, read_samples
 from perfscope.analyzers.readers.nsys.tables import Tables
 from perfscope.model.errors import DataError
 from perfscope.model.trace import CopyKind, Rows, Trace, TraceBuilder
@@ -129,20 +130,21 @@ def build(database: Export, shown: str) -> list[Trace]:
         read_usage(session),
         read_counters(session),
     )
+    samples = read_samples(session)
     if not session.pool.events:
         raise DataError(f"{shown}: no events in it: nothing was recorded, or the export left all of it out")
     owners = _owners(device)
-    left = _left_out(host, owners)
+    left = _left_out((host.calls, host.slices, samples.columns), owners)
     if left:
         session.pool.unplaced["host row of a process without work on a device"] += left
-    parts = [_parts(host, device, usage, one) for one in (owners if len(owners) > 1 else [None])]
+    parts = [_parts(host, device, usage, samples, one) for one in (owners if len(owners) > 1 else [None])]
     parts[0]["counters"] = counters  # they are of the machine and not of a process: the first trace has them
     events = [sum(_rows(columns) for columns in part.values()) for part in parts]
     events[0] = session.pool.events - sum(events[1:])
     traces = []
     for index, part in enumerate(parts):
         communicators = _communicators(part["slices"], session.pool.strings, host.payloads)
-        tables = Tables(session, part, {one: size for one, (size, _) in communicators.items()})
+        tables = Tables(session, part, samples.frames, {one: size for one, (size, _) in communicators.items()})
         tables.collectives(host.payloads)
         identity = _identity(shown, index, len(owners), communicators)
         trace = TraceBuilder(shown, FORMAT)
@@ -151,6 +153,8 @@ def build(database: Export, shown: str) -> list[Trace]:
         if index == 0:
             trace.unplaced = session.pool.unplaced
         trace.record_tables(without=("python_stack", "autograd"))
+        if len(tables.rows["samples"]):
+            trace.record("native_samples")
         trace.note(*notes_of(database, trace, device, tables.steps, identity.how))
         traces.append(trace.build())
     return sorted(traces, key=lambda trace: (trace.source.rank is None, trace.source.rank or 0))
@@ -166,13 +170,15 @@ def _owners(device: Device) -> list[int]:
     return [one for one in np.unique(both).tolist() if one != NULL]
 
 
-def _left_out(host: Host, owners: list[int]) -> int:
+def _left_out(tables: Iterable[Columns], owners: list[int]) -> int:
     if len(owners) < 2:
         return 0
-    return sum(int((~np.isin(columns["process"], owners)).sum()) for columns in (host.calls, host.slices))
+    return sum(int((~np.isin(columns["process"], owners)).sum()) for columns in tables)
 
 
-def _parts(host: Host, device: Device, usage: Columns, process: int | None) -> dict[str, Columns]:
+def _parts(
+    host: Host, device: Device, usage: Columns, samples: NativeSamples, process: int | None
+) -> dict[str, Columns]:
     """The rows of one process, or of all."""
     tables = {
         "calls": host.calls,
@@ -181,6 +187,7 @@ def _parts(host: Host, device: Device, usage: Columns, process: int | None) -> d
         "copies": device.copies,
         "waits": device.waits,
         "usage": usage,
+        "samples": samples.columns,
     }
     return {"counters": {}, **{name: _of(columns, process) for name, columns in tables.items()}}
 

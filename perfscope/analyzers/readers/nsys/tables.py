@@ -37,9 +37,10 @@ BYTE = "uint8"
 class Tables:
     """Builds the tables of one trace; ``rows`` is the result."""
 
-    def __init__(self, session: Session, parts: dict[str, Columns], ranks: dict[int, int]) -> None:
-        """``parts``: ``calls, slices, kernels, copies, waits, usage, counters`` of the trace's processes.
+    def __init__(self, session: Session, parts: dict[str, Columns], frames: Rows, ranks: dict[int, int]) -> None:
+        """``parts``: ``calls, slices, kernels, copies, waits, usage, samples, counters`` of the trace's processes.
 
+        ``frames``: those of the samples' stacks.
         ``ranks``: ranks of each NCCL communicator that is told.
         """
         self._session = session
@@ -65,6 +66,7 @@ class Tables:
             session.ended_ns,
         )
         self.rows["steps"] = Rows(TABLES["steps"], self.steps.columns)
+        self._samples(parts["samples"], frames)
         self._list_threads()
 
     def collectives(self, fields: list[dict[str, int]]) -> None:
@@ -224,6 +226,13 @@ class Tables:
         columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.RELEASE, MemoryAction.RESERVE)
         reorder(columns, np.argsort(columns["time_ns"], kind="stable"))
         self._table("memory", columns)
+
+    def _samples(self, columns: Columns, frames: Rows) -> None:
+        columns["thread"], columns["time_ns"] = self._thread(columns), columns.pop("start_ns")
+        size = len(columns["time_ns"])
+        columns |= {"delay_ns": np.zeros(size, np.int64), "worker": np.zeros(size, bool)}
+        self.rows["frames"] = frames if size else Rows(TABLES["frames"], {})
+        self._table("samples", columns)
 
     def _messages(self, rows: Array, fields: list[dict[str, int]]) -> dict[int, host.Message]:
         """Communication kernel -> what NCCL's own ranges say it moved."""

@@ -32,7 +32,7 @@ _WORDS: dict[HostPart, str] = {
     "saving": "saving and logging",
     "sleeping": "sleeping or waiting for a lock",
     "other_threads": "while other threads ran ops",
-    "python": "Python outside every op",
+    "python": "code outside every op",
 }
 
 

@@ -1,0 +1,147 @@
+"""CPU samples (``nsys profile --sample=process-tree``): the native stack of a thread, at each sampling in which it ran.
+
+Nsight Systems samples a thread only while it runs on a processor. A pause between samples is therefore no work of the
+function before it: a sample stands for ``PAUSE`` usual intervals at most.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.readers.columns import Columns
+from perfscope.analyzers.readers.nsys.database import NULL, Session
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import TABLES, Rows
+from perfscope.model.trace.columns import MISSING, Array
+
+PAUSE = 4
+"""Usual intervals between samples: a thread that shows none for longer did not run."""
+
+_SYSTEM = re.compile(
+    r"\[.*\]|(ld|ld-linux[-\w]*|libc|libpthread|libm|librt|libdl|libstdc\+\+|libgcc_s|libgomp|libiomp5"
+    r"|libcuda|libcudart|libcupti|libnvidia-\w+|libToolsInjection\w*|libnvToolsExt)([-.]\S*)?"
+)
+"""Files of the operating system, the C and C++ runtimes and the CUDA driver: what calls them is named instead."""
+_CUT = "[Max depth]"
+"""What an export shows as the caller of the outermost recorded frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeSamples:
+    """Samples of all processes of an export, in order of time, and the frames they share."""
+
+    columns: Columns
+    """``start_ns``, ``process``, ``globalTid``, ``lasts_ns`` and ``frame`` of each sample."""
+    frames: Rows
+
+
+def read_samples(session: Session) -> NativeSamples:
+    """The samples of an export and their stacks; without rows where none were recorded."""
+    columns = session.database.integers("COMPOSITE_EVENTS", "id", "start", "end", "globalPid", "globalTid")
+    columns["end"] = columns["start"]
+    columns = session.timed(columns, "COMPOSITE_EVENTS")
+    order = np.lexsort((columns["globalTid"], columns["start_ns"]))
+    columns = {name: values[order] for name, values in columns.items()}
+    innermost, frames = _stacks(session, columns.pop("id"))
+    return NativeSamples(
+        columns={
+            "start_ns": columns["start_ns"],
+            "process": columns["process"],
+            "globalTid": columns["globalTid"],
+            "lasts_ns": _lasts_ns(columns["start_ns"], columns["globalTid"]),
+            "frame": innermost,
+        },
+        frames=Rows(TABLES["frames"], frames),
+    )
+
+
+def _lasts_ns(times: Int64, threads: Int64) -> Int64:
+    """How long each sample stands for: since the one before of its thread, or the longest a pause may be."""
+    order = np.lexsort((times, threads))
+    since = np.diff(times[order], prepend=0)
+    first = np.diff(threads[order], prepend=NULL) != 0
+    first[:1] = True
+    usual = int(np.median(since[~first])) if (~first).any() else 0
+    since[first] = usual
+    lasts = np.empty(len(times), np.int64)
+    lasts[order] = np.minimum(since, PAUSE * usual)
+    return lasts
+
+
+def _stacks(session: Session, ids: Int64) -> tuple[Array, Columns]:
+    """Row of the innermost kept frame of each sample, shape (n,), and the columns of ``frames``."""
+    chain = session.database.integers("SAMPLING_CALLCHAINS", "id", "stackDepth", "symbol", "module", "unresolved")
+    name, system = _names(session, chain)
+    order = np.lexsort((-chain["stackDepth"], chain["id"]))  # outermost first
+    sample, name, system = chain["id"][order], name[order], system[order]
+    kept = name != MISSING
+    sample, name, system = sample[kept], name[kept], system[kept]
+    kept = _down_to_the_program(sample, system)
+    sample, name = sample[kept], name[kept]
+    repeated = np.zeros(len(name), bool)
+    repeated[1:] = (sample[1:] == sample[:-1]) & (name[1:] == name[:-1])
+    sample, name = sample[~repeated], name[~repeated]
+    parents, names, innermost_of = _tree(sample, name)
+    frame = np.full(len(ids), MISSING, np.int32)
+    stacked = np.unique(sample)
+    if len(stacked):
+        place = np.minimum(np.searchsorted(stacked, ids), len(stacked) - 1)
+        frame = np.where(stacked[place] == ids, innermost_of[place], MISSING).astype(np.int32)
+    nothing = np.full(len(names), MISSING, np.int32)
+    return frame, {"file": nothing, "line": nothing, "name": names.astype(np.int32), "parent": parents.astype(np.int32)}
+
+
+def _names(session: Session, chain: Columns) -> tuple[Array, Array]:
+    """Code of each frame's name, ``function (file)`` or the file alone, and whether it is of the system.
+
+    ``MISSING``: no frame. Of a file's path only its last part is kept.
+    """
+    keys = np.stack([chain["symbol"], chain["module"], chain["unresolved"] == 1], axis=1)
+    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    texts = session.database.texts({code for code in distinct[:, :2].ravel().tolist() if code != NULL})
+    codes, system = np.full(len(distinct), MISSING, np.int64), np.zeros(len(distinct), bool)
+    for row, (symbol, module, unresolved) in enumerate(distinct.tolist()):
+        function, file = texts.get(symbol, ""), texts.get(module, "").rpartition("/")[2]
+        if function == _CUT or not (function or file):
+            continue
+        known = function and not unresolved
+        text = f"{function} ({file})" if known and file else function if known else file
+        codes[row] = session.pool.code(text or "unresolved")
+        system[row] = _SYSTEM.fullmatch(file) is not None
+    inverse = inverse.reshape(-1)
+    return codes[inverse], system[inverse]
+
+
+def _down_to_the_program(sample: Int64, system: Array) -> Array:
+    """Flags of the frames to keep: down to the innermost that is not of the system; all where every frame is."""
+    rows = np.arange(len(sample))
+    first = np.searchsorted(sample, sample, side="left")
+    last_own = np.maximum.reduceat(np.where(system, -1, rows), np.unique(first)) if len(rows) else rows
+    number = np.cumsum(rows == first) - 1
+    last = last_own[number] if len(rows) else rows
+    return np.asarray((last == -1) | (rows <= last), bool)
+
+
+def _tree(sample: Int64, name: Array) -> tuple[Int64, Int64, Int64]:
+    """Stacks as a tree: parent and name of each frame, and the innermost frame of each distinct sample.
+
+    ``sample``: sorted; the frames of one follow each other, outermost first. Built level by level, callers first.
+    """
+    starts = np.flatnonzero(np.diff(sample, prepend=NULL) != 0) if len(sample) else np.empty(0, np.int64)
+    depths = np.diff(starts, append=len(sample))
+    parents: list[Int64] = []
+    names: list[Int64] = []
+    innermost = np.full(len(starts), MISSING, np.int64)
+    count, level = 0, 0
+    while len(deeper := np.flatnonzero(depths > level)):
+        pairs = np.stack([innermost[deeper], name[starts[deeper] + level]], axis=1)
+        distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+        innermost[deeper] = count + inverse.reshape(-1)
+        parents.append(distinct[:, 0])
+        names.append(distinct[:, 1])
+        count, level = count + len(distinct), level + 1
+    nothing = np.empty(0, np.int64)
+    return np.concatenate([nothing, *parents]), np.concatenate([nothing, *names]), innermost
