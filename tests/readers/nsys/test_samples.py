@@ -70,7 +70,7 @@ def test_host_bound_names_the_function(tmp_path: Path) -> None:
     for time in range(100, 20_000, 100):
         export.sample(time, ("memcpy", LIBC), ("fill(float*)" if time < 15_000 else "check", MAIN), *OUTER)
     (finding,) = judge(load_rule("host_bound"), read_one(tmp_path, export)).findings
-    assert finding.where.function == "fill(float*) (solver)"
+    assert finding.evidence[0]["host_was_in"] == "fill(float*) (solver)"
     shares = {row["host_was_in"]: row["idle_ns"] for row in finding.evidence}
     assert shares["fill(float*) (solver)"] > 2.5 * shares["check (solver)"]
 
