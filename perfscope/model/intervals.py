@@ -51,8 +51,17 @@ def complement(busy: Intervals, start: int, end: int) -> Intervals:
 
 
 def covered(busy: Intervals, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64:
-    """For each given interval, how many ns of it lie inside ``busy``."""
-    return _covered_before(busy, np.asarray(ends, np.int64)) - _covered_before(busy, np.asarray(starts, np.int64))
+    """For each given interval, how many ns of it lie inside ``busy``.
+
+    Only the part of ``busy`` between the first start and the last end is looked at.
+    """
+    starts, ends = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+    if not len(starts):
+        return np.zeros(0, np.int64)
+    low = int(np.searchsorted(busy.ends, starts.min(), side="right"))
+    high = int(np.searchsorted(busy.starts, ends.max(), side="left"))
+    busy = Intervals(busy.starts[low:high], busy.ends[low:high])
+    return _covered_before(busy, ends) - _covered_before(busy, starts)
 
 
 def _covered_before(busy: Intervals, times: Int64) -> Int64:

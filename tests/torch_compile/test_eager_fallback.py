@@ -91,6 +91,18 @@ def test_a_graph_break_is_no_fallback():
     assert judge(RULE, with_log(eager(CPU, stack=False), log)).status == "clean"
 
 
+def test_a_line_that_also_ends_graphs_is_one_finding() -> None:
+    log = replace(
+        LOG,
+        compiles=(*LOG.compiles, compilation("2/0")),
+        breaks=(*LOG.breaks, graph_break("2/0"), graph_break("2/0", place=replace(STAGE_FRAME, line=70))),
+    )
+    (fallback,) = judge(RULE, log_alone(log)).findings
+    assert [row["what"] for row in fallback.evidence] == ["skipped", "compiled", "ends a graph"]
+    (other,) = judge(load_rule("graph_break"), log_alone(log)).findings
+    assert (fallback.where.line, other.where.line) == (STAGE_FRAME.line, 70)
+
+
 def test_a_frame_with_nothing_to_compile_is_no_fallback():
     log = replace(LOG, compiles=(compilation("0/0", has_code=False, graph_ops=0, traced_graphs=0),), breaks=())
     assert judge(RULE, log_alone(log)).status == "clean"

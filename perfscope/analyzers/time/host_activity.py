@@ -99,7 +99,7 @@ _SLEEPING = re.compile(
 )
 _DEVICE_WAIT = re.compile(
     r"\$(api|array|dispatch)\.py:\d+ (try_to_block|block_until_ready|_value|__array__|item|tolist|device_get)"
-    r"|\$\S* block_until_ready|PjRt\w*::(Await|BlockHostUntilReady)\w*"
+    r"|\$\S* block_until_ready|(\w*PjRt\w*|\w*PJRT\w*)::(Await|BlockHostUntilReady)\w*"
 )
 """Functions of JAX that wait for a device."""
 _BY_NAME = (

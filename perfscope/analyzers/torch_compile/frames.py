@@ -260,6 +260,21 @@ class PlannedBreak:
     breaks: tuple[GraphBreak, ...]
 
 
+def fallback_place(frame: CompiledFrame) -> CodeLine | None:
+    """The user's line that left a skipped frame to eager mode; at the limit of compilations the frame's own."""
+    skip = frame.skips[0]
+    if hit_limit(skip):
+        return frame.user_place
+    return user_place(skip.place, skip.stack) or frame.user_place
+
+
+def fallback_lines(trace: Trace) -> frozenset[tuple[str, int]]:
+    """File and line of each place that left a whole frame to eager mode, but for the limit of compilations."""
+    frames = [frame for frame in trace.fact(compiled_frames) if frame.skips and not hit_limit(frame.skips[0])]
+    places = [fallback_place(frame) for frame in frames]
+    return frozenset((code_line.file, code_line.line) for code_line in places if code_line is not None)
+
+
 def planned_breaks(plan: LoadedPlan) -> tuple[PlannedBreak, ...]:
     """Lines that end graphs, in the order they were found."""
     lines: dict[tuple[str, int] | None, list[tuple[str | None, GraphBreak]]] = defaultdict(list)

@@ -24,10 +24,10 @@ from perfscope.profiler.source_files import SourceFiles
 PERIOD_S = 0.020
 """Between two samples at first. A sample costs 20 to 150 us, by how long the system takes to wake a thread."""
 SHORTEST_PERIOD_S = 0.005
-LONGEST_PERIOD_S = 0.080
+LONGEST_PERIOD_S = 0.160
 TRACED = 4
 """So many times as often in the few steps of the timing pass, whose samples are laid over the trace."""
-BUDGET = 0.005
+BUDGET = 0.0025
 """Processor time of the sampling thread over the clock; the period is halved and doubled to stay between half of it and
 all of it. The turns that it takes from the program are not in it: with them it stays below 1 %."""
 WATCHED_TICKS = 40

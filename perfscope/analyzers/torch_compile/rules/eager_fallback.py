@@ -12,8 +12,8 @@ How it is found:
     `perfscope run`) tells which ops are the function's own: the host time from its first op to its last, without
     compiled regions between them; with an accelerator what that idles for them and their kernels while
     nothing else runs. It is an upper bound: compiled ops take time as well. The backward pass of these ops is
-    not in it, nor what a larger graph would have fused, nor what runs inside a broken region (`graph_break`
-    has that). Without a stack the finding is structural. A function that the stack shows and whose own ops
+    not in it, nor what a larger graph would have fused. Where the same line also ends graphs of other functions, that
+    is the same cause: their time between graphs is in the cost, and `graph_break` does not repeat it. Without a stack the finding is structural. A function that the stack shows and whose own ops
     take less than a thousandth of the step is left alone. Evidence: why, with torch's id of it, and which inner
     functions were compiled nevertheless.
 
@@ -50,13 +50,14 @@ from perfscope.analyzers.torch_compile.frames import (
     compile_log_of,
     compiled_frames,
     doc_link,
+    fallback_place,
     first_hint,
     hit_limit,
     one_line,
-    user_place,
     where_of,
 )
 from perfscope.analyzers.torch_compile.records import compile_records
+from perfscope.analyzers.torch_compile.rules.graph_break import BrokenLine, broken_lines
 from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
 from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.frames import parse_frame
@@ -112,9 +113,7 @@ class Fallback:
     @property
     def place(self) -> CodeLine | None:
         """The user's line that made dynamo give up, where it is one; else the frame's."""
-        if self.at_limit:
-            return self.frame.user_place
-        return user_place(self.skip.place, self.skip.stack) or self.frame.user_place
+        return fallback_place(self.frame)
 
 
 def fallbacks(trace: Trace) -> tuple[Fallback, ...]:
@@ -237,12 +236,16 @@ def _shown(stacked: Trace, frames: list[CompiledFrame]) -> dict[int, int]:
 
 def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallback]) -> Finding | None:
     first, whole = members[0], trace.fact(steady_ns)
+    breaks = [] if first.at_limit else _breaks_at(trace, where)
     known = [member.windows for member in members if member.windows is not None]
+    known += [line.windows for line in breaks if line.windows]
     cost = eager_cost(trace, [window for windows in known for window in windows]) if known else None
     if cost is not None and cost.host_ns == 0 and any(member.at_limit for member in members):
         cost = None  # eager since a step that was not recorded
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
+    counted = sum(len(line.breaks) for line in breaks)
+    ends = f" The line also ends {counted:,} graph{'s' if counted > 1 else ''} of other functions." if counted else ""
     count = len({inner.compile_id for member in members for inner in member.inner})
     inner = f" {count:,} function{'s' if count > 1 else ''} it calls {'are' if count > 1 else 'is'} compiled."
     why = "its limit of compilations is reached" if first.at_limit else first.skip.reason
@@ -252,16 +255,20 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
             f"{function} runs in eager mode" + ("" if cost is None else f": {cost_text(trace, cost.cost_ns, whole)}"),
             function,
         ),
-        detail=f"All of it: {why}.{_whose(cost)}{inner if count else ''}",
+        detail=f"All of it: {why}.{_whose(cost)}{inner if count else ''}{ends}",
         severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
         basis="structural" if cost is None else "measured",
         cost_ns=None if cost is None else cost.cost_ns,
         cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
         where=where,
-        evidence=tuple(row for member in members for row in _rows(member))[:MAX_ROWS],
+        evidence=(*(row for member in members for row in _rows(member)), *_ended(breaks))[:MAX_ROWS],
         spans=spans_of_windows(window for windows in known for window in windows),
         advice=_advice(first),
     )
+
+
+def _breaks_at(trace: Trace, where: Where) -> list[BrokenLine]:
+    return [line for line in trace.fact(broken_lines) if where_of(line.place) == where and line.seen is not False]
 
 
 def _whose(cost: EagerCost | None) -> str:
@@ -285,6 +292,13 @@ def _rows(fallback: Fallback) -> Iterable[Mapping[str, Cell]]:
             "explanation": None,
             "doc": None,
         }
+
+
+def _ended(lines: Sequence[BrokenLine]) -> Iterable[Mapping[str, Cell]]:
+    for line in lines:
+        function = line.frames[0].function if line.frames else "a frame"
+        for graph_break in line.breaks:
+            yield _row("ends a graph", graph_break.compile_id, function, graph_break)
 
 
 def _row(what: str, compile_id: str, function: str, skip: GraphBreak) -> Mapping[str, Cell]:

@@ -9,7 +9,7 @@ Why it costs:
 How it is found:
     Every record of torch.compile's log that a graph ends and the function goes on is counted to the user's line;
     one line is one finding, however many frames, attempts and recompilations tell of it. Functions left to eager
-    mode as a whole are `eager_fallback`.
+    mode as a whole are `eager_fallback`, which also has the graphs that such a line ends in other functions.
 
     Time is measured in a trace whose compiled regions carry their compile ids (old versions of torch write none):
     inside the region of a broken frame what lies outside of compiled graphs, that is the line itself, lookups,
@@ -51,6 +51,7 @@ from perfscope.analyzers.torch_compile.frames import (
     compile_spans,
     compiled_frames,
     doc_link,
+    fallback_lines,
     first_hint,
     one_line,
     plain_function,
@@ -287,9 +288,15 @@ examined = compile_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding a line that ends a graph in the recorded steps, or in a log without a trace."""
+    """One finding a line that ends a graph in the recorded steps, or in a log without a trace.
+
+    A line that leaves a whole function to eager mode as well is one finding, of `eager_fallback`.
+    """
     compile_log_of(trace)
+    of_fallbacks = trace.fact(fallback_lines)
     for line in trace.fact(broken_lines):
+        if line.place is not None and (line.place.file, line.place.line) in of_fallbacks:
+            continue
         finding = None if line.seen is False else _finding(trace, line)
         if finding is not None:
             yield finding
