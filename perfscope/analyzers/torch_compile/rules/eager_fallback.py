@@ -6,16 +6,16 @@ Why it costs:
     and what it calls is compiled piece by piece: a graph a block in place of one for the model.
 
 How it is found:
-    From torch.compile's log: frames with a record that they are skipped, or that reached the limit of
-    compilations (the limit holds for calls that no earlier compilation fits). The place is the user's line that
-    made dynamo give up. Time is measured where a Python stack (the trace's own, or the detail pass of
-    `perfscope run`) tells which ops are the function's own: the host time from its first op to its last, without
-    compiled regions between them; with an accelerator what that idles for them and their kernels while
-    nothing else runs. It is an upper bound: compiled ops take time as well. The backward pass of these ops is
-    not in it, nor what a larger graph would have fused. Where the same line also ends graphs of other functions, that
-    is the same cause: their time between graphs is in the cost, and `graph_break` does not repeat it. Without a stack the finding is structural. A function that the stack shows and whose own ops
-    take less than a thousandth of the step is left alone. Evidence: why, with torch's id of it, and which inner
-    functions were compiled nevertheless.
+    From torch.compile's log: frames with a record that they are skipped, or that reached the limit of compilations
+    (the limit holds for calls that no earlier compilation fits). The place is the user's line that made dynamo give
+    up. Time is measured where a Python stack (the trace's own, or the detail pass of `perfscope run`) tells which
+    ops are the function's own: the host time from its first op to its last, without compiled regions between them;
+    with an accelerator what that idles for them and their kernels while nothing else runs. It is an upper bound:
+    compiled ops take time as well. The backward pass of these ops is not in it, nor what a larger graph would have
+    fused. Where the same line also ends graphs of other functions, that is the same cause: their time between
+    graphs is in the cost, and `graph_break` does not repeat it. Without a stack the finding is structural. A
+    function that the stack shows and whose own ops take less than a thousandth of the step is left alone. Evidence:
+    why, with torch's id of it, and which inner functions were compiled nevertheless.
 
 Fix:
     Move the line out of the loop or out of the compiled function, or mark its function with
