@@ -53,7 +53,7 @@ def compile_for(
     (``perfscope-runs`` if left out). ``limit``: seconds.
 
     It is lowered here and compiled in a process of its own: no compiler is loaded into this one.
-    ``AskedWronglyError`` for no such target or policy, ``DataError`` where no layers were found for it;
+    ``UsageError`` for no such target or policy, ``DataError`` where no layers were found for it;
     ``NothingCompiledError`` where it is not compiled, with the reason.
     """
     from perfscope.analyzers.devices.target_request import target_request

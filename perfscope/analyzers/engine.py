@@ -86,7 +86,7 @@ def merge_programs(outcomes: Sequence[Outcome], labels: Sequence[str]) -> Outcom
 
 
 def _merged_outcome(outcomes: Sequence[Outcome], findings: tuple[Finding, ...], reason: str | None) -> Outcome:
-    """``reason``: why some of them could not look; ``None`` where all could."""
+    """``reason``: why some of them could not evaluate; ``None`` where all could."""
     return Outcome(
         rule=outcomes[0].rule,
         status="flagged" if findings else "clean" if reason is None else "abstained",

@@ -59,7 +59,7 @@ LABEL_LIMIT = 60
 
 
 def graph_objects() -> Any:
-    """``plotly.graph_objects``; ``AskedWronglyError`` names the extra where plotly is not installed."""
+    """``plotly.graph_objects``; ``UsageError`` names the extra where plotly is not installed."""
     try:
         import plotly.graph_objects
     except ImportError as error:
@@ -237,7 +237,7 @@ def memory_timeline(trace: Trace, label: str | None = None) -> go.Figure:
     """Bytes in use by category as stacked areas in MiB: over ms, events or instructions, whatever the memory has.
 
     ``label``: which memory (``cuda:0``, ``host``, a program's name), the one with the highest peak if left out.
-    At most 400 moments; of each part of the axis its highest is among them. ``AskedWronglyError`` if there is none.
+    At most 400 moments; of each part of the axis its highest is among them. ``UsageError`` if there is none.
     """
     plotly = graph_objects()
     timeline = _memory_named(trace, label)
@@ -290,7 +290,7 @@ GIB = 1 << 30
 def pareto(sweep: Sweep | str | Path) -> go.Figure:
     """Peak in GiB against modelled ms of a step, a colour a choice, rings around the front. Both axes are logarithmic.
 
-    ``sweep``: the document, or the path of one or of a sweep's folder. ``AskedWronglyError`` where nothing was judged.
+    ``sweep``: the document, or the path of one or of a sweep's folder. ``UsageError`` where nothing was judged.
     """
     plotly = graph_objects()
     document = sweep if isinstance(sweep, Sweep) else load(Path(sweep))

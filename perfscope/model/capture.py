@@ -98,7 +98,7 @@ def parse_steps(text: str) -> tuple[int, int]:
         raise UsageError(f"--steps {text}: give A:B, two step numbers, such as 20:25")
     steps = (int(first), int(end))
     if steps[0] < 1:
-        raise UsageError(f"--steps {text}: the first step that can be captured is 1 (nobody sees step 0 begin)")
+        raise UsageError(f"--steps {text}: the first step that can be captured is 1 (the begin of step 0 is not seen)")
     if steps[1] <= steps[0]:
         raise UsageError(f"--steps {text}: captures no step; B is not included and must be above A")
     return steps

@@ -13,7 +13,7 @@ _HASH = re.compile(r"[0-9a-f]{7,64}")
 
 
 def is_commit_hash(commit: str | None) -> bool:
-    """Whether that is a commit's name and nothing else: manifests may come from strangers."""
+    """Whether that is a commit's name and nothing else: manifests are untrusted."""
     return commit is not None and _HASH.fullmatch(commit) is not None
 
 

@@ -1,4 +1,4 @@
-"""Text of strangers made fit to be shown: no control characters, no secrets, no endless names.
+"""Untrusted text made fit to be shown: no control characters, no secrets, no endless names.
 
 Kernel names, paths and annotations come from a trace, and a trace comes from anyone. Every face
 passes them through here before it escapes them for its own format.

@@ -223,7 +223,7 @@ def test_a_cluster_of_known_devices(tmp_path: Path) -> None:
     assert (found.device.name, found.topology, found.count, found.platform) == ("H100 SXM", (4, 8), 32, "gpu")
     assert found.network is not None
     assert (found.network.cards, found.network.card_bandwidth) == (4, 100e9)
-    assert not [one for one in found.assumptions if "as usual" in one or "nobody said" in one]
+    assert not [one for one in found.assumptions if "as usual" in one or "not specified" in one]
     assert found.asked == "mine.toml"
 
 

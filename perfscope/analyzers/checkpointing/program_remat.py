@@ -118,7 +118,7 @@ def recomputed_products(trace: Trace) -> tuple[Recomputed, ...]:
 
 
 def cloned_instructions(trace: Trace) -> tuple[Cloned, ...]:
-    """Instructions that XLA launches more than once to free memory in between, the dearest first."""
+    """Instructions that XLA launches more than once to free memory in between, the most expensive first."""
     clones = []
     for cost in trace.fact(costs):
         named: dict[tuple[str, str], list[InstructionCost]] = defaultdict(list)

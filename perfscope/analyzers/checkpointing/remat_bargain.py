@@ -48,7 +48,7 @@ class Bargain:
     kept: Simulation
     """The step without checkpointing."""
     regions: tuple[RegionBargain, ...]
-    """By what they cost, the dearest first."""
+    """By what they cost, the most expensive first."""
     verdict: Verdict
     better: Plan | None
     """The plan that gives most of the time back within the same peak (`dominated`) or the device's memory."""

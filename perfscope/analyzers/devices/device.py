@@ -82,7 +82,7 @@ class Device:
     chip_source: str | None = None
     """Where memory_bytes, cores, clock_hz and l2_bytes are from; None where none of them is known."""
     node: Node | None = None
-    """What its links join; None where there are no links but PCIe, or nobody knows."""
+    """What its links join; None where there are no links but PCIe, or unknown."""
     network: UsualNetwork | None = None
     """What usually joins nodes of it: an assumption, never a fact of the device."""
 

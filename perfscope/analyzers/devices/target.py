@@ -23,7 +23,7 @@ GENERATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Devices to compile for. What nobody said and was assumed is in ``assumptions``, a sentence each."""
+    """Devices to compile for. What was not specified and is assumed is in ``assumptions``, a sentence each."""
 
     asked: str
     """As the user wrote it."""
@@ -34,11 +34,11 @@ class Target:
     """GPUs: (nodes, devices of a node). TPUs: chips along each axis, (2, 4) for ``v5e:2x4``."""
     platform: Platform
     memory_bytes: int | None
-    """Of one device; None where nobody knows."""
+    """Of one device; None where unknown."""
     network: Network | None = None
-    """Between nodes; None where there is one node, or nobody knows what joins them."""
+    """Between nodes; None where there is one node, or unknown what joins them."""
     host_shape: tuple[int, ...] | None = None
-    """TPUs: chips of one host along x, y and z: (2, 4, 1) of ``v5e:2x4``. None where nobody said (and of GPUs)."""
+    """TPUs: chips of one host along x, y and z: (2, 4, 1) of ``v5e:2x4``. None where not specified (and of GPUs)."""
     source: str = ""
     """Where the numbers are from: the tables' sources, or the user's file."""
     assumptions: tuple[str, ...] = field(default=())
@@ -60,7 +60,7 @@ class Target:
 
     @property
     def hosts(self) -> int | None:
-        """Hosts of a TPU slice, each a process of the program; None where nobody said, and of GPUs."""
+        """Hosts of a TPU slice, each a process of the program; None where not specified, and of GPUs."""
         return None if self.host_shape is None else self.chips // prod(self.host_shape)
 
     @property
@@ -115,13 +115,13 @@ class Target:
         }
 
 
-# A target from the plain data that an artifact carries: a report needs no table, and reads strangers' files.
+# A target from the plain data that an artifact carries: a report needs no table, and the file is untrusted.
 
 
 def described_target(description: object) -> Target:
     """The target that ``Target.description()`` told. ``DataError`` in one line for whatever else.
 
-    The pattern of its device (``match``) is our table's, or matches nothing but the device's name: a stranger's
+    The pattern of its device (``match``) is our table's, or matches nothing but the device's name: an untrusted file's
     pattern is not run.
     """
     try:

@@ -277,13 +277,13 @@ def _edition(name: str, device: Device) -> tuple[str, ...]:
 def _network(device: Device, nodes: int, each: int) -> tuple[Network | None, tuple[str, ...]]:
     texts: tuple[str, ...] = ()
     if each > 1 and device.node is None:
-        texts = (f"nobody said what joins {device.name} in a node: collectives are not timed",)
+        texts = (f"intra-node links of {device.name} not specified: collectives are not timed",)
     if nodes == 1:
         return None, texts
     usual = device.network
     link = None if usual is None else named_link(usual.link)
     if usual is None or link is None:
-        return None, (*texts, "nobody said what joins the nodes: collectives between them are not timed")
+        return None, (*texts, "inter-node network not specified: collectives between them are not timed")
     cards = max(1, usual.cards * each // (device.node.devices if device.node is not None else each))
     network = Network(link=link.name, cards=cards, card_bandwidth=float(link.bandwidth), source=usual.source)
     gigabits = link.bandwidth * 8 // 10**9
@@ -354,7 +354,7 @@ _PLATFORM_KEYS = {
     "tpu": (("nodes", "devices", "network"), "TPUs are told by slice"),
 }
 """Keys of the other platform, and what to write instead."""
-_NETWORK_ASSUMPTIONS = ("nodes are joined", "nobody said what joins the nodes")
+_NETWORK_ASSUMPTIONS = ("nodes are joined", "inter-node network not specified")
 """Beginnings of assumptions that a network of the file replaces."""
 
 

@@ -1,7 +1,7 @@
 """Timelines of the memories that allocator events and snapshots tell of: one for each device, one for the host.
 
 What the source records of the allocator's own totals is used to check the blocks and to find what they do not show:
-``unseen_bytes`` was held before the recording began, and nobody knows by whom.
+``unseen_bytes`` was held before the recording began; owner unknown.
 """
 
 from __future__ import annotations

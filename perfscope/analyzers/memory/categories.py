@@ -131,7 +131,7 @@ def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
     # the last step of the recording: what the optimizer left behind when it was done
     over = (segment != MISSING) & (phases.whole[segment] | (segment < len(phases.starts) - 1))
     categories[made & (phase == MemoryPhase.OPTIMIZER) & (end == NEVER) & over] = MemoryCategory.OPTIMIZER_STATE
-    # an optimizer that makes its state anew each step lets the old one go; gradients go in zero_grad, outside of it
+    # an optimizer that makes its state again each step lets the old one go; gradients go in zero_grad, outside of it
     replaced = ~made & ~blocks["after"] & (phases.phase_at(blocks["end"] - 1) == MemoryPhase.OPTIMIZER)
     categories[replaced] = MemoryCategory.OPTIMIZER_STATE
     again = made & (phase == MemoryPhase.RECOMPUTE)

@@ -119,7 +119,7 @@ class Memory:
     by_module: Holders
     by_line: Holders
     unseen_bytes: int
-    """Held when the recording began, and nobody knows by whom; a part of the peak, and of no category."""
+    """Held when the recording began, owner unknown; a part of the peak, and of no category."""
     reserved: Reserved | None
     capacity_bytes: int | None
     out_of_memory: int

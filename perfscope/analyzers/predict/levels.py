@@ -223,7 +223,7 @@ class Levels:
         turns = NO_TIME
         if instruction.opcode == "conditional":
             levels = [self._levels[name] for name in instruction.called]
-            # the cheapest at the low end, the dearest at the high end: they are levels of their own there
+            # the cheapest at the low end, the most expensive at the high end: they are levels of their own there
             chosen = max(levels, key=lambda level: level.time.high)
             inside: tuple[tuple[Level, int], ...] = ((chosen, 1),)
             time = Range(low=min(level.time.low for level in levels), high=chosen.time.high)

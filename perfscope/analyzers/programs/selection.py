@@ -133,7 +133,7 @@ def shifted(left: Pattern, right: Pattern) -> Axes:
 
 
 def summed(source: Pattern, dims: Sequence[int], axes: Iterable[int]) -> Pattern:
-    """The sum over axes: as many positions as its terms have together. The other axes are numbered anew."""
+    """The sum over axes: as many positions as its terms have together. The other axes are renumbered."""
     gone = frozenset(axes)
     kept = [axis for axis in range(len(dims)) if axis not in gone]
     if source.is_zero:

@@ -134,7 +134,7 @@ def first_hint(graph_break: GraphBreak) -> str | None:
 def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
     """Frames of the log in the order of their first compilation.
 
-    An id that comes again was given anew after ``torch._dynamo.reset()``: that is another frame.
+    An id that comes again was given again after ``torch._dynamo.reset()``: that is another frame.
     """
     log = trace.compile_log
     if log is None:
@@ -214,7 +214,7 @@ _ROUNDING_NS = 1_000_000
 
 
 def _bounds(trace: Trace, compilation: Compile) -> tuple[int, int]:
-    """From when to when an id stands for this compilation: it may be given anew."""
+    """From when to when an id stands for this compilation: it may be given again."""
     same = trace.fact(_compiles_by_id)[compilation.compile_id]
     if len(same) == 1 or compilation.start_ns is None:
         return 0, _NEVER

@@ -29,7 +29,7 @@ class Stage(StrEnum):
 
 
 CACHED = (Stage.AOT, Stage.LOWERING, Stage.CODE, Stage.KERNELS, Stage.TUNING)
-"""What a warm cache spares. Dynamo traces and guards anew in every process."""
+"""What a warm cache spares. Dynamo traces and guards again in every process."""
 
 NOT_COMPILING = frozenset({"CUDAGraphTreeManager.run_eager"})
 """The program's own first run, which inductor times as a phase."""
@@ -132,9 +132,9 @@ class CompileTimes:
     compiles: tuple[CompileTime, ...]
     """In the order of the log."""
     phases: tuple[PhaseTime, ...]
-    """The dearest first."""
+    """The most expensive first."""
     stages_ns: dict[Stage, int]
-    """The dearest first."""
+    """The most expensive first."""
 
     @property
     def total_ns(self) -> int:

@@ -110,7 +110,7 @@ class KernelSummary:
 
 
 Holders = Mapping[str, Sequence[Compile]]
-"""By id the compilations that had it, in turn: ``torch._dynamo.reset()`` numbers frames anew."""
+"""By id the compilations that had it, in turn: ``torch._dynamo.reset()`` numbers frames again."""
 
 
 def holders_of(log: CompileLog) -> Holders:
@@ -339,7 +339,7 @@ def _in_steps(trace: Trace, log: CompileLog) -> int | None:
 def _graphs(log: CompileLog, holders: Holders) -> dict[int, list[tuple[Direction, int]]]:
     """By ``id()`` of the compilation the (direction, ops) of its graphs.
 
-    Graphs have no time of their own: of an id that was given anew each further graph that is no backward belongs to
+    Graphs have no time of their own: of an id that was given again each further graph that is no backward belongs to
     the next compilation that traced one.
     """
     turns = {
@@ -359,7 +359,7 @@ def _graphs(log: CompileLog, holders: Holders) -> dict[int, list[tuple[Direction
 
 
 def _frames(trace: Trace, log: CompileLog, holders: Holders) -> tuple[FrameSummary, ...]:
-    """Frames of one code object together, also where it was numbered anew."""
+    """Frames of one code object together, also where it was renumbered."""
     whole = trace.fact(compile_times)
     times = {id(compile_time.compile): compile_time for compile_time in whole.compiles}
     graphs = _graphs(log, holders)

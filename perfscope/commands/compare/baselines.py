@@ -227,7 +227,7 @@ def _is_whole(own: Path, baseline: Baseline) -> bool:
     from perfscope.analyzers.compare.runs.run_record import uid_of
     from perfscope.model.documents import run_folders as runs
 
-    plain = own.name == baseline.run.id and not own.name.startswith(".")  # an id may come from a stranger's store
+    plain = own.name == baseline.run.id and not own.name.startswith(".")  # an id may come from an untrusted store
     if not plain or not own.is_dir() or not runs.is_run(own) or uid_of(own) != baseline.run.uid:
         return False
     return all(artifact.path.exists() for artifact in runs.read(own).artifacts(own))

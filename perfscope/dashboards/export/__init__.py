@@ -37,7 +37,7 @@ class Subject:
 
 
 def module_of(form: str) -> ModuleType:
-    """The module of a format; ``AskedWronglyError`` if there is none of that name."""
+    """The module of a format; ``UsageError`` if there is none of that name."""
     if form not in EXPORTS:
         raise UsageError(f"{form}: no such export format; there are {', '.join(EXPORTS)}")
     return importlib.import_module(EXPORTS[form])

@@ -43,7 +43,7 @@ class Texts:
 
 
 def fit(text: str) -> str:
-    """A text of a stranger as it may stand in a file that is passed on."""
+    """An untrusted text as it may stand in a file that is passed on."""
     return shorten(clean(text), TEXT_LIMIT)
 
 

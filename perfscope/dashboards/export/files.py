@@ -52,7 +52,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to fill, which becomes ``target`` if nothing goes wrong.
 
-    ``AskedWronglyError`` if ``target`` exists and is no empty folder, ``DataError`` if it cannot be written.
+    ``UsageError`` if ``target`` exists and is no empty folder, ``DataError`` if it cannot be written.
     """
     scratch = None
     try:

@@ -31,7 +31,7 @@ _ROW_GROUP = 1 << 20
 
 
 def write(subject: Subject, target: Path) -> list[str]:
-    """Write the folder ``target``. ``DataError``: no table has a row; ``AskedWronglyError``: pyarrow is absent."""
+    """Write the folder ``target``. ``DataError``: no table has a row; ``UsageError``: pyarrow is absent."""
     try:
         pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:

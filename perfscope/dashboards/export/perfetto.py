@@ -45,7 +45,7 @@ _CATEGORY, _ANNOTATION, _TYPE, _NAME, _UUID, _DOUBLE, _FLOW = 3, 4, 9, 10, 11, 4
 _CATEGORIES, _NAMES, _ARGUMENT_NAMES, _TEXTS = 1, 2, 3, 29  # InternedData
 _BYTES = 3  # CounterDescriptor.Unit.UNIT_SIZE_BYTES
 _FOLD = 32
-"""Optional parts after which the shapes so far are numbered anew: a block has at most 2^16 of them."""
+"""Optional parts after which the shapes so far are renumbered: a block has at most 2^16 of them."""
 _FIELDS = {"flag": 2, "uint": 3, "int": 4, "float": 5, "text": 17}  # DebugAnnotation
 
 

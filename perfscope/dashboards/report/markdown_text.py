@@ -1,4 +1,4 @@
-"""Words of strangers in GitHub's Markdown, and tables of them."""
+"""Untrusted text in GitHub's Markdown, and tables of them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PREFIX = "PERFSCOPE_SERVE_"
 
 
 def application(environment: Mapping[str, str] | None = None) -> Any:
-    """The WSGI application. ``AskedWronglyError`` without a token's file: a server for many always asks for one."""
+    """The WSGI application. ``UsageError`` without a token's file: a server for many always asks for one."""
     held = os.environ if environment is None else environment
     file = held.get(f"{PREFIX}TOKEN_FILE")
     if not file:

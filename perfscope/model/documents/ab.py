@@ -52,7 +52,7 @@ class Launch:
     strays: tuple[str, ...] = ()
     """Modules that came from the checkout, not from the arm's folder."""
     changed_loaded: int | None = None
-    """Of the Python files that differ between the commits, how many it imported; ``None``: nobody looked."""
+    """Of the Python files that differ between the commits, how many it imported; ``None``: not checked."""
     ranks: int = 1
     """Processes whose steps its times are made of: each step is as long as that of the slowest."""
     remark: str | None = None
@@ -206,7 +206,7 @@ def _is_masked(text: str) -> bool:
 def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str | None = None) -> AbState:
     """The comparison in ``directory`` as far as it came. ``DataError`` if it is missing or corrupt.
 
-    ``command``: of the program, in full, as the disk does not have its secrets; ``AskedWronglyError`` if it is another.
+    ``command``: of the program, in full, as the disk does not have its secrets; ``UsageError`` if it is another.
     ``build`` likewise, needed only where it has some.
 
     A last line that was not finished is dropped, as is a launch whose partner did not run.

@@ -1,4 +1,4 @@
-"""JSON documents of ours, read like a stranger's file: bounded, of one schema, and what is wrong is one line."""
+"""JSON documents of ours, read as untrusted input: bounded, of one schema, and what is wrong is one line."""
 
 from __future__ import annotations
 

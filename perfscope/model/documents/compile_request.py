@@ -149,7 +149,7 @@ class CheckpointRequest:
 
 
 def parse_checkpoint(text: str, *, option: str = "--checkpoint") -> CheckpointRequest:
-    """``full``, ``dots@train.py:35``, ``names:qkv+hidden``; ``AskedWronglyError`` in one line.
+    """``full``, ``dots@train.py:35``, ``names:qkv+hidden``; ``UsageError`` in one line.
 
     ``option``: as which it was written.
     """

@@ -78,7 +78,7 @@ class Process:
     windows_ns: tuple[int, ...] = ()
     """Where nothing but times was taken: all such windows in order, each of ``window_steps`` steps."""
     torch_compilations: int | None = None
-    """Frames that torch.compile began to compile in the whole program; ``None``: nobody could look."""
+    """Frames that torch.compile began to compile in the whole program; ``None``: not known."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by purpose when the first pass began, and allow-listed allocator counters."""
     memory_after: Mapping[str, int] = field(default_factory=dict)
@@ -210,7 +210,7 @@ def _from_json(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_contained(path: Path, process: Process) -> None:
-    """A manifest may come from a stranger: it must not lead out of its run directory."""
+    """Manifests are untrusted input: one must not lead out of its run directory."""
     for name in (process.directory, *(capture.artifact for capture in process.captures)):
         if name is None:
             continue

@@ -453,7 +453,7 @@ class TorchCompileCapture:
         self._written: tuple[int | None, ...] = ()
         self._packed = False
         self.compilations = 0
-        """Frames that dynamo began to compile, each time anew."""
+        """Frames that dynamo began to compile, each time again."""
 
     def start(self) -> None:
         """torch is imported: wait for the first compilation. Inductor's own helper processes are left alone."""

@@ -11,7 +11,7 @@ from perfscope.workloads.options import Options, Size, add_kernel_flags, help_of
 
 DEFECTS = {
     "float": "read the loss with float() in every step",
-    "retrace": "pass the number of the step as a static Python int: every step traces and compiles anew",
+    "retrace": "pass the number of the step as a static Python int: every step traces and compiles again",
     "checkpoint": "recompute every block in the backward although its memory is not needed",
     "checkpoint-nested": "a checkpoint of all layers around those of each: recompute twice",
     "eager-update": "run AdamW outside of jit: every operation is a program of its own, and none are fused",

@@ -31,7 +31,7 @@ WINDOW = 30
 LEAST_HISTORY = 6
 """Points below which quartiles of their differences mean nothing."""
 FENCE_FLOOR = 0.002
-"""A quiet series still has this much: below, a difference is nobody's concern."""
+"""A quiet series still has this much: below, a difference is ignored."""
 REACH = 3.0
 """Interquartile ranges above the third quartile; both as in rustc's performance triage."""
 LEVEL = 0.001

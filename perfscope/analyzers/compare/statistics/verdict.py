@@ -234,7 +234,7 @@ def compare_exact(
     """A deterministic metric; ``base`` and ``head``: its value in each launch, one is enough.
 
     ``unit``: a key of ``LEAST``, else ``ValueError``. A side without a value, or with one that is no finite number, is
-    inconclusive: nobody looked.
+    inconclusive: not evaluated.
     """
     if unit not in LEAST:
         raise ValueError(f"{unit}: not one of {', '.join(LEAST)}")

@@ -86,7 +86,7 @@ class OnceCosts:
         called = [self.sums[name] for name in instruction.called]
         if instruction.opcode == "conditional":
             self.branches[computation.name, instruction.name] = tuple(called)
-            return max(called, key=dearness, default=FREE)
+            return max(called, key=branch_cost, default=FREE)
         total = sum(called, start=FREE)
         if instruction.opcode == "while":
             return total.times(trips(instruction), exact=instruction.trip_count is not None)
@@ -176,7 +176,7 @@ def _started_channels(module: HloModule) -> dict[int | None, str]:
     return result
 
 
-def dearness(cost: Cost) -> tuple[int, int]:
+def branch_cost(cost: Cost) -> tuple[int, int]:
     """Order of branches: by arithmetic, then by bytes."""
     return cost.flops + cost.transcendentals, cost.bytes
 
@@ -225,7 +225,7 @@ class InstructionCost:
     it runs. ``inside``: part of a fusion or of an asynchronous op, which has its traffic."""
     once: Cost
     runs: int
-    """In totals only the dearest branch of a conditional runs; instructions of the others have 0 here."""
+    """In totals only the costliest branch of a conditional runs; instructions of the others have 0 here."""
     runs_exact: bool
     """False: around it is a loop whose trip count is not known; counted once."""
     branches: tuple[Cost, ...] = ()
@@ -339,10 +339,10 @@ def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[Inst
             )
             if instruction.opcode not in CONTAINERS:
                 continue  # what it calls is an operator that it applies to elements
-            dearest = max(range(len(branches)), key=lambda index: dearness(branches[index])) if branches else None
+            costliest = max(range(len(branches)), key=lambda index: branch_cost(branches[index])) if branches else None
             loop = instruction.opcode == "while"
             for index, called in enumerate(instruction.called if control else instruction.called[:1]):
-                more = times * (trips(instruction) if loop else 1) if dearest in (None, index) else 0
+                more = times * (trips(instruction) if loop else 1) if costliest in (None, index) else 0
                 before, known = runs.get(called, (0, True))
                 runs[called] = (before + more, known and exact and not (loop and instruction.trip_count is None))
                 if name in inside or not control:

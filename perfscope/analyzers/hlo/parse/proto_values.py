@@ -358,7 +358,7 @@ def buffer_assignment_of(proto: Any, names: Mapping[int, str]) -> BufferAssignme
     """The assignment; ``names``: instructions of the module by id, for files that refer to them by id.
 
     ``ValueError`` for a size that is negative or a buffer that is named twice. The allocation index that a
-    heap trace carries is left out: it was written before allocations were numbered anew, and is stale.
+    heap trace carries is left out: it was written before allocations were renumbered, and is stale.
     """
     placed: dict[int, tuple[int, int, int]] = {}
     allocations = []

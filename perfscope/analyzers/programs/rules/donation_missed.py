@@ -13,7 +13,7 @@ How it is found:
     neither differentiates nor writes into it). What it would save is played through XLA's own heap trace, with what
     else lay in the results' memory put beside it; without a buffer assignment (text) it is modelled from schedule and
     shapes. It is said only where the peak falls, by `MIN_SAVED_BYTES` and `MIN_SHARE` of it at least. XLA chooses
-    anew what shares memory where arguments are donated: for steps of a transformer the peak was within 1% of what is
+    again what shares memory where arguments are donated: for steps of a transformer the peak was within 1% of what is
     said here. Whether the caller uses the argument again is not in the program: that is yours to know.
 
     In a run of ours also what jax warns of as it lowers a program: donated buffers that no result can take, because

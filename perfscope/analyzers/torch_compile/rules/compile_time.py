@@ -4,7 +4,7 @@ Why it costs:
     Dynamo traces a function, AOT autograd makes its backward, inductor lowers, fuses and generates code, and g++ or
     Triton builds every kernel; autotuning runs many versions of each. A cold start of a large model takes
     minutes, on every machine that has not compiled it before, at each restart, and no rank goes on before the last
-    one is done. A warm start still traces (guards and bytecode are made anew), but takes the rest from disk.
+    one is done. A warm start still traces (guards and bytecode are made again), but takes the rest from disk.
 
 How it is found:
     From the log of torch.compile (`perfscope run`, or `TORCH_TRACE=DIR` of any program). Its phases overlap and nest;
@@ -109,14 +109,14 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         return
     ranks = tuple(sorted(rank for rank in uses if rank is not None))
     first = uses[ranks[0]]
-    dearest = max((*first.cold, *first.uncached), key=lambda compile_time: compile_time.cached_ns).compile
+    costliest = max((*first.cold, *first.uncached), key=lambda compile_time: compile_time.cached_ns).compile
     yield Finding(
         subject="every rank compiles the same cold",
         title=f"{len(ranks)} ranks compile the same {len(done[ranks[0]]):,} graphs cold: {format_ns(least)} or more "
         "each",
         severity="medium",
         basis="structural",
-        where=where_of(user_place(dearest.place, dearest.stack)),
+        where=where_of(user_place(costliest.place, costliest.stack)),
         ranks=ranks,
         evidence=tuple(
             {"rank": rank, "cold_compilations": len(uses[rank].cold), "spared_ns": uses[rank].spared_ns}
@@ -170,7 +170,7 @@ def cache_use(trace: Trace) -> CacheUse:
 def warmth(compilation: Compile) -> Warmth | None:
     """Whether its graphs came from a cache; ``None``: it has none, or was given up.
 
-    What inductor makes of a graph is the dear part: where its cache hit, AOT autograd's own may have been bypassed.
+    Inductor's part is the expensive one: where its cache hit, AOT autograd's own may have been bypassed.
     """
     inductor = [result for cache, result in compilation.caches.items() if cache.startswith("fx_graph")]
     answers = inductor or list(compilation.caches.values())
@@ -275,7 +275,7 @@ def _what(compilation: Compile) -> tuple[str, str | None, int | None]:
 def _cold(trace: Trace, use: CacheUse) -> Finding:
     log = compile_log_of(trace)
     missed = (*use.cold, *use.uncached)
-    dearest = max(missed, key=lambda compile_time: compile_time.cached_ns)
+    costliest = max(missed, key=lambda compile_time: compile_time.cached_ns)
     stages: dict[Stage, int] = defaultdict(int)
     for compile_time in missed:
         for stage, spent in compile_time.stages_ns.items():
@@ -286,7 +286,7 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
     detail = f"Compiling takes {format_ns(whole)}"
     if top is not None:
         detail += f"; {top} takes {format_share(stages[top], whole)}"
-    detail += f"; {plain_function(dearest.compile.function)} alone {format_ns(dearest.total_ns)}"
+    detail += f"; {plain_function(costliest.compile.function)} alone {format_ns(costliest.total_ns)}"
     detail += _in_steps(trace, whole)
     if log.settings:
         detail += f"; without perfscope's own settings ({', '.join(log.settings)}) they may hit"
@@ -299,7 +299,7 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
         severity="low" if log.settings else _severity(use.spared_ns),
         basis="measured",
         cost_ns=use.spared_ns,
-        where=where_of(user_place(dearest.compile.place, dearest.compile.stack)),
+        where=where_of(user_place(costliest.compile.place, costliest.compile.stack)),
         evidence=tuple(
             _row(compile_time)
             for compile_time in sorted(missed, key=lambda compile_time: -compile_time.total_ns)[:MAX_ROWS]

@@ -1,4 +1,4 @@
-"""A function is compiled anew for each size of a tensor.
+"""A function is compiled again for each size of a tensor.
 
 Why it costs:
     `torch.compile` burns sizes into its code. With `dynamic=False`, with a size that the code itself compares
@@ -40,7 +40,7 @@ examined = compile_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each frame that is compiled anew for each size of a dimension."""
+    """One finding for each frame that is compiled again for each size of a dimension."""
     return churn_findings(trace)
 
 

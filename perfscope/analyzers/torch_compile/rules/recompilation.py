@@ -111,7 +111,7 @@ MIN_RECOMPILATIONS = 2
 
 MIN_SIZES = 3
 """Of one dimension of one tensor. With automatic dynamic shapes the second size makes the dimension dynamic, so a third
-one that is compiled anew shows that it stays specialised."""
+one that is compiled again shows that it stays specialised."""
 
 CHURN_SHARE = 0.5
 """Of a frame's recompilations: where so many are for sizes of one dimension, that dimension is what to fix."""
@@ -158,7 +158,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Churn:
-    """A dimension that is compiled anew for each of its sizes."""
+    """A dimension that is compiled again for each of its sizes."""
 
     tensor: str
     dimension: int
@@ -213,7 +213,7 @@ def user_line(trace: Trace, again: Again) -> CodeLine | None:
 
 
 def rows_of(trace: Trace, again: Again) -> tuple[Mapping[str, Cell], ...]:
-    """Evidence: one row a compilation, the dearest first."""
+    """Evidence: one row a compilation, the most expensive first."""
     rows: list[dict[str, Cell]] = []
     for compilation, guard, code_line, step in zip(
         again.compiles, again.guards, again.places, again.steps, strict=True
@@ -324,7 +324,7 @@ def recompilation_findings(trace: Trace) -> Iterator[Finding]:
 
 
 def churn_findings(trace: Trace) -> Iterator[Finding]:
-    """A finding for each frame that is compiled anew for each size of a dimension."""
+    """A finding for each frame that is compiled again for each size of a dimension."""
     compile_log_of(trace)
     for again in trace.fact(compiled_again):
         churn = churn_of(again)
@@ -562,7 +562,7 @@ def _jax_finding(trace: Trace, function: str, again: list[CompileEvent], spanned
 
 
 def _by_step(again: list[CompileEvent]) -> list[tuple[int, list[CompileEvent]]]:
-    """Steps, the dearest first."""
+    """Steps, the most expensive first."""
     steps: dict[int, list[CompileEvent]] = defaultdict(list)
     for event in again:
         if event.step is not None:

@@ -1,6 +1,6 @@
 """The document of a sweep, ``perfscope.sweep/1``: what was varied, what became of each variant, the front.
 
-Every face of a sweep is drawn from it. It is read like a stranger's file: bounded, and what is wrong is one line.
+Every face of a sweep is drawn from it. It is read as untrusted input: bounded, and what is wrong is one line.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ PAGES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What an address asks for. ``parameters`` are a stranger's; ``item`` and ``folder``: of a page with a view.
+    """What an address asks for. ``parameters`` are untrusted; ``item`` and ``folder``: of a page with a view.
 
     ``came_from``: of a page about no item, the one that was looked at before: the menu leads back to it.
     """

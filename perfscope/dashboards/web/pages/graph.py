@@ -107,7 +107,7 @@ def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, w
 
 
 def _plain(find: str) -> str:
-    """The name that a pattern of another page's link finds: no pattern of a stranger is run here."""
+    """The name that a pattern of another page's link finds: no untrusted pattern is run here."""
     return re.sub(r"\\(.)", r"\1", find[:400].removeprefix("^").removesuffix("$")).removeprefix("aten::")
 
 

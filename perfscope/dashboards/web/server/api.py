@@ -30,7 +30,7 @@ def downloads(shelf: Shelf, workshop: Workshop) -> tuple[Callable[..., ResponseR
     """Two views of Flask: ``GET`` and ``DELETE``.
 
     ``GET`` answers 202 with ``{"told"}`` while it is made, 200 with the file (``?ask=1``: with what it is), 422 with
-    ``{"error"}`` where it cannot be made; ``?anew=1`` tries again what failed. ``DELETE`` ends what makes it.
+    ``{"error"}`` where it cannot be made; ``?retry=1`` tries again what failed. ``DELETE`` ends what makes it.
     """
     from flask import jsonify, request, send_file
 
@@ -51,7 +51,7 @@ def downloads(shelf: Shelf, workshop: Workshop) -> tuple[Callable[..., ResponseR
         export = found(key, form)
         if export is None:
             return nothing()
-        answer = ask(workshop, export, anew=request.args.get("anew") == "1")
+        answer = ask(workshop, export, retry=request.args.get("retry") == "1")
         if answer.problem:
             return jsonify({"error": answer.told}), HTTPStatus.UNPROCESSABLE_ENTITY
         if answer.file is None:

@@ -90,7 +90,7 @@ class Export:
 
 
 def export_of(item: Item, form: str) -> Export:
-    """``AskedWronglyError`` if there is no such form."""
+    """``UsageError`` if there is no such form."""
     if form not in FORMS:
         raise UsageError("there is no download of that name")
     return Export(item=item, form=form)
@@ -106,10 +106,10 @@ class Answer:
     remarks: tuple[str, ...] = ()
 
 
-def ask(workshop: Workshop, export: Export, *, anew: bool = False) -> Answer:
-    """The export, begun if nobody has; ``anew``: also where it failed or was cancelled before."""
-    state = workshop.state(export, start=not anew)
-    if anew:
+def ask(workshop: Workshop, export: Export, *, retry: bool = False) -> Answer:
+    """The export, begun if nobody has; ``retry``: also where it failed or was cancelled before."""
+    state = workshop.state(export, start=not retry)
+    if retry:
         if state.stage in ("failed", "cancelled"):
             workshop.again(export)
         state = workshop.state(export)

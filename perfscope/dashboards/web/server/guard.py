@@ -38,7 +38,7 @@ def new_token() -> str:
 
 
 def read_token(file: Path) -> str:
-    """The token in ``file``; ``AskedWronglyError`` if it cannot be read or is too short to be a secret."""
+    """The token in ``file``; ``UsageError`` if it cannot be read or is too short to be a secret."""
     try:
         text = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -62,7 +62,7 @@ class Item:
 
 
 class Shelf:
-    """The items below the paths that the server was started with; a folder of runs is listed anew each time."""
+    """The items below the paths that the server was started with; a folder of runs is listed again each time."""
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         """``DataError`` if one of them is not there."""

@@ -182,7 +182,7 @@ def _beside(path: Path) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=2)
 def _head(now: int) -> str | None:
-    """The commit that is checked out where the server runs; git is asked anew every `HEAD_S` seconds."""
+    """The commit that is checked out where the server runs; git is asked again every `HEAD_S` seconds."""
     return current_commit()
 
 

@@ -29,7 +29,7 @@ LOG_FILE = "log.txt"
 
 
 def _made_by() -> str:
-    """8 hexadecimal digits that change with any file of the package: what another version made is made anew."""
+    """8 hexadecimal digits that change with any file of the package: what another version made is made again."""
     package = Path(__file__).parents[2]
     told = sorted(
         (str(file.relative_to(package)), file.stat().st_size, file.stat().st_mtime_ns) for file in package.rglob("*.py")

@@ -35,7 +35,7 @@ sys.modules["perfscope"]._js_dist = [  # type: ignore[attr-defined]
 
 
 class Fragment(Component):
-    """HTML that one of our reports made: its texts are escaped there. Never a stranger's.
+    """HTML that one of our reports made: its texts are escaped there. Never untrusted text.
 
     ``html``: what to show. ``links``: of rows of a waterfall, by their text: ``{"href", "find": {side: pattern}}``, to
     the timelines of a comparison on the page where there are any, else to the address.

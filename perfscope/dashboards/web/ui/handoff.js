@@ -17,8 +17,8 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   // Begin it where nobody has, and wait until it is made; an error says why it is not.
   async function made(url, signal) {
-    for (let anew = "&anew=1"; ; anew = "") {
-      const answer = await fetch(`${url}?ask=1${anew}`, { credentials: "same-origin", signal });
+    for (let retry = "&retry=1"; ; retry = "") {
+      const answer = await fetch(`${url}?ask=1${retry}`, { credentials: "same-origin", signal });
       const said = await answer.json().catch(() => ({}));
       if (answer.status === 200) return said;
       if (answer.status !== 202) throw new Error(said.error || `the server answers ${answer.status}`);

@@ -137,7 +137,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return made;
   }
 
-  // A component of React around a view of our own, made anew when the property that it shows is another.
+  // A component of React around a view of our own, made again when the property that it shows is another.
   function mounted(View, property, class_name) {
     return function (props) {
       const place = React.useRef(null);

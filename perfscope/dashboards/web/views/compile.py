@@ -162,7 +162,7 @@ FRAMES: tuple[Column[FrameSummary], ...] = (
         key="ops",
         width=124,
     ),
-    Column("begun anew", lambda row: row.restarts, "count", key="restarts", width=118),
+    Column("restarts", lambda row: row.restarts, "count", key="restarts", width=118),
     Column("caches", _caches, key="caches", width=260),
     Column("longest stage", _stage, key="stage", width=260),
 )

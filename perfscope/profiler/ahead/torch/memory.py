@@ -94,7 +94,7 @@ class MemoryLedger:
         """By ``id``: tensors compare by value."""
         self._lines: dict[int, UserLine] = {}
         self._upcoming: dict[int, int] = {}
-        """By thread: autograd numbers nodes in each anew, and runs those of a device in one of its own."""
+        """By thread: autograd numbers nodes in each again, and runs those of a device in one of its own."""
         self._phase: StepPhase = "other"
         self.ops = self.first = 0
         self.context: tuple[StepPhase, UserLine] = ("other", NO_LINE)

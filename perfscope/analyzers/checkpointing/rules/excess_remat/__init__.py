@@ -41,10 +41,10 @@ How it is found:
     batch dimensions, as JAX's own policy has it. The cost
     is the time of the kernels that hold them: measured while nothing else ran, or for a program alone their
     roofline in one run, on `--device` or an H100 or TPU v5e (assumed); programs for a CPU have measured time only.
-    It is said for each MiB that keeping would take: the dearest are the first to keep. The peak with the results kept
-    is laid beside the program's own: recomputation is too much where the peak is elsewhere and stays as it is, or
-    where the device has room: what the run's allocator may take, else of the device's memory, as recorded or as XLA
-    describes the device, what JAX takes by itself (three quarters on a GPU). Where it would not fit, there
+    It is said for each MiB that keeping would take: the most expensive are the first to keep. The peak with the
+    results kept is laid beside the program's own: recomputation is too much where the peak is elsewhere and stays as it
+    is, or where the device has room: what the run's allocator may take, else of the device's memory, as recorded or
+    as XLA describes the device, what JAX takes by itself (three quarters on a GPU). Where it would not fit, there
     is no finding: it is needed. Of XLA's own copies it is said whether they lowered the peak at all. Where several
     programs of one function are there, one that recomputes more than another and needs as much memory is named: its
     policy is dominated.
