@@ -94,6 +94,7 @@ def _merged_outcome(outcomes: Sequence[Outcome], findings: tuple[Finding, ...], 
         findings=findings,
         examined=sum(outcome.examined for outcome in outcomes),
         examined_what=max(outcomes, key=lambda outcome: outcome.examined).examined_what,
+        missing=tuple(dict.fromkeys(key for outcome in outcomes for key in outcome.missing)),
     )
 
 
@@ -452,7 +453,7 @@ def _with_findings(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Out
     except AbstainError as cause:  # it cannot compare these; what was found in each one alone stands
         if outcome.findings or outcome.status == "abstained":
             return outcome
-        return replace(outcome, status="abstained", reason=str(cause))
+        return replace(outcome, status="abstained", reason=str(cause), missing=cause.missing)
     except Exception as error:  # as in _checked
         log_failure(_log, f"rule {rule.id} failed to compare", error)
         reason = f"the rule failed to compare: {type(error).__name__}: {error}"
@@ -472,7 +473,8 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
     if "device_work" in absent:
         absent = ["device_work"]  # links and calls of work that is not there are no second reason
     if absent:
-        return Outcome(rule=rule.id, status="abstained", reason="not recorded: " + "; ".join(map(RECORDED.get, absent)))  # type: ignore[arg-type]
+        reason = f"not recorded: {'; '.join(RECORDED[key] for key in absent)}"
+        return Outcome(rule=rule.id, status="abstained", reason=reason, missing=tuple(absent))
     try:
         check = rule.plan if planned and rule.plan is not None else rule.check
         found = check(trace) if rule.rest is None else rule.rest(trace, others)
@@ -481,8 +483,8 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
             for finding in one_per_cause(sorted(found, key=_cost_order), whole_ns(trace))
         ]
         scope = Scope(trace.source.events_read, "records") if rule.examined is None else rule.examined(trace)
-    except AbstainError as reason:
-        return Outcome(rule=rule.id, status="abstained", reason=str(reason))
+    except AbstainError as cause:
+        return Outcome(rule=rule.id, status="abstained", reason=str(cause), missing=cause.missing)
     except Exception as error:  # a broken third-party rule must not cost the user the other answers
         log_failure(_log, f"rule {rule.id} failed on {trace.source.path}", error)
         return Outcome(rule=rule.id, status="abstained", reason=f"the rule failed: {type(error).__name__}: {error}")

@@ -141,6 +141,8 @@ class Outcome:
     """Records that the rule looked at, all sources together; never 0 where it is clean."""
     examined_what: str = ""
     """What these records are, in the plural."""
+    missing: tuple[str, ...] = ()
+    """Keys of ``Trace.recorded`` whose absence is why it was not evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,11 @@ class Scope:
 
 class AbstainError(Exception):
     """Raised by a rule that cannot look; the text says why and what to capture to be able to."""
+
+    def __init__(self, reason: str, missing: Sequence[str] = ()) -> None:
+        """``missing``: keys of ``Trace.recorded`` without which the rule cannot look."""
+        super().__init__(reason)
+        self.missing = tuple(missing)
 
 
 def fit_title(title: str, *names: str) -> str:

@@ -230,7 +230,7 @@ def test_what_a_fix_gives_back_of_the_memory_is_its_gain_and_not_what_it_moves()
         ("2.00 GiB", ""), ("no time", ""), ("no time", "2.00 GiB"),
     ]  # fmt: skip
     held = analysis(outcomes=(Outcome(rule="peak_owner", status="flagged", findings=(finding,)),))
-    assert "  2.00 GiB     peak_owner: scores hold 2 GiB" in text.render(held)
+    assert "1. 2.00 GiB  peak_owner (measured)" in text.render(held)
     assert "| 2.00 GiB |" in markdown.render(held)
     assert "<b>2.00 GiB</b><span>of memory</span>" in html_report.render(held)
     moved = analysis(outcomes=(Outcome(rule="resharding_collective", status="flagged", findings=(finding,)),))

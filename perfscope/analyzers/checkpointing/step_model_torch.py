@@ -106,7 +106,7 @@ def torch_step_model(trace: Trace) -> StepModel:
     """The model of the recorded step. ``AbstainError`` says what was not recorded."""
     graph = trace.op_graph
     if graph is None:
-        raise AbstainError(trace.why_no_step or NO_GRAPH)
+        raise AbstainError(trace.why_no_step or NO_GRAPH, ("op_graph",))
     if graph.storages is None:
         raise AbstainError("the op graph is of an older recording and does not say when memory was freed: record again")
     if graph.truncated:

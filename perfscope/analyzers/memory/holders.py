@@ -187,7 +187,7 @@ def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
         return devices
     hosts = tuple(timeline for timeline in known if timeline.space == "host") if not len(trace.rows["kernels"]) else ()
     if not hosts:
-        raise AbstainError(NO_MEMORY)
+        raise AbstainError(NO_MEMORY, ("memory",))
     return hosts
 
 

@@ -237,7 +237,7 @@ def only_compared(trace: Trace) -> Iterable[Finding]:
     ``AbstainError`` where no collective was recorded.
     """
     if not has_ranks(trace):
-        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}", ("collectives",))
     return ()
 
 

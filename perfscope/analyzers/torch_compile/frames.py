@@ -69,7 +69,7 @@ def compile_log_of(trace: Trace) -> CompileLog:
     """The log of a trace; ``AbstainError`` where there is none, or nothing was compiled."""
     log = trace.compile_log
     if log is None:
-        raise AbstainError(f"not recorded: {RECORDED['compile_log']}")
+        raise AbstainError(f"not recorded: {RECORDED['compile_log']}", ("compile_log",))
     if not log.compiles and not log.breaks:
         raise AbstainError("nothing was compiled")
     return log

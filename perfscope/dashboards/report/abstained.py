@@ -78,6 +78,31 @@ FOLDED_FROM = 3
 """Rules of one such reason from which they are one phrase; who asked for one or two of them wants their names."""
 
 
+JAX_FORMATS = frozenset({"hlo_proto", "hlo_text", "jax_memory", "nsys_jax", "xla_trace_json", "xplane"})
+"""Formats of JAX programs; the others are of PyTorch programs."""
+
+ANY_RUN = frozenset({"device_work", "launch_links", "op_links", "runtime_calls", "steps"})
+TORCH_RUN = ANY_RUN | {"autograd", "host_ops", "memory", "memory_state", "op_graph", "shapes", "tensors"}
+JAX_RUN = ANY_RUN | {"compile_events", "hlo", "host_reads"}
+"""What `perfscope run` records of every program, at its default level."""
+
+LESS = ("times_only", "whole")
+"""Options of a run that leave recordings out, besides its level and tool."""
+
+
+def recordable(analysis: Analysis) -> int:
+    """How many rules lack a recording that `perfscope run` takes; 0 where it took all it does by default."""
+    options = {} if analysis.run is None else analysis.run.get("options", {})
+    full = options.get("level") != "light" and not options.get("capture") and not any(map(options.get, LESS))
+    if analysis.run is not None and full:
+        return 0
+    records = JAX_RUN if JAX_FORMATS & {source.format for source in analysis.sources} else TORCH_RUN
+    return sum(
+        outcome.status == "abstained" and bool(outcome.missing) and records.issuperset(outcome.missing)
+        for outcome in analysis.outcomes
+    )
+
+
 def logs_alone(analysis: Analysis) -> bool:
     """Logs of torch.compile, or dumps of the flight recorder, and no recording of a run.
 

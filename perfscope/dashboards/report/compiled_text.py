@@ -11,7 +11,7 @@ from perfscope.dashboards.report.blocks import Column, Marked, Range, table
 from perfscope.dashboards.report.renderers.text import WIDTH, printed, sections_text, table_text
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.summary import summarize
-from perfscope.dashboards.report.text import findings_part, line_of, not_flagged
+from perfscope.dashboards.report.text import coverage, findings_part, line_of, not_flagged
 from perfscope.model.errors import DataError
 from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize
@@ -63,8 +63,8 @@ def compiled_page(
             yield from _known_by(trace)
             yield ""
         yield from sections_text(plan_sections(analysis.plans), columns, verbose=verbose)
-        yield from findings_part(summary, verbose=verbose)
-        yield from not_flagged(summary, columns, verbose=verbose)
+        yield from findings_part(summary, columns, verbose=verbose)
+        yield from not_flagged(summary) if verbose else coverage(summary)
         yield from _not_here(manifest, verbose=verbose)
         yield ""
         yield line_of("  kept  ", folder)

@@ -14,7 +14,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.time import HOST_AHEAD
-from perfscope.dashboards.report.abstained import logs_alone, not_evaluated
+from perfscope.dashboards.report.abstained import logs_alone, not_evaluated, recordable
 from perfscope.dashboards.report.device_rows import DeviceRow, device_rows, span_text
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.report.prose import blocks
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.dashboards.report.blocks import Section
     from perfscope.model.finding import Cell, Finding, Severity
-    from perfscope.model.trace import Source
 
 
 # What a saving is a share of.
@@ -105,9 +104,6 @@ NO_TIME = "no time"
 
 SHARE_OF = {True: "of step", False: "of span"}
 """What a share is of, by whether a step is known."""
-
-WHERE_LIMIT = 34
-"""Characters of a place in a table: the end of a path tells, its beginning is the same for all."""
 
 PATH_LIMIT = 64
 """Characters of the path in the headline, which is one line; the table of sources holds all."""
@@ -198,7 +194,10 @@ class Spread:
 class Summary:
     """All a report shows of an analysis, in the order in which it shows it."""
 
-    headline: str
+    subject: str
+    """The path of what was analysed, in full."""
+    read: str
+    """Its format, ranks and size: ``' (kineto, rank 0, 120,345 events)'``."""
     facts: tuple[str, ...]
     """Sentences on the whole: step time, how busy the devices were."""
     devices: tuple[DeviceRow, ...]
@@ -209,6 +208,8 @@ class Summary:
     clean: tuple[str, ...]
     blind: int
     """Rules that were not evaluated."""
+    recordable: int
+    """How many of these `perfscope run` would record something for."""
     abstained: tuple[tuple[str, tuple[str, ...]], ...]
     """(reason, rules) that were not evaluated."""
     partly: tuple[tuple[str, str], ...]
@@ -219,14 +220,34 @@ class Summary:
     """Unplaced events, repairs and notes of the readers."""
     account: tuple[Section, ...] = ()
     """Where the step went, of the device that computes least; empty where nothing tells."""
+    memory_alone: bool = False
+    """Memory snapshots, and no recording of a run."""
     top: tuple[Section, ...] = ()
     """The costliest kernels, ops, modules and lines; empty where none is known."""
+    explained: str = ""
+    """Share of the time with a known cause; ``''`` where nothing tells."""
     nothing: str = ""
     """Where there is no finding: how many rules were evaluated, and how much of the step the account explains."""
     sections: tuple[Section, ...] = ()
     """Plans, modelled time, programs, compilation, collectives and memories: those that there are."""
     tiles: tuple[tuple[str, str, str], ...] = ()
     """Name, value and note of further numbers at the top: modelled time, the peak of memory."""
+
+    @property
+    def headline(self) -> str:
+        """What was analysed, in one line."""
+        return self.titled(PATH_LIMIT)
+
+    def titled(self, limit: int) -> str:
+        """``headline`` with at most ``limit`` characters of the path."""
+        return f"{place_end(self.subject, limit)}{self.read}"
+
+    @property
+    def leading(self) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
+        """(what stands before the findings, the other sections): the account, else the fullest memory of snapshots."""
+        if self.account or not self.memory_alone:
+            return self.account, self.sections
+        return self.sections[:1], self.sections[1:]
 
     @property
     def findings(self) -> tuple[FindingRow, ...]:
@@ -238,12 +259,14 @@ def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
     wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
     starts = starts_by_label(analysis)
+    subject, read = _titled(analysis)
     rows = [
         _finding_row(rule, finding, wholes, starts, several=several, alone=alone)
         for rule, finding in analysis.findings()
     ]
     return Summary(
-        headline=_headline(analysis),
+        subject=subject,
+        read=read,
         facts=(
             *_failed(analysis),
             *_facts(analysis),
@@ -259,12 +282,15 @@ def summarize(analysis: Analysis) -> Summary:
         ),
         devices=device_rows(analysis),
         account=account_sections(analysis.warm_accounts),
+        memory_alone=memory_alone(analysis),
+        explained="" if (known := explained_share(analysis.accounts)) is None else f"{100 * known:.1f}%",
         nothing="" if rows else _nothing(analysis),
         top=top_sections(analysis.top),
         timed=tuple(row for row in rows if row.saves),
         untimed=tuple(row for row in rows if not row.saves),
         clean=tuple(sanitize(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
         blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),
+        recordable=recordable(analysis),
         abstained=not_evaluated(analysis),
         partly=tuple(
             (sanitize(outcome.rule), sanitize(outcome.reason, REASON_LIMIT))
@@ -324,34 +350,35 @@ def _again(analysis: Analysis) -> str:
     return f"perfscope analyze -v {shlex.quote(path)}"
 
 
-def _headline(analysis: Analysis) -> str:
+def _titled(analysis: Analysis) -> tuple[str, str]:
+    """The path of what was analysed, and what stands behind it: how many traces, formats, ranks and events."""
     sources = analysis.sources
     if not sources:
-        return "nothing was read"
+        return "nothing was read", ""
     unit = "instructions" if programs_alone(analysis) else "records" if logs_alone(analysis) else "events"
     events = f"{sum(source.events_read for source in sources):,} {unit}"
     formats = ", ".join(sorted({sanitize(source.format) for source in sources}))
     ranks = [source.rank for source in sources if source.rank is not None]
     if len(sources) == 1:
+        files = sources[0].path.split(", ") if (sources[0].programs or 0) > 1 else [sources[0].path]
+        path, many = _place(files, "files")
         rank = f", rank {ranks[0]}" if ranks else ""
         if (programs := sources[0].programs or 0) > 1:
             rank = f", {programs:,} compiled programs"
-        return f"{_path(sources[0])} ({formats}{rank}, {events})"
+        return path, f"{many} ({formats}{rank}, {events})"
     whose = f"ranks {span_text(ranks)}" if len(ranks) == len(sources) else f"{len(sources)} sources"
-    return (
-        f"{len(sources)} traces, {place_end(sanitize(sources[0].path), PATH_LIMIT)} ... ({formats}, {whose}, {events})"
-    )
+    path, many = _place([source.path for source in sources], "traces")
+    return path, f"{many} ({formats}, {whose}, {events})"
 
 
-def _path(source: Source) -> str:
-    """Where a source lies. Programs that were handed in as several files: their folder, or the first of them."""
-    files = source.path.split(", ") if (source.programs or 0) > 1 else [source.path]
+def _place(files: Sequence[str], what: str) -> tuple[str, str]:
+    """Where files lie: the file, their folder, or the first of them; and how many they are."""
     folders = {str(PurePath(file).parent) for file in files}
-    if len(files) == 1:
-        return place_end(sanitize(source.path), PATH_LIMIT)
+    if len(set(files)) == 1:
+        return sanitize(files[0], TEXT_LIMIT), "" if len(files) == 1 else f", {len(files):,} {what}"
     if len(folders) == 1:
-        return f"{place_end(sanitize(folders.pop()), PATH_LIMIT)}, {len(files):,} files"
-    return f"{place_end(sanitize(files[0]), PATH_LIMIT)} and {len(files) - 1:,} more"
+        return sanitize(folders.pop(), TEXT_LIMIT), f", {len(files):,} {what}"
+    return sanitize(files[0], TEXT_LIMIT), f" and {len(files) - 1:,} more"
 
 
 def _facts(analysis: Analysis) -> list[str]:
@@ -453,8 +480,8 @@ def _finding_row(
         saves="" if cost is None else f"{format_ns(cost)}{over}",
         share="" if cost is None or not whole else format_share(cost, whole),
         per_step=finding.cost_ns_per_step is not None,
-        where=place_end(sanitize(finding.where.label()), WHERE_LIMIT),
-        place=tuple((what, sanitize(name)) for what, name in place if name),
+        where=sanitize(finding.where.label(), TEXT_LIMIT),
+        place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in place if name),
         basis=finding.basis,
         on_ranks=_on_ranks(finding.ranks) if several else "",
         bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),

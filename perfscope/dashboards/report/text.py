@@ -1,4 +1,4 @@
-"""The report on a terminal: the first screen has the account of the step and the best findings, ``-v`` the rest."""
+"""The report on a terminal: a first screen with the account of the step and the best findings, then the details."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from rich.text import Text
 from perfscope.dashboards.report.blocks import Text as TextBlock
 from perfscope.dashboards.report.device_rows import device_sections
 from perfscope.dashboards.report.evidence import evidence_table
-from perfscope.dashboards.report.renderers.text import WIDTH, block_text, printed, section_text, sections_text
+from perfscope.dashboards.report.renderers.text import (
+    INDENT,
+    WIDTH,
+    block_text,
+    flowing,
+    printed,
+    section_text,
+    sections_text,
+)
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
@@ -29,7 +37,15 @@ FIRST_FINDINGS = 3
 """Findings on the first screen; ``-v`` and the other formats hold all."""
 
 FIRST_REMARKS = 4
-"""Remarks on the sources on the first screen."""
+"""Remarks on the sources without ``-v``."""
+
+LEAST_PATH = 24
+"""Characters of the path in the headline that stay on a narrow terminal."""
+
+MARGIN = 5
+"""Columns before the text of a finding."""
+
+LEAD = "perfscope: "
 
 _STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
 
@@ -41,30 +57,38 @@ def render(analysis: Analysis, *, width: int = WIDTH, color: bool = False, verbo
 
 
 def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    yield line_of("perfscope: ", summary.headline, style="bold")
-    yield from (line_of("  ", fact) for fact in summary.facts)
-    for section in summary.account:
-        yield ""
-        yield from section_text(section, width, verbose=verbose)
+    leading, others = summary.leading
+    yield from _first_screen(summary, leading, width, verbose=verbose)
     yield ""
-    if summary.devices and (not summary.account or len(summary.devices) > 1):
+    if leading and len(summary.devices) > 1:
         yield from sections_text(device_sections(summary.devices), width, verbose=verbose)
-    yield from findings_part(summary, verbose=verbose)
     yield from sections_text(summary.top, width, verbose=verbose)
-    if verbose or not summary.account:
-        yield from sections_text(summary.sections, width, verbose=verbose)
+    if verbose or not leading:
+        yield from sections_text(others, width, verbose=verbose)
     else:
-        yield from _outline(summary.sections, width)
-    yield from not_flagged(summary, width, verbose=verbose)
+        yield from _outline(others, width)
     remarks = summary.remarks if verbose else summary.remarks[:FIRST_REMARKS]
     yield from (line_of("  ", remark) for remark in remarks)
     if len(remarks) < len(summary.remarks):
         yield f"  and {len(summary.remarks) - len(remarks):,} more notes (-v)"
-    if verbose:
-        yield from (part for row in summary.findings for part in _detail(row, width))
-    elif summary.findings:
+
+
+def _first_screen(
+    summary: Summary, leading: Sequence[Section], width: int, *, verbose: bool
+) -> Iterator[RenderableType]:
+    """What was analysed, where the time or the memory went, what to do, and how to see more."""
+    path = max(LEAST_PATH, width - len(LEAD) - len(summary.read))
+    yield line_of(LEAD, summary.titled(path), style="bold")
+    yield from flowing([Text(fact) for fact in summary.facts], width, gap=" · ")
+    yield ""
+    for section in leading or device_sections(summary.devices):
+        yield from section_text(section, width, verbose=verbose)
         yield ""
-        yield line_of("  next  ", f"perfscope explain {summary.findings[0].rule}     {summary.again}")
+    yield from findings_part(summary, width, verbose=verbose)
+    yield from not_flagged(summary) if verbose else coverage(summary)
+    if summary.findings:
+        commands = (f"next: perfscope explain {summary.findings[0].rule}", summary.again)
+        yield from flowing([Text(command) for command in commands], width)
 
 
 def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType]:
@@ -86,73 +110,87 @@ def shorten_end(text: str, limit: int) -> str:
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
 
 
-def findings_part(summary: Summary, *, verbose: bool) -> Iterator[RenderableType]:
-    """The findings, costliest first, or that there are none. Ends with an empty line."""
+def findings_part(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+    """The findings, costliest first, or that there are none. An empty line ends them."""
     rows = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
     if rows:
-        yield _finding_table(rows)
+        of = f" ({len(rows)} of {len(summary.findings)})" if len(rows) < len(summary.findings) else ""
+        yield Padding(Text.assemble((f"Findings{of}", "bold"), ": what fixing each saves at most"), (0, 0, 0, INDENT))
+        gain, share = (max(len(text) for text in texts) for texts in zip(*map(_saving, rows), strict=True))
+        for number, row in enumerate(rows, 1):
+            yield from _finding(number, row, (gain, share), width)
+            if verbose:
+                yield from _detail(row, width)
+            elif row.fix:
+                yield _indented(f"Fix: {row.fix}", "dim")
+        yield ""
     else:
-        yield line_of("  ", summary.nothing)
-    if len(rows) < len(summary.findings):
-        yield f"  and {len(summary.findings) - len(rows)} more with a smaller saving or without a known time (-v)"
-    yield ""
+        known = f"; causes are known for {summary.explained} of the time" if summary.explained else ""
+        yield line_of("  ", f"no findings{known}" if summary.clean else "no rule could be evaluated")
 
 
-def _finding_table(rows: Sequence[FindingRow]) -> RenderableType:
-    """Two lines each: what it is and how it is known; where, and the fix."""
-    with_share = any(row.share for row in rows)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("saves up to", no_wrap=True)
-    if with_share:
-        table.add_column(SHARE_OF[any(row.per_step for row in rows)], no_wrap=True, justify="right")
-    table.add_column("finding", overflow="fold", ratio=1)
-    for row in rows:
-        saves = Text(row.gain, style="dim" if row.gain == NO_TIME else _STYLES[row.severity])
-        title = Text(f"{row.rule}: {row.title}{row.on_ranks}")
-        title.stylize("bold", 0, len(row.rule))
-        title.append(f" ({row.basis})", style="dim")
-        where = dict(row.place).get("at") or row.where
-        known = [text for text in (where if where != "-" else "", row.fix) if text]
-        if known:
-            title.append(f"\n{': '.join(known)}", style="dim")
-        table.add_row(saves, *([Text(row.share)] if with_share else []), title)
-    return Padding(table, (0, 0, 0, 2))
+def _saving(row: FindingRow) -> tuple[str, str]:
+    return row.gain, f"{row.share} {SHARE_OF[row.per_step]}" if row.share else ""
 
 
-def not_flagged(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    """Which rules are clean and which were not evaluated: a line each, with reasons if ``verbose``."""
-    names = f"{', '.join(summary.clean)} ({len(summary.clean)})"
-    if summary.clean and (verbose or len(names) <= width - len("  clean: ")):
-        yield line_of("  clean: ", names)
-    elif summary.clean:
-        yield f"  clean: {len(summary.clean)} rules (-v names them)"
-    if not summary.abstained and not summary.partly:
-        return
-    if not verbose:
-        partly = f", {len(summary.partly)} in part only" if summary.partly else ""
-        yield f"  not evaluated: {summary.blind} rules{partly} (-v: why, and what to record for them)"
-        return
-    yield "  not evaluated:"
+def _finding(number: int, row: FindingRow, widths: tuple[int, int], width: int) -> Iterator[RenderableType]:
+    """What it saves and where, and what it is: a line each."""
+    (gain, share), (most_gain, most_share) = _saving(row), widths
+    head = Text(f"  {number}. ")
+    head.append(f"{gain:<{most_gain}}", "dim" if gain == NO_TIME else _STYLES[row.severity])
+    head.append(f"  {share:>{most_share}}" if most_share else "")
+    ranks = row.on_ranks.strip(" ()")
+    head.append("  ").append(row.rule, "bold").append(f" ({row.basis}{f'; {ranks}' if ranks else ''})")
+    where = "" if row.where == "-" else row.where
+    beside = len(head) + INDENT + len(where) <= width
+    if where and beside:
+        head.append("  ").append(where, "cyan")
+    yield head
+    yield _indented(row.title)
+    if where and not beside:
+        yield _indented(where, "cyan")
+
+
+def _indented(text: str, style: str = "") -> RenderableType:
+    return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, MARGIN))
+
+
+def coverage(summary: Summary) -> Iterator[RenderableType]:
+    """One line: how many rules are clean, how many were not evaluated, and what would evaluate more."""
+    clean, blind, lacking = len(summary.clean), summary.blind, summary.recordable
+    need = f": `perfscope run` records what {lacking} of them need{'s' * (lacking == 1)}" if lacking else ""
+    parts = [f"{clean} rule{'' if clean == 1 else 's'} clean"] if clean else []
+    parts += [f"{len(summary.partly)} evaluated in part only"] if summary.partly else []
+    parts += [f"{blind} not evaluated{need} (-v: reasons)"] if blind else []
+    if parts:
+        yield line_of("  ", ", ".join(parts))
+
+
+def not_flagged(summary: Summary) -> Iterator[RenderableType]:
+    """Which rules are clean, and which were not evaluated and why."""
+    if summary.clean:
+        yield line_of("  clean: ", f"{', '.join(summary.clean)} ({len(summary.clean)})")
+    if summary.abstained or summary.partly:
+        yield "  not evaluated:"
     yield from (line_of("    ", f"{', '.join(rules)} ({reason})") for reason, rules in summary.abstained)
     yield from (line_of("    in part: ", f"{rule} ({reason})") for rule, reason in summary.partly)
 
 
 def _detail(row: FindingRow, width: int) -> Iterator[RenderableType]:
-    yield ""
-    title = Text(f"{row.rule}: {row.title}{row.on_ranks}", style="bold")
-    yield Padding(title, (0, 0, 0, 2))
-    known = [f"{what} {name}" for what, name in row.place]
+    """Evidence and advice, below a finding."""
+    known = [f"{what} {name}" for what, name in row.place if name != row.where]
     if row.bytes:
         known.append(f"moves {row.bytes}")
     if known:
-        yield line_of("    ", ", ".join(known))
+        yield _indented(", ".join(known))
     if row.detail:
-        yield line_of("    ", row.detail)
+        yield _indented(row.detail)
     if row.evidence:
         rows = evidence_table(row.evidence, row.evidence_left)
-        yield from (Padding(part, (0, 0, 0, 2)) for part in block_text(rows, width - 2, verbose=True))
+        yield from (Padding(part, (0, 0, 0, MARGIN - INDENT)) for part in block_text(rows, width - 3, verbose=True))
     for line in row.advice.splitlines():
-        yield line_of("    ", line)
+        yield _indented(line)
+    yield ""
 
 
 def line_of(lead: str, text: str, style: str = "") -> RenderableType:

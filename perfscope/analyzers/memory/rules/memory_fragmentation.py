@@ -84,7 +84,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         if fragmentation is not None
     ]
     if not judged:
-        raise AbstainError("not recorded: what the allocator holds from the driver")
+        raise AbstainError("not recorded: what the allocator holds from the driver", ("memory_state",))
     findings, blind = [], []
     for fragmentation in judged:
         if fragmentation.timeline.known_from.startswith(OF_XLA):

@@ -84,7 +84,7 @@ def examined(trace: Trace) -> Scope:
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding for all rows of small collectives of a trace."""
     if not has_ranks(trace):
-        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}", ("collectives",))
     on_device = [local for local in trace.fact(locals_of) if local.kernel != MISSING]
     if not on_device:
         raise AbstainError("the collectives ran on the host (gloo): what they cost the program is not recorded")

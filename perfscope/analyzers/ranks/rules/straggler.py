@@ -234,7 +234,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not skew.meetings and is_process(trace):
         return  # one process of several: likewise
     if not skew.meetings and "hlo" not in trace.recorded:
-        raise AbstainError(f"not recorded: {RECORDED['collectives']}")
+        raise AbstainError(f"not recorded: {RECORDED['collectives']}", ("collectives",))
     if not skew.meetings:
         raise AbstainError(
             "who arrives when at a collective was not recorded (XLA's CPU backend with several devices records it)"

@@ -113,7 +113,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding a kind of host work, for the device that it keeps idle longest."""
     accounts = trace.fact(step_accounts)
     if not accounts:
-        raise AbstainError("neither device work nor ops of the host were recorded")
+        raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
     account = max(accounts, key=_host_ns)
     if not account.whole_ns:
         return

@@ -252,7 +252,8 @@ def check(trace: Trace) -> Iterable[Finding]:
         return read_findings(trace)
     raise AbstainError(
         "no accelerator work in the recording, and nothing else that tells; `perfscope run` records it (the op graph "
-        "of a PyTorch program, the host's reads of a JAX program)"
+        "of a PyTorch program, the host's reads of a JAX program)",
+        ("op_graph",),
     )
 
 

@@ -100,7 +100,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     covered = covered_ns(found)
     left = [(_uncovered(account, covered), account) for account in accounts]
     if not left:
-        raise AbstainError("neither device work nor ops of the host were recorded")
+        raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
     causes, account = max(left, key=lambda pair: sum(pair[0].values()))
     whole = sum(causes.values())
     cost = min(whole, account.steady_ns(causes)) if account.device == MISSING else whole

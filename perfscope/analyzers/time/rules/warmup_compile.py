@@ -47,7 +47,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding, for the device that waits longest for compilation."""
     accounts = trace.fact(step_accounts)
     if not accounts:
-        raise AbstainError("neither device work nor ops of the host were recorded")
+        raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
     account = max(accounts, key=lambda one: one.total_ns["compilation"])
     cost = account.total_ns["compilation"]
     if not cost or cost < LEAST_SHARE * account.whole_ns:

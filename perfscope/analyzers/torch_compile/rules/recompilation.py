@@ -86,7 +86,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         yield from recompilation_findings(trace)
     if "compile_events" not in trace.recorded:
         if log is None:
-            raise AbstainError(f"not recorded: {RECORDED[_absent(trace)]}")
+            raise AbstainError(f"not recorded: {RECORDED[_absent(trace)]}", (_absent(trace),))
         return
     steps = [event.step for event in trace.compile_events if event.step is not None]
     if not steps:

@@ -12,7 +12,15 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Listing, Picture, Table, Text
-from perfscope.dashboards.report.renderers.values import NAMES, WORDS, code_lines, place_end, rest_text, shown
+from perfscope.dashboards.report.renderers.values import (
+    NAMES,
+    WORDS,
+    code_lines,
+    number_text,
+    place_end,
+    rest_text,
+    shown,
+)
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize
 
 if TYPE_CHECKING:
@@ -20,12 +28,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.dashboards.report.blocks import Bar, Block, Head, Section, Value
+    from perfscope.dashboards.report.blocks import Block, Head, Section, Value
 
 WIDTH = 110
 """Columns where no terminal tells its own: a log or a file looks the same everywhere."""
 
-NARROWEST = 80
+NARROWEST = 60
 """Below it the columns of a table have no room for words, and wrapping by the terminal reads better."""
 
 SENTENCE = 36
@@ -43,15 +51,22 @@ STYLES = {"worse": "bold red", "better": "green", "open": "yellow", "plain": ""}
 MOST_LINES = 200
 """Sentences of a listing with ``-v``: a document may be untrusted."""
 
-BAR = 40
+MOST_BAR = 120
 """Characters of a bar that stands for a whole."""
+
+GLYPHS = "█▒▓░#=+-:."
+PART_STYLES = ("blue", "red", "yellow", "magenta", "cyan", "green")
+"""Of the parts of a bar, in order; neighbours differ without colours, too."""
+
+LEAST_PART = 0.01
+"""Smaller parts of a whole share one entry of its legend."""
 
 INDENT, GAP = 2, 2
 """Columns before a table and between its columns."""
 
 
 def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, color: bool) -> str:
-    """The parts that ``parts(columns)`` gives, one below the other, without spaces at the ends of lines."""
+    """The parts that ``parts(columns)`` gives, one below the other, never with two empty lines or one at the end."""
     into = io.StringIO()
     console = Console(
         file=into,
@@ -65,7 +80,9 @@ def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, col
     )
     for part in parts(console.width):
         console.print(part)
-    return "".join(f"{line.rstrip()}\n" for line in into.getvalue().splitlines())
+    lines = [line.rstrip() for line in into.getvalue().splitlines()]
+    kept = [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
+    return "\n".join(kept).rstrip("\n") + "\n"
 
 
 def sections_text(sections: Sequence[Section], width: int, *, verbose: bool) -> Iterator[RenderableType]:
@@ -119,8 +136,10 @@ def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[Renderabl
         rows = block.rows[: max(MOST_ROWS, block.few) if verbose else block.few]
         if block.title and block.detail:
             yield Padding(RichText(sanitize(block.title), style="dim"), (0, 0, 0, INDENT))
-        if rows:
-            yield table_text(block.heads, rows, width, bar=block.bar)
+        if rows and block.bar == "parts":
+            yield from parts_text(block.heads, block.rows, width)
+        if rows and (verbose or block.bar != "parts"):
+            yield table_text(block.heads, rows, width)
         yield from _rest(rest_text(block, len(block.rows) - len(rows)), verbose=verbose)
 
 
@@ -129,8 +148,8 @@ def _rest(text: str, *, verbose: bool) -> Iterator[RenderableType]:
         yield f"    {text}{'' if verbose else ' (-v)'}"
 
 
-def table_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: int, *, bar: Bar = "") -> RenderableType:
-    """The rows in the columns that the width holds; words stand left, numbers right. ``bar``: as of ``Table``."""
+def table_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: int) -> RenderableType:
+    """The rows in the columns that the width holds; words stand left, numbers right."""
     cells = [[shown(value, head) for value, head in zip(row, heads, strict=True)] for row in rows]
     kept, limit = _fitting(heads, cells, width)
     table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
@@ -138,13 +157,9 @@ def table_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: in
         left = heads[index].unit in WORDS
         words = heads[index].unit == "text"
         table.add_column(heads[index].title, justify="left" if left else "right", no_wrap=not words, overflow="fold")
-    pieces = _pieces(heads, rows) if bar == "parts" else []
-    if pieces:
-        table.add_column("", no_wrap=True)
-        table.show_header = False
     for number, row in enumerate(cells):
         texts = [RichText(place_end(row[index], limit[index]), _style(rows[number][index])) for index in kept]
-        table.add_row(*texts, *map(RichText, pieces[number : number + 1]))
+        table.add_row(*texts)
     return Padding(table, (0, 0, 0, INDENT))
 
 
@@ -152,17 +167,55 @@ def _style(value: Value) -> str:
     return STYLES[value.tone] if isinstance(value, Badge) else ""
 
 
-def _pieces(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[str]:
-    """The shares of the rows as pieces of one bar, each beginning where the one above it ends."""
+def parts_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: int) -> Iterator[RenderableType]:
+    """Rows that are parts of one whole, in order: one bar, and a legend with their cells.
+
+    Parts below ``LEAST_PART`` share one entry where they are several.
+    """
     index = next(index for index, head in enumerate(heads) if head.unit == "share")
-    pieces, start = [], 0.0
-    for row in rows:
-        value = row[index]
-        end = start + (float(value) if isinstance(value, int | float) else 0.0)
-        first, last = round(BAR * start), round(BAR * end)
-        pieces.append(" " * first + ("█" * (last - first) or "▏"))
-        start = end
-    return pieces
+    shares = [float(value) if isinstance(value := row[index], int | float) else 0.0 for row in rows]
+    words = [" ".join(shown(value, head) for value, head in zip(row, heads, strict=True)) for row in rows]
+    small = [number for number, share in enumerate(shares) if share < LEAST_PART]
+    if len(small) > 1:
+        rest = sum(shares[number] for number in small)
+        words = [text for number, text in enumerate(words) if number not in small]
+        words.append(f"{len(small)} others {number_text(rest, 'share')}")
+        shares = [*(share for number, share in enumerate(shares) if number not in small), rest]
+    bar, legend, sizes = RichText(), [], _lengths(shares, min(width - 2 * INDENT, MOST_BAR))
+    for number, (text, size) in enumerate(zip(words, sizes, strict=True)):
+        glyph, style = GLYPHS[number % len(GLYPHS)], PART_STYLES[number % len(PART_STYLES)]
+        bar.append(glyph * size, style)
+        legend.append(RichText.assemble((glyph, style), f" {text}"))
+    yield Padding(bar, (0, 0, 0, INDENT))
+    yield from flowing(legend, width)
+
+
+def _lengths(shares: Sequence[float], whole: int) -> list[int]:
+    """Characters of each part: one at least, together those of their sum."""
+    total = min(round(whole * sum(shares)), whole)
+    sizes = [max(1, int(whole * share)) for share in shares]
+    by_rest = sorted(range(len(shares)), key=lambda number: -(whole * shares[number] % 1))
+    for number in by_rest[: max(0, total - sum(sizes))]:
+        sizes[number] += 1
+    if sizes and (over := sum(sizes) - whole) > 0:
+        largest = sizes.index(max(sizes))
+        sizes[largest] = max(1, sizes[largest] - over)
+    return sizes
+
+
+def flowing(texts: Sequence[RichText], width: int, gap: str = "   ") -> Iterator[RenderableType]:
+    """Texts side by side, as many as a line holds; one that is longer than a line is folded."""
+    line: RichText | None = None
+    for text in texts:
+        if line is None:
+            line = text.copy()
+        elif len(line) + len(gap) + len(text) <= width - INDENT:
+            line = RichText.assemble(line, gap, text)
+        else:
+            yield Padding(line, (0, 0, 0, INDENT))
+            line = text.copy()
+    if line is not None:
+        yield Padding(line, (0, 0, 0, INDENT))
 
 
 def _fitting(heads: Sequence[Head], cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], dict[int, int]]:

@@ -121,7 +121,7 @@ def _title(account: StepAccount, devices: int) -> str:
     whose = "the host" if account.device == MISSING else f"{sanitize(account.name, NAME_LIMIT) or 'device'}"
     whose += "" if account.device == MISSING else f" ({account.ordinal})"
     whose += "" if account.rank is None else f", rank {account.rank}"
-    whose += f", the one of {devices:,} that computes least" if devices > 1 else ""
+    whose += f", computes least of {devices:,}" if devices > 1 else ""
     count = len(account.numbers)
     mean = format_ns(account.whole_ns // max(1, count))
     if not count:

@@ -122,7 +122,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     elif "hlo" in trace.recorded:
         yield from program_findings(trace)
     elif not compiled:
-        raise AbstainError("not recorded: " + "; ".join(RECORDED[key] for key in absent))
+        raise AbstainError("not recorded: " + "; ".join(RECORDED[key] for key in absent), absent)
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:

@@ -118,7 +118,9 @@ def check(trace: Trace) -> Iterable[Finding]:
         yield from _from_trace(trace)
     else:
         raise AbstainError(
-            "needs the op graph of a run (`perfscope run`), a trace with input shapes of ops, or a compiled XLA program"
+            "needs the op graph of a run (`perfscope run`), a trace with input shapes of ops, or a compiled XLA "
+            "program",
+            ("op_graph",),
         )
 
 

@@ -114,7 +114,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     elif not compiled:
         raise AbstainError(
             "needs the op graph of a run (`perfscope run`), device work linked to ops with shapes, a compiled XLA "
-            "program, or inductor's fusion decisions (`perfscope run` of a compiled program)"
+            "program, or inductor's fusion decisions (`perfscope run` of a compiled program)",
+            ("op_graph",),
         )
 
 

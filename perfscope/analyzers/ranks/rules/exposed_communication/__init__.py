@@ -239,7 +239,7 @@ def _without_device(trace: Trace) -> list[Finding]:
             "the collectives ran on the host (gloo): the recording does not show when the program waited for them"
         )
     if "host_ops" not in trace.recorded:
-        raise AbstainError("neither device work nor host ops were recorded")
+        raise AbstainError("neither device work nor host ops were recorded", ("host_ops",))
     return []
 
 
