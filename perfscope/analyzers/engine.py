@@ -28,7 +28,7 @@ from perfscope.analyzers.sections.programs import (
     plan_section,
     programs_section,
 )
-from perfscope.analyzers.silence import silenced
+from perfscope.analyzers.source_code import with_code
 from perfscope.analyzers.time import (
     DeviceTime,
     Generation,
@@ -371,7 +371,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
             for trace in judged
             if trace.window_ns is not None
         ),
-        outcomes=silenced(outcomes, [trace.source.path for trace in judged], ignore),
+        outcomes=with_code(outcomes, [trace.source.path for trace in judged], ignore),
         programs=programs_section(judged),
         compile=compile_section(judged),
         collectives=collectives_section(judged),

@@ -53,6 +53,17 @@ class Where:
 NOWHERE = Where()
 
 
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """The code at a place, as the file had it when the program ran."""
+
+    path: str
+    """Absolute path of the file on this machine."""
+    first: int
+    """Number of the first of ``lines``."""
+    lines: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """A piece of time in which a finding shows, half open: ns on the clock of its trace, as in the trace's tables."""
@@ -103,6 +114,8 @@ class Finding:
     that has most of it."""
     count: int = 1
     """Times that the rule found this cause; title and place are those of the costliest (filled by the engine)."""
+    excerpt: Excerpt | None = None
+    """The line of ``where`` and two around it, where its file is here and unchanged (filled by the engine)."""
     silenced: str | None = None
     """The reason that a comment at its line or the configuration gives for silencing it (filled by the engine)."""
 

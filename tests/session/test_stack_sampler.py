@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from perfscope.model.documents.stacks import COLLECTING, StackSamples, dump_stac
 from perfscope.model.errors import DataError
 from perfscope.profiler.sampling import sampler as sampler_module
 from perfscope.profiler.sampling.sampler import StackSampler
+from perfscope.profiler.sampling.walk import StackReader
 from perfscope.profiler.source_files import SourceFiles
 
 
@@ -202,3 +204,64 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, damage: dict[str,
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError):
         load_stacks(path)
+
+
+def test_a_stack_is_that_of_the_thread() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def inner() -> None:
+        begun.set()
+        end.wait()
+
+    def outer() -> None:
+        inner()
+
+    thread = threading.Thread(target=outer)
+    thread.start()
+    begun.wait()
+    try:
+        gc.collect(0)  # none is due while the stack is read
+        assert thread.ident is not None
+        stack = StackReader().read(thread.ident)
+    finally:
+        end.set()
+        thread.join()
+    assert stack is not None
+    names = [code.co_name for code, _ in stack]
+    assert names[names.index("inner") :][:2] == ["inner", "outer"]
+    assert all(code.co_name and offset >= 0 for code, offset in stack)
+    assert StackReader().read(thread.ident) is None
+
+
+GENERATORS = """
+import sys, threading, time
+from perfscope.profiler.sampling.walk import StackReader
+
+sys.setswitchinterval(1e-6)
+reader, count, main = StackReader(), 0, threading.get_ident()
+
+def sample():
+    global count
+    while True:
+        count += reader.read(main) is not None
+
+def numbers(n):
+    for number in range(n):
+        yield number
+
+def work(n):
+    return n if n == 0 else work(n - 1) + sum(numbers(3))
+
+threading.Thread(target=sample, daemon=True).start()
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    work(20)
+    list(map(lambda value: work(3), range(3)))
+assert count > 1000, count
+"""
+
+
+@pytest.mark.slow
+def test_reading_stacks_of_generators_does_not_kill_the_program() -> None:
+    done = subprocess.run([sys.executable, "-c", GENERATORS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.report.abstained import coverage_sections
 from perfscope.dashboards.report.device_rows import device_sections
 from perfscope.dashboards.report.evidence import evidence_table
-from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, markdown_table, prose
+from perfscope.dashboards.report.markdown_text import advice_text, code, escape, fenced, in_html, markdown_table, prose
 from perfscope.dashboards.report.renderers.markdown import (
     open_section,
     section_markdown,
@@ -103,6 +103,8 @@ def _finding(row: FindingRow) -> str:
         known.append(f"moves {row.bytes}")
     if known:
         parts.append(", ".join(known) + "\n")
+    if row.around:
+        parts.append(fenced("\n".join(row.around)) + "\n")
     if row.evidence:
         shown = evidence_table(row.evidence[:MOST_EVIDENCE])
         parts.append(table_markdown(shown.heads, shown.rows) + "\n")

@@ -53,12 +53,16 @@ def advice_text(text: str) -> str:
     parts = []
     for block in blocks(text):
         if block.is_code:
-            longest = max(map(len, re.findall("`+", block.text)), default=0)
-            fence = "`" * max(3, longest + 1)
-            parts.append(f"{fence}{block.language}\n{block.text}\n{fence}")
+            parts.append(fenced(block.text, block.language))
         else:
             parts.append(prose(block.text))
     return "\n\n".join(parts)
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block of code as it is, between more backticks than it holds."""
+    fence = "`" * max(3, max(map(len, re.findall("`+", text)), default=0) + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def prose(text: str, words: Callable[[str], str] = escape) -> str:

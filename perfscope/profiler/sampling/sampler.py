@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from perfscope.model.documents.stacks import SWITCH_NS, SampledLoader, StackSamples, StackThread
 from perfscope.profiler.sampling.stack_tree import StackTree
+from perfscope.profiler.sampling.walk import StackReader
 from perfscope.profiler.source_files import SourceFiles
 
 PERIOD_S = 0.020
@@ -30,6 +31,8 @@ TRACED = 4
 BUDGET = 0.0025
 """Processor time of the sampling thread over the clock; the period is halved and doubled to stay between half of it and
 all of it. The turns that it takes from the program are not in it: with them it stays below 1 %."""
+RETRIES, RETRY_S = 3, 0.0005
+"""Where a garbage collection is due; then the sampling is left out."""
 WATCHED_TICKS = 40
 """Samplings between two looks at the cost."""
 
@@ -73,6 +76,7 @@ class StackSampler:
     def __init__(self, files: SourceFiles, *, name: str = "main", worker: int | None = None) -> None:
         """Nothing runs yet. ``name``, ``worker``: of the process, as in the document."""
         self._tree = StackTree(files)
+        self._stacks = StackReader()
         self._name, self._worker = name, worker
         self._loop = threading.main_thread().ident
         """The thread of the program's steps."""
@@ -152,7 +156,7 @@ class StackSampler:
             cpu = time.thread_time_ns()
             due = self._sleep()
             now = time.perf_counter_ns()
-            if self._ended or not self._awake.is_set():
+            if self._ended or not self._awake.is_set() or not self._ready():
                 continue
             others_ns = self._sample(now, now - before, now - due, own)
             self._put_switch_interval(alone=others_ns <= OTHERS_SHARE * (now - before))
@@ -179,7 +183,7 @@ class StackSampler:
         """Take the stacks of all threads that worked; the processor time of those but the one of the steps, ns."""
         self.ticks += 1
         others = 0
-        for ident, frame in sys._current_frames().items():
+        for ident in list(sys._current_frames()):
             if ident == own:
                 continue
             thread = self._threads.get(ident) or self._meet(ident)
@@ -190,9 +194,18 @@ class StackSampler:
                 if not spent:
                     continue  # it has not run since, and waits where it did
                 others += max(spent, 0)
-            if len(self._rows) < MOST_ROWS:
-                self._rows.append((now, elapsed, delay, thread.row, self._tree.add(frame), spent))
+            stack = self._stacks.read(ident) if len(self._rows) < MOST_ROWS else None
+            if stack is not None:
+                self._rows.append((now, elapsed, delay, thread.row, self._tree.add(stack), spent))
         return others
+
+    def _ready(self) -> bool:
+        """Whether stacks can be read; where a garbage collection is due, a moment is waited for it."""
+        for _ in range(RETRIES):
+            if self._stacks.ready():
+                return True
+            time.sleep(RETRY_S)
+        return self._stacks.ready()
 
     def _meet(self, ident: int) -> _Thread:
         """A thread that was not seen before; one that C made has no name."""

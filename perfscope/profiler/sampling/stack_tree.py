@@ -5,13 +5,11 @@ from __future__ import annotations
 import dis
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType
 
 from perfscope.model.documents.stacks import COLLECTING
 from perfscope.profiler.source_files import OURS, SourceFiles, folder_prefix
 
-MOST_DEPTH = 200
-"""Frames of a stack; those beyond are the outermost."""
 MOST_NODES = 20_000
 """Positions in code. Beyond it a stack ends where its known part ends."""
 MOST_DISASSEMBLED = 200
@@ -28,7 +26,7 @@ class SavedTree:
 
 
 class StackTree:
-    """Grows with each stack that is added. Frames are let go of at once: what they hold is the program's."""
+    """Grows with each stack that is added. No frame is kept: what it holds is the program's."""
 
     def __init__(self, files: SourceFiles) -> None:
         """Empty. ``files``: names files as the user would."""
@@ -39,12 +37,8 @@ class StackTree:
         self._positions: list[tuple[int, CodeType, int]] = []
         """(Caller, code, offset of its instruction)."""
 
-    def add(self, frame: FrameType | None) -> int:
-        """Number of the innermost position of a stack; -1 for none."""
-        stack: list[tuple[CodeType, int]] = []
-        while frame is not None and len(stack) < MOST_DEPTH:
-            stack.append((frame.f_code, frame.f_lasti))
-            frame = frame.f_back
+    def add(self, stack: Sequence[tuple[CodeType, int]]) -> int:
+        """Number of the innermost position of a stack, given innermost first; -1 for none."""
         node = -1
         for code, offset in reversed(stack):
             key = (node, id(code), offset)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.silence import NO_REASON, silenced
+from perfscope.analyzers.source_code import NO_REASON, with_code
 from perfscope.model.finding import Finding, Outcome, Where
 
 
@@ -19,7 +19,7 @@ def outcome(file: str | None, line: int | None, rule: str = "host_sync") -> Outc
 
 
 def reason(outcome: Outcome, sources: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> str | None:
-    (judged,) = silenced([outcome], sources, ignore)
+    (judged,) = with_code([outcome], sources, ignore)
     return judged.findings[0].silenced
 
 

@@ -1,0 +1,136 @@
+"""The code that findings name: the line itself for reports, and the comments that silence a finding.
+
+A line is shown where its file can be read here and was last changed before the recording, so that it is the line that
+ran. ``# perfscope: ignore[host_sync] printed on purpose`` at the end of the line that a finding names silences that
+rule there; several rules are separated by commas. A path of the configuration silences all findings in its files. A
+silenced finding stays in its outcome, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
+
+from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.finding import Excerpt, Finding, Outcome, Where
+
+COMMENT = re.compile(r"#\s*perfscope:\s*ignore\[([A-Za-z0-9_\-,\s]+)\](.*)")
+
+NO_REASON = "no reason given"
+
+MOST_FILE_BYTES = 4 << 20
+"""Of a source file: what is larger was written by a program."""
+
+
+AROUND = 2
+"""Lines before and after that of the finding."""
+
+
+def with_code(
+    outcomes: Sequence[Outcome], sources: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> tuple[Outcome, ...]:
+    """The outcomes with its excerpt at each finding, and the reason where a comment or ``ignore`` silences it.
+
+    ``sources``: paths of the recordings; a relative path of a finding is looked up in the working directory and
+    beside the folder of runs that a recording lies in. ``ignore``: patterns as ``third_party/*``.
+    """
+    code = _Code(sources)
+    return tuple(
+        replace(
+            outcome,
+            findings=tuple(
+                replace(
+                    finding,
+                    silenced=_reason(outcome.rule, finding, code, ignore),
+                    excerpt=code.excerpt(finding.where),
+                )
+                for finding in outcome.findings
+            ),
+        )
+        for outcome in outcomes
+    )
+
+
+def _reason(rule: str, finding: Finding, code: _Code, ignore: Sequence[str]) -> str | None:
+    file, line = finding.where.file, finding.where.line
+    if file is None:
+        return None
+    pattern = next((pattern for pattern in ignore if _matches(file, pattern)), None)
+    if pattern is not None:
+        return f"path matches {pattern} in the configuration"
+    comment = None if line is None else COMMENT.search(code.line(file, line))
+    if comment is None:
+        return None
+    rules = {name.strip().replace("-", "_") for name in comment.group(1).split(",")}
+    return (comment.group(2).strip(" \t:-") or NO_REASON) if rule in rules else None
+
+
+def _matches(file: str, pattern: str) -> bool:
+    """Whether the path, or its end from any folder on, matches; a pattern of a folder matches all in it."""
+    parts = PurePath(file).parts
+    ends = ["/".join(parts[index:]) for index in range(len(parts))]
+    wanted = pattern.rstrip("/")
+    return any(fnmatchcase(end, wanted) or fnmatchcase(end, f"{wanted}/*") for end in ends)
+
+
+class _Code:
+    """Lines of the Python files that findings name; each file is read once."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        parents = Path(sources[0]).absolute().parents if sources else ()
+        self._folders = [Path(), *(parent.parent for parent in parents if parent.name == RUNS_FOLDER)]
+        self._recorded_s = min(map(_changed_s, sources), default=0.0)
+        self._files: dict[str, _File | None] = {}
+
+    def line(self, file: str, line: int) -> str:
+        """A line, numbered from 1; ``""`` where there is no such file or line."""
+        known = self._file(file)
+        return known.lines[line - 1] if known is not None and 0 < line <= len(known.lines) else ""
+
+    def excerpt(self, where: Where) -> Excerpt | None:
+        """The line and those around it; ``None`` where it cannot be read, or its file is newer than the recording."""
+        if where.file is None or where.line is None:
+            return None
+        known = self._file(where.file)
+        if known is None or known.changed_s > self._recorded_s or not 0 < where.line <= len(known.lines):
+            return None
+        first = max(1, where.line - AROUND)
+        return Excerpt(path=known.path, first=first, lines=known.lines[first - 1 : where.line + AROUND])
+
+    def _file(self, file: str) -> _File | None:
+        if not file.endswith(".py"):
+            return None
+        if file not in self._files:
+            self._files[file] = next(filter(None, (_read(folder / file) for folder in self._folders)), None)
+        return self._files[file]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: str
+    changed_s: float
+    lines: tuple[str, ...]
+
+
+def _read(file: Path) -> _File | None:
+    try:
+        if not file.is_file() or file.stat().st_size > MOST_FILE_BYTES:
+            return None
+        lines = tuple(file.read_text(encoding="utf-8", errors="replace").splitlines())
+        return _File(str(file.absolute()), file.stat().st_mtime, lines)
+    except (OSError, ValueError):
+        return None
+
+
+def _changed_s(path: str) -> float:
+    """When a recording was written; of a folder its newest file directly in it. 0 where that is not known."""
+    try:
+        place = Path(path)
+        return max(
+            (item.stat().st_mtime for item in (place, *(place.iterdir() if place.is_dir() else ()))), default=0.0
+        )
+    except (OSError, ValueError):
+        return 0.0
