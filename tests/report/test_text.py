@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from perfscope.dashboards.report.renderers.text import NARROWEST
 from perfscope.dashboards.report.text import FIRST_FINDINGS, render
-from perfscope.model.finding import Finding, Outcome
+from perfscope.model.finding import Excerpt, Finding, Outcome, Where
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, device, hostile, source
 
 Golden = Callable[[str, str], None]
@@ -102,3 +103,19 @@ def test_the_next_command_can_be_pasted_or_is_not_offered(path: str, again: str)
 def test_no_share_no_column(golden: Golden) -> None:
     finding = Finding(subject="s", title="t", severity="low", basis="structural", advice="")
     golden("no-share.txt", render(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))))
+
+
+def test_the_line_of_code_stands_below_its_place_and_links_to_it(tmp_path: Path) -> None:
+    lines = ("def f(x):", "    y = x @ x", "    return y.item()", "", "f(1)")
+    finding = Finding(
+        subject="s", title="t", severity="low", basis="measured", advice="", where=Where(file="train.py", line=3),
+        excerpt=Excerpt(path=str(tmp_path / "train.py"), first=1, lines=lines),
+    )  # fmt: skip
+    judged = analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))
+    first = render(judged).splitlines()
+    assert "     > return y.item()" in first
+    assert "     > 3      return y.item()" in render(judged, verbose=True).splitlines()
+    linked = render(judged, color=True)
+    assert "\x1b]8;" in linked
+    assert (tmp_path / "train.py").as_uri() in linked
+    assert "\x1b]8;" not in render(judged)

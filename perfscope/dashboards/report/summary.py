@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median, quantiles
@@ -114,6 +115,9 @@ FIX_LIMIT = 160
 SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.;])\s")
 """A space after the end of a sentence or clause."""
 
+CODE_INDENT = 40
+"""Columns of indentation that are kept of a line of code."""
+
 NAME_LIMIT = 60
 """Characters of what a step is."""
 
@@ -148,6 +152,12 @@ class FindingRow:
     advice: str
     fix: str
     """The first sentence of the advice."""
+    code: str
+    """The line of the program, ``''`` where it is not known."""
+    around: tuple[str, ...]
+    """That line and two before and after it, each with its number; a mark stands before that of the finding."""
+    link: str
+    """``file:`` address of the source file on this machine; ``''`` where it is not here."""
     evidence: tuple[Mapping[str, Cell], ...]
     """The first rows, without columns that hold nothing."""
     evidence_left: int
@@ -465,6 +475,7 @@ def _finding_row(
     whole = wholes.of(finding)
     if finding.untraced_ns_per_step is not None:
         cost, whole = finding.untraced_ns_per_step, wholes.untraced(finding)
+    code, around, link = _code_of(finding)
     line = finding.where.label() if finding.where.file is not None else None
     advice = shorten(clean(finding.advice), TEXT_LIMIT).strip()
     place = (
@@ -489,9 +500,31 @@ def _finding_row(
         detail=sanitize(finding.detail, TEXT_LIMIT),
         advice=advice,
         fix=_first_sentence(advice),
+        code=code,
+        around=around,
+        link=link,
         evidence=shown_rows(finding.evidence[:MOST_EVIDENCE], starts),
         evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),
     )
+
+
+def _code_of(finding: Finding) -> tuple[str, tuple[str, ...], str]:
+    """``code``, ``around`` and ``link`` of a row."""
+    excerpt = finding.excerpt
+    if excerpt is None or finding.where.line is None:
+        return "", (), ""
+    lines = textwrap.dedent("\n".join(map(_code_line, excerpt.lines))).split("\n")
+    numbered = [(excerpt.first + index, line) for index, line in enumerate(lines)]
+    width = len(str(numbered[-1][0]))
+    around = [f"{'>' if number == finding.where.line else ' '} {number:>{width}}  {line}" for number, line in numbered]
+    return lines[finding.where.line - excerpt.first].strip(), tuple(around), PurePath(excerpt.path).as_uri()
+
+
+def _code_line(line: str) -> str:
+    """The line fit to be shown, with its indentation."""
+    spread = line.expandtabs(4)
+    words = sanitize(spread.strip(), TEXT_LIMIT)
+    return " " * min(len(spread) - len(spread.lstrip()), CODE_INDENT) + words if words else ""
 
 
 def _first_sentence(advice: str) -> str:

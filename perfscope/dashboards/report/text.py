@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -121,7 +122,10 @@ def findings_part(summary: Summary, width: int, *, verbose: bool) -> Iterator[Re
             yield from _finding(number, row, (gain, share), width)
             if verbose:
                 yield from _detail(row, width)
-            elif row.fix:
+                continue
+            if row.code:
+                yield _indented(f"> {shorten_end(row.code, width - MARGIN - 2)}", "italic")
+            if row.fix:
                 yield _indented(f"Fix: {row.fix}", "dim")
         yield ""
     else:
@@ -143,15 +147,16 @@ def _finding(number: int, row: FindingRow, widths: tuple[int, int], width: int) 
     head.append("  ").append(row.rule, "bold").append(f" ({row.basis}{f'; {ranks}' if ranks else ''})")
     where = "" if row.where == "-" else row.where
     beside = len(head) + INDENT + len(where) <= width
+    place = Style(color="cyan", link=row.link or None)
     if where and beside:
-        head.append("  ").append(where, "cyan")
+        head.append("  ").append(where, place)
     yield head
     yield _indented(row.title)
     if where and not beside:
-        yield _indented(where, "cyan")
+        yield _indented(where, place)
 
 
-def _indented(text: str, style: str = "") -> RenderableType:
+def _indented(text: str, style: str | Style = "") -> RenderableType:
     return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, MARGIN))
 
 
@@ -185,6 +190,7 @@ def _detail(row: FindingRow, width: int) -> Iterator[RenderableType]:
         yield _indented(", ".join(known))
     if row.detail:
         yield _indented(row.detail)
+    yield from (_indented(line[: width - MARGIN]) for line in row.around)
     if row.evidence:
         rows = evidence_table(row.evidence, row.evidence_left)
         yield from (Padding(part, (0, 0, 0, MARGIN - INDENT)) for part in block_text(rows, width - 3, verbose=True))
