@@ -91,11 +91,19 @@ class _Code:
         return known.lines[line - 1] if known is not None and 0 < line <= len(known.lines) else ""
 
     def excerpt(self, where: Where) -> Excerpt | None:
-        """The line and those around it; ``None`` where it cannot be read, or its file is newer than the recording."""
+        """The line and those around it; ``None`` where it cannot be read, or its file is newer than the recording.
+
+        Nor of a file outside these folders: a recording is untrusted and names any path, and reports are passed on.
+        """
         if where.file is None or where.line is None:
             return None
         known = self._file(where.file)
-        if known is None or known.changed_s > self._recorded_s or not 0 < where.line <= len(known.lines):
+        if (
+            known is None
+            or not known.in_project
+            or known.changed_s > self._recorded_s
+            or not 0 < where.line <= len(known.lines)
+        ):
             return None
         first = max(1, where.line - AROUND)
         return Excerpt(path=known.path, first=first, lines=known.lines[first - 1 : where.line + AROUND])
@@ -104,24 +112,27 @@ class _Code:
         if not file.endswith(".py"):
             return None
         if file not in self._files:
-            self._files[file] = next(filter(None, (_read(folder / file) for folder in self._folders)), None)
+            self._files[file] = next(filter(None, (_read(folder, file) for folder in self._folders)), None)
         return self._files[file]
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     path: str
+    in_project: bool
     changed_s: float
     lines: tuple[str, ...]
 
 
-def _read(file: Path) -> _File | None:
+def _read(folder: Path, name: str) -> _File | None:
+    file = folder / name
     try:
         if not file.is_file() or file.stat().st_size > MOST_FILE_BYTES:
             return None
         lines = tuple(file.read_text(encoding="utf-8", errors="replace").splitlines())
-        return _File(str(file.absolute()), file.stat().st_mtime, lines)
-    except (OSError, ValueError):
+        in_project = file.resolve().is_relative_to(folder.resolve())
+        return _File(str(file.absolute()), in_project, file.stat().st_mtime, lines)
+    except (OSError, RuntimeError, ValueError):
         return None
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.source_code import NO_REASON, with_code
-from perfscope.model.finding import Finding, Outcome, Where
+from perfscope.analyzers.source_code import AROUND, NO_REASON, with_code
+from perfscope.model.finding import Excerpt, Finding, Outcome, Where
 
 
 def outcome(file: str | None, line: int | None, rule: str = "host_sync") -> Outcome:
@@ -80,3 +81,49 @@ def test_what_is_no_source_file_is_not_read(code: Path, tmp_path: Path) -> None:
 )
 def test_patterns_of_paths(file: str, pattern: str, matches: bool) -> None:
     assert (reason(outcome(file, None), ignore=(pattern,)) is not None) == matches
+
+
+LINES = tuple(f"line_{number}()" for number in range(1, 8))
+
+
+def excerpt(file: str, line: int, recording: str = "trace.json") -> Excerpt | None:
+    (judged,) = with_code([outcome(file, line)], [recording])
+    return judged.findings[0].excerpt
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for file in (folder / "train.py", tmp_path / "other.py"):
+        file.write_text("\n".join(LINES))
+        os.utime(file, (1000, 1000))
+    (folder / "trace.json").write_text("{}")
+    os.utime(folder / "trace.json", (2000, 2000))
+    return folder
+
+
+def test_the_line_and_those_around_it(project: Path) -> None:
+    for file in ("train.py", str(project / "train.py")):
+        shown = excerpt(file, 4)
+        assert shown is not None
+        assert (shown.first, shown.lines) == (4 - AROUND, LINES[3 - AROUND : 4 + AROUND])
+    first = excerpt("train.py", 1)
+    assert first is not None
+    assert (first.first, first.lines) == (1, LINES[: 1 + AROUND])
+    assert excerpt("train.py", 8) is None
+
+
+def test_a_file_that_was_changed_after_the_recording_is_not_shown(project: Path) -> None:
+    os.utime("train.py", (3000, 3000))
+    assert excerpt("train.py", 4) is None
+    os.utime("train.py", (1000, 1000))
+    assert excerpt("train.py", 4, "gone.json") is None
+
+
+def test_no_file_outside_the_project_is_shown(project: Path) -> None:
+    assert excerpt("../other.py", 4) is None
+    assert excerpt(str(project.parent / "other.py"), 4) is None
+    Path("link.py").symlink_to(project.parent / "other.py")
+    assert excerpt("link.py", 4) is None

@@ -27,7 +27,7 @@ from perfscope.analyzers.torch_compile.summary import (
     RecompileSummary,
 )
 from perfscope.model.compile_log import CodeLine
-from perfscope.model.finding import Finding, Outcome, Where
+from perfscope.model.finding import Excerpt, Finding, Outcome, Where
 from perfscope.model.memory import KnownBy, MemoryPhase, SourceLine
 from perfscope.model.trace import Source
 from perfscope.model.trace.tables import MemoryCategory
@@ -70,6 +70,17 @@ HOST_SYNC = Finding(
     advice="Keep the loss on the device and read it every 100 steps:\n\n```python\n"
     "if step % 100 == 0:\n    print(loss.item())\n```\n\nOr use `loss.detach()` and sum on the device.",
     ranks=(0,),
+    excerpt=Excerpt(
+        path="/home/alice/proj/train.py",
+        first=86,
+        lines=(
+            "        loss.backward()",
+            "        optimizer.step()",
+            "        total += loss.item()",
+            "        if total < 0:",
+            "            break",
+        ),
+    ),
 )
 UNFUSED = Finding(
     subject="add -> mul -> silu",

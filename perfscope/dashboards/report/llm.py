@@ -155,6 +155,8 @@ def _finding(number: int, row: FindingRow) -> Iterator[str]:
     place = ", ".join(f"{what} `{_plain(name)}`" for what, name in row.place)
     if place:
         yield f"- place: {place}"
+    if row.code:
+        yield f"- source line: `{_plain(row.code)}`"
     if row.bytes:
         yield f"- moves {row.bytes}"
     for cells in row.evidence[:MOST_EVIDENCE]:
