@@ -17,7 +17,7 @@ from perfscope.dashboards.report.renderers.markdown import (
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from perfscope.analyzers.engine import Analysis
 
@@ -26,8 +26,14 @@ SUFFIXES = (".md", ".markdown")
 MOST_CHARACTERS = 60_000
 """GitHub refuses comments above 65,536 characters; the rest is room for what a bot adds."""
 
+FIRST_FINDINGS = 3
+"""Findings before the first fold."""
+
+ROOM = 120
+"""Characters of the notice on findings that do not fit."""
+
 MOST_ROWS = 50
-"""Findings in the table: more than anyone acts on in one pull request."""
+"""Findings in the tables: more than anyone acts on in one pull request."""
 
 MOST_EVIDENCE = 5
 """Evidence rows of a finding: a comment is an overview, the other formats hold all."""
@@ -36,21 +42,41 @@ _MARKS = {"high": "\N{LARGE RED CIRCLE}", "medium": "\N{LARGE YELLOW CIRCLE}", "
 
 
 def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
-    """The report as Markdown of at most ``limit`` characters; what does not fit is said to be missing."""
+    """The report as Markdown of at most ``limit`` characters; what does not fit is said to be missing.
+
+    Before its first fold stand the account and the first findings; all else is folded.
+    """
     summary = summarize(analysis)
     head = "\n\n".join(_head(summary)) + "\n"
-    parts = [_finding(row) for row in summary.findings]
     tail = "\n".join(_tail(summary))
-    notice = "\n_{} more findings do not fit here; the JSON and HTML reports hold all._\n"
-    room = limit - len(head) - min(len(tail), limit // 3) - len(notice) - 20
+    table = len("".join(_others(summary, (), "")))
+    room = limit - len(head) - table - min(len(tail), limit // 3) - ROOM
     kept: list[str] = []
-    for part in parts:
+    for part in map(_finding, summary.findings):
         if len(part) > room:
             break
         kept.append(part)
         room -= len(part)
-    missing = notice.format(len(parts) - len(kept)) if len(kept) < len(parts) else ""
-    return _cut(f"{head}{''.join(kept)}{missing}\n{tail}\n", limit)
+    first, others = kept[:FIRST_FINDINGS], kept[FIRST_FINDINGS:]
+    missing = len(summary.findings) - len(kept)
+    notice = f"\n_{missing} more findings do not fit here; the JSON and HTML reports hold all._\n" if missing else ""
+    more = "".join(_others(summary, others, notice))
+    return _cut(f"{head}{''.join(first)}{more}\n{tail}\n", limit)
+
+
+def _others(summary: Summary, details: Sequence[str], notice: str) -> Iterable[str]:
+    """The findings after the first ones, folded together: a table, and the details of each."""
+    rows = summary.findings[FIRST_FINDINGS:]
+    if not rows:
+        yield notice
+        return
+    yield f"\n<details><summary>{len(rows)} more findings</summary>\n\n"
+    yield _table(rows[: MOST_ROWS - FIRST_FINDINGS])
+    if len(summary.findings) > MOST_ROWS:
+        yield f"\n\n_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
+    yield "\n"
+    yield from details
+    yield f"{notice}\n</details>\n"
 
 
 def _cut(text: str, limit: int) -> str:
@@ -62,25 +88,30 @@ def _cut(text: str, limit: int) -> str:
 
 def _head(summary: Summary) -> Iterable[str]:
     counts = [f"{_MARKS[level]} {count} {level}" for level in _MARKS if (count := _count(summary, level))]
+    leading, _ = summary.leading
     yield f"### perfscope: {', '.join(counts) or 'no findings'}"
     yield escape(summary.headline)
     if summary.nothing:
         yield escape(summary.nothing)
     if summary.facts:
-        yield "\n".join(f"- {escape(fact)}" for fact in summary.facts)
-    yield from (open_section(section) for section in summary.account)
-    if summary.devices and (not summary.account or len(summary.devices) > 1):
-        yield from (open_section(section) for section in device_sections(summary.devices))
+        yield " · ".join(map(escape, summary.facts))
+    yield from (open_section(section) for section in leading or device_sections(summary.devices))
     if summary.findings:
-        share = SHARE_OF[any(row.per_step for row in summary.findings)]
-        titles = ("", "saves up to", share, "finding", "where", "basis")
-        yield markdown_table(titles, [_row(row) for row in summary.findings[:MOST_ROWS]], "lrrlll")
-        if len(summary.findings) > MOST_ROWS:
-            yield f"_{len(summary.findings) - MOST_ROWS} more findings are not in this table._"
-    if summary.top:
-        yield sections_markdown(summary.top)
-    if summary.sections:
-        yield sections_markdown(summary.sections)
+        yield _table(summary.findings[:FIRST_FINDINGS])
+
+
+def _folded(summary: Summary) -> Iterable[str]:
+    """The sections that are not before the first fold."""
+    leading, others = summary.leading
+    devices = device_sections(summary.devices) if leading and len(summary.devices) > 1 else ()
+    for sections in (devices, summary.top, others):
+        if sections:
+            yield sections_markdown(sections)
+
+
+def _table(rows: Sequence[FindingRow]) -> str:
+    share = SHARE_OF[any(row.per_step for row in rows)]
+    return markdown_table(("", "saves up to", share, "finding", "where", "basis"), list(map(_row, rows)), "lrrlll")
 
 
 def _count(summary: Summary, level: str) -> int:
@@ -89,7 +120,7 @@ def _count(summary: Summary, level: str) -> int:
 
 def _row(row: FindingRow) -> tuple[str, ...]:
     title = f"**{escape(row.rule)}**: {escape(row.title + row.on_ranks)}"
-    return (_MARKS[row.severity], row.gain, row.share, title, code(row.where), row.basis)
+    return (_MARKS[row.severity], row.gain, row.share, title, "" if row.where == "-" else code(row.where), row.basis)
 
 
 def _finding(row: FindingRow) -> str:
@@ -114,5 +145,6 @@ def _finding(row: FindingRow) -> str:
 
 
 def _tail(summary: Summary) -> Iterable[str]:
+    yield from _folded(summary)
     yield from (f"{section_markdown(section, MOST_ROWS)}\n" for section in coverage_sections(summary))
     yield from (f"{prose(remark)}\n" for remark in summary.remarks)

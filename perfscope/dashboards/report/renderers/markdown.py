@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Effect, Listing, Picture, Table, Text
-from perfscope.dashboards.report.markdown_text import advice_text, code, escape, in_html, inline, markdown_table, prose
+from perfscope.dashboards.report.markdown_text import (
+    advice_text,
+    code,
+    escape,
+    fenced,
+    in_html,
+    inline,
+    markdown_table,
+    prose,
+)
 from perfscope.dashboards.report.renderers.effects import scale_of, scale_title, text_bar
+from perfscope.dashboards.report.renderers.text import parts_text, printed
 from perfscope.dashboards.report.renderers.values import NAMES, WORDS, code_lines, rest_text, shown
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
@@ -20,6 +31,9 @@ MOST_ROWS = 8
 
 MOST_SECTIONS = 8
 """Sections of one kind: memories, programs, plans."""
+
+BAR_WIDTH = 80
+"""Columns of a bar and its legend: what a comment shows without a scroll bar."""
 
 MARKS = {
     "worse": "\N{LARGE RED CIRCLE}",
@@ -94,7 +108,10 @@ def _table(block: Table, most: int, *, titled: bool) -> Iterator[str]:
     rows = block.rows[:most]
     if block.title and titled:
         yield f"\n{escape(sanitize(block.title))}"
-    if rows:
+    if rows and block.bar == "parts":
+        drawn = printed(lambda width: parts_text(block.heads, block.rows, width), width=BAR_WIDTH)
+        yield f"\n{fenced(dedent(drawn).rstrip())}\n"
+    elif rows:
         yield f"\n{table_markdown(block.heads, rows, bar=block.bar)}\n"
     text = rest_text(block, len(block.rows) - len(rows))
     if text:

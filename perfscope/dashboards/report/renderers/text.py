@@ -65,7 +65,7 @@ INDENT, GAP = 2, 2
 """Columns before a table and between its columns."""
 
 
-def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, color: bool) -> str:
+def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, color: bool = False) -> str:
     """The parts that ``parts(columns)`` gives, one below the other, never with two empty lines or one at the end."""
     into = io.StringIO()
     console = Console(
