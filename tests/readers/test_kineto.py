@@ -210,6 +210,7 @@ def test_odd_events_are_counted_by_reason_and_the_rest_is_kept(tmp_path: Path) -
         "no event",
         {"ph": "B", "name": "begin", "ts": 1},
         span("kernel", "overflow", 1, -5, pid=0, tid=7),
+        span("kernel", "31 years", 1, 1e15, pid=0, tid=7),
         span("mystery", "what", 1, 5),
         {"ph": "X", "cat": "cpu_op", "name": "no time", "pid": 1, "tid": 1, "dur": 3},
         span("cpu_op", "strange types", 1, 5, pid=1.5, tid=None, args={"External id": "12", "Input Dims": {}}),
@@ -219,7 +220,7 @@ def test_odd_events_are_counted_by_reason_and_the_rest_is_kept(tmp_path: Path) -
     assert trace.source.unplaced == {
         "not an object": 1,
         "phase B": 1,
-        "missing, negative or overflown duration": 1,
+        "missing, negative or overflown duration": 2,
         "category mystery": 1,
         "time is not a number": 1,
     }

@@ -19,6 +19,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 XZ_MAGIC = b"\xfd7zXZ\x00"
 IN_MEMORY = 64 << 20
 """Decompressed bytes kept in memory; larger ones go to an unlinked temporary file that is mapped."""
+READ_WHOLE = 8 << 20
+"""Bytes of a plain file that is read; a larger one is mapped."""
 LARGEST = 64 << 30
 """Decompressed bytes accepted: beyond it a gzip is a bomb, or must be split."""
 _PIECE = 4 << 20
@@ -58,6 +60,10 @@ def open_bytes(path: Path, largest: int | None = None) -> Iterator[bytes | mmap.
                 raise DataError(f"{path}: {size:,} bytes: larger than any file of its kind, refused")
             if not size:
                 yield b""
+                return
+            if size <= READ_WHOLE:  # a mapped file that another program cuts off meanwhile ends this one (SIGBUS)
+                file.seek(0)
+                yield file.read()
                 return
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 yield data

@@ -43,6 +43,9 @@ EXACT_BELOW_US = 2.0**43
 LARGEST_NS = 2**62
 """Beyond this a time is an overflow of the profiler, not a time."""
 
+LONGEST_NS = 2**53
+"""104 days: a longer event is a corrupt number. Sums of a thousand shorter ones do not overflow."""
+
 
 def floats_to_ns(us: npt.NDArray[np.float64]) -> npt.NDArray[np.int64] | None:
     """us as float to ns, shape (n,); None if a float could not hold the digits that were written."""
@@ -318,7 +321,7 @@ def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list
         start = np.array([s for s, _, _ in good], np.int64)
         length = np.array([d for _, d, _ in good], np.int64)
         members = [m for _, _, m in good]
-    wrong = (length < 0) | (length >= LARGEST_NS // 2)
+    wrong = (length < 0) | (length >= LONGEST_NS)
     if wrong.any():
         unplaced["missing, negative or overflown duration"] += int(wrong.sum())
         members = [m for m, bad in zip(members, wrong, strict=True) if not bad]
