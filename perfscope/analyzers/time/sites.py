@@ -31,6 +31,9 @@ from perfscope.model.intervals import Int64
 from perfscope.model.op_graph import GraphOp
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
+# Looking a member up costs more than comparing with it, and these are compared with for each span of a stack.
+_OP, _PYTHON = int(SliceKind.OP), int(SliceKind.PYTHON)
+
 # Which span of another recording of the same program is the same call: by order within a step, never by time.
 #
 # Two recordings of one loop differ in every time but run the same ops in the same order. A span is the k-th of its
@@ -47,10 +50,8 @@ class _Calls:
     """Row of ``slices`` -> (step, key, position among the rows of its key in that step)."""
     rows_of: dict[int, dict[Hashable, list[int]]]
     """Step -> key -> rows."""
-
-    def counts(self, step: int) -> dict[Hashable, int]:
-        """How often each key came in a step, a short stand for its whole sequence."""
-        return {key: len(rows) for key, rows in self.rows_of[step].items()}
+    counts: dict[int, dict[Hashable, int]]
+    """Step -> key -> number of rows, a short stand for the step's whole sequence."""
 
 
 def _calls(trace: Trace, rows: Int64, keys: Sequence[Hashable]) -> _Calls:
@@ -64,7 +65,8 @@ def _calls(trace: Trace, rows: Int64, keys: Sequence[Hashable]) -> _Calls:
         if step != MISSING:
             place_of[row] = (step, key, len(rows_of[step][key]))
             rows_of[step][key].append(row)
-    return _Calls(place_of=place_of, rows_of=dict(rows_of))
+    counts = {step: {key: len(rows) for key, rows in keyed.items()} for step, keyed in rows_of.items()}
+    return _Calls(place_of=place_of, rows_of=dict(rows_of), counts=counts)
 
 
 def detail_row(trace: Trace, row: int) -> int | None:
@@ -76,12 +78,11 @@ def detail_row(trace: Trace, row: int) -> int | None:
         if ancestor not in ours.place_of:
             continue
         step, key, position = ours.place_of[ancestor]
-        count = len(ours.rows_of[step][key])
-        agreeing = [number for number, keys in theirs.rows_of.items() if len(keys.get(key, ())) == count]
+        shape = ours.counts[step]
+        agreeing = [number for number, counts in theirs.counts.items() if counts.get(key, 0) == shape[key]]
         if not agreeing:
             return None
-        shape = ours.counts(step)
-        same = (number for number in agreeing if theirs.counts(number) == shape)
+        same = (number for number in agreeing if theirs.counts[number] == shape)
         return theirs.rows_of[next(same, agreeing[0])][key][position]
     return None
 
@@ -216,7 +217,7 @@ def op_of(trace: Trace, row: int) -> str | None:
     """Name of the innermost op that encloses a row of ``slices``, or of the row itself; None if none does."""
     slices = trace.rows["slices"]
     for ancestor in lineage(trace, row):
-        if slices["kind"][ancestor] == SliceKind.OP:
+        if slices["kind"][ancestor] == _OP:
             return trace.text(int(slices["name"][ancestor]))
     return None
 
@@ -240,13 +241,32 @@ def _op_inside(trace: Trace, row: int, recorded: CallSite) -> GraphOp | None:
 
 
 def _from_stack(trace: Trace, row: int) -> CallSite:
+    """The innermost frame of the user's around a row, else of a library."""
+    kinds, known = trace.rows["slices"]["kind"], trace.fact(_sites_of_frames)
+    for ancestor in lineage(trace, row):
+        if kinds[ancestor] == _PYTHON:
+            if ancestor not in known:
+                known[ancestor] = _from_frame(trace, ancestor)
+            return known[ancestor]
+        forward = _forward_of(trace, ancestor)
+        if forward != MISSING:
+            return _from_stack(trace, forward)
+    return UNKNOWN_SITE
+
+
+def _sites_of_frames(trace: Trace) -> dict[int, CallSite]:
+    """Python span -> what its stack says: filled as it is asked, for many ops run in one frame."""
+    return {}
+
+
+def _from_frame(trace: Trace, row: int) -> CallSite:
     slices = trace.rows["slices"]
     module: str | None = None
     library: Frame | None = None
     result: Frame | None = None
     index = MISSING
     for ancestor in lineage(trace, row):
-        if slices["kind"][ancestor] != SliceKind.PYTHON:
+        if slices["kind"][ancestor] != _PYTHON:
             forward = MISSING if result else _forward_of(trace, ancestor)
             if forward != MISSING:
                 return _from_stack(trace, forward)
@@ -277,7 +297,7 @@ def _forward_of(trace: Trace, row: int) -> int:
     """The forward op that a node of the backward pass belongs to, by autograd sequence number; else ``MISSING``."""
     slices = trace.rows["slices"]
     sequence = int(slices["sequence"][row])
-    if slices["kind"][row] != SliceKind.OP or sequence == MISSING or slices["forward_thread"][row] <= 0:
+    if slices["kind"][row] != _OP or sequence == MISSING or slices["forward_thread"][row] <= 0:
         return MISSING
     forward = trace.fact(_forward_ops).get(sequence, MISSING)
     return forward if forward != MISSING and slices["start_ns"][forward] < slices["start_ns"][row] else MISSING
@@ -296,7 +316,7 @@ def _was_running(trace: Trace, row: int) -> bool:
     """Whether every Python span that began before this one on its thread encloses it: its call was not seen."""
     slices, counted = trace.rows["slices"], trace.fact(_python_spans_before)
     first = int(np.searchsorted(slices["thread"], slices["thread"][row]))
-    around = sum(int(slices["kind"][outer] == SliceKind.PYTHON) for outer in lineage(trace, row)) - 1
+    around = int((slices["kind"][list(lineage(trace, row))] == _PYTHON).sum()) - 1
     return int(counted[row] - counted[first]) == around
 
 
