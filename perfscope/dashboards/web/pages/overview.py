@@ -113,6 +113,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                             className="ps-over-two",
                             title=row["title"].replace("`", ""),
                         ),
+                        *([html.Div(row["detail"].replace("`", ""), className="ps-look")] if row["detail"] else []),
                         *(html.Div(item, className="ps-over-place") for item in _place(row)),
                     ]
                 ),

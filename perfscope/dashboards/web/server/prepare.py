@@ -11,12 +11,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from perfscope.analyzers.configuration import FILE, Configuration, find_configuration
+from perfscope.analyzers.devices import Device, named_device
+from perfscope.analyzers.devices.topology import read_topology
 from perfscope.analyzers.judge import JudgeTask, judge_paths
 from perfscope.analyzers.readers.load import Task, TaskResult, read_task
 from perfscope.dashboards.report import json_report
 from perfscope.dashboards.web.server.child import Child, run_alone
 from perfscope.dashboards.web.views import VIEWS, Gathered, Job, Place, view_module
-from perfscope.model.errors import log_failure
+from perfscope.model.errors import UsageError, log_failure
 from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
@@ -32,9 +35,16 @@ class Work(Child):
         self._broken: dict[str, str] = {}
 
     def run(self) -> None:
-        """Read, judge, write. ``PerfscopeError`` as of `judge_paths`."""
+        """Read, judge as the ``pyproject.toml`` of the working directory asks, write. ``PerfscopeError``: why not."""
         self.tell("working", "reading")
-        judged = judge_paths([self.path], executor=self._work_in_turn)
+        configuration = find_configuration()
+        judged = judge_paths(
+            [self.path],
+            executor=self._work_in_turn,
+            device=_device(configuration),
+            topology=None if configuration.topology is None else read_topology(configuration.topology),
+            configuration=configuration,
+        )
         self.tell("working", "writing")
         report = json_report.document(judged.analysis)
         for name in VIEWS:
@@ -84,6 +94,15 @@ class Work(Child):
         folder = self.folder.joinpath(name, *more)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _device(configuration: Configuration) -> Device | None:
+    if configuration.device is None:
+        return None
+    device = named_device(configuration.device)
+    if device is None:
+        raise UsageError(f"{FILE}: device = {configuration.device!r}: not in the hardware tables")
+    return device
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,8 +13,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from perfscope.analyzers.configuration import find_configuration
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import PROFILED_FOLDER
+from perfscope.model.errors import UsageError
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 """What a key looks like: never a path, never hidden."""
@@ -39,14 +41,14 @@ class Item:
     kind: Kind
 
     def fingerprint(self) -> str | None:
-        """16 hexadecimal digits that change when its files do; ``None`` where it is gone."""
+        """16 hexadecimal digits that change when its files or the configuration do; ``None`` where it is gone."""
         try:
             held = sorted(_files(self.path))
         except OSError:
             return None
         if not held:
             return None
-        return hashlib.sha256(repr(held).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        return hashlib.sha256(repr((held, _configured())).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def running(self) -> bool:
         """Whether it is a run whose program has not ended."""
@@ -59,6 +61,14 @@ class Item:
     def command(self) -> tuple[str, ...]:
         """The child that reads it: its module and arguments; the folder to write to comes behind them."""
         return "perfscope.dashboards.web.server.prepare", str(self.path)
+
+
+def _configured() -> str:
+    """What changes with the configuration; of one that makes no sense why, which the child tells."""
+    try:
+        return repr(find_configuration())
+    except UsageError as error:
+        return str(error)
 
 
 class Shelf:

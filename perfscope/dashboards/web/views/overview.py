@@ -142,6 +142,7 @@ def view(job: Job) -> dict[str, Any]:
             {
                 "rule": row.rule,
                 "title": row.title + row.on_ranks,
+                "detail": row.detail,
                 "gain": row.gain,
                 "share": row.share,
                 "where": row.where,
