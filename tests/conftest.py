@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is.
 settings.register_profile("perfscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perfscope")
+
+# Tests start Python hundreds of times: without bytecode every process would compile perfscope and the tests again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 os.environ["PERFSCOPE_CACHE"] = "off"  # tests read the files themselves and leave the home alone
 
