@@ -53,12 +53,13 @@ def finding_card(row: FindingRow, *, opened: bool) -> str:
     text = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
     detail = f'<div class="detail">{prose(row.detail)}</div>' if row.detail else ""
     code = f"<pre>{escape(chr(10).join(row.around))}</pre>" if row.around else ""
+    traced = f" · {escape(row.traced)}" if row.traced else ""
     moves = f" · moves {escape(row.bytes)}" if row.bytes else ""
     return (
         f'<article class="card finding {row.severity}"><div class="row">'
         f'<div class="saves">{saves}</div>'
         f'<div class="what"><div class="title">{escape(row.rule)}: {prose(row.title + row.on_ranks)}</div>'
-        f'{detail}<div class="where">{text}{moves}</div>{code}</div>'
+        f'{detail}<div class="where">{text}{moves}{traced}</div>{code}</div>'
         f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
         f'<span class="chip">{escape(row.basis)}</span></div></div>'
         f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"

@@ -141,6 +141,8 @@ class FindingRow:
     place: tuple[tuple[str, str], ...]
     """All that is known of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
     basis: str
+    traced: str
+    """``'10.7 ms while traced'`` where ``saves`` is of steps without a profiler and the title of slower traced ones."""
     on_ranks: str
     """``' (ranks 0-7)'``, ``''`` where there is one source only."""
     bytes: str
@@ -494,6 +496,7 @@ def _finding_row(
         where=sanitize(finding.where.label(), TEXT_LIMIT),
         place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in place if name),
         basis=finding.basis,
+        traced=_while_traced(finding),
         on_ranks=_on_ranks(finding.ranks) if several else "",
         bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),
         memory="" if finding.cost_bytes is None or rule not in GIVES_BACK else format_bytes(finding.cost_bytes),
@@ -531,6 +534,11 @@ def _first_sentence(advice: str) -> str:
     """Of the first paragraph that is not code, at most ``FIX_LIMIT`` characters."""
     paragraph = next((block.text for block in blocks(advice) if not block.is_code), "")
     return shorten(SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".:;"), FIX_LIMIT)
+
+
+def _while_traced(finding: Finding) -> str:
+    traced, free = finding.cost_ns_per_step, finding.untraced_ns_per_step
+    return "" if traced is None or free in (None, traced) else f"{format_ns(traced)} while traced"
 
 
 def _on_ranks(ranks: Sequence[int]) -> str:

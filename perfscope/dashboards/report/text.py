@@ -143,8 +143,8 @@ def _finding(number: int, row: FindingRow, widths: tuple[int, int], width: int) 
     head = Text(f"  {number}. ")
     head.append(f"{gain:<{most_gain}}", "dim" if gain == NO_TIME else _STYLES[row.severity])
     head.append(f"  {share:>{most_share}}" if most_share else "")
-    ranks = row.on_ranks.strip(" ()")
-    head.append("  ").append(row.rule, "bold").append(f" ({row.basis}{f'; {ranks}' if ranks else ''})")
+    known = "; ".join(filter(None, (row.basis, row.on_ranks.strip(" ()"), row.traced)))
+    head.append("  ").append(row.rule, "bold").append(f" ({known})")
     where = "" if row.where == "-" else row.where
     beside = len(head) + INDENT + len(where) <= width
     place = Style(color="cyan", link=row.link or None)
