@@ -1,4 +1,4 @@
-"""Writes the generated pages: one a rule from its docstring, the list of rules, the tables of the model, a schema.
+"""Writes the generated pages: rules from their docstrings, the tables of the model, schemas, an example of a comment.
 
 python docs/generate.py             write them
 python docs/generate.py --check     change nothing; exit 1 and name the pages that differ
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import inspect
 import json
 import re
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.registry import RULES
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
+from perfscope.dashboards.report.compare.comparison import compare
 from perfscope.dashboards.report.compare.document import json_schema
 from perfscope.dashboards.report.sections import sweep
 from perfscope.model import finding
@@ -180,6 +183,31 @@ def _type(column: Column) -> str:
     return ("text" if column.text else column.dtype) + (", nullable" if column.nullable else "")
 
 
+EXAMPLE = """# A comment on a pull request
+
+What `perfscope compare` writes about a commit that computes attention by its formula in place of
+`scaled_dot_product_attention`: two recordings of the `attention` [workload](workloads.md), one launch each, so that
+counts and bytes are judged and the step time is not. `perfscope compare commits` launches both sides in turns and
+[judges the step time too](compare.md#how-a-verdict-is-reached).
+
+```console
+$ perfscope compare runs fixtures/cpu-attention-sdpa fixtures/cpu-attention-naive --markdown comment.md
+```
+
+The rest of this page is the comment.
+
+---
+"""
+
+
+@lru_cache
+def example_page() -> str:
+    """A comparison of two recordings of the repository, as a comment."""
+    with contextlib.chdir(DOCS.parent):
+        compared = compare("fixtures/cpu-attention-sdpa", "fixtures/cpu-attention-naive")
+    return f"{GENERATED}\n\n{EXAMPLE}\n{compared.markdown()}"
+
+
 def pages() -> dict[str, str]:
     """Every generated page: path below docs/ -> content."""
     rules = []
@@ -193,6 +221,7 @@ def pages() -> dict[str, str]:
         **written,
         "rules/README.md": rule_list(rules),
         "model.md": model_page(),
+        "example-regression.md": example_page(),
         "compare-schema.json": json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n",
         "sweep-schema.json": json.dumps(sweep.json_schema(), indent=2, ensure_ascii=False) + "\n",
     }
