@@ -80,10 +80,15 @@ def test_a_changed_or_forgotten_page_is_seen(generator: ModuleType, tmp_path: Pa
     assert generator.stale(tmp_path) == ["model.md", "rules/no_such_rule.md"]
 
 
-@pytest.mark.parametrize("rule_id", sorted(registry.RULES))
-def test_every_rule_explains_itself(generator: ModuleType, rule_id: str) -> None:
-    page = generator.pages()[f"rules/{rule_id}.md"]
-    missing = [name for name in ("Why it costs", "How it is found", "Fix") if f"\n## {name}\n" not in page]
+def test_every_rule_explains_itself(generator: ModuleType) -> None:
+    pages = generator.pages()
+    headings = ("Why it costs", "How it is found", "Fix")
+    missing = [
+        (rule, name)
+        for rule in registry.RULES
+        for name in headings
+        if f"\n## {name}\n" not in pages[f"rules/{rule}.md"]
+    ]
     assert missing == []
 
 

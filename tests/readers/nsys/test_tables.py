@@ -517,11 +517,14 @@ def test_a_generated_column_cannot_call_anything(tmp_path: Path) -> None:
     path = small().write(tmp_path / "report.sqlite")
     connection = sqlite3.connect(path)
     connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
+    connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER)")
+    connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1)")
     connection.execute(
-        'CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, "end" INTEGER AS (length(hex(zeroblob(400000000)))))'
+        'ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN "end" INTEGER AS (abs(-1 - 9223372036854775807))'
     )
-    connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (start) VALUES (1)")
     connection.commit()
+    with pytest.raises(sqlite3.OperationalError, match="integer overflow"):
+        connection.execute('SELECT "end" FROM CUPTI_ACTIVITY_KIND_KERNEL').fetchall()
     connection.close()
     (trace,) = nsys_reader.read(path)  # a column that is computed is no column of the recording
     assert len(trace.rows["kernels"]) == 0
