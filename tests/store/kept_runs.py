@@ -30,6 +30,14 @@ def repository(folder: Path, monkeypatch: pytest.MonkeyPatch, commits: int) -> l
     return made
 
 
+def enter(template: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy ``template`` into ``folder``, which becomes the current one."""
+    shutil.copytree(template, folder, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
+
+
 def put_run(
     folder: Path,
     number: int,

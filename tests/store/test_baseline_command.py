@@ -13,15 +13,37 @@ from perfscope.__main__ import run
 from perfscope.commands.compare.baselines import resolved, sides
 from perfscope.model.errors import DataError, UsageError
 from tests.session.test_environment import git
-from tests.store.kept_runs import ITEM, put_run, repository
+from tests.store.kept_runs import ITEM, enter, put_run, repository
 
 RUNS = Path("perfscope-runs")
 
 
-@pytest.fixture
-def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.fixture(scope="module")
+def commits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A repository with six commits, the oldest first, and nothing else in it."""
-    return repository(tmp_path, monkeypatch, 6)
+    folder = tmp_path_factory.mktemp("commits")
+    with pytest.MonkeyPatch.context() as patch:
+        return folder, repository(folder, patch, 6)
+
+
+@pytest.fixture(scope="module")
+def baselines(commits: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Baselines ``main`` at commits 1 and 3, set in the other order; a run at 5 is HEAD."""
+    template, line = commits
+    folder = tmp_path_factory.mktemp("baselines")
+    with pytest.MonkeyPatch.context() as patch:
+        enter(template, folder, patch)
+        runs = [put_run(RUNS, number, commit=line[number]) for number in (1, 3, 5)]
+        for one in (runs[1], runs[0]):
+            assert run(["baseline", "set", "main", str(one)]) == 0
+    return folder
+
+
+@pytest.fixture
+def line(commits: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commits of a repository in the current folder."""
+    enter(commits[0], tmp_path, monkeypatch)
+    return commits[1]
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -137,12 +159,10 @@ def notes(base: str | None, head: str | None, baseline: str | None) -> tuple[str
 
 
 @pytest.fixture
-def kept(line: list[str], capsys: pytest.CaptureFixture[str]) -> list[Path]:
-    """Baselines ``main`` at commits 1 and 3, set in the other order; a run at 5 is HEAD."""
-    runs = [put_run(RUNS, number, commit=line[number]) for number in (1, 3, 5)]
-    for one in (runs[1], runs[0]):
-        said(capsys, "baseline", "set", "main", str(one))
-    return runs
+def kept(line: list[str], baselines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The runs of ``baselines``, in the current folder."""
+    enter(baselines, tmp_path, monkeypatch)
+    return sorted(RUNS.glob("*-train-*"))
 
 
 def test_the_baseline_that_heads_commit_comes_from(kept: list[Path], line: list[str]) -> None:

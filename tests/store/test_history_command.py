@@ -10,20 +10,46 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.profiler.store.database import VARIABLE
-from tests.store.kept_runs import ITEM, put_run, repository
+from tests.store.kept_runs import ITEM, enter, put_run, repository
 
 RUNS = Path("perfscope-runs")
 
 
-@pytest.fixture
-def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Twelve commits with a run each; from the seventh on the host reads a value in each step, and it is slower."""
-    made = repository(tmp_path, monkeypatch, 12)
-    for number, commit in enumerate(made):
-        slow = number >= 6
-        step_ns = (12_000_000 if slow else 10_000_000) + 10_000 * (number % 3)
-        put_run(RUNS, number, commit=commit, fixture=ITEM if slow else "cpu-attention-sdpa", step_ns=step_ns)
-    return made
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        made = repository(folder, patch, 12)
+        for number, commit in enumerate(made):
+            slow = number >= 6
+            step_ns = (12_000_000 if slow else 10_000_000) + 10_000 * (number % 3)
+            put_run(RUNS, number, commit=commit, fixture=ITEM if slow else "cpu-attention-sdpa", step_ns=step_ns)
+    return folder, made
+
+
+@pytest.fixture(scope="module")
+def stored(runs: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same runs, all of them in the store."""
+    folder = tmp_path_factory.mktemp("stored")
+    with pytest.MonkeyPatch.context() as patch:
+        enter(runs[0], folder, patch)
+        assert run(["history", "-q"]) == 0
+    return folder
+
+
+@pytest.fixture
+def line(runs: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commits of the runs in the current folder, where no store is yet."""
+    enter(runs[0], tmp_path, monkeypatch)
+    return runs[1]
+
+
+@pytest.fixture
+def known(line: list[str], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As ``line``, and the store knows the runs."""
+    enter(stored, tmp_path, monkeypatch)
+    return line
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
@@ -45,12 +71,12 @@ def test_on_the_screen(line: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert err == "", "the second time nothing is new"
 
 
-def test_one_metric_with_its_runs(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_metric_with_its_runs(known: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, "step time")
     assert "reads by the host" not in out
     rows = [row for row in out.splitlines() if "2026" in row]
     assert len(rows) == 12
-    assert [row for row in rows if "new level" in row] == [row for row in rows if line[6][:12] in row]
+    assert [row for row in rows if "new level" in row] == [row for row in rows if known[6][:12] in row]
     assert said(capsys, "reads by", "-q")[0].count("-train-") == 12
     several = said(capsys, "OPS")[0]
     assert "ops a step" in several
@@ -58,13 +84,13 @@ def test_one_metric_with_its_runs(line: list[str], capsys: pytest.CaptureFixture
     assert "step time" not in several
 
 
-def test_json_and_page(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_page(known: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, "--json", "-")
     held = json.loads(out)
     assert (held["schema"], held["runs"]) == ("perfscope.history/1", 12)
     series = next(one for one in held["series"] if one["metric"] == "step time")
-    assert [point["commit"] for point in series["points"]] == line
-    assert [(change["after_commit"], change["up_to_commit"]) for change in series["changes"]] == [(line[5], line[6])]
+    assert [point["commit"] for point in series["points"]] == known
+    assert [(change["after_commit"], change["up_to_commit"]) for change in series["changes"]] == [(known[5], known[6])]
     out, err = said(capsys, "--html", "out.html", "--json", "out.json")
     assert out != ""
     assert err == "perfscope: wrote out.json\nperfscope: wrote out.html\n"
@@ -85,9 +111,9 @@ def test_several_commits_between_two_runs(line: list[str], capsys: pytest.Captur
     assert f"changed after {line[4][:12]}, up to {line[8][:12]} (4 commits)" in said(capsys)[0]
 
 
-def test_part_of_it(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_part_of_it(known: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     held = json.loads(said(capsys, "step time", "--last", "4", "--json", "-")[0])
-    assert [point["commit"] for point in held["series"][0]["points"]] == line[-4:]
+    assert [point["commit"] for point in held["series"][0]["points"]] == known[-4:]
     assert "no runs of name other in it" in said(capsys, "--name", "other", code=4)[1]
     assert "no runs of branch topic in it" in said(capsys, "--branch", "topic", code=4)[1]
 
@@ -102,7 +128,7 @@ def test_part_of_it(line: list[str], capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_asked_wrongly(
-    line: list[str], words: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]
+    known: list[str], words: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert text in said(capsys, *words, code=code)[1]
 
@@ -124,10 +150,10 @@ def test_a_run_that_cannot_be_read_is_not_in_the_way(line: list[str], capsys: py
 
 
 @pytest.mark.slow
-def test_runs_that_failed_and_other_machines(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    put_run(RUNS, 20, commit=line[11], exit_code=1)
-    put_run(RUNS, 21, commit=line[11], cpu="Faster CPU", step_ns=1_000_000)
-    put_run(RUNS, 22, commit=line[11], cpu="Faster CPU", step_ns=1_000_000)
+def test_runs_that_failed_and_other_machines(known: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    put_run(RUNS, 20, commit=known[11], exit_code=1)
+    put_run(RUNS, 21, commit=known[11], cpu="Faster CPU", step_ns=1_000_000)
+    put_run(RUNS, 22, commit=known[11], cpu="Faster CPU", step_ns=1_000_000)
     out, _ = said(capsys, "step time")
     assert "train: train.py on Faster CPU, by commit" in out
     assert re.search(r"step time +2 +1\.00 ms +1\.00 ms", out)
@@ -136,7 +162,7 @@ def test_runs_that_failed_and_other_machines(line: list[str], capsys: pytest.Cap
     assert "note: runs of several machines are several series" in out
 
 
-def test_strangers_names_are_made_fit_to_show(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_strangers_names_are_made_fit_to_show(known: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     put_run(RUNS, 20, name="\x1b[2Jevil<script>", command=["--token", "ghp_" + "a" * 30, "</script>"])
     out, _ = said(capsys, "step time", "-v", "--html", "out.html")
     page = Path("out.html").read_text()
