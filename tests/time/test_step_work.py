@@ -106,6 +106,13 @@ def test_programs_are_told_apart_by_the_name_of_their_function(tmp_path: Path) -
     assert [one.end_ns - base for one in work_of(trace).steps] == [30_000, 60_000]
 
 
+def test_the_call_in_which_the_recording_stopped_is_the_last(tmp_path: Path) -> None:
+    pool = [op(2, 12, run=7), op(12, 60, run=8), op(60, 100, run=9)]
+    trace = read(tmp_path, python=DISPATCH[:-1], pool=pool)
+    base = int(trace.rows["steps"]["start_ns"][0])
+    assert [one.end_ns - base for one in work_of(trace).steps] == [12_000, 60_000, 100_000]
+
+
 @pytest.mark.parametrize(
     "pool",
     [

@@ -124,8 +124,9 @@ def per_step(trace: Trace, cost_ns: int | float) -> int | None:
 #
 # A step's range on the host then lasts as long as its dispatch. Each execution of a compiled program is given to the
 # step that called it: calls of ``f`` are spans ``PjitFunction(f)`` on the host, executions are the run ids of the
-# module ``jit_f``, and both are numbered in the order of dispatch, so the first belongs to the first. On a GPU the
-# call that launched the kernel is known, and its time decides. Where a module has other counts of the two (a call
+# module ``jit_f``, and both are numbered in the order of dispatch, so the first belongs to the first. One call may be
+# missing: the last, in which the recording was stopped. On a GPU the call that launched the kernel is known, and its
+# time decides. Where a module has other counts of the two (a call
 # that was not recorded, a program compiled ahead of time) its executions stay unlinked and no step is given a work
 # end.
 
@@ -214,12 +215,17 @@ def _step_of_ops(trace: Trace, mine: Array, starts: Array) -> Array | None:
     ops = trace.rows["hlo_ops"]
     dispatched = _launches(trace)
     calls = _calls(trace)
+    # A range is written when it ends, so the call in which the recording was stopped is not in it: the last of all.
+    last_seen, cut_off = max((int(times[-1]) for times in [*calls.values(), starts])), False
     for code in np.unique(ops["module"][mine]).tolist():
         of_module = mine & (ops["module"] == code)
         if (dispatched[of_module] != MISSING).all():
             continue
         runs, run_of = np.unique(ops["run_id"][of_module], return_inverse=True)
         times = calls.get(trace.text(code), np.empty(0, np.int64))
+        if len(times) and len(runs) == len(times) + 1 and not cut_off:
+            cut_off = True
+            times = np.append(times, last_seen)
         if len(runs) != len(times) or (runs == MISSING).any():
             return None
         dispatched[of_module] = times[run_of]

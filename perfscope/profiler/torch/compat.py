@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ def add_trace_handler(handler: logging.Handler) -> Undo:
     """
     logger = logging.getLogger(TRACE_LOGGER)
     logger.handlers[:0] = [handler]
+    # torch 2.6 warns of settings that it leaves out of the records, which the program did not ask for.
+    warnings.filterwarnings("ignore", "Skipping serialization of ", module=r"torch\.utils\._config_module$")
     return lambda: logger.removeHandler(handler)
 
 
