@@ -423,3 +423,34 @@ def test_a_program_with_ranges_over_several_passes_lives(tmp_path: Path) -> None
     for _ in range(3):
         done = captured(program, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "done 3\n"), done.stderr
+
+
+FORKS = """
+import os
+for step in range(12):
+    work(1)
+    if step == 9:
+        child = os.fork()
+        if child == 0:
+            sys.exit(4)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+CLOSED = """
+import os
+sys.stdout.close()
+sys.stderr.close()
+work(14)
+"""
+
+
+def test_a_fork_after_a_capture_ends_with_its_own_code(tmp_path: Path) -> None:
+    done = captured(write(tmp_path, LOOP + FORKS), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "child 4" in done.stdout
+
+
+def test_a_program_without_standard_streams_is_captured(tmp_path: Path) -> None:
+    done = captured(write(tmp_path, LOOP + CLOSED), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert passes(only(tmp_path))["timing"].state == "recorded"

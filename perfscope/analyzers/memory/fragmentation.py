@@ -167,7 +167,7 @@ def _pools(trace: Trace, timeline: MemoryTimeline) -> tuple[PoolState, ...]:
                 kind=trace.text(kind) or None,
                 reserved_bytes=int(size.sum()),
                 active_bytes=int(active.sum()),
-                inactive_split_bytes=int((size - active)[active > 0].sum()),
+                inactive_split_bytes=int(np.maximum(size - active, 0)[active > 0].sum()),
                 largest_free_bytes=int(pieces.max(initial=0)),
             )
         )

@@ -70,8 +70,9 @@ class Reserved:
     """``allocated_bytes`` are as asked for: what rounding added counts as not handed out."""
     requested_bytes: int | None
     """Asked for, of that; None where that was not recorded."""
-    excess_bytes: int
-    """The peak of reserved memory less the peak of used memory: upper bound of what better packing saves."""
+    excess_bytes: int | None
+    """The peak of reserved memory less the peak of used memory: upper bound of what better packing saves.
+    None where less was reserved than was in use: one of the two is not complete."""
     split_bytes: int | None
     """Free at the snapshot and not to be given back; None without a snapshot."""
     largest_free_bytes: int | None
@@ -273,17 +274,22 @@ def _reserved(peak: PeakHolders, fragmentation: Fragmentation | None) -> Reserve
     if fragmentation is None:
         return Reserved(
             peak_bytes=most, allocated_bytes=None, as_requested=False, requested_bytes=None,
-            excess_bytes=max(0, most - peak.bytes), split_bytes=None, largest_free_bytes=None,
+            excess_bytes=_excess(most, peak.bytes), split_bytes=None, largest_free_bytes=None,
         )  # fmt: skip
     return Reserved(
         peak_bytes=most,
         allocated_bytes=fragmentation.peak.allocated_bytes,
         as_requested=fragmentation.as_requested,
         requested_bytes=fragmentation.peak.requested_bytes,
-        excess_bytes=fragmentation.excess_bytes,
+        excess_bytes=_excess(fragmentation.peak_reserved_bytes, fragmentation.peak_allocated_bytes),
         split_bytes=fragmentation.inactive_split_bytes if fragmentation.pools else None,
         largest_free_bytes=fragmentation.largest_free_bytes if fragmentation.pools else None,
     )
+
+
+def _excess(reserved: int, in_use: int) -> int | None:
+    """``None``: less was reserved than was in use, so one of the two is not complete."""
+    return reserved - in_use if reserved >= in_use else None
 
 
 def _growing(growth: MemoryGrowth) -> Growing:

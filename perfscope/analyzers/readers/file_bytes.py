@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import lzma
 import mmap
+import multiprocessing
+import os
 import re
 import shutil
+import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from perfscope.model.errors import DataError
+from perfscope.model.untrusted_text import sanitize
 
 GZIP_MAGIC = b"\x1f\x8b"
 XZ_MAGIC = b"\xfd7zXZ\x00"
@@ -58,17 +63,46 @@ def open_bytes(path: Path, largest: int | None = None) -> Iterator[bytes | mmap.
             size = path.stat().st_size
             if largest is not None and size > largest:
                 raise DataError(f"{path}: {size:,} bytes: larger than any file of its kind, refused")
-            if not size:
-                yield b""
-                return
-            if size <= READ_WHOLE:  # a mapped file that another program cuts off meanwhile ends this one (SIGBUS)
+            if size <= READ_WHOLE:
                 file.seek(0)
                 yield file.read()
                 return
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            with _bus_errors_told(path), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 yield data
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+_mapped: list[Path] = []
+"""Files that are mapped now, the last one last."""
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _leave_on_bus_error(_: int) -> None:
+    """End the process as any file that is cut off would; the access itself can neither be repeated nor skipped."""
+    if multiprocessing.parent_process() is None:  # the parent of a reading process tells of its end itself
+        name = sanitize(str(_mapped[-1])) if _mapped else "a mapped file"
+        os.write(2, f"perfscope: {name}: cut short while it was read\n".encode(errors="replace"))
+    os._exit(DataError.exit_code)
+
+
+@contextlib.contextmanager
+def _bus_errors_told(path: Path) -> Iterator[None]:
+    """While a mapped file is read: where its writer cuts it short, one line and an exit code in place of SIGBUS."""
+    try:
+        set_handler = ctypes.CDLL(None).signal
+    except (AttributeError, OSError, TypeError):  # no C library to ask
+        yield
+        return
+    set_handler.restype, set_handler.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    before = set_handler(signal.SIGBUS, ctypes.cast(_leave_on_bus_error, ctypes.c_void_p))
+    _mapped.append(path)
+    try:
+        yield
+    finally:
+        _mapped.remove(path)
+        if not _mapped:
+            set_handler(signal.SIGBUS, before)
 
 
 @contextlib.contextmanager

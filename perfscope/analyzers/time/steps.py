@@ -216,7 +216,7 @@ def _step_of_ops(trace: Trace, mine: Array, starts: Array) -> Array | None:
     dispatched = _launches(trace)
     calls = _calls(trace)
     # A range is written when it ends, so the call in which the recording was stopped is not in it: the last of all.
-    last_seen, cut_off = max((int(times[-1]) for times in [*calls.values(), starts])), False
+    last_seen, cut_off = max(int(times[-1]) for times in [*calls.values(), starts]), False
     for code in np.unique(ops["module"][mine]).tolist():
         of_module = mine & (ops["module"] == code)
         if (dispatched[of_module] != MISSING).all():

@@ -121,7 +121,7 @@ def why_no_structure() -> str | None:
 def print_plan(options: CaptureOptions, seen: Process, source: str, first: int, plan: tuple[Pass, ...]) -> None:
     """One line on the terminal of the first rank."""
     stream = sys.__stderr__
-    if options.quiet or seen.rank != 0 or stream is None or not stream.isatty():
+    if options.quiet or seen.rank != 0 or stream is None or stream.closed or not stream.isatty():
         return
     names = [str(device["name"]) for device in seen.devices]
     where = f"{len(names)}x {names[0]}" if names else "CPU"

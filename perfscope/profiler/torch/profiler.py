@@ -68,6 +68,7 @@ class TorchProfilerCapture:
                 first.start()
                 first.stop()
                 _primed = True
+                os.register_at_fork(after_in_child=_end_without_destructors)
             self.remark = _why_no_stacks() if self._settings.stacks else None
             stacks = self._settings.stacks and self.remark is None
             self._profiler = self._make(stacks=stacks)
@@ -140,6 +141,20 @@ class TorchProfilerCapture:
             with_stack=stacks,  # which names the modules too; with_modules is for TorchScript
             experimental_config=compat.sync_events_config() if self._settings.device_syncs else None,
         )
+
+
+def _end_without_destructors() -> None:
+    """In a fork: have its ordinary end, which runs what Python registered, skip the destructors of C++ libraries.
+
+    That of libkineto joins a thread that the fork does not have, and so a fork that ends by ``sys.exit`` never would.
+    Handlers run in reverse: the streams of C are written out first, then the process ends with its own exit status.
+    """
+    try:
+        c = ctypes.CDLL(None)
+        c.on_exit(c._exit, None)
+        c.__cxa_atexit(c.fflush, None, None)
+    except (AttributeError, OSError):  # another C library than GNU's
+        return
 
 
 def _why_no_stacks() -> str | None:

@@ -247,7 +247,8 @@ class Tables:
             values = np.full(len(match), MISSING, described[name].dtype)
             values[result] = described[name][match[result]]
             collectives[name] = values
-        collectives["group_size"] = collectives["group_size"].astype(np.int32)
+        sizes = collectives["group_size"]
+        collectives["group_size"] = np.where(sizes < 2**31, sizes, MISSING).astype(np.int32)
         named = self._by_name(
             described["name"],
             lambda name: self.code(

@@ -219,7 +219,7 @@ def _reserved(memory: Memory, reserved: Reserved) -> Iterator[str]:
         if reserved.excess_bytes:
             yield f"{most} assigned, {format_bytes(reserved.excess_bytes)} more than is in use at once"
         return
-    if reserved.excess_bytes < 0:
+    if reserved.excess_bytes is None:
         yield f"{most} reserved at most, as recorded: less than what is in use, so one of the two is not complete"
         return
     text = f"{most} reserved at most"
