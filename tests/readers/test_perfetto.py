@@ -157,6 +157,7 @@ def test_kernels_and_copies_need_a_device(tmp_path: Path) -> None:
     assert [trace.strings[code] for code in trace.rows["collectives"]["name"]] == ["all_reduce"]
     assert spans(trace) == [("of no device", 70, 80)]
     assert {"device_work", "launch_links", "runtime_calls"} <= trace.recorded
+    assert "waiting_calls" not in trace.recorded, "none of its calls waits, so nobody knows whether those were recorded"
     assert "collectives" not in trace.recorded  # a name tells no sizes
     assert CopyKind.MEMSET not in trace.rows["copies"]["kind"]
 
@@ -294,6 +295,7 @@ def test_calls_of_rocprof(corpus: Path) -> None:
     assert len(calls) == 1132
     assert len(np.unique(calls["correlation"])) == 1132
     assert {"process": "3635359", "thread": "julia"} in trace.frame("threads").to_dict("records")
+    assert "waiting_calls" in trace.recorded, "it shows calls that wait"
 
 
 def test_numbers_and_types_are_perfettos() -> None:

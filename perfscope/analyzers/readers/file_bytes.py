@@ -77,13 +77,15 @@ _mapped: list[Path] = []
 """Files that are mapped now, the last one last."""
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _leave_on_bus_error(_: int) -> None:
     """End the process as any file that is cut off would; the access itself can neither be repeated nor skipped."""
     if multiprocessing.parent_process() is None:  # the parent of a reading process tells of its end itself
         name = sanitize(str(_mapped[-1])) if _mapped else "a mapped file"
         os.write(2, f"perfscope: {name}: cut short while it was read\n".encode(errors="replace"))
     os._exit(DataError.exit_code)
+
+
+_ON_BUS_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_int)(_leave_on_bus_error)
 
 
 @contextlib.contextmanager
@@ -95,7 +97,7 @@ def _bus_errors_told(path: Path) -> Iterator[None]:
         yield
         return
     set_handler.restype, set_handler.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
-    before = set_handler(signal.SIGBUS, ctypes.cast(_leave_on_bus_error, ctypes.c_void_p))
+    before = set_handler(signal.SIGBUS, ctypes.cast(_ON_BUS_ERROR, ctypes.c_void_p))
     _mapped.append(path)
     try:
         yield

@@ -37,6 +37,7 @@ from perfscope.analyzers.readers.perfetto.tables import Events, Tables
 from perfscope.analyzers.readers.perfetto.wire import Int, UnpackState, pieces
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
+from perfscope.model.trace.builder import calls_that_wait
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import BYTES, VARINT, Data, WireError, fields
 
@@ -228,7 +229,7 @@ def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, A
     if isinstance(declared, list):  # an export of ours says what the reader of its source said
         trace.record(*CARRIED.intersection(key for key in declared if isinstance(key, str)))
     else:
-        trace.record_tables(without=("op_links", "waiting_calls"))
+        trace.record_tables(without=("op_links",) if calls_that_wait(trace.rows) else ("op_links", "waiting_calls"))
     return trace.build()
 
 
