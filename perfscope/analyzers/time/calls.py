@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,22 @@ import numpy.typing as npt
 from perfscope.analyzers.time.spans import lineage, nearest_ancestor
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
+
+Framework = Literal["torch", "jax", "none"]
+"""What a program is written with, as far as its advice is concerned; ``none``: CUDA or HIP alone."""
+
+_OF_ANY_PROGRAM = ("nsys", "perfetto")
+"""Formats that record programs without a framework as well."""
+_TORCH_NAMES = ("aten::", "at::native::", "void at::native::", "c10d::", "torch/")
+
+
+def framework(trace: Trace) -> Framework:
+    """By what was recorded: executed XLA programs, a profiler of PyTorch, or names of PyTorch's ops and kernels."""
+    if len(trace.rows["hlo_ops"]) or trace.hlo:
+        return "jax"
+    named = trace.source.format not in _OF_ANY_PROGRAM or any(text.startswith(_TORCH_NAMES) for text in trace.strings)
+    return "torch" if named else "none"
+
 
 _NameTest = Callable[[str], bool]
 

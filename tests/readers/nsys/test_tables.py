@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
 from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time.calls import framework
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
 from tests.readers.nsys.exports import (
@@ -537,3 +538,11 @@ def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:
     nsys_reader.read(path)
     assert [place.name for place in tmp_path.iterdir()] == ["report.sqlite"]
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("kernel", "expected"), [("jacobi_kernel", "none"), ("void at::native::copy_<1>()", "torch")])
+def test_advice_is_for_what_the_program_is_written_with(tmp_path: Path, kernel: str, expected: str) -> None:
+    export = Export()
+    export.call("cudaLaunchKernel", 0, 5, correlation=1)
+    export.kernel(kernel, 5, 50, correlation=1)
+    assert framework(read_one(tmp_path, export)) == expected

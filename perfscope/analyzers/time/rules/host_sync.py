@@ -43,7 +43,7 @@ import numpy as np
 
 from perfscope.analyzers.ops import spans_of_ops, spans_within
 from perfscope.analyzers.time.account import idle_pieces, step_accounts, worst_device
-from perfscope.analyzers.time.calls import NO_OP, blocking_calls
+from perfscope.analyzers.time.calls import NO_OP, blocking_calls, framework
 from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
 from perfscope.analyzers.time.spans import worst_spans
@@ -170,6 +170,9 @@ FIXES = {
     "largest batch.",
 }
 """What to write instead, by kind of read."""
+_FREE_WITHOUT_TORCH = (
+    "Free device memory after the loop, or give it back to a pool (`cudaMallocAsync`, `cudaFreeAsync`)."
+)
 
 OTHER_FIX = "Read the value after the next step has been launched, or not at all."
 
@@ -189,6 +192,12 @@ _KIND_OF_OP = {
     "aten::_to_copy": "copy",
     "aten::to": "copy",
 }
+
+
+def _fix(trace: Trace, kind: str) -> str:
+    if kind == "free" and framework(trace) == "none":
+        return _FREE_WITHOUT_TORCH
+    return FIXES.get(kind, OTHER_FIX)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -307,7 +316,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         detail=detail,
         **timed_cost(trace, line.idle_ns, whole),
         covers_ns={"sync": line.idle_ns},
-        advice=FIXES.get(line.kind(), OTHER_FIX),
+        advice=_fix(trace, line.kind()),
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: ROWS - 1])),
         spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),

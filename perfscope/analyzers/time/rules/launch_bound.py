@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from perfscope.analyzers.time.account import IdlePieces, StepAccount, idle_pieces, of_device, step_accounts
-from perfscope.analyzers.time.calls import largest_by_op, launch_delays, ops_of_calls
+from perfscope.analyzers.time.calls import Framework, framework, largest_by_op, launch_delays, ops_of_calls
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost
@@ -55,6 +55,10 @@ _JAX_ADVICE = (
     "Launch less often: put the whole step in one `jax.jit`, and several steps in one call with `jax.lax.scan`. "
     "Larger batches help, too."
 )
+_CUDA_ADVICE = (
+    "Launch less often: capture what repeats in a CUDA graph (`cudaStreamBeginCapture`, `cudaGraphLaunch`), and merge "
+    "small kernels."
+)
 _KEEP_SHAPES = (
     "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. Keep shapes "
     "stable and warm up with the largest batch, so that the caching allocator keeps the memory it has."
@@ -62,6 +66,12 @@ _KEEP_SHAPES = (
 _PREALLOCATE = (
     "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`), so that the allocator does not ask the driver."
 )
+_LAUNCHES: dict[Framework, str] = {"torch": _ADVICE, "jax": _JAX_ADVICE, "none": _CUDA_ADVICE}
+_MEMORY: dict[Framework, str] = {
+    "torch": _KEEP_SHAPES,
+    "jax": _PREALLOCATE,
+    "none": "Allocate before the loop, or from a pool (`cudaMallocAsync`).",
+}
 
 
 def examined(trace: Trace) -> Scope:
@@ -113,7 +123,7 @@ def _overhead(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
         detail=queue,
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"launch": cost},
-        advice=_JAX_ADVICE if len(trace.rows["hlo_ops"]) else _ADVICE,
+        advice=_LAUNCHES[framework(trace)],
         evidence=_by_op(trace, idle),
         spans=worst_spans(idle.start_ns, idle.end_ns, idle.cost_ns),
     )
@@ -128,7 +138,7 @@ def _allocator(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
         detail="The allocator asked the driver for memory, or gave it back, within the steps.",
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"memory": cost},
-        advice=_PREALLOCATE if len(trace.rows["hlo_ops"]) else _KEEP_SHAPES,
+        advice=_MEMORY[framework(trace)],
         where=_most_of(trace, idle),
         evidence=_by_op(trace, idle),
         spans=worst_spans(idle.start_ns, idle.end_ns, idle.cost_ns),

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from perfscope.analyzers.time.calls import SHORT_NS, ShortPairs, short_pairs
+from perfscope.analyzers.time.calls import SHORT_NS, Framework, ShortPairs, framework, short_pairs
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
@@ -45,6 +45,8 @@ ROWS = 20
 
 _ADVICE = "Fuse them: `torch.compile` for the model, `fused=True` for the optimizer, `torch.bmm` for small matmuls."
 _JAX_ADVICE = "Put what follows each other in one `jax.jit`, and batch small products with `jax.vmap`."
+_CUDA_ADVICE = "Merge kernels that follow each other, or capture them in a CUDA graph (`cudaStreamBeginCapture`)."
+_FIX: dict[Framework, str] = {"torch": _ADVICE, "jax": _JAX_ADVICE, "none": _CUDA_ADVICE}
 
 
 def examined(trace: Trace) -> Scope:
@@ -79,7 +81,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
         "idle time in which the host was late is in launch_bound.",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),
         covers_ns={"dependency": int(pairs.gap_ns.sum())},
-        advice=_JAX_ADVICE if len(trace.rows["hlo_ops"]) else _ADVICE,
+        advice=_FIX[framework(trace)],
         evidence=_evidence(trace, pairs),
         spans=worst_spans(starts - pairs.gap_ns, ends, pairs.saved_ns),
     )
