@@ -67,8 +67,8 @@ _HOMES = {
 }
 
 # What a trace and an analysis show in a notebook or printed, and the check that needs the accounting of device time.
-hooks.register("trace_html", "perfscope.dashboards.report.notebook:trace_html")
-hooks.register("analysis_html", "perfscope.dashboards.report.notebook:analysis_html")
+hooks.register("trace_html", "perfscope.dashboards.report.html_report:trace_html")
+hooks.register("analysis_html", "perfscope.dashboards.report.html_report:analysis_html")
 hooks.register("analysis_text", "perfscope.dashboards.report.text:render")
 hooks.register("check_device_times", "perfscope.analyzers.time.device_time:check_device_times")
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.picture import memory_picture
-from perfscope.dashboards.report.device_rows import fold_devices
-from perfscope.dashboards.report.scatter import TOO_MUCH
+from perfscope.dashboards.report.sections.devices import fold_devices
 from perfscope.dashboards.report.sections.memory_picture import (
     COLORS,
     ORDER,
@@ -31,7 +30,7 @@ from perfscope.dashboards.report.sections.sweep import (
     words,
 )
 from perfscope.dashboards.report.summary import FEW_STEPS
-from perfscope.dashboards.report.svg import FREE_COLOR, PARTS, TRACED_COLOR
+from perfscope.dashboards.report.svg import FREE_COLOR, PARTS, TOO_MUCH, TRACED_COLOR
 from perfscope.model.errors import UsageError
 from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize

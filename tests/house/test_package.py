@@ -221,7 +221,7 @@ def test_starting_up_loads_nothing_heavy(program: str) -> None:
         "import perfscope.profiler",
         "import perfscope; perfscope.step; perfscope.region",
         "import perfscope; perfscope.analyze; perfscope.load; perfscope.Finding",
-        "import perfscope.analyzers.readers.load; from perfscope.dashboards.report import html_report, notebook",
+        "import perfscope.analyzers.readers.load; from perfscope.dashboards.report import html_report",
     ],
 )
 def test_no_framework_before_it_is_needed(program: str) -> None:

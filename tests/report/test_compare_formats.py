@@ -28,8 +28,8 @@ from perfscope.dashboards.report.compare.render import render_markdown as render
 from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
 from perfscope.dashboards.report.compare.svg import axis_of, fall_bar, falls, launches_chart
 from perfscope.dashboards.report.compare.words import change_value
-from perfscope.dashboards.report.renderers.effects import interval_bar, scale_of, text_bar
 from perfscope.dashboards.report.renderers.html import sections_html
+from perfscope.dashboards.report.renderers.values import interval_bar, scale_of, text_bar
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.untrusted_text import sanitize
 from tests.browser.chromium import binary, browser

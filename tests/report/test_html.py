@@ -15,8 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import Step
-from perfscope.dashboards.report.html_findings import MOST_FINDINGS
-from perfscope.dashboards.report.html_report import MOST_STEPS, render
+from perfscope.dashboards.report.html_report import MOST_FINDINGS, MOST_STEPS, render
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.renderers.html import FEWEST_OPEN
 from perfscope.model.finding import Finding, Outcome

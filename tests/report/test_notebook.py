@@ -12,7 +12,7 @@ from perfscope.analyzers.compare.runs.comparison import Comparison
 from perfscope.analyzers.compare.runs.comparison import compare as compared
 from perfscope.analyzers.engine import FRAME_COLUMNS
 from perfscope.dashboards.report import text
-from perfscope.dashboards.report.notebook import MOST_FINDINGS, analysis_html, trace_html
+from perfscope.dashboards.report.html_report import MOST_CELL_FINDINGS, analysis_html, trace_html
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.finding import Finding, Outcome
 from tests.build import TraceBuilder
@@ -76,10 +76,10 @@ def test_a_notebook_cell_stays_short() -> None:
         Finding(
             subject=str(n), title=f"finding {n}", severity="low", basis="measured", advice="", cost_ns_per_step=n * MS
         )
-        for n in range(MOST_FINDINGS + 7)
+        for n in range(MOST_CELL_FINDINGS + 7)
     )
     text = analysis_html(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=findings),)))
-    assert text.count("r: finding") == MOST_FINDINGS
+    assert text.count("r: finding") == MOST_CELL_FINDINGS
     assert "7 more findings" in text
 
 

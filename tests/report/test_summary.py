@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.engine import Analysis, Step, TimedWindow, analyze
 from perfscope.analyzers.memory.holders import NO_MEMORY
 from perfscope.analyzers.registry import RULES
-from perfscope.dashboards.report.abstained import ONE_PROCESS, not_evaluated
-from perfscope.dashboards.report.device_rows import MOST_DEVICE_ROWS, fold_devices, span_text
+from perfscope.dashboards.report.coverage import ONE_PROCESS, not_evaluated
 from perfscope.dashboards.report.evidence import (
     MOST_EVIDENCE,
     evidence_cell,
@@ -20,6 +19,7 @@ from perfscope.dashboards.report.evidence import (
     evidence_headers,
     shown_rows,
 )
+from perfscope.dashboards.report.sections.devices import MOST_DEVICE_ROWS, fold_devices, span_text
 from perfscope.dashboards.report.summary import Spread, summarize
 from perfscope.model.finding import Cell, Finding, Outcome
 from tests.build import EVERYTHING, TraceBuilder

@@ -210,6 +210,15 @@ class Section:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A whole page or screen."""
+
+    headline: str
+    facts: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = ()
+
+
 def table(columns: Sequence[Column[T]], items: Sequence[T], **options: Any) -> Table:
     """A table with a row for each of ``items``, without the columns that hold nothing; ``options``: of ``Table``."""
     cells = [[column.value(item) for column in columns] for item in items]

@@ -17,14 +17,15 @@ from perfscope.dashboards.report.blocks import (
     Column,
     Listing,
     Picture,
+    Report,
     Section,
     Text,
     notes,
     table,
     tables,
 )
-from perfscope.dashboards.report.renderers.report import Report, report_html, report_text
-from perfscope.dashboards.report.renderers.text import WIDTH
+from perfscope.dashboards.report.renderers.html import report_html
+from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import amount, amount_text, percent
 from perfscope.model.untrusted_text import sanitize, sanitize_value
 

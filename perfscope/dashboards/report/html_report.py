@@ -1,7 +1,4 @@
-"""The report as one HTML file: opens offline, loads nothing, reads well on a phone and in the dark.
-
-It is a bounded summary however large the trace: rows are capped and what is left out is said.
-"""
+"""The HTML report as one file that loads nothing, and its cards as the output of a notebook's cell."""
 
 from __future__ import annotations
 
@@ -13,14 +10,24 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perfscope.dashboards.report import svg
-from perfscope.dashboards.report.abstained import coverage_sections
-from perfscope.dashboards.report.blocks import Column, Listing, Section, table
-from perfscope.dashboards.report.device_rows import device_sections
-from perfscope.dashboards.report.html_findings import MOST_FINDINGS, findings
+from perfscope.dashboards.report.blocks import Block, Column, Listing, Section, notes, table
+from perfscope.dashboards.report.coverage import coverage_sections
+from perfscope.dashboards.report.evidence import evidence_table
 from perfscope.dashboards.report.html_page import card, page
 from perfscope.dashboards.report.json_report import document
-from perfscope.dashboards.report.renderers.html import sections_html
-from perfscope.dashboards.report.summary import SHARE_OF, WAITED, Spread, Summary, summarize, window_mean
+from perfscope.dashboards.report.prose import advice_html, prose
+from perfscope.dashboards.report.renderers.html import blocks_html, notebook_html, sections_html
+from perfscope.dashboards.report.sections.devices import device_sections, fold_devices
+from perfscope.dashboards.report.summary import (
+    NO_TIME,
+    SHARE_OF,
+    WAITED,
+    FindingRow,
+    Spread,
+    Summary,
+    summarize,
+    window_mean,
+)
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
@@ -30,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from perfscope.analyzers.engine import Analysis, Step
-    from perfscope.model.trace import Source
+    from perfscope.model.trace import Source, Trace
+
 
 SUFFIXES = (".html", ".htm")
 
@@ -248,3 +256,113 @@ def _words(value: Any) -> str:
 
 def _origin() -> str:
     return f"perfscope {package_version()}. This file loads nothing; the report as JSON is embedded in it."
+
+
+MOST_FINDINGS = 200
+"""Findings that are drawn: nobody reads on to the two hundred first, and a phone must open the file."""
+
+OPENED = 3
+"""Findings whose details stand open: the ones to begin with."""
+
+
+def findings(summary: Summary, *, most: int = MOST_FINDINGS, opened: int = OPENED) -> Iterator[str]:
+    """The heading and a card each, the costliest first; that there are none, or more, is said.
+
+    ``opened``: those whose details stand open.
+    """
+    rows = summary.findings[:most]
+    if not rows:
+        yield card("Findings", f"<p>{nothing_found(summary)}</p>")
+        return
+    yield f"<h2>Findings{', the largest saving first' if len(summary.timed) > 1 else ''}</h2>"
+    yield from (finding_card(row, opened=index < opened) for index, row in enumerate(rows))
+    if len(rows) < len(summary.findings):
+        left = len(summary.findings) - len(rows)
+        yield card("More", f"<p>{left:,} more findings; the JSON report holds all.</p>")
+
+
+def nothing_found(summary: Summary) -> str:
+    """That there are no findings, and how much that is worth, as a sentence."""
+    return f"{summary.nothing[:1].upper()}{summary.nothing[1:]}." if summary.nothing else ""
+
+
+def finding_card(row: FindingRow, *, opened: bool) -> str:
+    """One finding with its evidence and advice; ``opened``: its details stand open."""
+    amount, over = _per(row.gain)
+    share = f"<span>{escape(f'{row.share} {SHARE_OF[row.per_step]}')}</span>" if row.share else ""
+    if row.memory and not row.saves:
+        share = "<span>of memory</span>"
+    per = f"<span>{over}{', ' if share else ''}</span>" if over else ""
+    saves = f"<b>{escape(amount)}</b>{per}{share}" if row.saves or row.memory else f"<span>{NO_TIME}</span>"
+    text = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
+    detail = f'<div class="detail">{prose(row.detail)}</div>' if row.detail else ""
+    code = f"<pre>{escape(chr(10).join(row.around))}</pre>" if row.around else ""
+    traced = f" · {escape(row.traced)}" if row.traced else ""
+    moves = f" · moves {escape(row.bytes)}" if row.bytes else ""
+    return (
+        f'<article class="card finding {row.severity}"><div class="row">'
+        f'<div class="saves">{saves}</div>'
+        f'<div class="what"><div class="title">{escape(row.rule)}: {prose(row.title + row.on_ranks)}</div>'
+        f'{detail}<div class="where">{text}{moves}{traced}</div>{code}</div>'
+        f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
+        f'<span class="chip">{escape(row.basis)}</span></div></div>'
+        f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
+        f"{''.join(advice_html(row.advice))}{_evidence(row)}</details></article>"
+    )
+
+
+def _per(gain: str) -> tuple[str, str]:
+    """``'6.90 ms a run'`` -> ``('6.90 ms', 'a run')``: the amount stands large, what it is of below it."""
+    for over in ("a run", "in all"):
+        if gain.endswith(f" {over}"):
+            return gain.removesuffix(f" {over}"), over
+    return gain, ""
+
+
+def _evidence(row: FindingRow) -> str:
+    """The rows of evidence; of many the first ones stand open."""
+    if not row.evidence:
+        return ""
+    return f"<h3>Evidence</h3>{''.join(blocks_html((evidence_table(row.evidence, row.evidence_left),)))}"
+
+
+MOST_CELL_FINDINGS = 20
+"""Of a cell's output; ``analysis.findings()`` holds all."""
+
+SIZE_COLUMNS: tuple[Column[tuple[str, int]], ...] = (
+    Column("table", lambda row: row[0]),
+    Column("rows", lambda row: row[1], "count"),
+)
+
+
+def trace_html(trace: Trace) -> str:
+    """A trace: its source, where the time of its devices went, and the size of its tables."""
+    from perfscope.analyzers.time import device_times
+    from perfscope.model.trace import MEMORY_TABLES
+
+    source = trace.source
+    start, end = trace.span_ns()
+    rank = "" if source.rank is None else f", rank {source.rank}"
+    unplaced = f", {source.events_unplaced:,} unplaced" if source.events_unplaced else ""
+    summary = f"{source.format}{rank}, {source.events_read:,} events{unplaced}, {format_ns(end - start)}"
+    elsewhere = MEMORY_TABLES if trace.memory_pass is not trace else ()
+    sizes = [(f"{name} (detail pass)" if name in elsewhere else name, size) for name, size in trace.sizes().items()]
+    blocks: tuple[Block, ...] = (table(SIZE_COLUMNS, sizes, few=len(sizes)), *notes(*source.notes))
+    devices = device_sections(fold_devices(trace.fact(device_times)))
+    return notebook_html(sections_html((Section(title=source.path, summary=summary, blocks=blocks), *devices)))
+
+
+def analysis_html(analysis: Analysis) -> str:
+    """An analysis: where the step went, findings with the largest saving first, and what was not seen."""
+    summary = summarize(analysis)
+    facts = "".join(f'<p class="note">{escape(sanitize(fact, 400))}</p>' for fact in summary.facts)
+    devices = () if summary.account else device_sections(summary.devices)
+    remarks = (Section(title="Notes", blocks=notes(*summary.remarks)),) if summary.remarks else ()
+    return notebook_html(
+        (
+            f"<p><b>perfscope</b> {escape(summary.headline)}</p>{facts}",
+            *sections_html((*summary.account, *devices)),
+            *findings(summary, most=MOST_CELL_FINDINGS, opened=0),
+            *sections_html((*coverage_sections(summary), *remarks)),
+        )
+    )

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.abstained import coverage_sections
-from perfscope.dashboards.report.device_rows import device_sections
+from perfscope.dashboards.report.coverage import coverage_sections
 from perfscope.dashboards.report.evidence import evidence_table
-from perfscope.dashboards.report.markdown_text import advice_text, code, escape, fenced, in_html, markdown_table, prose
 from perfscope.dashboards.report.renderers.markdown import (
+    advice_text,
+    code,
+    escape,
+    fenced,
+    in_html,
+    markdown_table,
     open_section,
+    prose,
     section_markdown,
     sections_markdown,
     table_markdown,
 )
+from perfscope.dashboards.report.sections.devices import device_sections
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
 
 if TYPE_CHECKING:

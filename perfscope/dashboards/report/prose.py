@@ -12,7 +12,7 @@ _SPAN = re.compile(r"`([^`]+)`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Paragraph:
     """A paragraph (lines joined by spaces), or code as it was written (``is_code``)."""
 
     text: str
@@ -26,7 +26,7 @@ class Block:
                 yield piece, bool(index % 2)
 
 
-def blocks(advice: str) -> Iterator[Block]:
+def blocks(advice: str) -> Iterator[Paragraph]:
     """The paragraphs of ``advice`` and its code: fenced (closed or not), or indented by four spaces."""
     prose: list[str] = []
     code: list[str] = []
@@ -56,22 +56,22 @@ def blocks(advice: str) -> Iterator[Block]:
     yield from _code(code, language or "")
 
 
-def _paragraph(lines: list[str]) -> Iterator[Block]:
+def _paragraph(lines: list[str]) -> Iterator[Paragraph]:
     if lines:
-        yield Block(text=" ".join(lines), is_code=False)
+        yield Paragraph(text=" ".join(lines), is_code=False)
         lines.clear()
 
 
-def _code(lines: list[str], language: str = "") -> Iterator[Block]:
+def _code(lines: list[str], language: str = "") -> Iterator[Paragraph]:
     text = "\n".join(lines).strip("\n")
     if text:
-        yield Block(text=text, is_code=True, language=language)
+        yield Paragraph(text=text, is_code=True, language=language)
     lines.clear()
 
 
 def prose(text: str) -> str:
     """Words, and code where they stand between backticks."""
-    pieces = Block(text=text, is_code=False).pieces()
+    pieces = Paragraph(text=text, is_code=False).pieces()
     return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
 
 

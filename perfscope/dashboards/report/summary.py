@@ -15,16 +15,23 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.time import HOST_AHEAD
-from perfscope.dashboards.report.abstained import logs_alone, not_evaluated, recordable
-from perfscope.dashboards.report.device_rows import DeviceRow, device_rows, span_text
+from perfscope.dashboards.report.coverage import (
+    REASON_LIMIT,
+    logs_alone,
+    memory_alone,
+    not_evaluated,
+    programs_alone,
+    recordable,
+    remarks,
+)
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.report.prose import blocks
-from perfscope.dashboards.report.remarks import REASON_LIMIT, memory_alone, programs_alone, remarks
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
+from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows, span_text
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
 from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
 from perfscope.dashboards.report.sections.host import host_sections

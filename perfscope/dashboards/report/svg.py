@@ -1,21 +1,27 @@
-"""Small pictures as inline SVG: where the time of a device went, and how long the steps took.
+"""Small pictures as inline SVG: time of devices, steps, points of a scatter, the change of a step from part to part.
 
-Shapes only, stretched to the width there is; words stand beside them in HTML, so that they stay
-readable on a phone. Colours are safe for colour-blind readers and work on light and dark ground.
+Shapes only, stretched to the width there is; words stand beside them in HTML, so that they stay readable on a phone.
+Colours are safe for colour-blind readers and work on light and dark ground.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
+from math import ceil, log, log2
 from typing import TYPE_CHECKING
 
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.engine import Step
-    from perfscope.dashboards.report.device_rows import DeviceRow
+    from perfscope.dashboards.report.sections.devices import DeviceRow
+
 
 PARTS = (
     ("compute", "compute_ns", "#3f7fd6"),
@@ -99,3 +105,155 @@ def _picture(kind: str, words: str, shapes: str) -> str:
         f'<svg class="ps-{kind}" role="img" aria-label="{escape(words)}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
         f' preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">{shapes}</svg>'
     )
+
+
+FITS, TOO_MUCH = "#3f7fd6", "#9aa3af"
+
+_TOP, _BOTTOM = 24, 270
+_LEFT, _RIGHT = 13.0, 96.0
+"""Pixels from the top; percent of the width."""
+
+MOST_TICKS = 5
+
+STYLE = """
+.ps-scatter{display:block;overflow:visible;width:100%;height:304px;margin:4px 0 10px}
+.ps-scatter text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;fill:var(--soft);
+paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
+.ps-scatter .ps-said{fill:var(--ink);font-weight:600}
+.ps-scatter .ps-grid{stroke:var(--line)}
+.ps-scatter .ps-limit{stroke:var(--high);stroke-dasharray:6 4}
+.ps-scatter .ps-reach{stroke-width:2px;stroke-opacity:.4}
+.ps-scatter .ps-join{stroke-width:1px;stroke-opacity:.5;stroke-dasharray:2 3}
+.ps-scatter .ps-ring{fill:none;stroke:var(--ink);stroke-width:2px}
+.ps-key{display:flex;flex-wrap:wrap;gap:4px 16px;margin:0 0 6px;padding:0;list-style:none}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A plan or variant: its time is between ``low_ns`` and ``high_ns`` (``None``: not bounded), drawn at ``ns``."""
+
+    ns: float
+    low_ns: float
+    high_ns: float | None
+    peak_bytes: float
+    title: str
+    color: str = FITS
+    ring: bool = False
+    label: str = ""
+    line: str = ""
+    """Points of one line are joined, in the order given; ``''`` for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    low: float
+    high: float
+    logarithmic: bool
+
+    def share(self, value: float) -> float:
+        """Where a value lies between both ends, 0 to 1."""
+        if self.logarithmic:
+            return (log(max(value, 1)) - log(self.low)) / (log(self.high) - log(self.low))
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, *, binary: bool) -> list[float]:
+        """Round values, at most about ``MOST_TICKS``."""
+        if self.logarithmic:
+            steps = [2**power for power in range(63)] if binary else [n * 10**k for k in range(18) for n in (1, 2, 5)]
+            inside = [float(value) for value in steps if self.low <= value <= self.high]
+            return inside[:: max(1, ceil(len(inside) / MOST_TICKS))]
+        least = (self.high - self.low) / MOST_TICKS
+        decimal = (n * 10.0**k for k in range(18) for n in (1, 2, 5))
+        step = 2.0 ** ceil(log2(max(least, 1))) if binary else next(value for value in decimal if value >= least)
+        first = ceil(self.low / step)
+        return [step * index for index in range(first, int(self.high / step) + 1)]
+
+
+def scatter(dots: Sequence[Dot], limits: Sequence[tuple[float, str]] = (), *, logarithmic: bool, words: str) -> str:
+    """The picture with ``limits`` (bytes, what they are) as dashed lines; ``''`` without a dot.
+
+    ``words``: for who cannot see it.
+    """
+    if not dots:
+        return ""
+    across, down = _axes(dots, [size for size, _ in limits], logarithmic=logarithmic)
+
+    def x(ns: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * min(max(across.share(ns), 0.0), 1.0)
+
+    def y(size: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * down.share(size)
+
+    shapes = []
+    for size in down.ticks(binary=True):
+        shapes.append(f'<line class="ps-grid" x1="{_LEFT}%" x2="100%" y1="{y(size):.1f}" y2="{y(size):.1f}"/>')
+        shapes.append(_text(f"{_LEFT - 1}%", y(size) + 4, format_bytes(size), "end"))
+    for ns in across.ticks(binary=False):
+        shapes.append(f'<line class="ps-grid" x1="{x(ns):.2f}%" x2="{x(ns):.2f}%" y1="{_TOP}" y2="{_BOTTOM}"/>')
+        shapes.append(_text(f"{x(ns):.2f}%", _BOTTOM + 18, format_ns(ns) if ns else "0", "middle"))
+    for size, name in limits:
+        shapes.append(f'<line class="ps-limit" x1="{_LEFT}%" x2="100%" y1="{y(size):.1f}" y2="{y(size):.1f}"/>')
+        shapes.append(_text("100%", y(size) - 5, f"{name}: {format_bytes(size)}", "end"))
+    lines: dict[str, list[Dot]] = {}
+    for dot in dots:
+        lines.setdefault(dot.line, []).append(dot)
+    for name, members in lines.items():
+        for first, second in pairwise(members if name else ()):
+            ends = (
+                f'x1="{x(first.ns):.2f}%" y1="{y(first.peak_bytes):.1f}" '
+                f'x2="{x(second.ns):.2f}%" y2="{y(second.peak_bytes):.1f}"'
+            )
+            shapes.append(f'<line class="ps-join" stroke="{first.color}" {ends}/>')
+    for dot in dots:
+        end = _RIGHT if dot.high_ns is None else x(dot.high_ns)
+        shapes += _dot(dot, x(dot.low_ns), x(dot.ns), end, y(dot.peak_bytes))
+    return f'<svg class="ps-scatter" role="img" aria-label="{escape(words)}">{"".join(shapes)}</svg>'
+
+
+def _axes(dots: Sequence[Dot], limits: Sequence[float], *, logarithmic: bool) -> tuple[_Axis, _Axis]:
+    lows = [dot.low_ns for dot in dots]
+    highs = [dot.high_ns if dot.high_ns is not None else dot.ns for dot in dots]
+    peaks = [dot.peak_bytes for dot in dots]
+    tallest = max(*peaks, *limits, 1.0)
+    if logarithmic:
+        return (
+            _Axis(max(min(lows) / 1.3, 1.0), max(highs) * 1.3, logarithmic),
+            _Axis(max(min(peaks) / 1.5, 1.0), tallest * 1.3, logarithmic),
+        )
+    first, last = min(*lows, 0.0), max(*highs, 0.0)
+    return _Axis(first, last if last > first else first + 1, logarithmic), _Axis(0.0, tallest, logarithmic)
+
+
+def _dot(dot: Dot, low: float, place: float, high: float, y: float) -> Iterator[str]:
+    dashes = ' stroke-dasharray="3 3"' if dot.high_ns is None else ""
+    if high > low:
+        ends = f'x1="{low:.2f}%" x2="{high:.2f}%" y1="{y:.1f}" y2="{y:.1f}"'
+        yield f'<line class="ps-reach" stroke="{dot.color}" {ends}{dashes}/>'
+    if dot.ring:
+        yield f'<circle class="ps-ring" cx="{place:.2f}%" cy="{y:.1f}" r="9"/>'
+    title = escape(sanitize(dot.title))
+    yield f'<circle cx="{place:.2f}%" cy="{y:.1f}" r="5" fill="{dot.color}"><title>{title}</title></circle>'
+    if dot.label:
+        left = place > (_LEFT + _RIGHT) / 2
+        anchor, dx = ("end", -12) if left else ("start", 12)
+        yield (
+            f'<text class="ps-said" x="{place:.2f}%" dx="{dx}" y="{y - 6:.1f}" text-anchor="{anchor}">'
+            f"{escape(sanitize(dot.label))}</text>"
+        )
+
+
+def _text(x: str, y: float, words: str, anchor: str) -> str:
+    return f'<text x="{x}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def key(colors: dict[str, str]) -> str:
+    """Which colour is which; ``''`` where there is but one."""
+    if len(colors) < 2:
+        return ""
+    items = "".join(
+        f'<li><svg width="10" height="10" aria-hidden="true"><circle cx="5" cy="5" r="5" fill="{color}"/></svg> '
+        f"{escape(sanitize(name))}</li>"
+        for name, color in colors.items()
+    )
+    return f'<ul class="ps-key">{items}</ul>'

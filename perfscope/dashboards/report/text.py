@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.dashboards.report.blocks import Text as TextBlock
-from perfscope.dashboards.report.device_rows import device_sections
 from perfscope.dashboards.report.evidence import evidence_table
 from perfscope.dashboards.report.renderers.text import (
     INDENT,
@@ -21,6 +20,7 @@ from perfscope.dashboards.report.renderers.text import (
     section_text,
     sections_text,
 )
+from perfscope.dashboards.report.sections.devices import device_sections
 from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 

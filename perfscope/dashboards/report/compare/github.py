@@ -22,7 +22,7 @@ from perfscope.dashboards.report.compare.words import (
     row_of_metric,
     side_text,
 )
-from perfscope.dashboards.report.markdown_text import escape
+from perfscope.dashboards.report.renderers.markdown import escape
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 

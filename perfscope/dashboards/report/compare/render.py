@@ -24,9 +24,15 @@ from perfscope.dashboards.report.compare.words import (
     title,
 )
 from perfscope.dashboards.report.html_page import page
-from perfscope.dashboards.report.markdown_text import code, inline
 from perfscope.dashboards.report.renderers.html import section_html, sections_html
-from perfscope.dashboards.report.renderers.markdown import MARKS, MOST_ROWS, open_section, sections_markdown
+from perfscope.dashboards.report.renderers.markdown import (
+    MARKS,
+    MOST_ROWS,
+    code,
+    inline,
+    open_section,
+    sections_markdown,
+)
 from perfscope.dashboards.report.renderers.text import STYLES, WIDTH, hanging, printed, section_text, sections_text
 from perfscope.model.errors import UsageError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, sanitize_value

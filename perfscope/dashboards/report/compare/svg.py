@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.renderers.effects import BETTER, WORSE
-from perfscope.dashboards.report.renderers.values import signed_ns
+from perfscope.dashboards.report.renderers.values import BETTER, WORSE, signed_ns
 from perfscope.dashboards.report.svg import swatch
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize

@@ -6,18 +6,27 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Effect, Listing, Picture, Table, Text
-from perfscope.dashboards.report.html_page import NOTEBOOK, RULES, card
+from perfscope.dashboards.report.html_page import NOTEBOOK, RULES, card, page
 from perfscope.dashboards.report.html_page import table as html_table
 from perfscope.dashboards.report.prose import advice_html, code_html, prose
-from perfscope.dashboards.report.renderers.effects import interval_bar, scale_of, scale_title
-from perfscope.dashboards.report.renderers.values import NAMES, WORDS, code_lines, rest_text, sentence, shown
+from perfscope.dashboards.report.renderers.values import (
+    NAMES,
+    WORDS,
+    code_lines,
+    interval_bar,
+    rest_text,
+    scale_of,
+    scale_title,
+    sentence,
+    shown,
+)
 from perfscope.dashboards.report.svg import share_bar
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from perfscope.dashboards.report.blocks import Bar, Block, Head, Section, Value
+    from perfscope.dashboards.report.blocks import Bar, Block, Head, Report, Section, Value
 
 MOST_NARROW = 6
 """Columns that stand side by side on a tablet."""
@@ -160,3 +169,12 @@ def _row(heads: Sequence[Head], row: Sequence[Value], bar: str, end: float | Non
 
 def _side(head: Head) -> str:
     return "t" if head.unit in WORDS else "n"
+
+
+def report_html(report: Report, *, data_id: str, data: str, style: str = "") -> str:
+    """The page; ``data`` is JSON, embedded below ``data_id``. The policy forbids any request."""
+    facts = " · ".join(escape(sanitize(fact, TEXT_LIMIT)) for fact in report.facts)
+    headline = sanitize(report.headline, TEXT_LIMIT)
+    head = f'<header><h1><b>perfscope</b> <span>{escape(headline)}</span></h1><p class="sub">{facts}</p></header>'
+    body = (head, *sections_html(report.sections))
+    return page(body, title=headline, data_id=data_id, data=data.replace("<", "\\u003c"), style=style)

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Effect, Listing, Picture, Table, Text
-from perfscope.dashboards.report.markdown_text import (
-    advice_text,
-    code,
-    escape,
-    fenced,
-    in_html,
-    inline,
-    markdown_table,
-    prose,
-)
-from perfscope.dashboards.report.renderers.effects import scale_of, scale_title, text_bar
+from perfscope.dashboards.report.prose import Paragraph, blocks
 from perfscope.dashboards.report.renderers.text import parts_text, printed
-from perfscope.dashboards.report.renderers.values import NAMES, WORDS, code_lines, rest_text, shown
+from perfscope.dashboards.report.renderers.values import (
+    NAMES,
+    WORDS,
+    code_lines,
+    rest_text,
+    scale_of,
+    scale_title,
+    shown,
+    text_bar,
+)
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from perfscope.dashboards.report.blocks import Bar, Block, Head, Section, Value
+
 
 MOST_ROWS = 8
 """Rows and sentences of a block: a comment is an overview, the other formats hold all."""
@@ -142,3 +143,71 @@ def _cell(value: Value, head: Head) -> str:
     if head.unit in WORDS or isinstance(value, str):
         return prose(text, inline)
     return in_html(text).replace("~", "\\~")
+
+
+_ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
+"""What formats inside a line. Of links and pictures the brackets do; a cell ends at ``|``."""
+_BLOCK = re.compile(r"^(\s*)(?=[#+=-]|\d+[.)])(\d*)")
+"""What makes a heading, a list or a rule where a line begins with it."""
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_LINKED = re.compile(r"@|(?:#|!|%|&amp;)(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))|(?i:\bGH-(?=\d))")
+"""GitHub and GitLab make mentions, references (issues, merge requests, milestones, epics) and links of bare text even
+after HTML entities are resolved."""
+_COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b")
+"""And references to commits, but not inside code."""
+_APART = "\u200b"
+"""A space of no width: what stands on both sides of it is no mention and no link."""
+
+
+def escape(text: str) -> str:
+    """``text`` as plain words of a Markdown line: no formatting, HTML, mention, link or table cell."""
+    return _BLOCK.sub(r"\1\2\\", inline(text))
+
+
+def inline(text: str) -> str:
+    """As ``escape``, of what never begins a line or an item of a list: a cell, the rest of a sentence."""
+    return _ACTIVE.sub(r"\\\g<0>", in_html(text))
+
+
+def in_html(text: str) -> str:
+    """``text`` inside an HTML block, where Markdown is not read: no tag, mention or link."""
+    return _COMMIT.sub(lambda match: _APART.join(re.findall(".{1,4}", match[0])), _unlinked(text))
+
+
+def _unlinked(text: str) -> str:
+    return _LINKED.sub(lambda match: match[0] + _APART, text.translate(_ENTITIES))
+
+
+def code(text: str) -> str:
+    """``text`` as code in a table cell. HTML, because a backtick or ``|`` in a name would end Markdown's own."""
+    return f"<code>{_ACTIVE.sub(lambda match: f'&#{ord(match[0])};', _unlinked(text))}</code>"
+
+
+def advice_text(text: str) -> str:
+    """Paragraphs escaped but for their code; blocks of code fenced by more backticks than they hold."""
+    parts = []
+    for block in blocks(text):
+        if block.is_code:
+            parts.append(fenced(block.text, block.language))
+        else:
+            parts.append(prose(block.text))
+    return "\n\n".join(parts)
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block of code as it is, between more backticks than it holds."""
+    fence = "`" * max(3, max(map(len, re.findall("`+", text)), default=0) + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def prose(text: str, words: Callable[[str], str] = escape) -> str:
+    """Words, and code where they stand between backticks; ``words``: ``inline`` in a cell."""
+    pieces = Paragraph(text=text, is_code=False).pieces()
+    return "".join(code(piece) if is_code else words(piece) for piece, is_code in pieces)
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
+    """A table; ``align`` has ``l`` or ``r`` for each column, cells are Markdown already."""
+    rule = "|".join("-:" if side == "r" else "-" for side in align)
+    lines = [f"| {' | '.join(heads)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)

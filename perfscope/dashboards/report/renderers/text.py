@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.dashboards.report.blocks import Block, Head, Section, Value
+    from perfscope.dashboards.report.blocks import Block, Head, Report, Section, Value
 
 WIDTH = 110
 """Columns where no terminal tells its own: a log or a file looks the same everywhere."""
@@ -252,3 +252,15 @@ def hanging(text: str, style: str = "dim") -> RenderableType:
     table.add_column(overflow="fold")
     table.add_row(RichText("    "), RichText(text, style=style))
     return table
+
+
+def report_text(report: Report, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
+    """The report as text for ``width`` columns; ``verbose``: every block and row."""
+
+    def parts(columns: int) -> Iterator[RenderableType]:
+        yield RichText(f"perfscope: {sanitize(report.headline, TEXT_LIMIT)}", style="bold", overflow="fold")
+        yield from (Padding(RichText(sanitize(fact, TEXT_LIMIT)), (0, 0, 0, 2)) for fact in report.facts)
+        yield ""
+        yield from sections_text(report.sections, columns, verbose=verbose)
+
+    return f"{printed(parts, width=width, color=color).rstrip()}\n"

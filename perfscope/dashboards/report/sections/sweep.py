@@ -14,13 +14,13 @@ import msgspec
 
 from perfscope.analyzers.predict.spans import Range as Span
 from perfscope.analyzers.sweep.front import Swept, VariantPoint, VariantState, pareto_front, sentences, size_limits
-from perfscope.dashboards.report.blocks import Badge, Column, Listing, Picture, Range, Section, table
+from perfscope.dashboards.report.blocks import Badge, Column, Listing, Picture, Range, Report, Section, table
 from perfscope.dashboards.report.compare.types import Count, Ns, Texts, Value
-from perfscope.dashboards.report.renderers.report import Report, report_html, report_text
-from perfscope.dashboards.report.renderers.text import WIDTH
+from perfscope.dashboards.report.renderers.html import report_html
+from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import range_text
-from perfscope.dashboards.report.scatter import STYLE, TOO_MUCH, Dot, scatter
-from perfscope.dashboards.report.scatter import key as key_of
+from perfscope.dashboards.report.svg import STYLE, TOO_MUCH, Dot, scatter
+from perfscope.dashboards.report.svg import key as key_of
 from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
 from perfscope.model.units import format_bytes

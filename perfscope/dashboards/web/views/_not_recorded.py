@@ -8,10 +8,9 @@ from typing import Any
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.sections.programs import PlanSummary
-from perfscope.dashboards.report.abstained import logs_alone
 from perfscope.dashboards.report.blocks import notes
+from perfscope.dashboards.report.coverage import logs_alone, memory_alone, programs_alone
 from perfscope.dashboards.report.html_page import card
-from perfscope.dashboards.report.remarks import memory_alone, programs_alone
 from perfscope.dashboards.report.renderers.html import blocks_html, sections_html
 from perfscope.dashboards.report.renderers.values import range_text
 from perfscope.dashboards.report.sections.estimate import estimate_sections, picture

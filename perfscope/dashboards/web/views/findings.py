@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfscope.dashboards.report.abstained import coverage_sections
-from perfscope.dashboards.report.html_findings import finding_card, nothing_found
+from perfscope.dashboards.report.coverage import coverage_sections
+from perfscope.dashboards.report.html_report import finding_card, nothing_found
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.summary import FindingRow, summarize
 from perfscope.dashboards.web.timeline.index import events_kept

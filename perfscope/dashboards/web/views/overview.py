@@ -13,8 +13,7 @@ from perfscope.analyzers.devices.roofline import flops_ns
 from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.programs import programs
 from perfscope.analyzers.time import step_windows
-from perfscope.dashboards.report.html_findings import nothing_found
-from perfscope.dashboards.report.html_report import overview_parts
+from perfscope.dashboards.report.html_report import nothing_found, overview_parts
 from perfscope.dashboards.report.summary import summarize
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import facts_of, missing, tiles, told_of
