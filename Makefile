@@ -13,7 +13,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$candidate && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes of pytest: of the everyday tests many wait for a browser or a child, so there is one more than cores.
+# Processes of pytest, a file in one of them where it can be, so that fixtures are made once: of the everyday tests many wait for a browser or a child, so there is one more than cores.
 WORKERS ?= 3
 SLOW_WORKERS ?= 2
 FUZZ_INPUTS ?= 2000
@@ -30,10 +30,10 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop --defect item --defect adam-loop
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --durations=15 -rs -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -rs -m "not slow"
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --durations=15 -rs -m slow
+	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal --durations=15 -rs -m slow
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS)

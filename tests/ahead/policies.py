@@ -15,6 +15,7 @@ import jax
 from perfscope.model.documents.compile_request import parse_checkpoint
 from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
 from perfscope.profiler.ahead.jax.plugin_devices import canonical_text
+from tests.hlo_build import QUICK
 
 MARKS = [
     pytest.mark.jax,
@@ -27,8 +28,6 @@ POLICIES: dict[str, Any] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "names": jax.checkpoint_policies.save_only_these_names("hidden"),
 }
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Of the machine code, which nobody runs here."""
 
 
 def under(policy: str, of: Callable[..., Any]) -> Callable[..., Any]:

@@ -308,21 +308,10 @@ def test_what_cannot_be_run_is_one_line_and_leaves_no_run(
 
 
 @pytest.mark.torch
-def test_two_runs_never_share_a_directory_and_latest_is_the_second(tmp_path: Path) -> None:
-    write(tmp_path, LOOP + "work(12)\n")
-    for _ in range(2):
-        assert captured("--level", "light", "--name", "twice", "train.py", cwd=tmp_path).returncode == 0
-    first, second = sorted(path for path in (tmp_path / "perfscope-runs").iterdir() if not path.is_symlink())
-    ids = {first.name, second.name}
-    assert all("-twice-" in name for name in ids)
-    assert run_folders.find("latest", tmp_path / "perfscope-runs").name in ids
-    assert run_folders.load_run(first / "run.json").id == first.name
-
-
-@pytest.mark.torch
-def test_the_whole_verb_reports_and_leaves_stdout_to_the_program(tmp_path: Path) -> None:
+def test_the_whole_verb_reports_and_a_second_run_has_a_directory_of_its_own(tmp_path: Path) -> None:
     program = write(tmp_path, LOOP + "work(12)\nprint('mine')\n")
-    done = plain("-m", "perfscope", "run", "--level", "light", program, cwd=tmp_path)
+    options = ("--level", "light", "--name", "twice", program)
+    done = plain("-m", "perfscope", "run", *options, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
     run = (tmp_path / "perfscope-runs" / "latest").resolve()
     assert (run / "report.html").read_text().lstrip().startswith("<!")
@@ -331,3 +320,10 @@ def test_the_whole_verb_reports_and_leaves_stdout_to_the_program(tmp_path: Path)
     assert {item["rule"] for item in report["outcomes"]} >= {"unfused_ops", "launch_bound"}
     assert "report.html" in done.stderr
     assert "look    perfscope serve latest" in done.stderr
+
+    assert captured(*options, cwd=tmp_path).returncode == 0
+    runs = {path.name for path in (tmp_path / "perfscope-runs").iterdir() if not path.is_symlink()}
+    assert len(runs) == 2
+    assert all("-twice-" in name for name in runs)
+    assert {run_folders.find("latest", tmp_path / "perfscope-runs").name} == runs - {run.name}, "latest is the second"
+    assert run_folders.load_run(run / "run.json").id == run.name
