@@ -38,6 +38,18 @@ def under(policy: str, of: Callable[..., Any]) -> Callable[..., Any]:
 def step_of(fun: Callable[..., Any], asked: str | None, weights: Any, x: jax.Array) -> tuple[str, Checkpoints | None]:
     """The compiled gradient without names and lines; a fresh function, as jax keeps what it traced."""
     with checkpointed(None if asked is None else parse_checkpoint(asked)) as book:
-        traced = jax.jit(lambda weights, x: jax.value_and_grad(fun)(weights, x)).trace(weights, x)
-        importlib.import_module("jax._src.core").check_jaxpr(traced.jaxpr.jaxpr)
-        return canonical_text(traced.lower().compile(compiler_options=QUICK)), book
+        return canonical_text(_traced(fun, weights, x).lower().compile(compiler_options=QUICK)), book
+
+
+def book_of(fun: Callable[..., Any], asked: str, weights: Any, x: jax.Array) -> Checkpoints:
+    """What ``--checkpoint`` did to the gradient, which is traced and not compiled."""
+    with checkpointed(parse_checkpoint(asked)) as book:
+        _traced(fun, weights, x)
+    assert book is not None
+    return book
+
+
+def _traced(fun: Callable[..., Any], weights: Any, x: jax.Array) -> Any:
+    traced = jax.jit(lambda weights, x: jax.value_and_grad(fun)(weights, x)).trace(weights, x)
+    importlib.import_module("jax._src.core").check_jaxpr(traced.jaxpr.jaxpr)
+    return traced

@@ -20,7 +20,7 @@ from perfscope.model.documents.compile_request import parse_checkpoint
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.jax import compat
 from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
-from tests.ahead.policies import MARKS, step_of, under
+from tests.ahead.policies import MARKS, book_of, step_of, under
 
 pytestmark = MARKS
 LAYERS = 4
@@ -77,11 +77,20 @@ def blocked(policy: str) -> Callable[..., Any]:
     return lambda weights, x: (jax.lax.scan(under(policy, layer), x, weights)[0] ** 2).mean()
 
 
+def stacked(width: int, layers: int) -> tuple[Any, jax.Array]:
+    """Weights of so many layers, and a batch."""
+    one = {"up": jnp.ones((16, width)), "down": jnp.ones((width, 16))}
+    return jax.tree.map(lambda leaf: jnp.stack([leaf] * layers), one), jnp.ones((8, 16))
+
+
 def compiled(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
     """As `step_of` has it."""
-    one = {"up": jnp.ones((16, 64)), "down": jnp.ones((64, 16))}
-    weights = jax.tree.map(lambda leaf: jnp.stack([leaf] * LAYERS), one)
-    return step_of(fun, asked, weights, jnp.ones((8, 16)))
+    return step_of(fun, asked, *stacked(64, LAYERS))
+
+
+def traced(fun: Callable[..., Any], asked: str) -> Checkpoints:
+    """As `book_of` has it."""
+    return book_of(fun, asked, *stacked(64, LAYERS))
 
 
 @functools.cache
@@ -123,15 +132,13 @@ def test_names() -> None:
     assert changed(scanned, "none", "names:hidden")[0] == text
     assert book is not None
     assert [one.how for one in book.changed] == ["wrapped"]
-    _, absent = changed(scanned, "none", "names:nobody")
-    assert absent is not None
+    absent = traced(scanned("none"), "names:nobody")
     with pytest.raises(DataError, match=r"nothing could be checkpointed: the program does not name any of nobody"):
         absent.notes()
 
 
 def test_a_loop_within_a_layer_is_left_and_told() -> None:
-    _, book = changed(blocked, "none", "full")
-    assert book is not None
+    book = traced(blocked("none"), "full")
     notes = book.notes()
     assert [one.how for one in book.changed] == ["wrapped"]
     assert book.changed[0].count == LAYERS
@@ -140,15 +147,13 @@ def test_a_loop_within_a_layer_is_left_and_told() -> None:
 
 
 def test_a_line_names_what_is_no_layer() -> None:
-    _, book = changed(blocked, "none", "full")
-    assert book is not None
+    book = traced(blocked("none"), "full")
     inner = next(one for one in book.left if one.kind == "checkpoint")
     text, named = changed(blocked, "none", f"none@{inner.at}")
     assert named is not None
     assert [(one.kind, one.how) for one in named.changed] == [("checkpoint", "removed")]
     assert text != own(blocked, "none")
-    _, wrong = changed(blocked, "none", "full@nowhere.py:1")
-    assert wrong is not None
+    wrong = traced(blocked("none"), "full@nowhere.py:1")
     with pytest.raises(DataError, match=r"nothing at nowhere\.py:1; there is the scan at "):
         wrong.notes()
 
@@ -160,8 +165,7 @@ def test_a_loop_over_time_in_layers_of_a_python_loop_is_no_layer() -> None:
             x = block(jax.tree.map(lambda leaf: leaf[at], weights), x)  # noqa: B023
         return x.mean()
 
-    _, book = compiled(loss, "full")
-    assert book is not None
+    book = traced(loss, "full")
     assert [(one.kind, one.how, one.count) for one in book.changed] == [("calls", "wrapped", LAYERS)]
     assert [one.why for one in book.left] == ["it runs several times alike: a loop within layers"]
 
@@ -170,8 +174,7 @@ def test_a_loop_that_sums_up_is_no_layer() -> None:
     def loss(weights: Any, x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda total, w: (total + block(w, x).sum(), None), 0.0, weights)[0]
 
-    _, book = compiled(loss, "full")
-    assert book is not None
+    book = traced(loss, "full")
     with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*hand no array to each other"):
         book.notes()
 
@@ -184,8 +187,7 @@ def test_a_first_layer_that_is_another_one_is_not_among_those_alike() -> None:
             x = block(part, x)
         return x.mean()
 
-    _, book = compiled(loss, "full")
-    assert book is not None
+    book = traced(loss, "full")
     assert [(one.kind, one.count) for one in book.changed] == [("calls", LAYERS - 1)]
 
 
@@ -194,8 +196,7 @@ def test_what_calls_into_python_is_left() -> None:
         jax.experimental.io_callback(lambda: None, None)
         return block(weights, x), None
 
-    _, book = compiled(lambda weights, x: jax.lax.scan(body, x, weights)[0].mean(), "full")
-    assert book is not None
+    book = traced(lambda weights, x: jax.lax.scan(body, x, weights)[0].mean(), "full")
     with pytest.raises(DataError, match=r"it calls into Python, which jax\.checkpoint refuses"):
         book.notes()
 
@@ -240,12 +241,10 @@ def test_nothing_is_differentiated() -> None:
 
 
 def test_nothing_alike_and_no_loop() -> None:
-    _, book = compiled(lambda weights, x: (x @ weights["up"][0]).sum(), "full")
-    assert book is not None
+    book = traced(lambda weights, x: (x @ weights["up"][0]).sum(), "full")
     with pytest.raises(DataError, match=r"no function that is called several times alike"):
         book.notes()
-    _, none = compiled(lambda weights, x: (x @ weights["up"][0]).sum(), "none")
-    assert none is not None
+    none = traced(lambda weights, x: (x @ weights["up"][0]).sum(), "none")
     assert none.notes() == ["--checkpoint none: its layers have no checkpoint; compiled as it is"]
 
 
@@ -385,10 +384,13 @@ def in_a_shard_map(policy: str) -> Callable[..., Any]:
 
 def compiled_stack(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
     """As `step_of` has it."""
-    one = {"up": jnp.ones((16, 16)), "down": jnp.ones((16, 16))}
-    weights = jax.tree.map(lambda leaf: jnp.stack([leaf] * RULE_LAYERS), one)
-    text, book = step_of(fun, asked, weights, jnp.ones((8, 16)))
+    text, book = step_of(fun, asked, *stacked(16, RULE_LAYERS))
     return numbered(text), book
+
+
+def traced_stack(fun: Callable[..., Any], asked: str) -> Checkpoints:
+    """As `book_of` has it."""
+    return book_of(fun, asked, *stacked(16, RULE_LAYERS))
 
 
 def numbered(text: str) -> str:
@@ -443,8 +445,7 @@ def operations(text: str) -> Counter[tuple[str, ...]]:
 
 
 def test_a_rule_is_left_and_told() -> None:
-    _, book = changed_stack(rules_in_a_scan, "none", "full")
-    assert book is not None
+    book = traced_stack(rules_in_a_scan("none"), "full")
     assert [(one.kind, one.how, one.count) for one in book.changed] == [("scan", "wrapped", RULE_LAYERS)]
     assert {one.why.partition(" (")[0] for one in book.left} == {"in a function with a derivative rule of its own"}
     assert any("in a derivative rule of the program's own" in why for why in book.unseen)
@@ -455,8 +456,7 @@ def test_branches_are_left_and_told() -> None:
         model = scanned_layers("none", plain)
         return model(weights, jax.lax.cond(x[0, 0] > 0, model, lambda _, x: x, weights, x)).mean()
 
-    _, book = compiled_stack(loss, "full")
-    assert book is not None
+    book = traced_stack(loss, "full")
     assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
     assert [one.why for one in book.left] == ["in an operation that is not looked into (cond)"]
 
@@ -468,20 +468,17 @@ def test_a_gradient_within_is_looked_at_and_what_is_around_it_is_not() -> None:
     def penalty(weights: Any, x: jax.Array) -> jax.Array:
         return (jax.grad(energy, 1)(weights, x) ** 2).sum()
 
-    _, book = compiled_stack(penalty, "full")
-    assert book is not None
+    book = traced_stack(penalty, "full")
     assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
     assert any("differentiates something itself" in why for why in book.unseen)
 
 
 def test_only_a_rule_has_loops() -> None:
-    _, book = compiled_stack(lambda weights, x: flash(x @ weights["up"][0], x).sum(), "full")
-    assert book is not None
+    book = traced_stack(lambda weights, x: flash(x @ weights["up"][0], x).sum(), "full")
     with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*with a derivative rule of its own"):
         book.notes()
     primal = next(one for one in book.left if "with a derivative rule" in one.why)
-    _, named = compiled_stack(lambda weights, x: flash(x @ weights["up"][0], x).sum(), f"full@{primal.at}")
-    assert named is not None
+    named = traced_stack(lambda weights, x: flash(x @ weights["up"][0], x).sum(), f"full@{primal.at}")
     with pytest.raises(DataError, match=r"nothing at tests/.*there is the scan at"):
         named.notes()
 
@@ -500,8 +497,7 @@ def test_loops_in_a_while_loop_are_told() -> None:
         )
         return (scanned_layers("none", plain)(weights, x) + jax.lax.stop_gradient(shift)).sum()
 
-    _, book = compiled_stack(loss, "full")
-    assert book is not None
+    book = traced_stack(loss, "full")
     assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
     assert [one.why for one in book.left] == ["in a while_loop, which has no backward"]
 

@@ -466,7 +466,8 @@ def test_the_workload_is_flagged_at_its_defect_and_not_without_it():
         options = Options(variant="blocked", size=attention.SIZES["cpu"], defects=defects)
         model = training.LanguageModel(attention.Block, options)
         tokens = jax.ShapeDtypeStruct((options.size.batch, options.size.seq + 1), "int32")
-        text = jax.jit(training.step_of(model)).lower(training.start(model), tokens).compile(compiler_options=QUICK).as_text()
+        lowered = jax.jit(training.step_of(model)).lower(training.start(model), tokens)
+        text = lowered.compile(compiler_options=QUICK).as_text()
         found[defects] = judge(RULE, hlo_trace(module_of(text.splitlines(), "step.hlo.txt")))
     assert [one.status for one in found.values()] == ["flagged", "clean"]
     (finding,) = found[frozenset({"fp32"})].findings
