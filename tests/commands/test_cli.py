@@ -178,8 +178,9 @@ def test_the_list_of_verbs_is_sorted_and_complete() -> None:
     assert list(COMMANDS) == sorted(COMMANDS)
     listed = {home.partition(":")[0].rpartition(".")[2] for home in COMMANDS.values()}
     decorated = {
-        file.stem
-        for file in (REPOSITORY / "perfscope" / "commands").glob("*.py")
+        file.parent.name if file.stem == "__init__" else file.stem
+        for pattern in ("*.py", "*/__init__.py")
+        for file in (REPOSITORY / "perfscope" / "commands").glob(pattern)
         if re.search(r"^@\w+\.command\(", file.read_text(), re.MULTILINE)
     } | {"compare"}
     assert decorated == listed

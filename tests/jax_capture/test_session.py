@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,25 @@ def test_perfscope_step_alone_rules(tmp_path: Path) -> None:
     process = only(tmp_path)
     assert (process.step_source, process.steps_seen) == ("perfscope.step", 8)
     assert passes(process)["timing"].steps == (2, 5)
+
+
+@pytest.mark.slow
+def test_what_came_before_the_programs_own_steps_is_in_none_of_them(tmp_path: Path) -> None:
+    # calls of the function are taken for steps until perfscope.step() is called
+    after = "lambda turn, loss: (float(loss), perfscope.step() if turn % 6 == 5 else None)"
+    program = write(tmp_path, "import perfscope\n" + LOOP + f"work(48, after={after})\n")
+    assert captured(program, cwd=tmp_path).returncode == 0
+    assert only(tmp_path).step_source == "perfscope.step"
+    trace = load_one(run_folder(tmp_path))
+    reads = Counter(read.step for read in trace.host_reads if read.step is not None)
+    assert reads
+    assert set(reads.values()) == {6}
+    steps = {
+        int(row[0]): (row[1], row[2]) for row in trace.steps[["number", "start_ns", "end_ns"]].itertuples(index=False)
+    }
+    for read in trace.host_reads:
+        if read.step in steps:
+            assert steps[read.step][0] <= read.begin_ns <= steps[read.step][1]
 
 
 @pytest.mark.slow

@@ -81,6 +81,10 @@ class EventLog:
         while self._undo:
             self._undo.pop()()
 
+    def start_over(self) -> None:
+        """Steps are counted by another source from here on, whose numbers begin again."""
+        self._lines.forget_steps()
+
     def save(self, directory: Path, run: Path) -> Capture:
         """Write what came so far."""
         path = directory / FILE

@@ -95,6 +95,10 @@ class SyncLog:
         while self._undo:
             self._undo.pop()()
 
+    def start_over(self) -> None:
+        """Steps are counted by another source from here on, whose numbers begin again."""
+        self._lines.forget_steps()
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """What this thread waits for meanwhile is our own doing."""

@@ -43,6 +43,13 @@ class RecordLog:
             else:
                 self._records.append({key: value for key, value in record.items() if value is not None})
 
+    def forget_steps(self) -> None:
+        """The numbers of steps so far were those of another source: the records are of no known step."""
+        with self._lock:
+            for record in self._records:
+                record.pop("step", None)
+            self._written = -1
+
     def save(self, path: Path, **facts: Any) -> None:
         """Write everything to ``path``; it appears there whole. Nothing is done if nothing came since."""
         with self._lock:

@@ -75,6 +75,12 @@ class JaxSession:
             self._syncs_begun = True
             self._syncs.start()
 
+    def unsettled(self) -> None:
+        """The steps so far were none: another source tells them from here on."""
+        self._events.start_over()
+        self._syncs.start_over()
+        self._sync_steps = 0
+
     def step_ended(self) -> None:
         """Count a step; after enough of them syncs are not looked for any more."""
         self._syncs.disturbed = False

@@ -172,6 +172,8 @@ class Session:
         self._times.clear()
         self._tokens.clear()
         self._windows = self._new_windows()
+        if self._jax is not None:
+            self._jax.unsettled()
         self._running = False
         self._first = first_step(self.options)
 

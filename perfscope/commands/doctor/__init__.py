@@ -9,16 +9,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
+from perfscope.commands.doctor.checks import Check, Status
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError
-
-Status = Literal["ok", "absent", "problem"]
 
 SCHEMA = "perfscope.doctor/1"
 TORCH_SECONDS = 120.0
@@ -71,20 +70,18 @@ print("\\n" + json.dumps(found))
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing looked at. ``absent``: not there, and fine so; ``problem``: something to do."""
-
-    name: str
-    status: Status
-    text: str
-    advice: str | None = None
-
-
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(*, as_json: bool) -> None:
+@click.option(
+    "--self-test",
+    "tests_itself",
+    is_flag=True,
+    help="Capture programs that do work of known amount and compare every count; exit code 1 if one is wrong.",
+)
+def doctor(*, as_json: bool, tests_itself: bool) -> int:
     """Say what can be captured here, and what stands in the way of the rest."""
+    if tests_itself:
+        return _self_test(as_json=as_json)
     probe, jax_probe = _probe(), _probe(_JAX_PROBE, "jax")
     checks = [*_torch_checks(probe), *_jax_checks(jax_probe), *(check() for check in CHECKS)]
     targets = target_checks()
@@ -93,7 +90,7 @@ def doctor(*, as_json: bool) -> None:
         report = {"schema": SCHEMA, "captures": captures, "checks": [asdict(check) for check in checks]}
         report["targets"] = [asdict(check) for check in targets]
         click.echo(json.dumps(report, indent=1))
-        return
+        return 0
     click.echo("captures")
     for tool, reason in captures.items():
         click.echo(f"  {'ok' if reason is None else 'no':8}{tool}{'' if reason is None else f': {_shown(reason)}'}")
@@ -103,6 +100,21 @@ def doctor(*, as_json: bool) -> None:
             click.echo(f"  {check.status:8}{check.name}: {_shown(check.text)}")
             if check.advice is not None:
                 click.echo(f"          {check.advice}")
+    return 0
+
+
+def _self_test(*, as_json: bool) -> int:
+    from perfscope.commands.doctor.self_test import run_self_test
+
+    checks = run_self_test()
+    if as_json:
+        click.echo(json.dumps({"schema": SCHEMA, "self_test": [asdict(check) for check in checks]}, indent=1))
+    else:
+        click.echo("self-test")
+        for check in checks:
+            line = f"  {check.status:8}{check.name}: {_shown(check.text)}"
+            click.echo(click.style(line, fg="red") if check.status == "problem" else line)
+    return int(any(check.status == "problem" for check in checks))
 
 
 def _shown(text: str) -> str:
@@ -114,7 +126,7 @@ def _shown(text: str) -> str:
 def _probe(program: str | None = None, name: str = "torch") -> dict[str, Any]:
     """What a framework says of itself, in a process of its own: importing it may crash, hang or take a GPU."""
     # The package may run from a checkout: the probe finds it where we found it.
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
     try:

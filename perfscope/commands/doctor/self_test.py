@@ -1,0 +1,307 @@
+"""``perfscope doctor --self-test``: programs that do work of known amount are captured, and every count is compared.
+
+A program (``perfscope.workloads.known`` and its JAX counterpart) writes down what it did and when. The capture must
+show exactly that: its operations, the moments of its steps, its memory, its reads and copies; and the rules must find
+the planted defects at their lines and nothing in the twin without them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfscope.commands.doctor.checks import Check
+from perfscope.model.documents.run import RUN_FILE, Process, load_run
+from perfscope.model.errors import PerfscopeError
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.engine import Analysis
+    from perfscope.model.trace import Trace
+
+PROGRAMS = {"torch": "perfscope.workloads.known", "jax": "perfscope.workloads.jax.known"}
+SECONDS = 60.0
+"""For all captures together; a program takes about four, most of them for importing its framework."""
+CLOCK_NS = 500_000
+"""How far the clock of a trace may be from the program's. Kineto and XLA convert time stamps to within microseconds;
+a step of the programs takes 10 ms and more, so a wrong unit or offset is far beyond it."""
+PLANTED = "# planted: "
+TRACED_STEPS = 3
+"""What the timing pass records by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A capture of a known program."""
+
+    run: Path
+    truth: dict[str, Any]
+
+
+def run_self_test() -> list[Check]:
+    """The checks of every installed framework."""
+    end = time.monotonic() + SECONDS
+    checks: list[Check] = []
+    with tempfile.TemporaryDirectory(prefix="perfscope-self-test-") as scratch:
+        for framework in PROGRAMS:
+            if importlib.util.find_spec(framework) is None:
+                checks.append(Check(name=framework, status="absent", text="not installed for this Python"))
+                continue
+            captures = []
+            for twin in (False, True):
+                taken = capture(framework, Path(scratch), twin=twin, seconds=end - time.monotonic())
+                if isinstance(taken, Check):
+                    checks.append(taken)
+                    break
+                captures.append(taken)
+            else:
+                checks += judge(*captures)
+    if all(check.status == "absent" for check in checks):
+        checks.append(Check(name="self-test", status="problem", text="neither torch nor jax is installed"))
+    return checks
+
+
+def capture(framework: str, scratch: Path, *, twin: bool, seconds: float) -> Captured | Check:
+    """Run the known program under ``perfscope run``; a problem if there is no capture of it."""
+    name = f"{framework}{'-twin' if twin else ''}"
+    truth, runs = scratch / f"{name}.json", scratch / name
+    package = str(Path(__file__).resolve().parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
+    own = ("run", "--quiet", "--no-report", "--output", str(runs), "--name", name)
+    program = ("-m", PROGRAMS[framework], str(truth), *(["--twin"] if twin else []))
+    check = f"{framework} capture"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "perfscope", *own, *program],
+            cwd=scratch,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=max(seconds, 1.0),
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name=check, status="problem", text=f"{name}: not done within {SECONDS:.0f} s in all")
+    found = sorted(runs.glob(f"*/{RUN_FILE}"))
+    if done.returncode or not found or not truth.exists():
+        last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        return Check(name=check, status="problem", text=f"{name} failed with code {done.returncode}: {last}")
+    return Captured(run=found[0].parent, truth=json.loads(truth.read_text()))
+
+
+def judge(planted: Captured, twin: Captured) -> list[Check]:
+    """What was captured of a program and its twin, compared with what they did."""
+    from perfscope.analyzers.engine import analyze
+    from perfscope.analyzers.readers.load import load_one
+
+    analyses: list[Analysis] = []
+    traces: list[Trace] = []
+    framework = planted.truth["framework"]
+    for captured in (planted, twin):
+        try:
+            trace = load_one(captured.run)
+            trace.check()
+            analyses.append(analyze(trace))
+        except (PerfscopeError, ValueError) as error:
+            return [Check(name=f"{framework} capture", status="problem", text=f"{captured.run.name}: {error}")]
+        traces.append(trace)
+    truth, trace = planted.truth, traces[0]
+    (process,) = load_run(planted.run / RUN_FILE).processes
+    checks = {
+        "capture": _captured(truth, trace, process),
+        "clocks": _clocks(truth, trace),
+        "memory": _memory(truth, trace),
+        "syncs": _syncs(truth, trace),
+        "copies": _copies(truth, trace),
+        "rules": _rules(truth, *analyses),
+    }
+    return [_check(f"{framework} {name}", list(seen)) for name, seen in checks.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One quantity: what the program did, and what the capture shows."""
+
+    what: str
+    done: object
+    shown: object
+
+
+def _check(name: str, rows: list[Seen]) -> Check:
+    wrong = [row for row in rows if row.done != row.shown]
+    if wrong:
+        text = "; ".join(f"{row.what}: {row.shown} where {row.done} is right" for row in wrong)
+        return Check(name=name, status="problem", text=text)
+    return Check(name=name, status="ok", text=", ".join(f"{row.what} {row.done}" for row in rows))
+
+
+def _captured(truth: dict[str, Any], trace: Trace, process: Process) -> Iterator[Seen]:
+    """Steps, passes, and the operations of the traced steps."""
+    yield Seen("steps of the program", len(truth["moments"]), process.steps_seen)
+    missing = sorted(one.pass_name for one in process.captures if one.state != "recorded")
+    yield Seen("passes without a recording", 0, ", ".join(missing) or 0)
+    yield Seen("traced steps", TRACED_STEPS, len(trace.rows["steps"]))
+    yield Seen("events without a place", 0, trace.source.events_unplaced)
+    if truth["framework"] == "jax":
+        executions = _executions(trace, truth["module"])
+        yield Seen("runs of the program", truth["matmuls"] * TRACED_STEPS, executions)
+        return
+    products = _slices(trace, "aten::mm")
+    yield Seen("matrix products", truth["matmuls"] * TRACED_STEPS, len(products))
+    if truth["device"] != "cpu":
+        launched = set(trace.rows["kernels"]["op"].tolist())
+        yield Seen("products with a kernel", len(products), sum(row in launched for row in products))
+        unlinked = int((trace.rows["kernels"]["call"] < 0).sum())
+        yield Seen("kernels without a launch", 0, unlinked)
+
+
+def _clocks(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
+    """Every traced step holds the program's own interval of it, and ends before the program begins the next."""
+    steps, moments = trace.rows["steps"], truth["moments"]
+    wrong = 0
+    for number, start, end in zip(*(steps[name].tolist() for name in ("number", "start_ns", "end_ns")), strict=True):
+        if not 0 < number < len(moments) - 1:
+            wrong += 1
+            continue
+        moment, before, behind = moments[number], moments[number - 1], moments[number + 1]
+        wrong += not (
+            before["end_ns"] - CLOCK_NS <= start <= moment["begin_ns"] + CLOCK_NS
+            and moment["end_ns"] - CLOCK_NS <= end <= behind["begin_ns"] + CLOCK_NS
+        )
+    yield Seen("steps at another time than the program's", 0, wrong)
+    slices = trace.rows["slices"]
+    sleeps = _slices(trace, "self_test.sleep")
+    yield Seen("sleeps", TRACED_STEPS, len(sleeps))
+    lengths = [int(slices["end_ns"][row] - slices["start_ns"][row]) for row in sleeps]
+    yield Seen("sleeps that are too short", 0, sum(length < truth["sleep_ns"] for length in lengths))
+    within = [
+        any(
+            moment["sleep_begin_ns"] - CLOCK_NS <= slices["start_ns"][row]
+            and slices["end_ns"][row] <= moment["sleep_end_ns"] + CLOCK_NS
+            for moment in truth["moments"]
+        )
+        for row in sleeps
+    ]
+    yield Seen("sleeps at another time than the program's", 0, within.count(False))
+
+
+def _memory(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
+    """Torch: the blocks of a step, byte by byte. JAX: what the compiled program needs."""
+    if truth["framework"] == "jax":
+        from perfscope.analyzers.hlo.buffers import peak_bytes
+
+        modules = [module for module in trace.hlo if module.name == truth["module"]]
+        yield Seen("compiled programs", 1, len(modules))
+        for module in modules:
+            yield Seen("bytes of the program", truth["program_bytes"], peak_bytes(module))
+        return
+    from perfscope.model.trace.tables import MemoryAction
+
+    rows = (trace.detail or trace).rows["memory"]
+    own = (rows["on_device"] == (truth["device"] != "cpu")) & (abs(rows["bytes"]) == truth["block_bytes"])
+    allocated = own & (rows["action"] == MemoryAction.ALLOCATE)
+    freed = own & (rows["action"] == MemoryAction.FREE)
+    yield Seen("blocks", truth["blocks"], int(allocated.sum()))
+    yield Seen("blocks freed", truth["blocks"], int(freed.sum()))
+    if not own.any():
+        return
+    totals = rows["allocated_bytes"][own]
+    before = int(totals[0]) - truth["block_bytes"]
+    yield Seen("bytes held", truth["blocks"] * truth["block_bytes"], int(totals.max()) - before)
+    yield Seen("bytes kept", 0, int(totals[-1]) - before)
+
+
+def _syncs(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
+    """Reads of values by the host."""
+    expected = truth["reads"] * TRACED_STEPS
+    if truth["framework"] == "jax":
+        numbers = set(trace.rows["steps"]["number"].tolist())
+        reads = sum(read.step in numbers and read.traced for read in trace.host_reads)
+        yield Seen("reads on the host", expected, reads)
+        return
+    rows = _slices(trace, "aten::_local_scalar_dense")
+    yield Seen("reads on the host", expected, len(rows))
+    if truth["device"] != "cpu":
+        from perfscope.model.trace.tables import CallKind
+
+        calls = trace.rows["calls"]
+        waits = set(calls["parent"][calls["kind"] == CallKind.SYNC].tolist())
+        yield Seen("reads with a wait for the device", expected, sum(row in waits for row in rows))
+
+
+def _copies(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
+    """Copies and their bytes: on a GPU those of the device, else the operations that copy."""
+    from perfscope.model.trace.tables import CopyKind
+
+    if truth["framework"] == "jax":
+        numbers = set(trace.rows["steps"]["number"].tolist())
+        moved = sum(read.bytes or 0 for read in trace.host_reads if read.step in numbers and read.traced)
+        yield Seen("bytes read by the host", truth["reads"] * truth["read_bytes"] * TRACED_STEPS, moved)
+        return
+    if truth["device"] != "cpu":
+        copies = trace.rows["copies"]
+        incoming = copies["kind"] == CopyKind.HOST_TO_DEVICE
+        yield Seen("copies to the device", truth["copies"] * TRACED_STEPS, int(incoming.sum()))
+        expected = truth["copies"] * truth["copy_bytes"] * TRACED_STEPS
+        yield Seen("bytes to the device", expected, int(copies["bytes"][incoming].sum()))
+        outgoing = int((copies["kind"] == CopyKind.DEVICE_TO_HOST).sum())
+        yield Seen("copies to the host", truth["reads"] * TRACED_STEPS, outgoing)
+        return
+    yield Seen("copies", truth["copies"] * TRACED_STEPS, len(_slices(trace, "aten::copy_")))
+    detail = trace.detail or trace
+    shapes = [detail.text(int(detail.rows["slices"]["shapes"][row])) for row in _slices(detail, "aten::copy_")]
+    # of bytes, so the elements are the bytes
+    moved = sum(int(json.loads(shape)[0][0]) for shape in shapes if shape)
+    yield Seen("bytes copied in a step", truth["copies"] * truth["copy_bytes"], moved)
+
+
+def _rules(truth: dict[str, Any], planted: Analysis, twin: Analysis) -> Iterator[Seen]:
+    """The planted defects at their lines, and none of them in the twin."""
+    rules: tuple[str, ...] = ("host_sync", "host_bound")
+    if truth["framework"] == "torch" and truth["device"] != "cpu":
+        rules = (*rules, "pageable_copy")
+    for rule in rules:
+        line = _planted_line(Path(truth["file"]), rule)
+        yield Seen(f"{rule} at line", line, _lines_of(planted, rule, line))
+        yield Seen(f"{rule} there in the twin", "clean", _lines_of(twin, rule, line))
+
+
+def _lines_of(analysis: Analysis, rule: str, line: int) -> int | str:
+    """The line if the rule flags it, else ``clean``. A loaded machine may add findings at other lines."""
+    (outcome,) = (outcome for outcome in analysis.outcomes if outcome.rule == rule)
+    if outcome.status == "abstained":
+        return "not evaluated"
+    return line if any(finding.where.line == line for finding in outcome.findings) else "clean"
+
+
+def _planted_line(file: Path, rule: str) -> int:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, start=1) if line.endswith(PLANTED + rule))
+
+
+def _slices(trace: Trace, name: str) -> list[int]:
+    """Rows of the host spans of a name inside the recorded steps."""
+    slices, steps = trace.rows["slices"], trace.rows["steps"]
+    return [
+        row
+        for row, (code, start) in enumerate(zip(slices["name"].tolist(), slices["start_ns"].tolist(), strict=True))
+        if trace.text(code) == name and ((steps["start_ns"] <= start) & (start < steps["end_ns"])).any()
+    ]
+
+
+def _executions(trace: Trace, module: str) -> int:
+    """Runs of a compiled program: its most frequent instruction runs once in each."""
+    rows = trace.rows["hlo_ops"]
+    names = [trace.text(code) for code in rows["name"].tolist()]
+    modules = [trace.text(code) for code in rows["module"].tolist()]
+    own = [name for name, of in zip(names, modules, strict=True) if of == module]
+    return max((own.count(name) for name in set(own)), default=0)
