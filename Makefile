@@ -3,6 +3,7 @@
 #
 # make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
 # make fuzz             mutated files of every reader; FUZZ_INPUTS=N of each (2000), failures are kept in fuzz-failures/
+# make docs              write the generated pages, and the documentation as a site that opens offline (build/site)
 # make accuracy          judge the labelled cases and write docs/accuracy.md; FILTER=PATTERN judges some of them
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
 # make test-field        programs of public libraries, on the oldest and the newest torch and jax (about 14 GB in .venv/field)
@@ -72,14 +73,16 @@ $(VENV)/field/%/.installed: pyproject.toml
 	$(VENV)/field/$*/bin/python -m pip install --quiet $(FIELD_$*) 'hypothesis>=6.100' 'pytest>=8.3' --editable .
 	@touch $@
 
-docs: $(VENV)/.installed-test
+docs: $(VENV)/.installed-test $(VENV)/.installed-docs
 	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) build dist perfscope.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed-demo: EXTRAS := torch
 $(VENV)/.installed-test: EXTRAS := torch,jax,test
+$(VENV)/.installed-docs: EXTRAS := docs
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
