@@ -78,14 +78,15 @@ def clean(text: str) -> str:
     if len(text) > _MAX_INPUT:
         text = f"{text[: _MAX_INPUT - 2_000]} … {text[-2_000:]}"
     text = _ANSI.sub("", text)
-    if not text.isascii() or not text.isprintable():
-        text = "".join(map(_harmless, text))
+    if not text.isprintable():
+        text = _NOT_PLAIN.sub(lambda match: _harmless(match[0]), text)
     return scrub(text)
 
 
+_NOT_PLAIN = re.compile(r"[^\n\t -~]")
+
+
 def _harmless(character: str) -> str:
-    if character in "\n\t":
-        return character
     category = unicodedata.category(character)
     if category in ("Zl", "Zp"):  # a name of theirs must not begin a line of ours
         return " "

@@ -210,6 +210,7 @@ def test_the_function_of_the_data_set_is_named_in_workers_too(tmp_path: Path, wo
     assert len([row for row in finding.evidence if "worker" in row]) == int(workers[0])
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_workers_end_as_they_would_and_the_flag_leaves_everything_alone(tmp_path: Path) -> None:
     name = write(tmp_path, LOADER)

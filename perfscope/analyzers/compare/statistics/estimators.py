@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -132,8 +133,12 @@ def upper_p(t: float, freedom: int) -> float:
     return half if t >= 0 else 1 - half
 
 
+@lru_cache(maxsize=1024)
 def quantile(probability: float, freedom: int) -> float:
-    """The value that lies above ``probability`` (0 < it < 1) of the distribution, by bisection of `upper_p`."""
+    """The value that lies above ``probability`` (0 < it < 1) of the distribution, by bisection of `upper_p`.
+
+    Kept, because a comparison asks for the same few levels of confidence for each of its metrics.
+    """
     _check(freedom)
     if not 0 < probability < 1:
         raise ValueError(f"a probability between 0 and 1 is needed, not {probability}")
