@@ -52,7 +52,7 @@ h2{font-size:16px;margin:0 0 12px}
 p{margin:0 0 8px}
 .sub{color:var(--soft);margin:4px 0 18px;overflow-wrap:anywhere}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin:0 0 14px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px;margin:0 0 14px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:14px;margin:0 0 14px}
 .tiles .card{margin:0}
 .tile{font-size:12px;color:var(--soft);text-transform:uppercase;letter-spacing:.04em}
 .big{font-size:26px;line-height:1.3;font-weight:650;font-variant-numeric:tabular-nums}
@@ -99,6 +99,7 @@ td.t{overflow-wrap:anywhere;min-width:9em}
 td.s{white-space:nowrap}td.l{overflow-wrap:anywhere;min-width:18em}
 td.at{min-width:17em}
 .wide th,.wide td{padding-right:10px}.wide td.t{min-width:6.5em}.wide td.l{min-width:14em}.wide td.at{min-width:9em}
+.legend.below{margin:8px 0 12px}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;color:var(--soft);margin-bottom:12px}
 .device:last-child{margin-bottom:0}
 .device{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 16px;align-items:center;

@@ -31,6 +31,9 @@ PARTS = (
 )
 """(words, attribute of a ``DeviceRow``, colour) of the parts of a device's span, left to right."""
 
+PART_COLORS = ("#3f7fd6", "#e0892b", "#9465c2", "#1f8f74", "#cf4a32", "#c2a21f", "#4aa3b8", "#9aa3af")
+"""Of the parts of a whole, in order."""
+
 FREE_COLOR, TRACED_COLOR = "#3f7fd6", "#9aa3af"
 
 MOST_BARS = 240
@@ -58,14 +61,29 @@ def device_bar(row: DeviceRow) -> str:
     return _picture("bar", f"{row.device}: {shares}", "".join(pieces))
 
 
-def share_bar(share: float, start: float = 0.0) -> str:
-    """A share of 0 to 1 as a bar that begins at ``start``; the number stands beside it."""
+def share_bar(share: float) -> str:
+    """A share of 0 to 1 as a bar; the number stands beside it."""
     width = _WIDTH * min(max(share, 0.0), 1.0)
-    bar = f'<rect x="{_WIDTH * start:.1f}" width="{width:.1f}" height="{_HEIGHT}" fill="{FREE_COLOR}"/>'
+    bar = f'<rect width="{width:.1f}" height="{_HEIGHT}" fill="{FREE_COLOR}"/>'
     return (
         f'<svg class="ps-share" aria-hidden="true" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
         f' xmlns="http://www.w3.org/2000/svg">{bar}</svg>'
     )
+
+
+def parts_bar(parts: Sequence[tuple[str, float]]) -> str:
+    """Shares of one whole, in order, as one bar with a legend; each part has its words."""
+    pieces, entries, left = [], [], 0.0
+    for number, (words, share) in enumerate(parts):
+        color, width = PART_COLORS[number % len(PART_COLORS)], _WIDTH * share
+        pieces.append(
+            f'<rect x="{left:.2f}" width="{width:.2f}" height="{_HEIGHT}" fill="{color}">'
+            f"<title>{escape(words)}</title></rect>"
+        )
+        entries.append(f"<span>{swatch(color)} {escape(words)}</span>")
+        left += width
+    words = "; ".join(text for text, _ in parts)
+    return f'{_picture("bar", words, "".join(pieces))}<div class="legend below">{"".join(entries)}</div>'
 
 
 def swatch(color: str) -> str:

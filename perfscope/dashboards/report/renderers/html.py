@@ -14,13 +14,14 @@ from perfscope.dashboards.report.renderers.values import (
     WORDS,
     code_lines,
     interval_bar,
+    parts,
     rest_text,
     scale_of,
     scale_title,
     sentence,
     shown,
 )
-from perfscope.dashboards.report.svg import share_bar
+from perfscope.dashboards.report.svg import parts_bar, share_bar
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
@@ -122,17 +123,17 @@ def _fold(title: str, body: str) -> str:
 
 
 def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: Bar = "") -> str:
-    """A table that stacks on a phone; a wide one on a tablet, too. ``bar``: as of ``Table``."""
-    drawn: int | None = None
-    if bar in ("shares", "parts"):
-        drawn = next((index for index, head in enumerate(heads) if head.unit == "share"), None)
+    """A table that stacks on a phone; a wide one on a tablet, too. ``bar``: as of ``Table``; parts have no table."""
+    if bar == "parts":
+        return parts_bar(parts(heads, rows))
+    drawn = next((index for index, head in enumerate(heads) if head.unit == "share" and bar == "shares"), None)
     kind = "stacks wide" if len(heads) > MOST_NARROW else "stacks"
     titles = [f'<th class="{_side(head)}">{escape(head.title)}</th>' for head in heads]
     bars: list[str] = [""] * len(rows)
     if drawn is not None:
         titles.insert(0, "<td></td>")
         kind += " hot"
-        bars = [f'<td class="share">{share_bar(*piece)}</td>' for piece in _pieces(rows, drawn, bar)]
+        bars = [f'<td class="share">{share_bar(_share(row[drawn]))}</td>' for row in rows]
     end = scale_of(rows) if bar == "effects" else None
     if end is not None:
         titles.append(f"<th>{escape(scale_title(end))}</th>")
@@ -140,14 +141,8 @@ def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: B
     return html_table(titles, drawn_rows, kind=kind)
 
 
-def _pieces(rows: Sequence[Sequence[Value]], drawn: int, bar: Bar) -> Iterator[tuple[float, float]]:
-    """(share, where its piece of the bar begins), both 0 to 1."""
-    start = 0.0
-    for row in rows:
-        value = row[drawn]
-        share = float(value) if isinstance(value, int | float) else 0.0
-        yield share, start
-        start += share if bar == "parts" else 0.0
+def _share(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _row(heads: Sequence[Head], row: Sequence[Value], bar: str, end: float | None) -> str:

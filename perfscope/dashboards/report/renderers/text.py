@@ -16,7 +16,7 @@ from perfscope.dashboards.report.renderers.values import (
     NAMES,
     WORDS,
     code_lines,
-    number_text,
+    parts,
     place_end,
     rest_text,
     shown,
@@ -57,9 +57,6 @@ MOST_BAR = 120
 GLYPHS = "█▒▓░#=+-:."
 PART_STYLES = ("blue", "red", "yellow", "magenta", "cyan", "green")
 """Of the parts of a bar, in order; neighbours differ without colours, too."""
-
-LEAST_PART = 0.01
-"""Smaller parts of a whole share one entry of its legend."""
 
 INDENT, GAP = 2, 2
 """Columns before a table and between its columns."""
@@ -168,21 +165,11 @@ def _style(value: Value) -> str:
 
 
 def parts_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: int) -> Iterator[RenderableType]:
-    """Rows that are parts of one whole, in order: one bar, and a legend with their cells.
-
-    Parts below ``LEAST_PART`` share one entry where they are several.
-    """
-    index = next(index for index, head in enumerate(heads) if head.unit == "share")
-    shares = [float(value) if isinstance(value := row[index], int | float) else 0.0 for row in rows]
-    words = [" ".join(shown(value, head) for value, head in zip(row, heads, strict=True)) for row in rows]
-    small = [number for number, share in enumerate(shares) if share < LEAST_PART]
-    if len(small) > 1:
-        rest = sum(shares[number] for number in small)
-        words = [text for number, text in enumerate(words) if number not in small]
-        words.append(f"{len(small)} others {number_text(rest, 'share')}")
-        shares = [*(share for number, share in enumerate(shares) if number not in small), rest]
+    """Rows that are parts of one whole, in order: one bar, and a legend with their cells."""
+    known = parts(heads, rows)
+    shares = [share for _, share in known]
     bar, legend, sizes = RichText(), [], _lengths(shares, min(width - 2 * INDENT, MOST_BAR))
-    for number, (text, size) in enumerate(zip(words, sizes, strict=True)):
+    for number, ((text, _), size) in enumerate(zip(known, sizes, strict=True)):
         glyph, style = GLYPHS[number % len(GLYPHS)], PART_STYLES[number % len(PART_STYLES)]
         bar.append(glyph * size, style)
         legend.append(RichText.assemble((glyph, style), f" {text}"))

@@ -220,3 +220,24 @@ def interval_bar(effect: Effect, end: float) -> str:
         f'<svg class="ps-interval" role="img" aria-label="{escape(words)}" viewBox="0 0 220 22"'
         f' xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
     )
+
+
+LEAST_PART = 0.01
+"""Smaller parts of a whole share one entry of its legend."""
+
+
+def parts(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[tuple[str, float]]:
+    """(cells in words, share) of rows that are parts of one whole; small ones together where they are several."""
+    index = next(index for index, head in enumerate(heads) if head.unit == "share")
+    each = [
+        (
+            " ".join(shown(value, head) for value, head in zip(row, heads, strict=True)),
+            float(value) if isinstance(value := row[index], int | float) else 0.0,
+        )
+        for row in rows
+    ]
+    small = [share for _, share in each if share < LEAST_PART]
+    if len(small) < 2:
+        return each
+    rest = (f"{len(small)} others {number_text(sum(small), 'share')}", sum(small))
+    return [*(part for part in each if part[1] >= LEAST_PART), rest]
