@@ -237,3 +237,21 @@ def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
 
 def test_the_errors_a_rule_may_raise_are_named_in_the_tutorial() -> None:
     assert AbstainError.__name__ in TestTutorial.page.read_text()
+
+
+MENTIONED = re.compile(r"`([a-z_]+(?:/[a-z_]+)+\.py|[a-z]+(?:_[a-z]+)+\.py)`")
+"""A file of the package as docstrings and comments name it: with its folder, or by a name of several words."""
+OTHERS = ("torch/", "codegen/", "project/", "package/", "benchmarks/", "tests/", "fixtures/", "docs/")
+
+
+def test_files_that_docstrings_name_are_there() -> None:
+    files = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "perfscope").rglob("*.py")}
+    mentions = [
+        (path.relative_to(REPOSITORY).as_posix(), match[1])
+        for path in sorted((REPOSITORY / "perfscope").rglob("*.py"))
+        for match in MENTIONED.finditer(path.read_text())
+        if not match[1].startswith(OTHERS)
+    ]
+    assert mentions
+    gone = [(path, name) for path, name in mentions if not any(f"/{file}".endswith(f"/{name}") for file in files)]
+    assert not gone

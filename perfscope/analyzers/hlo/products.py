@@ -62,7 +62,7 @@ def casts(
 # batch),
 # that is summed, or that one factor alone has, becomes a spatial one with a window that no other position falls into:
 # ``size=4 stride=3 lhs_dilate=4`` over four is position by position. Which of these it is, is seen from the positions
-# that meet (``hlo/cost_window.py`` has XLA's definition of a window).
+# that meet (``hlo/cost/products.py`` has XLA's definition of a window).
 
 
 _MOST_MEETINGS = 1 << 20
@@ -79,7 +79,7 @@ class ProductAxes:
 
 
 def dot_axes(instruction: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
-    """Of a ``dot`` whose axes fit (``hlo_selection_shapes.fits``)."""
+    """Of a ``dot`` whose axes fit (``flow.fits``)."""
     rest = instruction.attributes
     batch, sums = dims_of(rest.get("lhs_batch_dims", "")), dims_of(rest.get("lhs_contracting_dims", ""))
     their_batch, their_sums = dims_of(rest.get("rhs_batch_dims", "")), dims_of(rest.get("rhs_contracting_dims", ""))

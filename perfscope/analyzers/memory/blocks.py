@@ -58,7 +58,7 @@ def event_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
 
     A memory of which the trace itself has nothing may be in ``trace.detail``: runs of ours record memory in the
     pass with shapes and stacks. Such a timeline says so (`MemoryTimeline.detail`), and its blocks' rows and texts
-    are of that trace. Categories are those that the source records; `facts/memory_categories.py` finds the others.
+    are of that trace. Categories are those that the source records; `memory/categories.py` finds the others.
     """
     own = _timelines(trace)
     if trace.detail is None:

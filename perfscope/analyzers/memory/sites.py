@@ -1,6 +1,6 @@
 """The module and the user's line that each block was asked for from. Vectorised, and judged once for each distinct op.
 
-The same sources as for any host span (`facts/call_sites.py`): the op graph has qualified modules and the line that
+The same sources as for any host span (`time/sites.py`): the op graph has qualified modules and the line that
 ran; Python spans have modules by class (``Block_3.Linear_7``: numbered as torch.profiler numbers them, one inside the
 other) and the line where the user's function begins; an op of the backward pass has those of its forward op. A
 recorded stack has the line, and no module.
@@ -223,7 +223,7 @@ class _Known:
 def block_sites(trace: Trace, ops: Int64, frames: Int64, *, graph: Trace | None = None) -> Sites:
     """Sites of blocks by their rows of ``slices`` and of ``frames``, each ``MISSING`` where there is none.
 
-    ``graph``: a trace with the same rows that also holds an op graph (`facts/memory_categories.py`).
+    ``graph``: a trace with the same rows that also holds an op graph (`memory/categories.py`).
     """
     known = _Known()
     distinct, inverse = np.unique(ops, return_inverse=True)

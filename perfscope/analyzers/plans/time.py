@@ -1,9 +1,9 @@
 """Modelled time of planned kernels and of ops that run eagerly, on the target of the plan. Nothing here was measured.
 
 A kernel takes ``max(FLOPs / peak, bytes / bandwidth)`` and never less than the shortest a kernel takes: at the peaks
-for the low end, at the assumed shares of them for the high end (`estimate/assumptions.py`, with sources). A step takes
+for the low end, at the assumed shares of them for the high end (`predict/assumptions.py`, with sources). A step takes
 its kernels one after another, or the host's launches where those take longer, and what it waits for other processes
-(`plan_collectives.py`).
+(`plans/collectives.py`).
 """
 
 from __future__ import annotations

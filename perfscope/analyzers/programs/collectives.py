@@ -135,11 +135,9 @@ def _has_product(trace: Trace, collective: Collective, free: Sequence[Instructio
 # Time of collectives of compiled programs: what a device waits for them, and what of it could hide.
 #
 # Measured where a recording shows them, as the time while nothing else ran on the device. Else the least time the
-# bytes
-# take over all links of the device (``hlo_roofline``); within a node, slower networks between nodes are not known. Of
-# a
-# program compiled for a TPU slice, where they go is known: the low end of the estimate (``estimate/torus.py``), for
-# devices that differ along one axis of the torus do not use the links of the others.
+# bytes take over all links of the device (`devices/roofline.py`); within a node, slower networks between nodes are not
+# known. Of a program compiled for a TPU slice, where they go is known: the low end of the estimate
+# (`predict/collective_time.py`), for devices that differ along one axis of the torus do not use links of the others.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ LAUNCH_NS = 2_000
 """An assumption: from the start of a kernel to the start of the next where both do nothing, outside a CUDA graph."""
 
 TPU_OP_NS = 250
-"""An assumption, the low end of the estimate's (``estimate/assumptions.py``): the shortest an op takes on a TPU. It
+"""An assumption, the low end of the estimate's (``predict/assumptions.py``): the shortest an op takes on a TPU. It
 only tells tiny steps from others; no cost is made of it."""
 
 

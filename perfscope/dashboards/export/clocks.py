@@ -1,7 +1,7 @@
 """The ranks of a job on one clock, where the user asks for it: by the ends of their collectives.
 
 Times are otherwise those that each rank recorded. How the offsets are found, and how far they may be off:
-``analyzers/ranks/clocks.py``.
+``analyzers/ranks/matching.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What every report says, decided once: which rows, in which order, with which words.
 
-The faces differ in layout alone. All text here is already fit to be shown (``dashboards.shown``)
+The faces differ in layout alone. All text here is already fit to be shown
 but escaped for no format.
 """
 

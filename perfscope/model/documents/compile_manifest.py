@@ -105,7 +105,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     git: dict[str, str | bool] | None = None
     sources: str | None = None
-    """SHA-256 over the sources it was compiled from (`sweep_key.sources_digest`); None where they were too many."""
+    """SHA-256 over the sources it was compiled from (`build_key.sources_digest`); None where they were too many."""
     functions: tuple[str, ...] = ()
     """Those that were asked for; empty for all."""
     until_exit: bool = False

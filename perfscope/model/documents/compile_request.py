@@ -64,7 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     until_exit: bool = False
     """Let the program run to its end, however often it calls the same."""
     checkpoint: str | None = None
-    """JAX: the policy that the program's layers get (`checkpoint_asked.py`); None: what the program says."""
+    """JAX: the policy that the program's layers get; None: what the program says."""
     keep_ptx: bool = False
     registers: bool = False
     """PyTorch on NVIDIA: registers and spills of the planned Triton kernels."""

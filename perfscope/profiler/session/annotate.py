@@ -263,7 +263,7 @@ def leave_steps_to_session() -> None:
 def _find_nvtx() -> None:
     """Look once for a tool that records NVTX ranges.
 
-    Nsight Systems 2022.4 and 2023.x say that they do not, and record all the same (`nvtx_ranges.py`). Where that
+    Nsight Systems 2022.4 and 2023.x say that they do not, and record all the same. Where that
     cannot be had every range is lost without a word, so we say it.
     """
     global _nvtx

@@ -44,7 +44,7 @@ left the caches cold, so the next step is not like the others."""
 
 RESTING_STEPS = 1
 """Steps between two recordings of torch's profiler: what opened under the first must close before the
-second begins (see `ranges.py`), also the ranges of C++ around an optimizer that steps in the backward pass."""
+second begins (`annotate.py`), also the ranges of C++ around an optimizer that steps in the backward pass."""
 
 
 def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:

@@ -2,8 +2,8 @@
 
 Three changes to the live bytes of the program as it is compiled: what the forward keeps today goes, what the policy
 keeps instead stays from the forward to the backward, and in the backward the values of one layer at a time are there
-again. XLA schedules and fuses the changed program again, which is not modelled: `bounds.py` has the errors that were
-measured for it.
+again. XLA schedules and fuses the changed program again, which is not modelled: the constants below
+have the errors that were measured for it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Of the step as the program runs it: eagerly where it compiles nothing, else the planned step, with the collectives that
 are inside of its graphs. Bytes are those that a device sends, by the factors that compiled programs are counted with
-(`hlo/cost_collectives.py`: of nccl-tests, an all-reduce of n devices twice ``(n-1)/n`` of its operand). A collective
+(`hlo/cost/collectives.py`: of nccl-tests, an all-reduce of n devices twice ``(n-1)/n`` of its operand). A collective
 blocks where no kernel of the step may run beside it, which follows from the plan; how long the step waits is modelled.
 """
 

@@ -1,6 +1,6 @@
 """What we read of ``protos/perfetto/trace``: rare messages, and the parts of packets. Names are Perfetto's.
 
-Packets of events are walked by columns (``readers/perfetto_trace/walk.py``) and not decoded here.
+Packets of events are walked by columns (``readers/perfetto/wire.py``) and not decoded here.
 """
 
 from __future__ import annotations

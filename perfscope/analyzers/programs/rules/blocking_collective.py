@@ -13,7 +13,7 @@ How it is found:
     of any size, and runs in line what it found nothing to put beside, or what a flag names. libtpu leaves
     all-reduce and all-to-all one op unless flags say otherwise, runs all-gathers (by default on v5e alone) and
     all-reduces beside matrix products alone, and divides no reduce-scatter, at any size that was tried
-    (`facts/hlo_collective_cause.py`). Bytes are the larger of operands and result, times the trip counts of the
+    (`programs/collectives.py`). Bytes are the larger of operands and result, times the trip counts of the
     loops around it. Collectives inside a TPU's fusions overlap by construction and are not counted.
     The device waits for the time that was measured while nothing else ran on it; for a program alone, for
     the bytes it sends over all links of the device, a lower bound (between nodes it takes longer); of a program

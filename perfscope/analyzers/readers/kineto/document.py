@@ -25,7 +25,7 @@ _WHITE = re.compile(rb"\s*")
 _WHITE_TEXT = re.compile(r"\s*")
 
 LARGEST_BASE_NS = 2**61
-"""The year 2043; with it the largest time and duration of an event still fit an int64 (see `numbers.py`)."""
+"""The year 2043; with it the largest time and duration of an event still fit an int64 (see `shard.py`)."""
 
 _TAIL_WINDOW = 1 << 16
 """Bytes from the end in which the end of the events is looked for first."""

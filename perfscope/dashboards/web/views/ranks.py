@@ -114,7 +114,7 @@ def _told(number: int, item: Matched) -> list[Any]:
 
 
 def busy_map(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """How busy each device was in each step: ``devices`` as of `ranks_parts.busy_of`; ``None`` where there are none.
+    """How busy each device was in each step: ``devices`` as of `busy_of`; ``None`` where there are none.
 
     ``value``: share of the window in which the device worked, row by row, ``None`` behind a rank's last one.
     """

@@ -1,4 +1,4 @@
-"""What a JAX program compiles, seen by running it without data (`jax_abstract.py`)."""
+"""What a JAX program compiles, seen by running it without data (`ahead/jax/abstract`)."""
 
 from __future__ import annotations
 
