@@ -361,11 +361,15 @@ def _compiled(analysis: Analysis) -> str:
     return "" if analysis.compile.detail is None else compile_fact(analysis.compile)
 
 
+AGAIN = "-v for evidence and advice"
+"""How to see more, where no command that can be pasted has room."""
+
+
 def _again(analysis: Analysis) -> str:
     path = analysis.sources[0].path if len(analysis.sources) == 1 else ""
     several = bool(path) and analysis.sources[0].programs is not None and ", " in path  # no one path to give again
     if not path or several or len(path) > PATH_LIMIT or sanitize(path) != path:
-        return "-v for evidence and advice"
+        return AGAIN
     return f"perfscope analyze -v {shlex.quote(path)}"
 
 

@@ -21,7 +21,7 @@ from perfscope.dashboards.report.renderers.text import (
     sections_text,
 )
 from perfscope.dashboards.report.sections.devices import device_sections
-from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
+from perfscope.dashboards.report.summary import AGAIN, NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ def _first_screen(
     yield from findings_part(summary, width, verbose=verbose)
     yield from not_flagged(summary) if verbose else coverage(summary)
     if summary.findings:
-        commands = (f"next: perfscope explain {summary.findings[0].rule}", summary.again)
-        yield from flowing([Text(command) for command in commands], width)
+        line = f"next: perfscope explain {summary.findings[0].rule}   "
+        fits = len(line) + len(summary.again) <= width - INDENT
+        yield Padding(Text(line + (summary.again if fits else AGAIN)), (0, 0, 0, INDENT))
 
 
 def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType]:
