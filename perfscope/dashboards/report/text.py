@@ -43,6 +43,9 @@ FIRST_REMARKS = 4
 LEAST_PATH = 24
 """Characters of the path in the headline that stay on a narrow terminal."""
 
+LEAST_CODE = 30
+"""Characters of code that stand beside its place; with less room it has a line of its own."""
+
 MARGIN = 5
 """Columns before the text of a finding."""
 
@@ -120,13 +123,10 @@ def findings_part(summary: Summary, width: int, *, verbose: bool) -> Iterator[Re
         yield Padding(Text.assemble((f"Findings{of}", "bold"), ": what fixing each saves at most"), (0, 0, 0, INDENT))
         gain, share = (max(len(text) for text in texts) for texts in zip(*map(_saving, rows), strict=True))
         for number, row in enumerate(rows, 1):
-            yield from _finding(number, row, (gain, share), width)
+            yield from _finding(number, row, (gain, share), width, code="" if verbose else row.code)
             if verbose:
                 yield from _detail(row, width)
-                continue
-            if row.code:
-                yield _indented(f"> {shorten_end(row.code, width - MARGIN - 2)}", "italic")
-            if row.fix:
+            elif row.fix:
                 yield _indented(f"Fix: {row.fix}", "dim")
         yield ""
     else:
@@ -138,8 +138,10 @@ def _saving(row: FindingRow) -> tuple[str, str]:
     return row.gain, f"{row.share} {SHARE_OF[row.per_step]}" if row.share else ""
 
 
-def _finding(number: int, row: FindingRow, widths: tuple[int, int], width: int) -> Iterator[RenderableType]:
-    """What it saves and where, and what it is: a line each."""
+def _finding(
+    number: int, row: FindingRow, widths: tuple[int, int], width: int, *, code: str
+) -> Iterator[RenderableType]:
+    """What it saves and where, and what it is: a line each; ``code`` beside the place where both fit."""
     (gain, share), (most_gain, most_share) = _saving(row), widths
     head = Text(f"  {number}. ")
     head.append(f"{gain:<{most_gain}}", "dim" if gain == NO_TIME else _STYLES[row.severity])
@@ -154,7 +156,13 @@ def _finding(number: int, row: FindingRow, widths: tuple[int, int], width: int) 
     yield head
     yield _indented(row.title)
     if where and not beside:
-        yield _indented(where, place)
+        line, room = Text(where, place, overflow="fold"), width - MARGIN - len(where) - 4
+        if code and room >= LEAST_CODE:
+            line.append(f"  > {shorten_end(code, room)}", "italic")
+            code = ""
+        yield Padding(line, (0, 0, 0, MARGIN))
+    if code:
+        yield _indented(f"> {shorten_end(code, width - MARGIN - 2)}", "italic")
 
 
 def _indented(text: str, style: str | Style = "") -> RenderableType:
