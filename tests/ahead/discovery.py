@@ -19,6 +19,7 @@ import jax
 
 from perfscope.profiler.ahead.jax import discover
 from perfscope.profiler.ahead.jax.discover import Discovery, RunLimits
+from tests.hlo_build import QUICK
 
 
 def discover_programs(run: Callable[[], Any], limits: RunLimits | None = None) -> Discovery:
@@ -31,6 +32,8 @@ def discover_programs(run: Callable[[], Any], limits: RunLimits | None = None) -
 def json_of_child(text: str, *, devices: int = 8, path: tuple[str, ...] = (), folder: Path | None = None) -> Any:
     """What a script prints as JSON, in a process with so many CPU devices."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
+    quick = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
+    environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick]).strip()
     environment["PYTHONPATH"] = os.pathsep.join([*path, str(Path(__file__).parents[2])])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)],

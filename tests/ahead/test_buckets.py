@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,15 @@ pytest.importorskip("torch")
 import torch
 
 from perfscope.profiler.ahead.torch.compat import buckets_in_reverse
-from perfscope.profiler.ahead.torch.ddp import BucketCountdown
+
+if TYPE_CHECKING:
+    from perfscope.profiler.ahead.torch.ddp import BucketCountdown
+
+
+def countdown_of(assigned: list[list[int]]) -> BucketCountdown:
+    from perfscope.profiler.ahead.torch.ddp import BucketCountdown  # loads dynamo, for two seconds
+
+    return BucketCountdown(assigned)
 
 
 def buckets(parameters: list[tuple[int, str]], first_cap: int, cap: int) -> list[list[int]]:
@@ -36,7 +46,7 @@ def test_parameters_are_in_buckets(
 
 
 def test_a_complete_bucket_waits_for_those_before_it() -> None:
-    countdown = BucketCountdown([[3, 2], [1], [0]])
+    countdown = countdown_of([[3, 2], [1], [0]])
     assert countdown.ready(1) == []
     assert countdown.ready(3) == []
     assert countdown.ready(2) == [0, 1]
@@ -50,7 +60,7 @@ def test_a_complete_bucket_waits_for_those_before_it() -> None:
 @given(sizes=st.lists(st.integers(1, 20), max_size=30), order=st.randoms())
 def test_every_bucket_is_sent_once_in_order(sizes: list[int], order: object) -> None:
     assigned = buckets([(size, "float32") for size in sizes], 20, 60)
-    countdown = BucketCountdown(assigned)
+    countdown = countdown_of(assigned)
     indices = list(range(len(sizes)))
     order.shuffle(indices)  # type: ignore[attr-defined]
     sent = [number for index in indices for number in countdown.ready(index)]
