@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Head, Table
+from perfscope.dashboards.report.blocks import Head, Table, Unit
 from perfscope.model.units import format_bytes, format_ns
 from perfscope.model.untrusted_text import sanitize
 
@@ -20,6 +20,14 @@ FIRST_ROWS = 6
 MOST_EVIDENCE = 20
 """Rows of a finding: a rule yields no more, but those of many ranks together do."""
 
+
+PLACES = frozenset({"site", "line", "file", "path", "allocated_at", "at"})
+"""Keys of source lines: a long one loses its beginning."""
+NAMES = frozenset({"op", "kernel", "module", "function", "host_was_in", "instruction", "computation", "name"})
+"""Keys of names of the program: a long one is shortened and not folded."""
+
+LINE_IS = "line_is"
+"""What the line of a place is, in words: left out where names and places have no room beside it."""
 
 START = "start_ns"
 """The one key that is a moment of a trace's clock, and no duration."""
@@ -87,14 +95,22 @@ def evidence_table(rows: Sequence[Mapping[str, Cell]], left: int = 0) -> Table:
     if not rows:
         raise ValueError("a finding without evidence has no table of it")
     heads = evidence_headers(rows[0])
-    texts = {key: any(isinstance(row.get(key), str) for row in rows) for key in heads}
     return Table(
-        heads=tuple(Head(title, "text" if texts[key] else "count") for key, title in heads.items()),
+        heads=tuple(
+            Head(title, _unit(key, [row.get(key) for row in rows]), drop=int(key == LINE_IS))
+            for key, title in heads.items()
+        ),
         rows=tuple(tuple(evidence_cell(key, row.get(key)) for key in heads) for row in rows),
         few=FIRST_ROWS,
         left=left,
         rest="rows in the JSON report",
     )
+
+
+def _unit(key: str, cells: Sequence[Cell]) -> Unit:
+    if not any(isinstance(cell, str) for cell in cells):
+        return "count"
+    return "place" if key in PLACES else "code" if key in NAMES else "text"
 
 
 def evidence_header(key: str) -> str:
