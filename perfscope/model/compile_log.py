@@ -213,6 +213,7 @@ class CompileLog:
 
     path: str
     rank: int | None = None
+    rank_source: str | None = "records of the log"
     torch_version: str | None = None
     compiles: tuple[Compile, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()

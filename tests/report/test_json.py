@@ -36,6 +36,7 @@ def test_content(schema: Draft202012Validator) -> None:
             "path": "~/traces/trace.json.gz",
             "format": "kineto",
             "rank": 0,
+            "rank_source": None,
             "events_read": 120_345,
             "events_unplaced": 12,
             "unplaced": {"kernel without a device": 12},

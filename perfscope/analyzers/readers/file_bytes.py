@@ -292,7 +292,17 @@ def describe_file(file: Path) -> str:
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?:\D|$)", re.IGNORECASE)
 
 
-def rank_in_name(file: Path) -> int | None:
-    """The rank that a file's name tells: 3 for ``job_rank3.json.gz``."""
-    match = _RANK_IN_NAME.search(file.name)
+_NUMBER_AT_END = re.compile(r"[_-](\d{1,6})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
+
+FILE_NAME = "file name"
+"""``Source.rank_source`` of a rank that only the name of the file tells."""
+
+
+def rank_in_name(file: Path, *, of_several: bool = False) -> int | None:
+    """The rank that a file's name tells: 3 for ``job_rank3.json.gz``.
+
+    ``of_several``: the program has several ranks, so a number at the end is one, too: 3 for ``trace_3.json``. Of any
+    other program it may be a step.
+    """
+    match = _RANK_IN_NAME.search(file.name) or (_NUMBER_AT_END.search(file.name) if of_several else None)
     return int(match[1]) if match else None

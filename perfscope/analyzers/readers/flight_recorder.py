@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.file_bytes import FILE_NAME, open_bytes
 from perfscope.analyzers.readers.pickle_machine import PickleMachine
 from perfscope.model.collectives import operation_of
 from perfscope.model.errors import DataError
@@ -133,6 +133,7 @@ def _trace(dump: Mapping[str, Any], shown: str, name: str) -> Trace:
     )
     builder = TraceBuilder(shown, FORMAT)
     builder.rank, builder.world_size, builder.events = rank, world or None, len(calls)
+    builder.rank_source = FILE_NAME
     if rank is None:
         builder.note("the file's name does not end in the number of its rank")
     builder.record("flight_record")

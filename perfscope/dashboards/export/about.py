@@ -69,6 +69,7 @@ def _source(trace: Trace) -> dict[str, object]:
     return {
         "format": source.format,
         "rank": source.rank,
+        "rank_source": source.rank_source,
         "world_size": source.world_size,
         "backend": source.backend if source.backend and _WORD.match(source.backend) else None,
         "events_read": source.events_read,

@@ -74,6 +74,13 @@ def _of_sources(sources: Sequence[Source]) -> Iterator[str]:
     yield from _notes(sources)
 
 
+def rank_sources(sources: Sequence[Source]) -> str:
+    """What tells the ranks of the sources; where it differs, of how many."""
+    counts = Counter(source.rank_source for source in sources if source.rank is not None and source.rank_source)
+    names = (f"{sanitize(name)}{_of_many(count, len(sources))}" for name, count in sorted(counts.items()))
+    return ", ".join(names)
+
+
 def _counted(parts: Sequence[Mapping[str, int]]) -> str:
     total: Counter[str] = Counter()
     for part in parts:

@@ -91,6 +91,7 @@ def _source(source: Source, index: int, analysis: Analysis) -> dict[str, Any]:
         "path": source.path,
         "format": source.format,
         "rank": source.rank,
+        "rank_source": source.rank_source,
         "events_read": source.events_read,
         "events_unplaced": source.events_unplaced,
         "unplaced": dict(source.unplaced),

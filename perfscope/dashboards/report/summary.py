@@ -21,6 +21,7 @@ from perfscope.dashboards.report.coverage import (
     memory_alone,
     not_evaluated,
     programs_alone,
+    rank_sources,
     recordable,
     remarks,
 )
@@ -237,6 +238,8 @@ class Summary:
     """How to see more: the command, or where the path does not fit a line the option."""
     remarks: tuple[str, ...]
     """Unplaced events, repairs and notes of the readers."""
+    rank_sources: str = ""
+    """What tells the ranks, and of how many sources; empty without ranks."""
     account: tuple[Section, ...] = ()
     """Where the step went, of the device that computes least; empty where nothing tells."""
     memory_alone: bool = False
@@ -318,6 +321,7 @@ def summarize(analysis: Analysis) -> Summary:
         ),
         again=_again(analysis),
         remarks=tuple(remarks(analysis)),
+        rank_sources=rank_sources(analysis.sources),
         sections=sections(analysis),
         tiles=tuple(filter(None, (estimate_tile(analysis.estimate), memory_tile(analysis.memory)))),
     )

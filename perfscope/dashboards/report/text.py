@@ -71,6 +71,8 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
         yield from sections_text(others, width, verbose=verbose)
     else:
         yield from _outline(others, width)
+    if verbose and summary.rank_sources:
+        yield line_of("  ", f"ranks are known from: {summary.rank_sources}")
     remarks = summary.remarks if verbose else summary.remarks[:FIRST_REMARKS]
     yield from (line_of("  ", remark) for remark in remarks)
     if len(remarks) < len(summary.remarks):

@@ -23,6 +23,7 @@ class TraceBuilder:
     def __init__(self, path: str = "", format_name: str = "") -> None:
         self.path, self.format = path, format_name
         self.rank: int | None = None
+        self.rank_source: str | None = None
         self.world_size: int | None = None
         self.backend: str | None = None
         self.strings: list[str] = []
@@ -50,7 +51,8 @@ class TraceBuilder:
         """A builder that holds what ``trace`` does; ``trace`` stays as it is."""
         source = trace.source
         builder = cls(source.path, source.format)
-        builder.rank, builder.world_size, builder.backend = source.rank, source.world_size, source.backend
+        builder.rank, builder.rank_source = source.rank, source.rank_source
+        builder.world_size, builder.backend = source.world_size, source.backend
         builder.strings, builder.rows = list(trace.strings), dict(trace.rows)
         builder.events, builder._events_unplaced = source.events_read, source.events_unplaced
         builder.unplaced, builder.repairs = Counter(source.unplaced), Counter(source.repairs)
@@ -158,6 +160,7 @@ class TraceBuilder:
             path=self.path,
             format=self.format,
             rank=self.rank,
+            rank_source=None if self.rank is None else self.rank_source,
             events_read=self.events,
             events_unplaced=total,
             unplaced=unplaced,

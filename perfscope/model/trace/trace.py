@@ -75,6 +75,8 @@ class Source:
     """What was mended while reading, by kind (unescaped quotes ...)."""
     notes: tuple[str, ...] = ()
     """What a reader of the report must know, one sentence each."""
+    rank_source: str | None = None
+    """What tells the rank, such as ``distributedInfo`` or ``file name``; ``None`` without a rank."""
     world_size: int | None = None
     backend: str | None = None
     events_only: bool = False

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from perfscope.analyzers.readers import cache
-from perfscope.analyzers.readers.file_bytes import open_bytes, rank_in_name
+from perfscope.analyzers.readers.file_bytes import FILE_NAME, open_bytes, rank_in_name
 from perfscope.analyzers.readers.kineto.decode import decode_all
 from perfscope.analyzers.readers.kineto.document import Head, locate
 from perfscope.analyzers.readers.kineto.process_groups import complete_groups
@@ -78,7 +78,7 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
         raise DataError(
             f"{shown}: {builder.events:,} events, but none of torch.profiler" + (f" ({seen})" if seen else "")
         )
-    builder.rank = _rank(head, path)
+    builder.rank, builder.rank_source = _rank(head, path, of_several=len(rows["collectives"]) > 0)
     if head.distributed is not None:
         builder.world_size, builder.backend = head.distributed.world_size, head.distributed.backend
     builder.record_tables()
@@ -89,10 +89,10 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
     return trace
 
 
-def _rank(head: Head, path: Path) -> int | None:
+def _rank(head: Head, path: Path, *, of_several: bool) -> tuple[int | None, str]:
     if head.distributed is not None and head.distributed.rank is not None:
-        return head.distributed.rank
-    return rank_in_name(path)
+        return head.distributed.rank, "distributedInfo"
+    return rank_in_name(path, of_several=of_several), FILE_NAME
 
 
 def _add_notes(builder: TraceBuilder) -> None:

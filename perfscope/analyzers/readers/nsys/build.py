@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from perfscope.analyzers.readers.columns import Columns
-from perfscope.analyzers.readers.file_bytes import rank_in_name
+from perfscope.analyzers.readers.file_bytes import FILE_NAME, rank_in_name
 from perfscope.analyzers.readers.nsys.counters import read_counters, read_usage
 from perfscope.analyzers.readers.nsys.database import NULL, Export, Session
 from perfscope.analyzers.readers.nsys.device import Device, read_device
@@ -116,6 +116,7 @@ class Identity:
     """Which rank a process is, and how that is known."""
 
     rank: int | None
+    source: str
     world_size: int | None
     how: str | None
     """A sentence for the reader, where it is not what the program itself says."""
@@ -148,7 +149,8 @@ def build(database: Export, shown: str) -> list[Trace]:
         tables.collectives(host.payloads)
         identity = _identity(shown, index, len(owners), communicators)
         trace = TraceBuilder(shown, FORMAT)
-        trace.rank, trace.world_size, trace.events = identity.rank, identity.world_size, events[index]
+        trace.rank, trace.rank_source, trace.world_size = identity.rank, identity.source, identity.world_size
+        trace.events = events[index]
         trace.strings, trace.rows = session.pool.strings, tables.rows
         if index == 0:
             trace.unplaced = session.pool.unplaced
@@ -214,8 +216,8 @@ def _communicators(slices: Columns, strings: list[str], fields: list[Fields]) ->
 def _identity(shown: str, index: int, count: int, communicators: Mapping[int, tuple[int, int]]) -> Identity:
     if communicators:
         size, rank = max(communicators.values())
-        return Identity(rank=rank, world_size=size, how=None)
+        return Identity(rank=rank, source="NCCL communicator", world_size=size, how=None)
     if count > 1:
         how = f"{count} processes with work on devices in one file: their ranks are their order by process id"
-        return Identity(rank=index, world_size=None, how=how)
-    return Identity(rank=rank_in_name(Path(shown)), world_size=None, how=None)
+        return Identity(rank=index, source="order of the processes", world_size=None, how=how)
+    return Identity(rank=rank_in_name(Path(shown)), source=FILE_NAME, world_size=None, how=None)

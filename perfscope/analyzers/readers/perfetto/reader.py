@@ -222,6 +222,7 @@ def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, A
         _number(said, "world_size"),
         _text(said, "backend"),
     )
+    trace.rank_source = _text(said, "rank_source") or "metadata of the export"
     trace.events = len(rows["event"]) + sum(unplaced.values()) + tables.gpu_events
     trace.events_only = bool(said and said.get("events_only") is True)
     trace.note(*_notes(trace, tables, said))

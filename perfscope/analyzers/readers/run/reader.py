@@ -437,11 +437,12 @@ def _note_times(captured: _Captured) -> tuple[int, ...]:
 
 def _source(captured: _Captured, part: RunPart) -> Source:
     main, notes, timed = captured.main, tuple(captured.notes), captured.timed.values()
-    rank, world_size = _rank(main, part, captured.process)
+    rank, rank_source, world_size = _rank(main, part, captured.process)
     source = Source(
         path=str(captured.folder),
         format=FORMAT,
         rank=rank,
+        rank_source=rank_source,
         events_read=sum(trace.source.events_read for trace in timed),
         events_unplaced=sum(trace.source.events_unplaced for trace in timed),
         notes=notes,
@@ -453,17 +454,17 @@ def _source(captured: _Captured, part: RunPart) -> Source:
     return replace(source, unplaced=own.unplaced, repairs=own.repairs, notes=(*notes, *own.notes), backend=own.backend)
 
 
-def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | None, int | None]:
-    """(Rank, world size): the launcher's, else what the recording itself says of a process started without one.
+def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | None, str | None, int | None]:
+    """(Rank, what tells it, world size): the launcher's, else the recording's own of a process started without one.
 
     The number of the only process of a run, which no launcher set, is no rank.
     """
     if part.several or (process.world_size or 1) > 1:
-        return process.rank, process.world_size
+        return process.rank, "launcher's environment", process.world_size
     told = None if main is None else main.source
     if told is None or told.rank is None or (told.world_size or 1) < 2:
-        return None, process.world_size
-    return told.rank, told.world_size
+        return None, None, process.world_size
+    return told.rank, told.rank_source, told.world_size
 
 
 def _counters(process: Process) -> AllocatorCounters | None:

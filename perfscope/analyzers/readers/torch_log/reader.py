@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.file_bytes import FILE_NAME, open_bytes
 from perfscope.analyzers.readers.torch_log import breaks, compiles, graph_text, kernels, records
 from perfscope.analyzers.readers.torch_log.compiles import Phases, WallClock
 from perfscope.analyzers.readers.torch_log.records import (
@@ -397,6 +397,7 @@ def read(path: Path) -> Trace:
     """
     log = read_log(path)
     builder = TraceBuilder(str(path), FORMAT)
+    builder.rank_source = log.rank_source
     builder.rank, builder.events, builder.unplaced["damaged"] = log.rank, log.records, log.corrupt
     builder.note("this is a log of compiling, not a recording of a run: it holds no time of any op or kernel")
     if log.corrupt:
@@ -420,4 +421,4 @@ def read_log(path: Path) -> CompileLog:
     if not log.records:
         raise DataError(f"{path}: no intact record of a torch.compile log in it")
     named = _RANK.search(path.name)
-    return replace(log, rank=int(named[1])) if log.rank is None and named else log
+    return replace(log, rank=int(named[1]), rank_source=FILE_NAME) if log.rank is None and named else log

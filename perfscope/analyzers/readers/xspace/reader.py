@@ -91,6 +91,7 @@ def build_from_planes(pool: TraceBuilder, read: Iterable[tuple[Plane, Iterable[L
     if latest_ns < epoch_ns:  # times count from the start of the profile
         _shift(rows, epoch_ns)
     pool.rank, pool.world_size = (None, None) if process is None else process
+    pool.rank_source = "device assignment"
     pool.record_tables(without=_NOT_TOLD)
     if not calls_that_wait(rows):
         pool.recorded.discard("waiting_calls")
