@@ -1,14 +1,16 @@
 // Perfetto's own engine, as the wasm that its UI runs, asked with SQL under node.
 //   node trace_processor.js WEB_DIST_VERSION_DIR TRACE QUERY...
+//   node trace_processor.js WEB_DIST_VERSION_DIR
 // Prints one line of JSON: seconds to load, the engine's memory, and for each query the columns, the rows and the
-// error, if there was one.
+// error, if there was one. Without a trace, for each line of input: a JSON list of the trace and its queries.
 // The engine's worker bundle runs here with a stand-in for the worker's globals; requests follow Perfetto's
 // TraceProcessorRpc (protos/perfetto/trace_processor/trace_processor.proto): append data, finalize, query.
 "use strict";
 const fs = require("fs");
 const path = require("path");
 const vm = require("vm");
-const [, , dist, trace, ...queries] = process.argv;
+const readline = require("readline");
+const [, , dist, ...asked] = process.argv;
 
 // an uncaught error would print the whole minified bundle
 const fail = (error) => {
@@ -31,7 +33,7 @@ const field = (number, body) => typeof body === "number"
 let sequence = 0;
 const request = (method, ...fields) =>
   field(1, Buffer.concat([field(1, sequence++), field(2, method), ...fields]));
-const APPEND = 1, FINALIZE = 2, QUERY = 3;
+const APPEND = 1, FINALIZE = 2, QUERY = 3, RESET = 7;
 
 // [number, value] of each field; a varint as BigInt, the rest as bytes
 function* fields(data) {
@@ -96,7 +98,7 @@ const answer = (reply) => {
   return { columns, rows, error };
 };
 
-const started = process.hrtime.bigint();
+let started = process.hrtime.bigint();
 const port = { onmessage: null, postMessage: (reply) => { replies.push(Buffer.from(reply)); } };
 let replies = [];
 // The bundle runs in this realm (a vm context has a TypeError of its own, which emscripten's addFunction
@@ -128,11 +130,11 @@ const send = async (data) => {
   while (replies.length === before) await new Promise((resolve) => setTimeout(resolve, 1));
 };
 
-(async () => {
-  await ready();
+const load = async (trace, queries) => {
   const handle = fs.openSync(trace, "r");
   const piece = Buffer.alloc(32 << 20);
   for (let got; (got = fs.readSync(handle, piece)) > 0; ) await send(request(APPEND, field(101, piece.subarray(0, got))));
+  fs.closeSync(handle);
   await send(request(FINALIZE));
   const loaded = Number(process.hrtime.bigint() - started) / 1e9;
   const answers = [];
@@ -141,5 +143,20 @@ const send = async (data) => {
     await send(request(QUERY, field(103, field(1, Buffer.from(query)))));
     answers.push(answer(Buffer.concat(replies)));
   }
-  process.stdout.write(JSON.stringify({ load_s: loaded, rss: process.memoryUsage().rss, answers }) + "\n", () => process.exit(0));
+  return JSON.stringify({ load_s: loaded, rss: process.memoryUsage().rss, answers }) + "\n";
+};
+
+(async () => {
+  await ready();
+  if (asked.length) {
+    const [trace, ...queries] = asked;
+    return process.stdout.write(await load(trace, queries), () => process.exit(0));
+  }
+  for await (const line of readline.createInterface({ input: process.stdin })) {
+    const [trace, ...queries] = JSON.parse(line);
+    started = process.hrtime.bigint();
+    await send(request(RESET));
+    process.stdout.write(await load(trace, queries));
+  }
+  process.exit(0);
 })();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import shutil
@@ -30,12 +31,29 @@ def engine() -> Path:
     return versions[-1]
 
 
+@functools.cache
+def _started(folder: Path) -> subprocess.Popen[str]:
+    """One engine for all tests of this process, as its start takes a second; it ends with its standard input."""
+    command = ["node", str(SCRIPT), str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 def query_trace(trace: Path, *queries: str) -> list[list[list[Any]]]:
     """The rows that trace_processor answers each query with; whole numbers as int."""
-    command = ["node", str(SCRIPT), str(engine()), str(trace), *queries]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout.strip().splitlines()[-1])["answers"]
+    process = _started(engine())
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([str(trace), *queries]) + "\n")
+    process.stdin.flush()
+    printed = []
+    for line in process.stdout:
+        if line.startswith('{"load_s"'):
+            answers = json.loads(line)["answers"]
+            break
+        printed.append(line)
+    else:
+        _started.cache_clear()
+        raise AssertionError(f"node ended with {process.wait()}: {''.join(printed)}")
     for query, answer in zip(queries, answers, strict=True):
         assert answer["error"] is None, (query, answer["error"])
     return [[[_value(cell) for cell in row] for row in answer["rows"]] for answer in answers]
