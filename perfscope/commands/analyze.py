@@ -193,5 +193,7 @@ def _print(analysis: Analysis, form: str, options: dict[str, dict[str, Any]]) ->
     from perfscope.commands.options import color_wanted, width_of
     from perfscope.dashboards.report import render
 
-    screen = {"width": width_of(sys.stdout), "color": color_wanted(sys.stdout)} if form == "text" else {}
+    screen: dict[str, Any] = {}
+    if form == "text":
+        screen = {"width": width_of(sys.stdout), "color": color_wanted(sys.stdout), "links": sys.stdout.isatty()}
     click.echo(render(analysis, form, **screen, **options.get(form, {})), nl=False, color=True)

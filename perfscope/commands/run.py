@@ -256,7 +256,9 @@ def _report(recorded: Recorded, configuration: Configuration, *, quiet: bool) ->
     for form in ("html", "json"):
         write(recorded.directory / f"report.{form}", render(analysis, form))
     if not quiet:
-        sanitize = render(analysis, "text", width=width_of(sys.stderr), color=color_wanted(sys.stderr))
+        sanitize = render(
+            analysis, "text", width=width_of(sys.stderr), color=color_wanted(sys.stderr), links=sys.stderr.isatty()
+        )
         print(sanitize, file=sys.stderr)
         print(f"  report  {recorded.directory / 'report.html'}", file=sys.stderr)
         print(f"  look    {_serving(recorded.directory)}", file=sys.stderr)

@@ -115,7 +115,8 @@ def test_the_line_of_code_stands_below_its_place_and_links_to_it(tmp_path: Path)
     first = render(judged).splitlines()
     assert "     > return y.item()" in first
     assert "     > 3      return y.item()" in render(judged, verbose=True).splitlines()
-    linked = render(judged, color=True)
+    assert "\x1b]8;" not in render(judged, color=True)
+    linked = render(judged, color=True, links=True)
     assert "\x1b]8;" in linked
     assert (tmp_path / "train.py").as_uri() in linked
     assert "\x1b]8;" not in render(judged)

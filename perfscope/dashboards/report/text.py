@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
@@ -54,9 +55,17 @@ LEAD = "perfscope: "
 _STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
 
 
-def render(analysis: Analysis, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
-    """The report as text for ``width`` columns. ``verbose``: all findings, with evidence and advice."""
+def render(
+    analysis: Analysis, *, width: int = WIDTH, color: bool = False, links: bool = False, verbose: bool = False
+) -> str:
+    """The report as text for ``width`` columns. ``verbose``: all findings, with evidence and advice.
+
+    ``links``: places link to their files, where there is ``color``: terminals show that, logs do not.
+    """
     summary = summarize(analysis)
+    if not links:
+        timed, untimed = (tuple(replace(row, link="") for row in rows) for rows in (summary.timed, summary.untimed))
+        summary = replace(summary, timed=timed, untimed=untimed)
     return printed(lambda columns: _parts(summary, columns, verbose=verbose), width=width, color=color)
 
 
