@@ -70,3 +70,42 @@ def test_a_fault_at_each_write(
     monkeypatch.setenv("PERFSCOPE_STORE", str(tmp_path / "store.sqlite"))
     prepare(name, tmp_path)
     assert injected(name, kind, tmp_path) >= writes
+
+
+TRAIN = f"""import os, sys
+from pathlib import Path
+import torch
+from tests.faults.inject import Fault
+if "FAULT" in os.environ:
+    kind, number, folder = os.environ["FAULT"].split(":")
+    Fault(kind, int(number), Path(folder)).arm()
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+sys.exit({PROGRAM_CODE})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["ENOSPC", "EACCES", "KILL"])
+def test_a_fault_at_writes_inside_the_profiled_program(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    runs = tmp_path / "perfscope-runs"
+    earlier = put_run(runs, 0)
+    before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
+
+    def launched(number: int) -> int:
+        fault = {"FAULT": f"{kind}:{number}:{runs}"} if number else {}
+        return subprocess.run(
+            [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "train.py"],
+            cwd=tmp_path, capture_output=True, check=False, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **fault},
+        ).returncode  # fmt: skip
+
+    for number in (1, 2, 3, 5, 8, 12):
+        assert launched(number) == (137 if kind == "KILL" else PROGRAM_CODE), f"write {number}"
+    assert {path: path.read_bytes() for path in before} == before
+    assert launched(0) == PROGRAM_CODE
