@@ -100,7 +100,7 @@ def test_what_the_allocator_held_beyond_the_peak_is_left_free() -> None:
     peak = simulate(model, keep_all(model)).peak_bytes
     assert plan_memory(model, budget_bytes=peak).recommended is not None
     tight = plan_memory(replace(model, reserve_share=0.2), budget_bytes=peak)
-    assert tight.recommended is None or set(tight.recommended.policies) != {"keep"}
+    assert tight.recommended is None
     assert tight.needs(tight.today) == round(1.2 * peak)
 
 

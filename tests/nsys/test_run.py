@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -195,10 +194,7 @@ def test_one_nsys_is_around_all_processes_of_a_command(tmp_path: Path) -> None:
     fake = put(tmp_path / "bin", export=export.write(tmp_path / "canned.sqlite"))
     done = run(fake, tmp_path, "--", "sh", "-c", "exit 3")
     assert done.returncode == 3
-    assert fake.profiled()[-3:] == [os.path.realpath("/bin/sh"), "-c", "exit 3"] or fake.profiled()[-2:] == [
-        "-c",
-        "exit 3",
-    ]
+    assert fake.profiled()[-2:] == ["-c", "exit 3"]
     assert len(load_path(tmp_path / "perfscope-runs" / "latest").traces) == 3
 
 

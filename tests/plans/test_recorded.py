@@ -68,7 +68,9 @@ def test_the_defect_is_found_at_its_line_and_the_twin_is_clean(defect: str, rule
 def test_costs_are_modelled_and_less_than_the_step(rule: str) -> None:
     names = {name for name, one, _ in DEFECTS if one == rule}
     for name in names:
-        for finding in findings(name, rule):
+        found = findings(name, rule)
+        assert found
+        for finding in found:
             assert finding.basis == "modelled"
             assert finding.cost_ns_per_step is not None
             work = work_of(name)

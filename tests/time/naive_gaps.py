@@ -39,9 +39,11 @@ def naive_totals(trace: Trace, device: int) -> Counter[str]:
         if launch <= begin:
             return "dependency"
         threads = {int(calls["thread"][c]) for *_, c in starting if c >= 0 and calls["start_ns"][c] == launch}
+        last: dict[int, int] = {}  # thread -> end of the last of its waits that drained the device
         for start, stop, thread in waits:
-            if not (start <= begin and begin - SLACK <= stop <= launch):
-                continue
+            if start <= begin and begin - SLACK <= stop <= launch:
+                last[thread] = max(stop, last.get(thread, stop))
+        for thread, stop in last.items():
             for mine in threads:
                 idle = not any(s <= stop < e and t == mine for s, e, t in spans)
                 if thread == mine or (thread in launchers and idle):

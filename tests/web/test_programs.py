@@ -78,12 +78,16 @@ def test_a_round_trip_between_fusions_that_are_opened(tmp_path: Path) -> None:
 
 
 def test_nodes_lie_inside_their_boxes_and_apart(tmp_path: Path) -> None:
-    for subject in view_of("graph", [_fused()], tmp_path)["subjects"]:
-        for node in subject["nodes"]:
-            if node["box"] >= 0:
-                x, y, width, height = subject["boxes"][node["box"]]["at"]
-                assert x <= node["x"] <= node["x"] + NODE_W <= x + width
-                assert y <= node["y"] <= node["y"] + NODE_H <= y + height
+    boxed = [
+        (node, subject["boxes"][node["box"]]["at"])
+        for subject in view_of("graph", [_fused()], tmp_path)["subjects"]
+        for node in subject["nodes"]
+        if node["box"] >= 0
+    ]
+    assert boxed
+    for node, (x, y, width, height) in boxed:
+        assert x <= node["x"] <= node["x"] + NODE_W <= x + width
+        assert y <= node["y"] <= node["y"] + NODE_H <= y + height
 
 
 def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:

@@ -437,7 +437,7 @@ def sound_export(tmp_path_factory: pytest.TempPathFactory) -> SoundFile:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "cannot be read as SQLite"),
+        (b"", "no events in it"),  # to SQLite an empty file is a database without tables
         (b"hello", "cannot be read as SQLite"),
         (b"SQLite format 3\x00", "cannot be read as SQLite"),
         (b"\x1f\x8b\x08\x00broken", "gzip is cut off within the first 4 MiB of its content"),
@@ -448,7 +448,7 @@ def test_what_is_no_database_gets_one_line(tmp_path: Path, content: bytes, said:
     path.write_bytes(content)
     found = read_or_refused(path)
     assert isinstance(found, str)
-    assert said in found or "no events in it" in found
+    assert said in found
 
 
 @SLOW
