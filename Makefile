@@ -6,6 +6,8 @@
 # make docs              write the generated pages, and the documentation as a site that opens offline (build/site)
 # make accuracy          judge the labelled cases and write docs/accuracy.md; FILTER=PATTERN judges some of them
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
+# make test-gpu          on a machine with an NVIDIA GPU, with the PyTorch and JAX of $(PYTHON) and no network; in less than
+#                        eight minutes. REHEARSE=1 takes every step on the CPU
 # make test-field        programs of public libraries, on the oldest and the newest torch and jax (about 14 GB in .venv/field)
 #
 # All need Python 3.11 or newer and nothing else. A second run reuses .venv.
@@ -24,7 +26,7 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow fuzz test-oldest-jax test-field accuracy lint docs clean
+.PHONY: demo test test-slow fuzz test-oldest-jax test-field test-gpu accuracy lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -48,6 +50,10 @@ lint: $(VENV)/.installed-test
 test-oldest-jax: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -c "import jax; assert f'{jax.__version__}.'.startswith('$(OLDEST_JAX).'), jax.__version__"
 	$(OLDEST)/bin/python -m pytest -n $(SLOW_WORKERS) -m jax --durations=5 -rs tests/jax_capture tests/session tests/ab
+
+# Nothing is installed: the machine's own torch and jax are those that fit its driver.
+test-gpu:
+	$(PYTHON) -m tests.gpu gpu-results $(if $(REHEARSE),--rehearse)
 
 accuracy: $(VENV)/.installed-test
 	$(BIN)/python -m tests.accuracy $(if $(FILTER),--filter '$(FILTER)')

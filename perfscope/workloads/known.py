@@ -60,7 +60,7 @@ def work(device: str, twin: bool) -> list[dict[str, int]]:
         sleep_begin = time.time_ns()
         if not twin:
             with perfscope.region(SLEEP):
-                time.sleep(SLEEP_S)  # planted: host_bound
+                time.sleep(SLEEP_S)
         sleep_end = time.time_ns()
         blocks = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, device=device) for _ in range(BLOCKS)]
         del blocks

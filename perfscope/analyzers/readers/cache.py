@@ -177,7 +177,7 @@ def _model_hash() -> str:
     return hashlib.blake2b(json.dumps([READER_VERSION, declared]).encode(), digest_size=8).hexdigest()
 
 
-READER_VERSION = 3
+READER_VERSION = 4
 """Raised when the reader fills the same columns differently."""
 
 

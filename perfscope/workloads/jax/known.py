@@ -54,7 +54,7 @@ def work(dim: int, twin: bool) -> list[dict[str, int]]:
         sleep_begin = time.time_ns()
         if not twin:
             with perfscope.region(SLEEP):
-                time.sleep(SLEEP_S)  # planted: host_bound
+                time.sleep(SLEEP_S)
         sleep_end = time.time_ns()
         moments.append(
             {"begin_ns": begin, "end_ns": time.time_ns(), "sleep_begin_ns": sleep_begin, "sleep_end_ns": sleep_end}
