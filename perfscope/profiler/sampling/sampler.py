@@ -26,13 +26,12 @@ PERIOD_S = 0.020
 """Between two samples at first. A sample costs 20 to 150 us, by how long the system takes to wake a thread."""
 SHORTEST_PERIOD_S = 0.005
 LONGEST_PERIOD_S = 0.160
-TRACED = 4
-"""So many times as often in the few steps of the timing pass, whose samples are laid over the trace."""
+TRACED_PERIOD_S = 0.005
+"""In the few steps of the timing pass, whose samples are laid over the trace: they are slower than others in any case,
+and their time is compared with that of steps without a profiler."""
 BUDGET = 0.0025
 """Processor time of the sampling thread over the clock; the period is halved and doubled to stay between half of it and
 all of it. The turns that it takes from the program are not in it: with them it stays below 1 %."""
-RETRIES, RETRY_S = 3, 0.0005
-"""Where a garbage collection is due; then the sampling is left out."""
 WATCHED_TICKS = 40
 """Samplings between two looks at the cost."""
 
@@ -156,7 +155,7 @@ class StackSampler:
             cpu = time.thread_time_ns()
             due = self._sleep()
             now = time.perf_counter_ns()
-            if self._ended or not self._awake.is_set() or not self._ready():
+            if self._ended or not self._awake.is_set() or not self._stacks.ready():
                 continue
             others_ns = self._sample(now, now - before, now - due, own)
             self._put_switch_interval(alone=others_ns <= OTHERS_SHARE * (now - before))
@@ -174,7 +173,7 @@ class StackSampler:
         It is by a quarter longer or shorter: steps that last as long must not always be seen in one place.
         """
         spread = 0.75 + 0.5 * (self.ticks * 0.6180339887 % 1)  # multiples of the golden ratio fill [0, 1) evenly
-        seconds = self._period_s * spread / (TRACED if self._traced else 1)
+        seconds = (TRACED_PERIOD_S if self._traced else self._period_s) * spread
         until = time.perf_counter_ns() + round(seconds * 1e9)
         time.sleep(seconds)
         return until
@@ -198,14 +197,6 @@ class StackSampler:
             if stack is not None:
                 self._rows.append((now, elapsed, delay, thread.row, self._tree.add(stack), spent))
         return others
-
-    def _ready(self) -> bool:
-        """Whether stacks can be read; where a garbage collection is due, a moment is waited for it."""
-        for _ in range(RETRIES):
-            if self._stacks.ready():
-                return True
-            time.sleep(RETRY_S)
-        return self._stacks.ready()
 
     def _meet(self, ident: int) -> _Thread:
         """A thread that was not seen before; one that C made has no name."""

@@ -4,7 +4,8 @@ Between two bytecodes the interpreter may switch to the thread whose frames are 
 freed memory in ``frame.f_back`` where a generator ended meanwhile, and the program dies with SIGSEGV (seen within
 seconds in a loop of generators, with nothing but the standard library). So a stack is read by one call of ``list``
 over iterators and functions in C, in which no switch can happen. Up to 3.11 a garbage collection may start in it
-and run code of the program: a stack is read only where the next collection is further away than its frames.
+and run code of the program: where one of the youngest objects is so near that the frames of a stack would start it, it
+is made before.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ class StackReader:
         self._depth = MARGIN
 
     def ready(self) -> bool:
-        """Whether no garbage collection is due before the next stack is read."""
+        """Make room for the next stack; whether no garbage collection can start while it is read."""
+        if self._has_room():
+            return True
+        gc.collect(0)
+        return self._has_room()
+
+    def _has_room(self) -> bool:
         if not COLLECTS_ANYWHERE or not gc.isenabled():
             return True
         threshold = gc.get_threshold()[0]
