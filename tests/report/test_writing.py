@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ def test_the_list_is_sorted_and_knows_every_report_in_the_folder() -> None:
     with_render = {
         f"perfscope.dashboards.report.{file.stem}"
         for file in folder.glob("*.py")
-        if file.stem != "__init__" and "\ndef render(analysis" in file.read_text()
+        if file.stem != "__init__" and re.search(r"^def render\(\s*analysis", file.read_text(), re.MULTILINE)
     }
     assert with_render == set(REPORTS.values())
 
