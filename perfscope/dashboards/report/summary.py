@@ -416,13 +416,15 @@ def _facts(analysis: Analysis) -> list[str]:
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
     traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced and not step.compiled])
+    more = f"{_steps_are(analysis)}{_left_out(analysis)}"
     if free is not None:
-        said.append(f"step {free.text('without a profiler')}")
+        slower = "" if traced is None else f"; {format_ns(traced.median_ns)} while traced{more}"
+        said.append(f"step {free.text('without a profiler')}{slower}")
     whole = timed_window(analysis, None if free is None else free.median_ns)
     if whole is not None:
         said.append(whole)
-    if traced is not None:
-        said.append(f"step {traced.text('while traced')}{_steps_are(analysis)}{_left_out(analysis)}")
+    if traced is not None and free is None:
+        said.append(f"step {traced.text('while traced')}{more}")
     if free is None and traced is None and whole is None:
         said.append("no steps in it: savings are over the whole trace")
     spans = sum(device.span_ns for device in analysis.devices)

@@ -183,11 +183,11 @@ def _most_common(ops: Counter[str]) -> str:
 
 def _advice(optimizer: str, loop: bool) -> str:
     if optimizer in HAVE_FUSED:
-        also = " (or foreach=True where a parameter or device has no fused kernel)" if loop else ""
-        return f"Make it torch.optim.{optimizer}(params, ..., fused=True){also}, where the optimizer is constructed."
+        also = " Use `foreach=True` where a parameter or device has no fused kernel." if loop else ""
+        return f"Construct it as `torch.optim.{optimizer}(params, ..., fused=True)`.{also}"
     return (
-        f"Make it {optimizer}(params, ..., foreach=True) if it is a torch.optim class; in an optimizer of your own, "
-        "call torch._foreach_mul_ and its sisters over lists, or torch.compile the step."
+        f"Construct it as `{optimizer}(params, ..., foreach=True)` if it is a class of torch.optim. In an optimizer of "
+        "your own, call `torch._foreach_mul_` and the like over lists, or compile the step with `torch.compile`."
     )
 
 
