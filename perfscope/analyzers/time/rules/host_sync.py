@@ -149,7 +149,7 @@ READS = {
 """Kinds of ``GraphOp.host_read`` in words; other kinds are shown as they are."""
 
 _DATA_DEPENDENT = (
-    "Avoid sizes that depend on data: a mask over all rows, or `torch.nonzero_static(x, size=n)`. "
+    "Avoid sizes that depend on data: a mask, or `torch.nonzero_static(x, size=n)`. "
     "`index_add_` with a fixed capacity, or a grouped matmul, needs no such size either."
 )
 FIXES = {
