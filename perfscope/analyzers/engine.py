@@ -119,7 +119,7 @@ def _merged(outcomes: Sequence[Outcome], labels: Sequence[str]) -> list[Finding]
 
 
 def _one(members: list[tuple[str, Finding]]) -> Finding:
-    members = sorted(members, key=lambda pair: _dearest(pair[1]))
+    members = sorted(members, key=lambda pair: _by_cost(pair[1]))
     label, worst = members[0]
     others = len({name for name, _ in members} - {label})
     rows = [_row(name, row) for name, finding in members for row in _kept(finding, alone=not others)]
@@ -143,7 +143,7 @@ def _row(label: str, row: Mapping[str, Cell]) -> dict[str, Cell]:
     return {"program": label, **{key: cell for key, cell in row.items() if key != "program"}}
 
 
-def _dearest(finding: Finding) -> tuple[int, int, int]:
+def _by_cost(finding: Finding) -> tuple[int, int, int]:
     """Those with a time first; then by time, by bytes, by severity."""
     severity = ("high", "medium", "low").index(finding.severity)
     if finding.cost_ns is not None:

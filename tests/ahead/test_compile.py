@@ -257,7 +257,7 @@ def test_secrets_and_folders_become_stars_of_the_same_length(monkeypatch: pytest
 
 
 def test_a_short_home_is_no_scope_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", "/root")
+    monkeypatch.setenv("HOME", "/main")
     private = scrub.private_texts(tmp_path)
-    assert scrub.masked(b"jit(f)/root/dot", private) == b"jit(f)/root/dot"
-    assert scrub.masked(b" /root/secret.py", private) == b" *****/secret.py"
+    assert scrub.masked(b"jit(f)/main/dot", private) == b"jit(f)/main/dot"
+    assert scrub.masked(b" /main/secret.py", private) == b" *****/secret.py"

@@ -25,7 +25,8 @@ XZ_MAGIC = b"\xfd7zXZ\x00"
 IN_MEMORY = 64 << 20
 """Decompressed bytes kept in memory; larger ones go to an unlinked temporary file that is mapped."""
 READ_WHOLE = 8 << 20
-"""Bytes of a plain file that is read; a larger one is mapped."""
+"""Bytes of a plain file that is read, so that one which is cut short meanwhile is an error of that file alone. A larger
+one is mapped, and where it is cut short the process ends (`_bus_errors_told`)."""
 LARGEST = 64 << 30
 """Decompressed bytes accepted: beyond it a gzip is a bomb, or must be split."""
 _PIECE = 4 << 20
