@@ -125,10 +125,8 @@ def _shown(text: str) -> str:
 
 def _probe(program: str | None = None, name: str = "torch") -> dict[str, Any]:
     """What a framework says of itself, in a process of its own: importing it may crash, hang or take a GPU."""
-    # The package may run from a checkout: the probe finds it where we found it.
-    package = str(Path(__file__).resolve().parents[3])
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
+    from perfscope.profiler.launch.program import path_with_package
+
     try:
         done = subprocess.run(
             [sys.executable, "-c", program or _PROBE],
@@ -136,7 +134,7 @@ def _probe(program: str | None = None, name: str = "torch") -> dict[str, Any]:
             text=True,
             errors="replace",
             timeout=TORCH_SECONDS,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": path_with_package()},
             stdin=subprocess.DEVNULL,
         )
         result: dict[str, Any] = json.loads(done.stdout.rstrip().rpartition("\n")[2])

@@ -73,8 +73,8 @@ def capture(framework: str, scratch: Path, *, twin: bool, seconds: float) -> Cap
     """Run the known program under ``perfscope run``; a problem if there is no capture of it."""
     name = f"{framework}{'-twin' if twin else ''}"
     truth, runs = scratch / f"{name}.json", scratch / name
-    package = str(Path(__file__).resolve().parents[3])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
+    from perfscope.profiler.launch.program import path_with_package
+
     own = ("run", "--quiet", "--no-report", "--output", str(runs), "--name", name)
     program = ("-m", PROGRAMS[framework], str(truth), *(["--twin"] if twin else []))
     check = f"{framework} capture"
@@ -82,7 +82,7 @@ def capture(framework: str, scratch: Path, *, twin: bool, seconds: float) -> Cap
         done = subprocess.run(
             [sys.executable, "-m", "perfscope", *own, *program],
             cwd=scratch,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": path_with_package()},
             capture_output=True,
             text=True,
             errors="replace",

@@ -24,7 +24,7 @@ from perfscope.model.documents.run import Process
 from perfscope.model.errors import DataError, NotStartedError
 from perfscope.profiler import bootstrap
 from perfscope.profiler.ab import record_child
-from perfscope.profiler.launch.program import Target, end_with_us
+from perfscope.profiler.launch.program import Target, end_with_us, path_with_package
 from perfscope.profiler.session import process_state
 
 # The times of a launch of several ranks: a step lasts as long as that of the slowest.
@@ -385,7 +385,7 @@ def profile_once(
         began, clock = time.time(), time.monotonic()
         limit = None if timeout_s is None else SLOWER * timeout_s
         line = [sys.executable, "-P", "-m", record_child.__name__, order.dump()]
-        code = run_and_wait(line, arm_folder, {"PYTHONPATH": _our_path()}, log, limit)
+        code = run_and_wait(line, arm_folder, {"PYTHONPATH": path_with_package()}, log, limit)
         seconds = time.monotonic() - clock
         directory = root / answer.read_text(encoding="utf-8") if answer.exists() else None
     launch = Launch(
@@ -400,12 +400,6 @@ def profile_once(
     )
     problem = ended_badly(launch, log, limit) or _why_nothing(directory)
     return launch if problem is None else replace(launch, problem=problem)
-
-
-def _our_path() -> str:
-    """What we import from ourselves, with the place of this package in front."""
-    ours = str(Path(run_folders.__file__).resolve().parents[3])
-    return os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
 
 
 def _why_nothing(directory: Path | None) -> str | None:

@@ -86,6 +86,12 @@ def launch(target: Target, message: Message) -> Ended:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def path_with_package() -> str:
+    """``PYTHONPATH`` of a child that imports this package from where it lies here, which may be a checkout."""
+    ours = str(Path(bootstrap.__file__).resolve().parents[3])
+    return os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
+
+
 def _environment(message: Message) -> dict[str, str]:
     environment = dict(os.environ)
     here = str(Path(bootstrap.__file__).parent.resolve())
