@@ -158,8 +158,6 @@ def test_kernels_and_copies_need_a_device(tmp_path: Path) -> None:
     assert spans(trace) == [("of no device", 70, 80)]
     assert {"device_work", "launch_links", "runtime_calls"} <= trace.recorded
     assert "waiting_calls" not in trace.recorded, "no call waits: unknown whether such calls were recorded"
-        "none of its calls waits, so it is not known whether such calls were recorded"
-    )
     assert "collectives" not in trace.recorded  # a name tells no sizes
     assert CopyKind.MEMSET not in trace.rows["copies"]["kind"]
 
