@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.registry import RULES
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
-from perfscope.dashboards.report.compare.document import json_schema
-from perfscope.dashboards.report.sections import sweep
 from perfscope.model import finding
+from perfscope.model.documents import comparison, sweep
 from perfscope.model.trace import MEMORY_TABLES, RECORDED
 from perfscope.model.trace.tables import TABLES
 
@@ -222,7 +221,7 @@ def pages() -> dict[str, str]:
         "rules/README.md": rule_list(rules),
         "model.md": model_page(),
         "example-regression.md": example_page(),
-        "compare-schema.json": json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n",
+        "compare-schema.json": json.dumps(comparison.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "sweep-schema.json": json.dumps(sweep.json_schema(), indent=2, ensure_ascii=False) + "\n",
     }
 

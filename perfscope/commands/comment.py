@@ -117,10 +117,10 @@ def _text(comparison: str | None, markdown: str | None, key: str, link: str | No
     if (comparison is None) == (markdown is None):
         raise UsageError("what is to be posted: COMPARISON.json, or --markdown FILE")
     if comparison is not None:
-        from perfscope.dashboards.report.compare import document
         from perfscope.dashboards.report.compare.render import render_markdown
+        from perfscope.model.documents.comparison import read
 
-        return render_markdown(document.read(comparison), key=key, url=link)
+        return render_markdown(read(comparison), key=key, url=link)
     assert markdown is not None
     try:
         with Path(markdown).open("rb") as stream:

@@ -17,8 +17,8 @@ from perfscope.model.errors import DATA_UNREADABLE, DONE
 if TYPE_CHECKING:
     from perfscope.analyzers.devices.target import Target
     from perfscope.analyzers.sweep.front import VariantPoint
-    from perfscope.dashboards.report.sections.sweep import Sweep
     from perfscope.model.documents.compile_request import Request
+    from perfscope.model.documents.sweep import Sweep
     from perfscope.profiler.ahead.sweep.axes import Axis, Variant
     from perfscope.profiler.ahead.sweep.pool import Outcome
 
@@ -180,7 +180,7 @@ class _Sweep:
         from perfscope.commands.options import color_wanted, width_of
         from perfscope.dashboards.report import write
         from perfscope.dashboards.report.sections import sweep as sweep_formats
-        from perfscope.dashboards.report.sections.sweep import dump
+        from perfscope.model.documents.sweep import dump
         from perfscope.model.untrusted_text import sanitize
 
         document = self._write()
@@ -240,8 +240,9 @@ class _Sweep:
 
     def _write(self) -> Sweep:
         from perfscope.analyzers.sweep.front import Swept, VariantPoint
-        from perfscope.dashboards.report.sections.sweep import FILE, dump, sweep_document
+        from perfscope.dashboards.report.sections.sweep import sweep_document
         from perfscope.model.documents.run_folders import write_atomically
+        from perfscope.model.documents.sweep import FILE, dump
         from perfscope.model.untrusted_text import scrub_command
 
         numbers = sorted(self._wanted) if self.searched is not None else range(len(self.variants))

@@ -11,7 +11,7 @@ from perfscope.commands.options import quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.report.compare.document import Document
+    from perfscope.model.documents.comparison import Document
 
 FORMS = ("text", "markdown", "html", "junit", "github")
 
@@ -33,8 +33,8 @@ def report(
     `--to github` prints annotations and adds to the summary of the job.
     """
     from perfscope.dashboards.report import write
-    from perfscope.dashboards.report.compare import document as compare_document
     from perfscope.dashboards.report.compare.render import render_text
+    from perfscope.model.documents import comparison as compare_document
     from perfscope.model.untrusted_text import sanitize
 
     if key is not None and form != "markdown":

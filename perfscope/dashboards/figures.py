@@ -20,17 +20,10 @@ from perfscope.dashboards.report.sections.memory_picture import (
     UNSEEN_COLOR,
     category_words,
 )
-from perfscope.dashboards.report.sections.sweep import (
-    Sweep,
-    choice_words,
-    colors_of,
-    drawn,
-    headline,
-    load,
-    words,
-)
+from perfscope.dashboards.report.sections.sweep import choice_words, colors_of, drawn, headline, words
 from perfscope.dashboards.report.summary import FEW_STEPS
 from perfscope.dashboards.report.svg import FREE_COLOR, PARTS, TOO_MUCH, TRACED_COLOR
+from perfscope.model.documents.sweep import Sweep, load
 from perfscope.model.errors import UsageError
 from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize

@@ -13,10 +13,10 @@ import pytest
 from perfscope.analyzers.compare.ab.judge import AbJudge, AbResult
 from perfscope.analyzers.compare.ab.profiles import Profiles, compare_profiles
 from perfscope.commands.compare.commits import gates_not_met, inconclusive
-from perfscope.dashboards.report.compare import document as compare_document
 from perfscope.dashboards.report.compare.json import ab_document, as_text
 from perfscope.dashboards.report.compare.render import render_text
 from perfscope.dashboards.report.compare.words import is_quiet
+from perfscope.model.documents import comparison as compare_document
 from perfscope.model.documents.ab import LAUNCHES_FILE, Pairs
 from perfscope.model.trace import Trace
 from tests.ab.repositories import git, repository, sleeps

@@ -15,8 +15,8 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers.readers import load as loading
-from perfscope.dashboards.report.compare import document as compare_document
 from perfscope.dashboards.report.compare import json as compare_json
+from perfscope.model.documents import comparison as compare_document
 from perfscope.model.trace import Trace
 from tests.compare.runs import gpu_run, host_run
 from tests.conftest import REPOSITORY

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.dashboards.report.compare import json
-from perfscope.dashboards.report.compare.document import Document, of
+from perfscope.model.documents.comparison import Document, of
 from tests.compare.programs import fused_program, split_program
 from tests.compare.runs import gpu_run
 from tests.hlo_build import hlo_trace

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from perfscope.dashboards.report.blocks import Effect
 from perfscope.dashboards.report.compare import github, junit
-from perfscope.dashboards.report.compare.document import of, parse
 from perfscope.dashboards.report.compare.render import (
     MOST_CHARACTERS,
     MOST_EMBEDDED,
@@ -30,6 +29,7 @@ from perfscope.dashboards.report.compare.svg import axis_of, fall_bar, falls, la
 from perfscope.dashboards.report.compare.words import change_value
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.values import interval_bar, scale_of, text_bar
+from perfscope.model.documents.comparison import of, parse
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.untrusted_text import sanitize
 from tests.browser.chromium import binary, browser

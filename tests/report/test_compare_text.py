@@ -16,12 +16,12 @@ from jsonschema import Draft202012Validator
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
 from perfscope.dashboards.report.compare import github, junit
 from perfscope.dashboards.report.compare import json as compare_json
-from perfscope.dashboards.report.compare.document import Document, of
 from perfscope.dashboards.report.compare.json import MOST_ROWS
 from perfscope.dashboards.report.compare.render import render_html, render_markdown, render_text
 from perfscope.dashboards.report.compare.words import change_text, headline, part_words, side_text, told, verdict
 from perfscope.dashboards.report.renderers.text import NARROWEST
 from perfscope.dashboards.report.renderers.values import number, signed_ns
+from perfscope.model.documents.comparison import Document, of
 from perfscope.model.errors import DataError
 from tests.compare.programs import OPS, ddp_all_reduce, fused_program, job, program_all_reduce
 from tests.compare.runs import gpu_run, host_run

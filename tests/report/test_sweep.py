@@ -13,7 +13,8 @@ import pytest
 from perfscope.analyzers.sweep.front import Swept, VariantPoint
 from perfscope.dashboards import figures
 from perfscope.dashboards.report.sections import sweep
-from perfscope.dashboards.report.sections.sweep import Sweep, dump, json_schema, load, sweep_document
+from perfscope.dashboards.report.sections.sweep import sweep_document
+from perfscope.model.documents.sweep import Sweep, dump, json_schema, load
 from perfscope.model.errors import DataError, UsageError
 from tests.conftest import REPOSITORY
 from tests.sweep.points import MEMORY, point

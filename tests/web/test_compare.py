@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from perfscope.commands.compare import compare as compare_command
-from perfscope.dashboards.report.compare import document as compare_document
-from perfscope.dashboards.report.compare.document import Document, of
 from perfscope.dashboards.web.server.shelf import Shelf
 from perfscope.dashboards.web.server.works import Stored, launches_of
 from perfscope.dashboards.web.views.compare import view_of
+from perfscope.model.documents import comparison as compare_document
+from perfscope.model.documents.comparison import Document, of
 from tests.report.comparisons import hostile, interleaved_launches, single_captures, unchanged_captures
 from tests.store.kept_runs import ITEM, put_run
 

@@ -13,9 +13,10 @@ from perfscope.analyzers.plans import plan_works
 from perfscope.analyzers.predict import estimate
 from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.sweep.front import VariantPoint, VariantState
+from perfscope.analyzers.sweep.front import VariantPoint
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_manifest import CompiledProgram
+from perfscope.model.documents.sweep import VariantState
 from perfscope.model.errors import PerfscopeError
 from perfscope.model.torch_plan import fits, memory_as_run
 from perfscope.model.trace import Trace

@@ -13,16 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from perfscope.analyzers.predict.spans import Range
+from perfscope.model.documents.sweep import AxisKind, VariantState
 from perfscope.model.units import format_bytes
-
-# What became of one variant of a sweep.
-
-
-VariantState = Literal["fits", "does not fit", "compiled", "failed", "not reached"]
-"""``compiled``: whether it fits is not known, because nobody knows the device's memory or the program's peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +63,6 @@ class VariantPoint:
         return " ".join(f"{name}={value}" for name, value in self.settings if axes is None or name in axes)
 
 
-AxisKind = Literal["size", "choice", "machine"]
 MACHINES = ("target", "memory")
 
 

@@ -20,7 +20,7 @@ from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, 
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.runs.comparison import Comparison
-    from perfscope.dashboards.report.compare.document import Document
+    from perfscope.model.documents.comparison import Document
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -139,8 +139,8 @@ def finish(
     ``DataError``: a file cannot be written.
     """
     from perfscope.dashboards.report import write
-    from perfscope.dashboards.report.compare import document as compare_document
     from perfscope.dashboards.report.compare import json as compare_json
+    from perfscope.model.documents import comparison as compare_document
 
     document = compare_document.of(values)  # a document that cannot be read back is not written
     texts = {"json": compare_json.as_text(values)}

@@ -14,7 +14,7 @@ from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.report.compare.document import Document
+    from perfscope.model.documents.comparison import Document
 
 Side = str | PathLike[str] | Trace | Sequence[Trace]
 """A path (a run, a trace, a folder of the traces of one job), a trace, or the traces of one job's ranks."""
@@ -43,9 +43,9 @@ class DrawnComparison(Comparison):
         return render_html(self._read())
 
     def _read(self) -> Document:
-        from perfscope.dashboards.report.compare import document
+        from perfscope.model.documents.comparison import of
 
-        return document.of(self.document())
+        return of(self.document())
 
     def _repr_html_(self) -> str:
         """The verdict, the metrics that say something, the places where something changed."""

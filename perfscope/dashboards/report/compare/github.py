@@ -27,8 +27,7 @@ from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.report.compare.document import Document
-    from perfscope.dashboards.report.compare.types import FindingChange, Metric
+    from perfscope.model.documents.comparison import Document, FindingChange, Metric
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 

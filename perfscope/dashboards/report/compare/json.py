@@ -16,10 +16,11 @@ import msgspec
 from perfscope.analyzers.compare.ab.profiles import Profiles
 from perfscope.analyzers.compare.programs.units import UNITS
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS
-from perfscope.dashboards.report.compare import types
 from perfscope.dashboards.report.compare.words import said_of
 from perfscope.dashboards.report.renderers.values import percent
+from perfscope.model.documents import comparison as types
 from perfscope.model.documents.ab import WORKTREES_PREFIX
+from perfscope.model.documents.bounded_json import Value
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize_value, scrub_command
 
@@ -103,13 +104,13 @@ def _single_captures(comparison: Comparison) -> dict[str, Any]:
     return _plain(types.Method(estimator=timed.estimator, least=timed.least, level=timed.level))
 
 
-def _plain(value: types.Value) -> dict[str, Any]:
+def _plain(value: Value) -> dict[str, Any]:
     """A part of the document as plain dicts and lists, numbers as they are."""
     result: dict[str, Any] = msgspec.to_builtins(value)
     return result
 
 
-def _fields(record: object, part: type[types.Value]) -> dict[str, Any]:
+def _fields(record: object, part: type[Value]) -> dict[str, Any]:
     """What of a record the document's part of the same fields holds."""
     result: dict[str, Any] = msgspec.to_builtins({name: getattr(record, name) for name in part.__struct_fields__})
     return result

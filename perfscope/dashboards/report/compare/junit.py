@@ -24,8 +24,7 @@ from perfscope.model.errors import UsageError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.report.compare.document import Document
-    from perfscope.dashboards.report.compare.types import FindingChange, Metric
+    from perfscope.model.documents.comparison import Document, FindingChange, Metric
 
 SUITE = "perfscope compare"
 SEVERITIES = ("high", "medium", "low")

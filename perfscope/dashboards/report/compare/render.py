@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.dashboards.report.compare.document import Document
+    from perfscope.model.documents.comparison import Document
 
 MOST_CHARACTERS = 60_000
 """Of a comment. GitHub refuses comments above 65,536 characters; the rest is room for what a bot adds."""

@@ -50,9 +50,9 @@ from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import Number, Table
-    from perfscope.dashboards.report.compare.document import Document
-    from perfscope.dashboards.report.compare.types import (
+    from perfscope.model.documents.comparison import (
         Cause,
+        Document,
         FindingChange,
         Kernel,
         Metric,

@@ -17,7 +17,7 @@ from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.report.compare.types import Launch
+    from perfscope.model.documents.comparison import Launch
 
 
 BASE, HEAD = "#6f7c8f", "#e0892b"

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Level
 from perfscope.analyzers.compare.runs.structure import NEUTRAL
 from perfscope.dashboards.report.blocks import Effect
-from perfscope.dashboards.report.compare.types import CausePart
 from perfscope.dashboards.report.renderers.values import amount, amount_text, effect_text, number, number_text, percent
+from perfscope.model.documents.comparison import CausePart
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import NAME_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.statistics.verdict import MetricResult
     from perfscope.dashboards.report.blocks import Tone, Value
-    from perfscope.dashboards.report.compare.document import Document
-    from perfscope.dashboards.report.compare.types import (
+    from perfscope.model.documents.comparison import (
         Cause,
+        Document,
         FindingChange,
         Kernel,
         Method,

@@ -1,28 +1,26 @@
-"""The document of a sweep, ``perfscope.sweep/1``: what was varied, what became of each variant, the front.
-
-Every face of a sweep is drawn from it. It is read as untrusted input: bounded, and what is wrong is one line.
-"""
+"""A sweep: what was varied, what became of each variant, and the front."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from perfscope.analyzers.predict.spans import Range as Span
-from perfscope.analyzers.sweep.front import Swept, VariantPoint, VariantState, pareto_front, sentences, size_limits
+from perfscope.analyzers.sweep.front import Swept, VariantPoint, pareto_front, sentences, size_limits
 from perfscope.dashboards.report.blocks import Badge, Column, Listing, Picture, Range, Report, Section, table
-from perfscope.dashboards.report.compare.types import Count, Ns, Texts, Value
 from perfscope.dashboards.report.renderers.html import report_html
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import range_text
 from perfscope.dashboards.report.svg import STYLE, TOO_MUCH, Dot, scatter
 from perfscope.dashboards.report.svg import key as key_of
-from perfscope.model.documents.bounded_json import read_document
-from perfscope.model.errors import DataError
+from perfscope.model.documents.sweep import (
+    SCHEMA,
+    Sweep,
+    SweptAxis,
+    SweptDominance,
+    SweptReach,
+    SweptVariant,
+    dump,
+)
 from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize
 
@@ -30,94 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from perfscope.dashboards.report.blocks import Unit
-
-
-SCHEMA = "perfscope.sweep/1"
-FILE = "sweep.json"
-MOST_BYTES = 16 << 20
-MOST_POINTS = 4096
-
-Number = Annotated[int, msgspec.Meta(ge=0, lt=MOST_POINTS)]
-"""Of a variant, from 0."""
-Numbers = Annotated[tuple[Number, ...], msgspec.Meta(max_length=MOST_POINTS)]
-
-
-class SweptAxis(Value, frozen=True, kw_only=True):
-    """One thing that was varied."""
-
-    name: str
-    values: Texts
-    kind: Literal["size", "choice", "machine"]
-    """Of a size the work changes. Variants that differ in it, or in the machine, are not held against each other."""
-
-
-class SweptVariant(Value, frozen=True, kw_only=True):
-    """What became of one variant. Times are modelled; bytes are of one device."""
-
-    settings: dict[str, str]
-    state: VariantState
-    target: str = ""
-    step_low_ns: Ns | None = None
-    step_high_ns: Ns | None = None
-    peak_bytes: Count | None = None
-    memory_bytes: Count | None = None
-    on_front: bool = False
-    dominated_by: Numbers = ()
-    same_as: Numbers = ()
-    reason: str = ""
-    programs: Texts = ()
-    """Those that the step was taken for."""
-    folder: str = ""
-    """Relative to the document's folder."""
-    seconds_to_compile: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
-    host_bytes: Count | None = None
-    """Memory of the machine that compiled it."""
-    reused: bool = False
-
-    @property
-    def step_ns(self) -> int | None:
-        """Geometric mean of the range."""
-        if self.step_low_ns is None or self.step_high_ns is None:
-            return None
-        return Span(low=self.step_low_ns, high=self.step_high_ns).middle
-
-
-class SweptReach(Value, frozen=True, kw_only=True):
-    """Up to which size a choice fits, as far as was tried."""
-
-    held: str
-    axis: str
-    memory_bytes: Count | None
-    fits_to: Count | None
-    first_that_does_not: Count | None
-    not_known: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_POINTS)] = ()
-
-
-class SweptDominance(Value, frozen=True, kw_only=True):
-    """A choice that another one beats at every size at which it is known."""
-
-    worse: str
-    better: str
-    sizes: Count
-
-
-class Sweep(Value, frozen=True, kw_only=True):
-    """All of a sweep."""
-
-    schema: str
-    name: str
-    command: Texts
-    created_utc: str
-    basis: Literal["modelled"] = "modelled"
-    axes: Annotated[tuple[SweptAxis, ...], msgspec.Meta(max_length=16)]
-    variants: Annotated[tuple[SweptVariant, ...], msgspec.Meta(max_length=MOST_POINTS)]
-    reaches: Annotated[tuple[SweptReach, ...], msgspec.Meta(max_length=MOST_POINTS)] = ()
-    dominated: Annotated[tuple[SweptDominance, ...], msgspec.Meta(max_length=MOST_POINTS)] = ()
-    said: Texts = ()
-    """The same in sentences."""
-    notes: Texts = ()
-    complete: bool = True
-    """False: interrupted; what was done by then is here."""
 
 
 def sweep_document(
@@ -187,35 +97,6 @@ def _variant(point: VariantPoint, on_front: bool, beaten_by: tuple[int, ...], sa
         host_bytes=point.host_bytes,
         reused=point.reused,
     )
-
-
-def dump(sweep: Sweep) -> bytes:
-    """A document as UTF-8 JSON."""
-    return msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n"
-
-
-def load(path: Path) -> Sweep:
-    """The document in a file or a sweep's folder. ``DataError`` in one line for whatever else."""
-    file = path / FILE if path.is_dir() else path
-    sweep = read_document(file, Sweep, SCHEMA, what="a sweep", most_bytes=MOST_BYTES)
-    wrong = next(
-        (variant for variant in sweep.variants if set(variant.settings) != {axis.name for axis in sweep.axes}), None
-    )
-    beyond = [number for variant in sweep.variants for number in (*variant.dominated_by, *variant.same_as)]
-    if wrong is not None or any(number >= len(sweep.variants) for number in beyond):
-        raise DataError(f"{file}: its variants and axes do not agree")
-    return sweep
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of a document, made from the types that read it (docs/sweep-schema.json)."""
-    _, parts = msgspec.json.schema_components([Sweep], ref_template="#/$defs/{name}")
-    whole = parts.pop("Sweep")
-    whole["properties"]["schema"] = {"const": SCHEMA}
-    title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"A sweep, {SCHEMA}"}
-    rest = {key: value for key, value in whole.items() if key != "title"}
-    result: dict[str, Any] = json.loads(json.dumps({**title, **rest, "$defs": dict(sorted(parts.items()))}))
-    return result
 
 
 # The report.

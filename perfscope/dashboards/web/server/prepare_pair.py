@@ -12,11 +12,11 @@ from pathlib import Path
 
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.readers.load import load_path
-from perfscope.dashboards.report.compare import document as compare_document
 from perfscope.dashboards.report.compare import json
-from perfscope.dashboards.report.compare.document import Document
 from perfscope.dashboards.web.server.child import Child, run_alone
 from perfscope.dashboards.web.views.compare import view_of
+from perfscope.model.documents import comparison as compare_document
+from perfscope.model.documents.comparison import Document
 
 
 class Comparing(Child):

@@ -9,10 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from perfscope.dashboards.report.blocks import Column, Listing, Text
-from perfscope.dashboards.report.compare.document import Document
 from perfscope.dashboards.report.compare.json import SETS_KIND as SETS
 from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
-from perfscope.dashboards.report.compare.types import Cause, Kernel, Part, PartSide, Step
 from perfscope.dashboards.report.compare.words import (
     KIND_WORDS,
     cause_lines,
@@ -23,6 +21,7 @@ from perfscope.dashboards.report.compare.words import (
 from perfscope.dashboards.report.renderers.html import blocks_html, sections_html
 from perfscope.dashboards.report.renderers.values import signed_ns
 from perfscope.dashboards.web.views._tables import table
+from perfscope.model.documents.comparison import Cause, Document, Kernel, Part, PartSide, Step
 from perfscope.model.untrusted_text import sanitize
 
 MOST_CAUSES = 40

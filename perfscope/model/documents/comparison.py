@@ -1,31 +1,41 @@
-"""What a comparison's document is made of, typed. Times are ns a step, relative numbers 0.03 for 3%."""
+"""The document of a comparison, ``perfscope.compare/1``, as typed values: every report format is made from it.
+
+In CI one job writes it and another one, which does not trust the first, renders it. So it is read as an untrusted
+file: its size, depth and lists are bounded, its parts must sum to their whole, unknown keys are ignored, and an error
+is one line. Times are ns per step, relative numbers 0.03 for 3%.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-MANY = 100_000
-"""Entries of a list of which a job may have many: findings, places, ranks."""
-SOME = 10_000
-"""Entries of the other lists."""
+from perfscope.model.documents.bounded_json import (
+    MANY,
+    SOME,
+    Count,
+    Ns,
+    Number,
+    Texts,
+    Value,
+    convert_document,
+    decode_document,
+    read_document,
+    schema_of,
+)
+from perfscope.model.errors import DataError
 
-_LARGEST = 1e30
-"""Of a number: beyond the FLOPs of any step, and short enough to be printed."""
+SCHEMA = "perfscope.compare/1"
+WHAT = "a comparison"
 
-Number = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
-Ns = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-Texts = Annotated[tuple[str, ...], msgspec.Meta(max_length=SOME)]
+MOST_BYTES = 32 << 20
+"""Of a document: ours have a few MiB at most, with 2,000 parts and their keys."""
 
 Verdict = Literal["regression", "improvement", "no change", "inconclusive"]
 Severity = Literal["low", "medium", "high"]
 Change = Literal["new", "worse", "first looked at", "fixed", "better", "no longer looked at", "unchanged"]
-
-
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the document. Keys that are not known are left aside: within a version they are only added."""
 
 
 class Side(Value, frozen=True, kw_only=True):
@@ -187,7 +197,7 @@ class Step(Value, frozen=True, kw_only=True):
     device: str = ""
     base_steps: Count = 0
     head_steps: Count = 0
-    by_kind: dict[str, Amount] = {}
+    by_kind: dict[str, Amount] = msgspec.field(default_factory=dict)
     other_parts: OtherParts = OtherParts()
 
     def problem(self) -> str | None:
@@ -323,7 +333,7 @@ class Method(Value, frozen=True, kw_only=True):
     level: Number | None = None
     launches: Annotated[tuple[Launch, ...], msgspec.Meta(max_length=SOME)] = ()
     remarks: Texts = ()
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -419,3 +429,64 @@ class ProgramDifference(Value, frozen=True, kw_only=True):
         if self.identical and (self.rows or self.base_fingerprint != self.head_fingerprint):
             return "it is called identical and is not"
         return None
+
+
+class Document(Value, frozen=True, kw_only=True):
+    """All of a comparison."""
+
+    schema: str
+    headline: Verdict
+    summary: str
+    base: Side
+    head: Side
+    metrics: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)]
+    failed: Texts = ()
+    gates: Texts = ()
+    """What ``--fail-on`` asked for."""
+    beside: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)] = ()
+    programs: Annotated[tuple[ProgramDifference, ...], msgspec.Meta(max_length=SOME)] = ()
+    """Compiled programs, by instruction."""
+    causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MANY)] = ()
+    step: Step | None = None
+    worst_rank: Step | None = None
+    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MANY)] = ()
+    findings: Annotated[tuple[FindingChange, ...], msgspec.Meta(max_length=MANY)] = ()
+    kernels: Annotated[tuple[Kernel, ...], msgspec.Meta(max_length=MANY)] = ()
+    not_looked: Annotated[tuple[NotLooked, ...], msgspec.Meta(max_length=SOME)] = ()
+    notes: Texts = ()
+    method: Method = Method()
+
+
+def read(path: str | Path) -> Document:
+    """The document in a file; ``DataError`` where it cannot be read, is too large, or is none."""
+    return _checked(read_document(Path(path), Document, SCHEMA, what=WHAT, most_bytes=MOST_BYTES), path)
+
+
+def parse(content: bytes, path: str | Path) -> Document:
+    """The document in ``content``; ``path`` is named in errors. ``DataError`` in one line where it is none."""
+    return _checked(decode_document(content, path, Document, SCHEMA, what=WHAT, most_bytes=MOST_BYTES), path)
+
+
+def of(values: dict[str, Any]) -> Document:
+    """The document that we made ourselves; ``DataError`` if it is none."""
+    made = "the comparison that was made"
+    return _checked(convert_document(values, made, Document, what=WHAT), made)
+
+
+def _checked(document: Document, path: str | Path) -> Document:
+    for name, step in (("step", document.step), ("worst_rank", document.worst_rank)):
+        problem = None if step is None else step.problem()
+        if problem is not None:
+            raise DataError(f"{path}: not {WHAT}: {name}: {problem}")
+    for program in document.programs:
+        problem = program.problem()
+        if problem is not None:
+            raise DataError(f"{path}: not {WHAT}: programs: {problem}")
+    if any(finding.base is None and finding.head is None for finding in document.findings):
+        raise DataError(f"{path}: not {WHAT}: a finding that neither side has")
+    return document
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of a document, made from the types that read it (docs/compare-schema.json)."""
+    return schema_of(Document, SCHEMA, what="A comparison")
