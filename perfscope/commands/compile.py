@@ -70,7 +70,6 @@ class CompileCommand(RunCommand):
 @click.option("--host-memory", metavar="SIZE", help="What the compiler may take here. [3/4 of what is free]")
 @click.option("--setup", is_flag=True, help="Install the compiler for the target first, if it is missing.")
 @click.option("--keep-ptx", is_flag=True, help="NVIDIA: keep the code of each kernel, too.")
-@click.option("--registers", is_flag=True, help="PyTorch on NVIDIA: registers and spills of planned Triton kernels.")
 @click.option(
     "--sweep",
     "sweeps",
@@ -108,7 +107,6 @@ def compile_(
     host_memory: str | None,
     setup: bool,
     keep_ptx: bool,
-    registers: bool,
     sweeps: tuple[str, ...],
     fit: str | None,
     jobs: int | None,
@@ -171,7 +169,7 @@ def compile_(
     for item in _frameworks(framework, words, module=kind == "module"):
         request = request_of(
             words, module=kind == "module", framework=item, target=resolved, functions=functions, checkpoint=checkpoint,
-            until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx, registers=registers,
+            until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx,
         )  # fmt: skip
         if setup:
             set_up_for(request, quiet=quiet)
@@ -238,7 +236,6 @@ def request_of(
     seconds: float = DEFAULT_LIMIT_S,
     memory_bytes: int | None = None,
     keep_ptx: bool = False,
-    registers: bool = False,
 ) -> Request:
     """What `compile_program` is asked, with the target as plain data. ``UsageError``: no such policy."""
     from perfscope.analyzers.devices.target_request import target_request
@@ -257,7 +254,6 @@ def request_of(
         checkpoint=None if checkpoint is None else str(parse_checkpoint(checkpoint)),
         until_exit=until_exit,
         keep_ptx=keep_ptx,
-        registers=registers,
     )
 
 

@@ -21,7 +21,6 @@ from perfscope.model.documents.torch_plan import (
     PlannedKernel,
     PlannedRefusal,
     PlanRecompile,
-    Registers,
     StepMemory,
     TorchPlan,
 )
@@ -180,7 +179,6 @@ __all__ = [
     "PlannedGraph",
     "PlannedKernel",
     "PlannedRefusal",
-    "Registers",
     "StepMemory",
     "TorchPlan",
     "by_category",

@@ -23,7 +23,6 @@ from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.programs import NO_PEAKS, NO_PEAKS_CPU, programs_sections
 from perfscope.dashboards.report.summary import summarize
 from perfscope.model.finding import Finding, Outcome
-from perfscope.model.torch_plan import Registers
 from perfscope.model.trace import Trace
 from tests.browser.chromium import binary, browser
 from tests.conftest import REPOSITORY
@@ -213,13 +212,7 @@ def test_what_inductor_left_apart_is_said_once_and_counted(name: str) -> None:
 def test_tables_of_a_plan_never_scroll_sideways(tmp_path: Path, width: int) -> None:
     if binary() is None:
         pytest.skip("no Chromium on this machine")
-    kernels = tuple(
-        replace(kernel, registers=Registers(capability="sm_90a", blocks="XBLOCK=1024, num_warps=4", registers=40))
-        for kernel in plan_section(load(RECORDED / "moe-loop")).plans[0].kernels
-    )
-    section = plan_section(load(RECORDED / "moe-loop"))
-    (view,) = plan_sections(replace(section, plans=(replace(section.plans[0], kernels=kernels),)))
-    assert rows(view.table("kernels"))[0]["registers"] == "40"
+    (view,) = plan_sections(plan_section(load(RECORDED / "moe-loop")))
     file = tmp_path / "plan.html"
     file.write_text(page([section_html(view)], title="plan", data_id="plan", data="{}"))
     with browser(tmp_path / "profile") as opened:
@@ -227,12 +220,6 @@ def test_tables_of_a_plan_never_scroll_sideways(tmp_path: Path, width: int) -> N
         assert opened.value("document.querySelectorAll('.scroll').length") > 4
         wider = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth + 1).length"
         assert opened.value(wider) == 0
-
-
-def test_columns_that_nothing_fills_are_not_drawn() -> None:
-    (view,) = plan_sections(plan_section(load(RECORDED / "moe-loop")))
-    assert "registers" not in rows(view.table("kernels"))[0]
-    assert "registers" not in section_html(view)
 
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report-schema.json"

@@ -20,7 +20,7 @@ from perfscope.analyzers.programs import HotSpots, Program, hot_instructions, pr
 from perfscope.analyzers.sections import guarded
 from perfscope.analyzers.torch_compile import planned_breaks
 from perfscope.model.errors import DataError
-from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals, Registers, fits, memory_as_run, totals
+from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals, fits, memory_as_run, totals
 from perfscope.model.trace import Trace
 
 MOST_PROGRAMS = 20
@@ -268,7 +268,6 @@ class KernelRow:
     shape: str | None
     device_ns: Range
     not_covered: str | None
-    registers: Registers | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,7 +459,6 @@ def _kernels(work: PlanWork) -> Iterator[KernelRow]:
                 shape=kernel.shape,
                 device_ns=took,
                 not_covered=kernel.not_covered,
-                registers=kernel.registers,
             )
 
 

@@ -66,8 +66,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint: str | None = None
     """JAX: the policy that the program's layers get; None: what the program says."""
     keep_ptx: bool = False
-    registers: bool = False
-    """PyTorch on NVIDIA: registers and spills of the planned Triton kernels."""
     plugins: tuple[str, ...] = ()
     """Folders that hold compiler plugins, in order; found by the parent."""
     skipped: tuple[int, ...] = ()

@@ -235,23 +235,6 @@ class PlanLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registers:
-    """What ptxas says of a planned Triton kernel, for block sizes of our own: autotuning may choose others."""
-
-    capability: Text
-    """``sm_90``."""
-    blocks: Text
-    """``XBLOCK=1024, num_warps=4``."""
-    registers: Count | None = None
-    """A thread's; ``None``: it could not be compiled, see ``failure``."""
-    spilled_bytes: Count | None = None
-    """A thread's, stores and loads together."""
-    shared_bytes: Count | None = None
-    """A block's shared memory."""
-    failure: Text | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedKernel:
     """One launch of a planned graph: a fused Triton kernel, or a library call. In the order of the graph."""
 
@@ -277,7 +260,6 @@ class PlannedKernel:
     """Of a product: ``8192x2048x6144`` (rows, inner, columns; a batch stands before)."""
     not_covered: Text | None = None
     """Why the target may run something else here."""
-    registers: Registers | None = None
 
     @property
     def bytes(self) -> int:

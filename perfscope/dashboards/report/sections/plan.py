@@ -273,8 +273,6 @@ KERNELS: tuple[Column[KernelRow], ...] = (
     Column("runs", lambda row: row.calls, "count"),
     Column("bytes", lambda row: _moved(row), "bytes"),
     Column("takes", lambda row: ends(row.device_ns), "ns"),
-    Column("registers", lambda row: _registers(row), "count", drop=6),
-    Column("block size", lambda row: None if row.registers is None else row.registers.blocks, drop=1),
 )
 
 
@@ -286,15 +284,6 @@ def _computes(row: KernelRow) -> str:
 def _moved(row: KernelRow) -> str:
     again = f" (+{format_bytes(row.reread_bytes)} read again)" if row.reread_bytes else ""
     return format_bytes(row.read_bytes + row.written_bytes) + again
-
-
-def _registers(row: KernelRow) -> str:
-    if row.registers is None:
-        return ""
-    if row.registers.registers is None:
-        return "not compiled"
-    spilled = f", {format_bytes(row.registers.spilled_bytes)} spilled" if row.registers.spilled_bytes else ""
-    return f"{row.registers.registers}{spilled}"
 
 
 def _apart(row: ApartRow) -> str:

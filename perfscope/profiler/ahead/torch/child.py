@@ -89,7 +89,7 @@ class _Planning:
         self.world = FakeWorld(None if request.module else Path(first))
         self.attention = AttentionRule()
         self.dynamo_log = DynamoLog(self.world.frames)
-        self.reader = KernelReader(self.world.frames, capability if request.registers else None)
+        self.reader = KernelReader(self.world.frames)
         self.memory = StepPeaks(self.world.frames, self.reader.place_of)
         self.answers = self._fake_device(capability)
         self.processes = JobPlan(

@@ -295,13 +295,13 @@ def treat_cpu_as_device(properties: object) -> None:
 
 def hook_inductor(
     lowered: Callable[[Any], Any],
-    defined: Callable[[str, str, Iterable[Any]], None],
+    defined: Callable[[str, Iterable[Any]], None],
     compiled: Callable[..., Any],
 ) -> None:
     """Change inductor in this process.
 
-    ``lowered(graph)`` is called in place of the compilation of a lowered graph, ``defined(name, source, nodes)`` with
-    each Triton kernel, and ``compiled(original, model, inputs, patches)`` in place of ``compile_fx``.
+    ``lowered(graph)`` is called in place of the compilation of a lowered graph, ``defined(name, nodes)`` with each
+    Triton kernel, and ``compiled(original, model, inputs, patches)`` in place of ``compile_fx``.
     """
     from torch._inductor import compile_fx, graph
     from torch._inductor.codegen.triton import TritonScheduling
@@ -311,7 +311,7 @@ def hook_inductor(
 
     def define_kernel(scheduling: Any, source: str, nodes: Any, kernel: Any) -> Any:
         name = define(scheduling, source, nodes, kernel)
-        defined(str(name), source, nodes)
+        defined(str(name), nodes)
         return name
 
     def compile_planned(model: Any, inputs: Any, *_: Any, config_patches: Any = None, **__: Any) -> Any:

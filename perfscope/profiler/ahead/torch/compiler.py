@@ -56,8 +56,8 @@ class ScheduledGraph:
     compile_id: str
     refusals: list[Refusal]
     overflow: int
-    sources: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Scheduler node to (name, source) of the Triton kernel it is in."""
+    kernel_names: dict[str, str] = field(default_factory=dict)
+    """Scheduler node to the name of the Triton kernel it is in."""
     saved: int = 0
     """Bytes a forward keeps for its backward."""
 
@@ -88,7 +88,7 @@ class InductorPlanner:
         self._properties = properties
         self._refusals: dict[tuple[str, str, str], Refusal] = {}
         self._overflow = 0
-        self._sources: dict[str, tuple[str, str]] = {}
+        self._kernel_names: dict[str, str] = {}
         self._saved = 0
         self.tuned = False
         """Whether the program asked for autotuning, which is not planned."""
@@ -117,10 +117,10 @@ class InductorPlanner:
         """A backend of torch.compile that plans."""
         return compat.compile_fx(module, inputs)
 
-    def _defined(self, name: str, source: str, nodes: Iterable[Any]) -> None:
+    def _defined(self, name: str, nodes: Iterable[Any]) -> None:
         for node in nodes:
             for part in node.get_nodes() if hasattr(node, "get_nodes") else ():
-                self._sources[part.get_name()] = (name, source)
+                self._kernel_names[part.get_name()] = name
 
     def _compile(self, original: Any, model: Any, inputs: Any, patches: dict[str, Any]) -> Any:
         self.tuned |= any(patches.get(name) for name in UNSUPPORTED_BACKENDS)
@@ -133,7 +133,7 @@ class InductorPlanner:
 
     def _plan(self, module: Any, inputs: Sequence[Any], **named: Any) -> Any:
         before = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
-        self._refusals, self._overflow, self._sources, number = {}, 0, {}, None
+        self._refusals, self._overflow, self._kernel_names, number = {}, 0, {}, None
         self._saved = _saved_bytes(before)
         try:
             compat.lower(module, inputs, named)
@@ -178,7 +178,7 @@ class InductorPlanner:
             compile_id=running_compile_id() or "-",
             refusals=list(self._refusals.values()),
             overflow=self._overflow,
-            sources=dict(self._sources),
+            kernel_names=dict(self._kernel_names),
             saved=0 if graph.is_backward or graph.is_inference else self._saved,
         )
         raise _PlannedError(self._planned(scheduled))

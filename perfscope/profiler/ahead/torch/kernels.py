@@ -18,12 +18,10 @@ from perfscope.model.documents.torch_plan import (
     PlannedGraph,
     PlannedKernel,
     PlannedRefusal,
-    Registers,
 )
 from perfscope.model.op_flops import flops_of
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
-from perfscope.profiler.ahead.torch.registers import registers_of
 from perfscope.profiler.torch.compile_log import kernels_apart
 from perfscope.profiler.torch.op_graph.frames import Frames
 
@@ -107,10 +105,8 @@ _EXTERN = re.compile(r"^(?:torch\.ops\.)?(?:at::|aten[.:]+|extern_kernels\.)?")
 class KernelReader:
     """Reads scheduled graphs. ``frames`` tells the user's lines from others and names files as the user would."""
 
-    def __init__(self, frames: Frames, capability: tuple[int, int] | None = None) -> None:
-        """``capability``: of the target, where registers are asked for; each kernel is then compiled to PTX."""
-        self._frames, self._capability = frames, capability
-        self._registers: dict[str, Registers] = {}
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
         self._called_at: PlanLine | None = None
 
     def graph(self, scheduled: ScheduledGraph) -> PlannedGraph:
@@ -141,24 +137,23 @@ class KernelReader:
         parts = kernel.get_nodes()
         members = tuple(part.get_name() for part in parts)
         origins = _origins(parts)
-        named = scheduled.sources.get(members[0])
+        name = scheduled.kernel_names.get(members[0])
         if compat.is_collective(kernel):
             return self._collective(kernel, members, origins)
         read, written = int(kernel.get_read_buffer_sizes()), int(kernel.get_write_buffer_sizes())
-        if named is not None:
+        if name is not None:
             reduction = any(part.is_reduction() for part in parts)
             own: KernelKind = "foreach" if kernel.is_foreach() else "reduction" if reduction else "pointwise"
             return PlannedKernel(
-                name=named[0],
-                kind="attention" if FLEX.match(named[0]) else own,
+                name=name,
+                kind="attention" if FLEX.match(name) else own,
                 members=members,
                 ops=_ops(origins),
                 places=self.places(origins),
                 read_bytes=read,
                 written_bytes=written,
-                reread_bytes=_reread_bytes(parts) if named[0].startswith("triton_red") else 0,
+                reread_bytes=_reread_bytes(parts) if name.startswith("triton_red") else 0,
                 dtype=_dtype(parts),
-                registers=self._registers_of(named[1]),
             )
         return self._extern(kernel, members, origins, read, written)
 
@@ -201,13 +196,6 @@ class KernelReader:
             read_bytes=0,
             written_bytes=0,
         )
-
-    def _registers_of(self, source: str) -> Registers | None:
-        if self._capability is None:
-            return None
-        if source not in self._registers:
-            self._registers[source] = registers_of(source, self._capability)
-        return self._registers[source]
 
     def places(self, origins: Iterable[Any]) -> tuple[PlanLine, ...]:
         """The user's innermost line of each node, without repeats, in the order of file and line."""
