@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -299,23 +300,23 @@ def test_one_that_takes_too_much_alone_has_failed_and_the_rest_goes_on(tmp_path:
 def test_two_that_take_too_much_together_are_done_one_after_the_other(
     tmp_path: Path, child: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flag = tmp_path / "one was ended"
-    child.write_text(HOLDS.format(mib=150, name="large", flag=str(flag)))
-    restart = pool._JobPool.restart_alone
-    restarted: list[int] = []
+    monkeypatch.setattr(pool, "JOB_BYTES", 1 << 20)
+    rounds: list[tuple[int, ...]] = []
+    real_round = pool._round
 
-    def restart_alone(self: pool._JobPool, running: pool._Running) -> None:
-        restarted.append(running.number)
-        flag.touch()
-        restart(self, running)
+    def noted(jobs: Any, numbers: Any, *rest: Any) -> Any:
+        rounds.append(tuple(sorted(numbers)))
+        if len(rounds) == 2:
+            (tmp_path / "one was ended").touch()
+        return real_round(jobs, numbers, *rest)
 
-    monkeypatch.setattr(pool._JobPool, "restart_alone", restart_alone)
-    monkeypatch.setattr(pool, "FIRST_GUESS", 1 << 20)
+    monkeypatch.setattr(pool, "_round", noted)
+    child.write_text(HOLDS.format(mib=150, name="large", flag=str(tmp_path / "one was ended")))
     ended: dict[int, Outcome] = {}
     jobs = [_job(tmp_path, "large-a.py", ""), _job(tmp_path, "large-b.py", "")]
     run_jobs(jobs, ended.__setitem__, most_at_once=2, memory_bytes=260 << 20)
+    assert rounds == [(0, 1), (0, 1)]
     assert sorted(ended) == [0, 1]
-    assert restarted == [1]
     assert all("it takes more memory" not in outcome.reason for outcome in ended.values())
 
 

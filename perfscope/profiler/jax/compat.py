@@ -56,6 +56,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
 }
 """What an interface gives -> where it is, in the newest jax first. Compiled modules: jax 0.10.2 and later."""
 
+NO_SESSION = "this jax has no ProfilerSession where it is expected"
 TRANSFORMATION = "perfscope"
 """Name under which the callback on compiled modules is registered."""
 

@@ -18,16 +18,11 @@ from perfscope.model.documents.run_folders import write_atomically
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.compat import Undo
 
-# The little of protobuf that a capture needs: compiled programs out of a trace, and the events they will leave.
+# The little of protobuf that a capture needs: compiled programs out of a trace.
 #
 # Capture runs in the user's process, where no protobuf package can be assumed; readers have the whole schema.
 # Field numbers: xplane.proto and hlo.proto of XLA.
 
-
-MOST_NESTED = 64
-"""Calls below calls followed when events are estimated; XLA's programs have a handful."""
-UNKNOWN_TRIPS = 1
-"""Turns of a loop whose number XLA does not know: the estimate is a lower bound then."""
 
 # XSpace, XPlane, map entries, XEventMetadata, XStat
 _HOSTNAMES = 4
@@ -37,15 +32,10 @@ _METADATA_ID, _METADATA_NAME, _METADATA_STATS = 1, 2, 5
 _STAT_METADATA, _STAT_BYTES = 1, 6
 # HloProto, HloModuleProto, HloComputationProto, HloInstructionProto
 _HLO_MODULE = 1
-_MODULE_NAME, _MODULE_COMPUTATIONS, _MODULE_ID, _MODULE_ENTRY = 1, 3, 5, 6
-_COMPUTATION_INSTRUCTIONS, _COMPUTATION_ID = 2, 5
-_OPCODE, _CALLED, _BACKEND_CONFIG = 2, 38, 43
+_MODULE_NAME, _MODULE_ID = 1, 5
 
 METADATA_PLANE = b"/host:metadata"
 HLO_STAT = b"Hlo Proto"
-SILENT = frozenset({b"parameter", b"constant", b"get-tuple-element", b"tuple", b"bitcast"})
-"""Opcodes that nothing is executed for."""
-_TRIPS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
 
 
 class Module(NamedTuple):
@@ -102,32 +92,6 @@ def as_proto(module: bytes) -> bytes:
     return bytes([_HLO_MODULE << 3 | wire.BYTES]) + wire.write_varint(len(module)) + module
 
 
-def event_count(module: bytes) -> int:
-    """Events that one run of a serialized HloModuleProto leaves in a trace: instructions times turns of their loops."""
-    computations: dict[int, list[tuple[bytes, tuple[int, ...], int]]] = {}
-    entry = 0
-    for field, value in fields(module):
-        if field == _MODULE_ENTRY and isinstance(value, int):
-            entry = value
-        elif field == _MODULE_COMPUTATIONS and isinstance(value, bytes):
-            number, instructions = _computation(value)
-            computations[number] = instructions
-    known: dict[int, int] = {}
-
-    def count(number: int, depth: int) -> int:
-        if number not in known:
-            known[number] = 0  # a cycle, which no program has, adds nothing
-            total = 0
-            for opcode, called, trips in computations.get(number, ()) if depth < MOST_NESTED else ():
-                total += opcode not in SILENT
-                if opcode in (b"while", b"call", b"conditional"):
-                    total += trips * sum(count(computation, depth + 1) for computation in called)
-            known[number] = total
-        return known[number]
-
-    return count(entry, 0)
-
-
 def _name(message: bytes, number: int) -> bytes:
     return next((value for field, value in fields(message) if field == number and isinstance(value, bytes)), b"")
 
@@ -158,31 +122,6 @@ def _of_plane(plane: bytes) -> list[Module]:
     return modules
 
 
-def _computation(message: bytes) -> tuple[int, list[tuple[bytes, tuple[int, ...], int]]]:
-    identity = 0
-    instructions = []
-    for number, kind, _, start, end in wire.fields(message, 0, len(message)):
-        if number == _COMPUTATION_ID and kind == wire.VARINT:
-            identity, _ = wire.varint(message, start, end)
-        elif number == _COMPUTATION_INSTRUCTIONS and kind == wire.BYTES:
-            instructions.append(_instruction(message, start, end))
-    return identity, instructions
-
-
-def _instruction(message: bytes, begin: int, after: int) -> tuple[bytes, tuple[int, ...], int]:
-    opcode = b""
-    called: list[int] = []
-    trips = UNKNOWN_TRIPS
-    for number, kind, _, start, end in wire.fields(message, begin, after):
-        if number == _OPCODE and kind == wire.BYTES:
-            opcode = message[start:end]
-        elif number == _CALLED:
-            called += wire.packed(message, start, end)
-        elif number == _BACKEND_CONFIG and kind == wire.BYTES and (match := _TRIPS.search(message, start, end)):
-            trips = int(match[1])
-    return opcode, tuple(called), trips
-
-
 FOLDER = "hlo"
 SUFFIX = ".hlo.pb"
 MOST_KEPT = 64 << 20
@@ -201,7 +140,7 @@ def available() -> str | None:
     """Why no snapshot can be taken, or ``None`` if it can."""
     if not compat.installed():
         return "jax is not installed"
-    return None if compat.has_session() else "this jax has no ProfilerSession that we know"
+    return None if compat.has_session() else compat.NO_SESSION
 
 
 def snapshot() -> list[Module]:

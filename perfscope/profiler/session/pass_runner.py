@@ -72,8 +72,7 @@ class ActivePass:
     @property
     def complete(self) -> bool:
         """Whether all its steps ran."""
-        most: int | None = getattr(self._capture, "most_steps", None)
-        return self._whole >= (self.due.count if most is None else most)
+        return self._whole >= self.due.count
 
     @property
     def steps(self) -> tuple[int, int] | None:
