@@ -9,10 +9,10 @@ page in ``docs/rules``.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
 
 from perfscope.model.errors import UsageError, did_you_mean
 from perfscope.model.finding import Rule
+from perfscope.model.plugins import installed
 
 RULES: dict[str, str] = {
     "blocking_collective": "perfscope.analyzers.programs.rules.blocking_collective",
@@ -60,7 +60,7 @@ ENTRY_POINTS = "perfscope.rules"
 
 def rule_ids() -> tuple[str, ...]:
     """Ids of all rules, ours and those of installed packages, sorted."""
-    return tuple(sorted({*RULES, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
+    return tuple(sorted({*RULES, *(entry.name for entry in installed(ENTRY_POINTS))}))
 
 
 def load_rule(rule_id: str) -> Rule:
@@ -70,7 +70,7 @@ def load_rule(rule_id: str) -> Rule:
     if path is not None:
         module = importlib.import_module(path)
     else:
-        results = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == wanted]
+        results = [entry for entry in installed(ENTRY_POINTS) if entry.name == wanted]
         if not results:
             hint = did_you_mean(rule_id, rule_ids()) or "; `perfscope rules` lists them"
             raise UsageError(f"{rule_id}: no such rule{hint}")

@@ -135,6 +135,8 @@ def _change(root: list[Any], random: Random) -> None:
 
 def protobuf(content: bytes, random: Random) -> bytes:
     """A message with some of its fields changed, at any depth."""
+    if _fields(content) is None:
+        raise ValueError("no message")
     for _ in range(random.choice(COUNTS)):
         content = _changed_message(content, random, 0)
     return content
@@ -240,6 +242,7 @@ _WORDS = re.compile(rb"[A-Za-z_][\w.-]*|-?\d+|[^\w\s]")
 
 def lines(content: bytes, random: Random) -> bytes:
     """A text with lines removed, repeated or moved, and numbers and words of lines changed."""
+    content.decode()
     rows = content.split(b"\n")
     for _ in range(random.choice(COUNTS)):
         if not rows:
@@ -271,6 +274,9 @@ def _changed_line(rows: list[bytes], index: int, random: Random) -> bytes:
         return rows[index]
     word = random.choice(words)
     donors = _WORDS.findall(random.choice(rows)) or [b"0"]
+    if random.random() < 0.5:  # a number for a number, a name for a name
+        donors = [donor for donor in donors if donor.isalpha() == word[0].isalpha() and donor != word[0]] or donors
+        return rows[index][: word.start()] + random.choice(donors) + rows[index][word.end() :]
     replacement = random.choice((
         str(random.choice(NUMBERS)).encode(),
         random.choice(TEXTS).encode("utf-8", "surrogatepass"),

@@ -1,4 +1,4 @@
-"""Fuzzes the readers in turn, each piece of inputs in a process of its own, and keeps what breaks a limit."""
+"""Fuzzes the readers in turn, each piece of inputs in a fork of one process, and keeps what breaks a limit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +18,8 @@ from tests.fuzz.seeds import FORMATS
 from tests.fuzz.worker import make
 
 EXAMINATION = "tests.fuzz.worker:examine"
-PIECE = 250
-"""Inputs of a reader before the next has its turn."""
-WALL_S = 1_800.0
-"""For a piece, waiting included: a process that does nothing is ended too."""
+_LIMITS = (-signal.SIGPROF, -signal.SIGALRM)
+"""How a child ends that took more time than it may."""
 KEPT_OF_A_KIND = 3
 """Inputs that are kept of those that fail in the same place."""
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -41,56 +40,61 @@ def fuzz(
     """Give ``inputs`` to each reader, a piece at a time in turn; the results so far after each piece."""
     results = {reader: Result() for reader in readers}
     kinds: Counter[str] = Counter()
-    for begin in range(first, first + inputs, PIECE):
-        for reader in readers:
-            _piece(reader, begin, min(PIECE, first + inputs - begin), keep, results[reader], kinds, examination)
-            yield results
+    with _server() as server:
+        while left := [reader for reader in readers if results[reader].inputs < inputs]:
+            for reader in left:
+                result = results[reader]
+                with tempfile.TemporaryDirectory() as folder:
+                    line = f"{reader} {first + result.inputs} {inputs - result.inputs} {folder} {examination}"
+                    for number, how in _child(server, line, Path(folder)).items():
+                        result.inputs += 1
+                        result.ended[how] += 1
+                        if how not in ("refused", "analysed"):
+                            _keep(reader, number, how, Path(folder, f"{number}.txt"), keep, result, kinds)
+                yield results
 
 
-def _piece(
-    reader: str, begin: int, count: int, keep: Path, result: Result, kinds: Counter[str], examination: str
-) -> None:
-    number, end = begin, begin + count
-    while number < end:
-        with tempfile.TemporaryDirectory() as folder:
-            ended = _process(reader, number, end - number, Path(folder), examination)
-            for at, how in ended.items():
-                result.inputs += 1
-                result.ended[how] += 1
-                if how not in ("refused", "analysed"):
-                    _keep(reader, at, how, Path(folder, f"{at}.txt"), keep, result, kinds)
-        if not ended:
-            raise RuntimeError(f"the fuzzing process of {reader} does not start")
-        number = max(ended) + 1
-
-
-def _process(reader: str, first: int, count: int, folder: Path, examination: str) -> dict[int, str]:
-    """How each input ended, up to the one that ended the process."""
-    words = [sys.executable, "-m", "tests.fuzz.worker", reader, str(first), str(count), str(folder), examination]
+@contextmanager
+def _server() -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PERFSCOPE_CACHE": "off", "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=WALL_S, check=False, env=environment)
-        code, out, err = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as error:
-        code, out, err = -signal.SIGPROF, (error.stdout or b"").decode(), ""
+    words = [sys.executable, "-m", "tests.fuzz.worker"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            yield server
+        finally:
+            server.terminate()
+
+
+def _child(server: subprocess.Popen[str], line: str, folder: Path) -> dict[int, str]:
+    """How each input ended, up to the one that ended the process."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    print(line, file=server.stdin, flush=True)
     ended: dict[int, str] = {}
     begun: int | None = None
-    for line in out.splitlines():
-        word, number, *how = line.split()
+    for answer in server.stdout:
+        word, number, *how = answer.split()
+        if word == "done":
+            break
         if word == "begin":
             begun = int(number)
         else:
             ended[int(number)], begun = how[0], None
+    else:
+        raise RuntimeError("the fuzzing process ended")
+    if begun is None and not ended:
+        raise RuntimeError(f"the fuzzing process does not start: {Path(folder, 'stderr').read_text(errors='replace')}")
     if begun is not None:
-        ended[begun] = "hang" if code == -signal.SIGPROF else "died"
-        (folder / f"{begun}.txt").write_text(f"ended with {code}\n{err[-4_000:]}")
+        ended[begun] = "hang" if int(number) in _LIMITS else "died"
+        errors = Path(folder, "stderr").read_text(errors="replace")
+        (folder / f"{begun}.txt").write_text(f"ended with {number}\n{errors[-4_000:]}")
     return ended
 
 
 def _keep(reader: str, number: int, how: str, text: Path, keep: Path, result: Result, kinds: Counter[str]) -> None:
     reason = text.read_text() if text.is_file() else how
-    places = _PLACE.findall(reason)
-    kind = f"{reader} {how} {places[-1] if places else ''}"
+    places = _PLACE.findall(reason.split("The above exception")[0])
+    kind = f"{reader} {how} {[place for place in places if 'perfscope/' in place[0]][-1:] or places[-1:]}"
     kinds[kind] += 1
     if kinds[kind] > KEPT_OF_A_KIND:
         return

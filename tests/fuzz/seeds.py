@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
+from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.export import Subject, export
 from tests.export.traces import everything
 from tests.fuzz import mutate
@@ -103,12 +105,25 @@ def _of_corpus(chosen: Format) -> list[bytes]:
         return []
     files = [file for folder in chosen.corpus for file in sorted(Path(root, folder).glob("*")) if file.is_file()]
     contents = [_unpacked(file) for file in files if file.stat().st_size <= MOST_STORED]
-    return [content for content in contents if 0 < len(content) <= MOST_BYTES]
+    return [content for content in contents if 0 < len(content) <= MOST_BYTES and _intact(content, chosen)]
+
+
+def _intact(content: bytes, chosen: Format) -> bool:
+    """Whether it can be read, and has the structure that is changed: folders hold other files too."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"seed.{chosen.suffix}")
+        path.write_bytes(content)
+        try:
+            load(path)
+            chosen.mutate(content, Random(0))
+        except Exception:
+            return False
+    return True
 
 
 def _unpacked(file: Path) -> bytes:
     content = file.read_bytes()
-    if file.suffix == ".gz" and ".tar" not in file.suffixes:
+    if content.startswith(b"\x1f\x8b") and ".tar" not in file.suffixes:
         return gzip.decompress(content)
     if file.suffix == ".xz":
         return lzma.decompress(content)

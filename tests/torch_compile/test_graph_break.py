@@ -145,6 +145,12 @@ def test_without_the_time_it_is_structural(how: str):
     assert finding.where.line == STAGE_FRAME.line
 
 
+def test_a_break_of_a_frame_that_the_log_does_not_name():
+    log = CompileLog(path="log", compiles=(compilation("0/0"),), breaks=(graph_break("7/0", None, stack=()),))
+    (finding,) = judge(RULE, log_alone(log)).findings
+    assert (finding.subject, finding.where.line) == ("graph break in a frame", None)
+
+
 def tensors(*names: str, shape: tuple[int | str, ...] = (4, 32)) -> tuple[GraphNode, ...]:
     return tuple(GraphNode(name=name, op="aten.mul.Tensor", dtype="float32", shape=shape) for name in names)
 

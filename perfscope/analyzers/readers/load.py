@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +23,7 @@ from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_ru
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Run, dump, missing_ranks
 from perfscope.model.errors import DataError, UsageError
+from perfscope.model.plugins import installed
 from perfscope.model.trace import Trace
 
 ENTRY_POINTS = "perfscope.readers"
@@ -185,14 +185,14 @@ def _readers() -> Iterator[ModuleType]:
     """Reader modules: ours by name, then those of installed packages; each is imported when it is its turn."""
     for _, home in sorted(READERS.items()):
         yield importlib.import_module(home)
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+    for entry in sorted(installed(ENTRY_POINTS), key=lambda entry: entry.name):
         if entry.name not in READERS:
             yield entry.load()
 
 
 def known_formats() -> tuple[str, ...]:
     """Names of all formats that can be read, sorted."""
-    return tuple(sorted({*READERS, *(entry.name for entry in entry_points(group=ENTRY_POINTS))}))
+    return tuple(sorted({*READERS, *(entry.name for entry in installed(ENTRY_POINTS))}))
 
 
 def _run_at(path: Path) -> DividedRun | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -169,7 +170,7 @@ def _identity(value: Any) -> Id:
 
 def _arguments(args: dict[str, Any], kind: type[ArgsT]) -> ArgsT:
     kept = kind()
-    for field in msgspec.structs.fields(kind):
+    for field in _fields(kind):
         if field.encode_name not in args:
             continue
         value = args[field.encode_name]
@@ -181,3 +182,9 @@ def _arguments(args: dict[str, Any], kind: type[ArgsT]) -> ArgsT:
         except msgspec.ValidationError:
             continue  # one odd argument does not cost the event
     return kept
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Evaluating the annotations costs more than the event."""
+    return msgspec.structs.fields(kind)

@@ -35,11 +35,10 @@ Fix:
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from perfscope.analyzers.ops import spans_of_windows
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
@@ -281,7 +280,7 @@ def _bytes(dtype: str, shape: tuple[int | str, ...]) -> int | None:
     numbers = [length for length in shape if isinstance(length, int)]
     if size is None or len(numbers) != len(shape):
         return None
-    return size * int(np.prod(numbers, dtype=np.int64))
+    return size * math.prod(numbers)
 
 
 examined = compile_records
@@ -343,8 +342,8 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
     first = line.breaks[0]
-    function = line.place.function if line.place is not None and line.place.function else line.frames[0].function
-    name = plain_function(function)
+    places = ([] if line.place is None else [line.place.function]) + [frame.function for frame in line.frames]
+    name = plain_function(next(filter(None, places), None))
     crossing = f" {format_bytes(line.crossing_bytes)} cross it." if line.crossing_bytes else ""
     return Finding(
         subject=f"graph break in {name}",
