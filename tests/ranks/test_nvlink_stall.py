@@ -13,7 +13,6 @@ from perfscope.analyzers.ranks.links import (
     Placement,
     across,
     link_counters,
-    nvlink_use,
     placement,
     within,
 )
@@ -49,26 +48,6 @@ def test_parts_of_a_direction_are_added_and_the_fuller_direction_counts() -> Non
     samples = link_counters(trace)[0]
     assert samples.values.tolist() == pytest.approx([0.45] * 10)
     assert (samples.starts_ns[0], samples.ends_ns[-1]) == (1_000_000, 2_000_000)
-    use = nvlink_use(trace, 0, 1_000_000, 2_000_000)
-    assert use is not None
-    assert (use.mean, use.peak, use.idle, use.verdict) == (pytest.approx(0.45), pytest.approx(0.45), 0, "partly")
-
-
-def test_full_and_idle() -> None:
-    build = built()
-    sampled(build, USER, [0.0] * 10 + [100.0] * 3 + [1.0] * 12)
-    trace = build.build()
-    first = nvlink_use(trace, 0, 1_000_000, 1_400_000)
-    whole = nvlink_use(trace, 0, 1_000_000, 2_000_000)
-    assert first is not None
-    assert whole is not None
-    assert (first.verdict, first.idle) == ("partly", 0.25)
-    assert (whole.verdict, whole.idle, whole.peak) == ("idle", 0.7, 1.0)
-    build = built()
-    sampled(build, USER, [0.0] * 10 + [85.0] * 15)
-    use = nvlink_use(build.build(), 0, 1_000_000, 2_000_000)
-    assert use is not None
-    assert use.verdict == "saturated"
 
 
 def test_an_old_export_has_one_counter_a_direction() -> None:
@@ -84,26 +63,13 @@ def test_an_old_export_has_one_counter_a_direction() -> None:
 def test_other_units_devices_and_metrics_say_nothing_of_its_links(name: str) -> None:
     build = built()
     sampled(build, name, [30.0] * 25)
-    assert nvlink_use(build.build(), 0, 1_000_000, 2_000_000) is None
+    assert not link_counters(build.build()).get(0)
 
 
 def test_links_that_read_full_all_along_are_down() -> None:
     build = built()
     sampled(build, USER, [100.0] * 25)
     assert not link_counters(build.build())
-
-
-def test_lost_samples_are_not_covered() -> None:
-    build = built()
-    for start in (100, 1_700):
-        sampled(build, USER, [50.0] * (11 if start < 1_000 else 8), first=start)
-    assert nvlink_use(build.build(), 0, 1_000_000, 2_000_000) is None  # 1,100 to 1,600 us were lost
-
-
-def test_few_samples_say_nothing() -> None:
-    build = built()
-    sampled(build, USER, [0.0, 50.0, 50.0, 50.0, 0.0], first=0, every=500)
-    assert nvlink_use(build.build(), 0, 1_000_000, 2_000_000) is None
 
 
 LINK = ("NVLink 4", 450e9)
@@ -195,6 +161,7 @@ def job_with_core(
     beside: float = 0.0,
     sharing: float = 0.0,
     span: float = 50_000.0,
+    topology: Topology | None = None,
 ) -> list[Trace]:
     """Ranks whose large all-reduce takes ``core`` us; one small one of 20 us before it, rank 1 ``late`` to both."""
     members = range(first, first + size)
@@ -212,7 +179,7 @@ def job_with_core(
         if sharing:
             collective(build, begin, begin + sharing * core, operation="all_gather", elements=-1, ranks=members,
                        stream=30, group="1", sequence=1)  # fmt: skip
-        traces.append(named(build.build(), world=first + size))
+        traces.append(replace(named(build.build(), world=first + size), topology=topology))
     return traces
 
 
@@ -287,74 +254,8 @@ def sizeless() -> list[Trace]:
     return [build.build() for build in builds]
 
 
-BEGIN = 1_000.0
-TX = "GPU 0: NVLink TX Requests User Data [Throughput %]"
-
-
-def job_with_counters(
-    took: float,
-    *,
-    busy: list[tuple[float, float, float]] | None = None,
-    size: int = 8,
-    topology: Topology | None = None,
-    on: int = 0,
-    every: float = 100.0,
-) -> list[Trace]:
-    """Ranks whose large all-reduce takes ``took`` us, one small one of 20 us before it.
-
-    ``busy``: (from, to, percent) of rank ``on``'s links, us from its begin; the rest of the time 1%.
-    """
-    traces = []
-    for rank in range(size):
-        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
-        build.device(0, H100)
-        build.step(0, 0, 50_000)
-        collective(build, 100, 120, elements=256, kernel=SIMPLE, ranks=range(size), sequence=0)
-        collective(build, BEGIN, BEGIN + took, elements=ELEMENTS, kernel=SIMPLE, ranks=range(size), sequence=1)
-        for index in range(int(50_000 / every)) if rank == on and busy is not None else ():
-            middle = (index - 0.5) * every - BEGIN
-            share = next((percent for start, end, percent in busy or () if start <= middle < end), 1.0)
-            moment = round(index * every * 1000)
-            build.row("counters", time_ns=moment, name=build.code(TX), value=share)
-        trace = named(build.build(), world=size)
-        trace = replace(trace, topology=topology)
-        traces.append(trace)
-    return traces
-
-
-@pytest.mark.parametrize(("busy", "links", "says", "advice"), [
-    ([(0, 10_000, 90.0)], "saturated", "NVLinks are full meanwhile (90% of their peak): they are the limit",
-     "Send fewer bytes"),
-    ([(0, 2_000, 50.0)], "idle", "NVLinks are idle for 80% of it (11% of their peak): they are not the limit",
-     "Look at what the kernel waits for"),
-    ([(0, 10_000, 20.0)], "partly", "NVLinks are at 20% of their peak meanwhile", "Run nccl-tests"),
-])  # fmt: skip
-def test_the_finding_says_how_full_the_links_were(
-    busy: list[tuple[float, float, float]], links: str, says: str, advice: str
-) -> None:
-    (finding,) = outcome_of(job_with_counters(10_000, busy=busy)).findings
-    assert finding.detail.endswith(f"{says}.")
-    assert finding.advice.startswith(advice)
-    row = finding.evidence[0]
-    assert row["links"] == links
-    assert row["links_peak_share"] == busy[0][2] / 100
-
-
-def test_without_counters_it_says_so() -> None:
-    (finding,) = outcome_of(job_with_counters(10_000)).findings
-    assert finding.evidence[0]["links"] == "not recorded"
-    assert "links_mean_share" not in finding.evidence[0]
-    assert finding.advice.startswith("Record the links")
-
-
-@pytest.mark.parametrize(("on", "every", "links"), [(5, 100.0, "saturated"), (0, 5_000.0, "not recorded")])
-def test_the_counters_of_any_rank_do_unless_they_are_too_coarse(on: int, every: float, links: str) -> None:
-    (finding,) = outcome_of(job_with_counters(10_000, busy=[(0, 10_000, 90.0)], on=on, every=every)).findings
-    assert finding.evidence[0]["links"] == links
-
-
 def test_slim_traces_say_the_same() -> None:
-    traces = job_with_counters(10_000, busy=[(0, 10_000, 90.0)])
+    traces = job_with_core(10_000)
     assert outcome_of([reduce_trace(trace) for trace in traces]).findings == outcome_of(traces).findings
 
 
@@ -363,8 +264,8 @@ TWO_NODES = Topology(ranks=8, network=NDR)
 
 def test_over_nodes_it_is_held_to_the_network() -> None:
     # a ring of 16 sends 482 MB out of a node: 1.2 ms of 400 GB/s
-    assert outcome_of(job_with_counters(2_300, size=16, topology=TWO_NODES)).status == "clean"
-    (finding,) = outcome_of(job_with_counters(10_000, size=16, topology=TWO_NODES)).findings
+    assert outcome_of(job_with_core(2_300, size=16, topology=TWO_NODES)).status == "clean"
+    (finding,) = outcome_of(job_with_core(10_000, size=16, topology=TWO_NODES)).findings
     assert finding.subject == "collectives far below their network"
     assert "reach 48.2 of 400 GB/s" in finding.title
     assert "the network cards (InfiniBand NDR)" in finding.detail
@@ -373,6 +274,6 @@ def test_over_nodes_it_is_held_to_the_network() -> None:
 
 
 def test_over_nodes_the_network_must_be_known() -> None:
-    outcome = outcome_of(job_with_counters(10_000, size=16))
+    outcome = outcome_of(job_with_core(10_000, size=16))
     assert outcome.status == "abstained"
     assert "what joins the nodes is not recorded: name it (--topology FILE with [network]" in (outcome.reason or "")

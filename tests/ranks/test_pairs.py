@@ -18,7 +18,6 @@ from perfscope.analyzers.ranks.matching import Clocks, kinds_of, pair
 from perfscope.analyzers.ranks.sets import RankSet, rank_sets
 from perfscope.analyzers.readers.kineto.process_groups import peer_in_group
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.readers.run.peers import CARRIED, DIFFERS, carry_peers
 from perfscope.analyzers.sections.collectives import collectives_section
 from perfscope.dashboards.report import render, text
 from perfscope.model.trace import MISSING, Trace
@@ -333,73 +332,3 @@ def test_no_other_concrete_input_is_read(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_not_as_torch_writes_it_tells_nothing(written: bytes, peer: int) -> None:
     assert peer_in_group(written) == peer
-
-
-MessagePeer = tuple[str, int | None]
-STEP_US = 1000
-SENDS: Sequence[MessagePeer] = (("recv", 0), ("send", 2), ("recv", 2), ("send", 0))
-
-
-def recorded(steps: Sequence[Sequence[MessagePeer]], *, told: bool = True, threads: int = 1, before: int = 0) -> Trace:
-    """A pass with those messages a step; ``before``: of another kind, ahead of the first step."""
-    build = TraceBuilder(rank=1)
-    messages: list[tuple[float, MessagePeer]] = [(-500.0 + index, ("send", 3)) for index in range(before)]
-    for number, found in enumerate(steps):
-        build.step(number, STEP_US * number, STEP_US * number + 900)
-        messages += [(STEP_US * number + 50.0 * index + 10, item) for index, item in enumerate(found)]
-    placed = sorted((index % threads, start, item) for index, (start, item) in enumerate(messages))
-    for row, (thread, start, (operation, peer)) in enumerate(placed):
-        build.op(f"gloo:{operation}", start, start + 40, tid=10 + thread)
-        build.row(
-            "collectives", start_ns=int(start * 1000), end_ns=int(start * 1000) + 40_000, name=build.code(operation),
-            kernel=-1, slice=row, peer=-1 if peer is None or not told else peer,
-        )  # fmt: skip
-    return build.build()
-
-
-def peers_in_order(trace: Trace) -> list[int | None]:
-    return [item.peer for item in trace.fact(locals_of)]
-
-
-def test_the_kth_of_a_step_is_with_whom_the_kth_is_there() -> None:
-    timing, detail = recorded([SENDS] * 3, told=False), recorded([SENDS] * 2)
-    filled, note = carry_peers(timing, detail)
-    assert note == CARRIED
-    assert peers_in_order(filled) == [0, 2, 2, 0] * 3
-
-
-def test_what_lies_outside_of_steps_stays_unknown() -> None:
-    timing = recorded([SENDS], told=False, before=2)
-    filled, note = carry_peers(timing, recorded([SENDS], before=1))
-    assert note == CARRIED
-    assert peers_in_order(filled) == [None, None, 0, 2, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("timing", "detail"),
-    [
-        ([SENDS, SENDS[:2]], [SENDS]),  # a step of the timing pass has fewer
-        ([SENDS, SENDS[::-1]], [SENDS]),  # or another order
-        ([SENDS], [SENDS, (("recv", 2), ("send", 0), ("recv", 0), ("send", 2))]),  # same order, other ranks
-        ([SENDS], [SENDS, (*SENDS[:3], ("send", None))]),  # one of them does not tell
-    ],
-)
-def test_steps_that_differ_are_not_guessed(
-    timing: Sequence[Sequence[MessagePeer]], detail: Sequence[Sequence[MessagePeer]]
-) -> None:
-    trace = recorded(timing, told=False)
-    assert carry_peers(trace, recorded(detail)) == (trace, DIFFERS)
-    assert set(peers_in_order(trace)) == {None}
-
-
-def test_several_threads_have_no_order() -> None:
-    trace = recorded([SENDS], told=False, threads=2)
-    assert carry_peers(trace, recorded([SENDS], threads=2)) == (trace, DIFFERS)
-    assert set(peers_in_order(trace)) == {None}
-
-
-def test_nothing_is_said_where_nothing_is_to_be_filled() -> None:
-    assert carry_peers(recorded([SENDS]), recorded([SENDS]))[1] is None
-    assert carry_peers(recorded([SENDS], told=False), recorded([SENDS], told=False))[1] is None
-    assert carry_peers(recorded([()], told=False, before=1), recorded([SENDS]))[1] is None
-    assert carry_peers(recorded([]), recorded([]))[1] is None

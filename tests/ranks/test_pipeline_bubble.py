@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.job import locals_of
 from perfscope.analyzers.ranks.pipeline import bubble_share
-from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.readers.run.peers import CARRIED
-from perfscope.analyzers.sections.collectives import collectives_section
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder
-from tests.conftest import REPOSITORY
 from tests.ranks.build import collective, named
 
 Message = tuple[str, float, float, int]
@@ -56,60 +47,6 @@ def test_messages_on_the_host_are_not_evaluated(told: bool) -> None:
     outcome = analyze(stages(told=told), ["pipeline_bubble"])["pipeline_bubble"]
     assert (outcome.status, outcome.findings) == ("abstained", ())
     assert "ran on the host (gloo)" in str(outcome.reason)
-
-
-PROGRAM = """
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-layer = torch.nn.Linear(64, 64)
-optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
-for step in range(12):
-    held = []
-    for _ in range(4):
-        x = torch.randn(16, 64)
-        if rank:
-            dist.recv(x, rank - 1)
-            x.requires_grad_()
-        y = layer(x)
-        if rank < size - 1:
-            dist.send(y.detach(), rank + 1)
-        held.append((x, y))
-    for x, y in held:
-        gradient = torch.ones_like(y)
-        if rank < size - 1:
-            dist.recv(gradient, rank + 1)
-        y.backward(gradient)
-        if rank:
-            dist.send(x.grad, rank - 1)
-    optimizer.step()
-    optimizer.zero_grad()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_the_messages_of_four_real_processes_are_paired(tmp_path: Path) -> None:
-    script = tmp_path / "pipeline.py"
-    script.write_text(PROGRAM)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = subprocess.run(
-        [sys.executable, "-m", "perfscope", "run", "--no-report", "-o", str(tmp_path / "runs"), "--", *torchrun,
-         str(script)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path, capture_output=True,
-        text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (folder,) = [item for item in (tmp_path / "runs").iterdir() if item.is_dir() and not item.is_symlink()]
-    traces = load(folder)
-    assert all(CARRIED in trace.source.notes for trace in traces)
-    neighbours = {(trace.source.rank, item.peer) for trace in traces for item in trace.fact(locals_of)}
-    assert neighbours == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
-    (job,) = collectives_section(traces).jobs
-    assert (job.unmatched, {(pair.source, pair.destination) for pair in job.pairs}) == (0, neighbours)
-    assert analyze(traces, ["pipeline_bubble"])["pipeline_bubble"].status == "abstained"
 
 
 KERNEL = "ncclDevKernel_SendRecv(ncclDevComm*)"

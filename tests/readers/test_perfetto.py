@@ -169,29 +169,6 @@ def test_steps_by_their_names(tmp_path: Path) -> None:
     assert "steps" in trace.recorded
 
 
-def test_stages_and_counters_of_a_gpu(tmp_path: Path) -> None:
-    made = PerfettoBuilder()
-    described = made.packet(timestamp=0).gpu_render_stage_event
-    described.specifications.stage.add(name="Vertex")
-    described.specifications.stage.add(name="Fragment")
-    for start, queue, stage in ((100, 0, 0), (150, 1, 1)):
-        event = made.packet(timestamp=start).gpu_render_stage_event
-        event.event_id, event.duration, event.hw_queue_id, event.stage_id, event.gpu_id = start, 30, queue, stage, 1
-    packet = made.packet(timestamp=200)
-    packet.interned_data.gpu_specifications.add(iid=5, name="Compute")
-    packet.gpu_render_stage_event.duration, packet.gpu_render_stage_event.stage_iid = 9, 5
-    packet.gpu_render_stage_event.hw_queue_iid = 3
-    counters = made.packet(timestamp=10).gpu_counter_event
-    counters.counter_descriptor.specs.add(counter_id=1, name="Clock")
-    made.packet(timestamp=20).gpu_counter_event.counters.add(counter_id=1, int_value=900)
-    trace = made.read(tmp_path)
-    assert spans(trace, "kernels") == [("Compute", 200, 209), ("Fragment", 150, 180), ("Vertex", 100, 130)]
-    assert sorted(trace.rows["kernels"]["stream"].tolist()) == [0, 1, 3]
-    assert trace.rows["devices"]["ordinal"].tolist() == [0, 1]
-    assert [trace.strings[code] for code in trace.rows["counters"]["name"]] == ["GPU 0: Clock"]
-    assert trace.rows["counters"]["value"].tolist() == [900.0]
-
-
 def test_legacy_events(tmp_path: Path) -> None:
     made = PerfettoBuilder().track(1, "a")
     packet = made.packet(timestamp=1_000, sequence_flags=1)

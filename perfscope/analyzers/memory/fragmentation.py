@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.memory.blocks import memory_of, memory_rows
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.model.live_bytes import Curve, Int64
-from perfscope.model.memory import ALLOCATION_ROUNDING, BLOCKS, MemoryTimeline, pair_events, strictly_increasing
+from perfscope.model.memory import ALLOCATION_ROUNDING, BLOCKS, MemoryTimeline
 from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction
 
@@ -206,21 +206,6 @@ SMALL_BYTES = 1 << 20
 ``c10/core/AllocatorConfig.h``)."""
 LEAST_PART = 0.5
 """Of what was asked for, that the free memory must have done: below it the new segment was needed for the most part."""
-LOOKED_INTO = 20
-"""Reserves whose segments are looked into: as many as a finding has rows of evidence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
-    """The free memory in the allocator's segments at one moment, as addresses tell it. Bytes."""
-
-    free_bytes: int
-    largest_bytes: int
-    count: int
-    other_streams_bytes: int
-    """In segments of other streams or pools than the one that asked."""
-    between: Int64
-    """Rows of the blocks that lie in segments with free memory: what holds the pieces apart. Largest gap first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,8 +222,6 @@ class UnneededReserve:
     """What the free memory would have done of what was asked for."""
     block: int
     """Row of the timeline's ``blocks`` that asked."""
-    pieces: Pieces | None
-    """None where addresses of segments were not recorded, and for all but the largest reserves."""
 
 
 def in_use(timeline: MemoryTimeline, *, as_requested: bool) -> Curve:
@@ -249,10 +232,8 @@ def in_use(timeline: MemoryTimeline, *, as_requested: bool) -> Curve:
     return replace(timeline, blocks=Rows(BLOCKS, {**timeline.blocks, "bytes": size})).live()
 
 
-def unneeded_reserves(
-    trace: Trace, timeline: MemoryTimeline, reserved: Curve, live: Curve
-) -> tuple[UnneededReserve, ...]:
-    """Largest first. ``trace``: the one that the timeline's rows are of. ``live``: as `in_use` gives it."""
+def unneeded_reserves(timeline: MemoryTimeline, reserved: Curve, live: Curve) -> tuple[UnneededReserve, ...]:
+    """Largest first. ``live``: as `in_use` gives it."""
     grown = np.flatnonzero(np.diff(reserved.bytes) > 0) + 1
     if not len(grown):
         return ()
@@ -271,7 +252,6 @@ def unneeded_reserves(
     unneeded = np.minimum(asked, cached)
     chosen = np.flatnonzero(known & (asked > SMALL_BYTES) & (asked <= size) & (unneeded >= LEAST_PART * asked))
     chosen = chosen[np.argsort(-unneeded[chosen], kind="stable")]
-    segments = _Segments(trace, timeline)
     return tuple(
         UnneededReserve(
             position=int(positions[index]),
@@ -280,73 +260,6 @@ def unneeded_reserves(
             cached_bytes=int(cached[index]),
             unneeded_bytes=int(unneeded[index]),
             block=int(block[index]),
-            pieces=segments.pieces(int(positions[index]), int(block[index])) if rank < LOOKED_INTO else None,
         )
-        for rank, index in enumerate(chosen.tolist())
+        for index in chosen.tolist()
     )
-
-
-class _Segments:
-    """The segments of a device over time: those of the snapshot, and those that the history tells of."""
-
-    def __init__(self, trace: Trace, timeline: MemoryTimeline) -> None:
-        self._timeline = timeline
-        rows = trace.rows["memory"]
-        events = memory_rows(trace, "memory", memory_of(timeline))
-        positions = strictly_increasing(rows["time_ns"][events])
-        moved = np.isin(rows["action"][events], (MemoryAction.RESERVE, MemoryAction.RELEASE))
-        events, positions = events[moved], positions[moved]
-        size = np.abs(rows["bytes"][events])
-        pairs = pair_events(rows["address"][events], size, rows["action"][events] == MemoryAction.RELEASE)
-        source = np.where(pairs.made == MISSING, pairs.freed, pairs.made)
-        ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
-        start = np.where(pairs.made == MISSING, timeline.first, positions[source])
-        end = np.where(ended == MISSING, timeline.last + 1, positions[ended])
-        segment_table = trace.rows["segments"]
-        left = memory_rows(trace, "segments", memory_of(timeline))
-        known = rows["address"][events[source[ended == MISSING]]]
-        left = left[~np.isin(segment_table["address"][left], known)]
-        event_rows = events[source]
-        self.address = np.concatenate((segment_table["address"][left], rows["address"][event_rows])).astype(np.int64)
-        self.bytes = np.concatenate((segment_table["bytes"][left], size[source])).astype(np.int64)
-        self.start = np.concatenate((np.full(len(left), timeline.first), start)).astype(np.int64)
-        self.end = np.concatenate((np.full(len(left), timeline.last + 1), end)).astype(np.int64)
-        pools = [np.concatenate((segment_table[name][left], rows[name][event_rows])) for name in ("stream", "pool")]
-        self.owner = np.stack(pools, axis=1).astype(np.int64)
-
-    def pieces(self, position: int, block: int) -> Pieces | None:
-        """What is free right before ``position``, for a block of the timeline that is about to be made."""
-        alive = np.flatnonzero((self.start < position) & (self.end >= position))
-        if not len(alive):
-            return None
-        alive = alive[np.argsort(self.address[alive], kind="stable")]
-        first, size = self.address[alive], self.bytes[alive]
-        blocks = self._timeline.blocks
-        rows = np.flatnonzero((blocks["start"] < position) & (blocks["end"] >= position))
-        rows = rows[np.argsort(blocks["address"][rows], kind="stable")]
-        address = blocks["address"][rows].astype(np.int64)
-        taken = -(-blocks["bytes"][rows].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
-        index = np.searchsorted(first, address, side="right") - 1
-        inside = (index >= 0) & (address < (first + size)[np.maximum(index, 0)])
-        if not inside.all():
-            return None  # segments that nobody told of: their free memory is not known
-        order = np.searchsorted(index, np.arange(len(alive) + 1))
-        gaps = []
-        for number in range(len(alive)):
-            within = slice(order[number], order[number + 1])
-            stops = np.concatenate((address[within], [first[number] + size[number]]))
-            begins = np.concatenate(([first[number]], address[within] + taken[within]))
-            gaps.append(np.maximum(stops - begins, 0))
-        every, segment = np.concatenate(gaps), np.repeat(np.arange(len(alive)), [len(gap) for gap in gaps])
-        asked = np.array([blocks["stream"][block], MISSING], np.int64)
-        same = (self.owner[alive] == asked).all(axis=1)
-        largest = np.array([int(gap.max()) for gap in gaps])
-        fullest = [number for number in np.argsort(-largest).tolist() if largest[number]]
-        between = [rows[order[number] : order[number + 1]] for number in fullest]
-        return Pieces(
-            free_bytes=int(every.sum()),
-            largest_bytes=int(every[same[segment]].max(initial=0)),
-            count=int((every > 0).sum()),
-            other_streams_bytes=int(every[~same[segment]].sum()),
-            between=np.concatenate([*between, np.empty(0, np.int64)]).astype(np.int64),
-        )

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.devices.topology import Network, Topology
-from perfscope.analyzers.ranks.job import Local, Member, locals_of
-from perfscope.analyzers.ranks.matching import Matched
+from perfscope.analyzers.ranks.job import Local, locals_of
 from perfscope.analyzers.ranks.sets import RankSet, device_of
 from perfscope.analyzers.ranks.waits import compute_intervals
 from perfscope.analyzers.time import exposed_communication
@@ -50,13 +48,6 @@ class Samples:
     ends_ns: Int64
     values: npt.NDArray[np.float64]
     """Of the fuller direction, as a share of the peak."""
-
-    def within(self, start_ns: int, end_ns: int) -> tuple[Int64, npt.NDArray[np.float64]]:
-        """(ns of each sample inside the interval, its value), of those that reach into it."""
-        first = int(np.searchsorted(self.ends_ns, start_ns, side="right"))
-        last = int(np.searchsorted(self.starts_ns, end_ns, side="left"))
-        inside = np.minimum(self.ends_ns[first:last], end_ns) - np.maximum(self.starts_ns[first:last], start_ns)
-        return inside, self.values[first:last]
 
 
 def link_counters(trace: Trace) -> dict[int, Samples]:
@@ -101,67 +92,6 @@ def _beside(moments: Int64, values: npt.NDArray[np.float64], spans: Intervals) -
     starts = moments - lasting
     kept = covered(spans, starts, moments) > 0
     return Samples(starts_ns=starts[kept], ends_ns=moments[kept], values=values[kept])
-
-
-# How full links were while a collective ran.
-
-
-Verdict = Literal["saturated", "idle", "partly"]
-
-SATURATED = 0.8
-"""Of the peak, mean: applications reach about 80% of raw NVLink (nccl#1054); there is no more to get."""
-
-IDLE = 0.05
-"""Of the peak: a sample below it is of links that carry nothing worth the name (counters are whole percents, and
-ranks that wait poll flags over the links)."""
-
-LINK_USE_MOSTLY = 0.5
-"""Of the time, idle: from here on waiting, protocol or launch decide, not the links."""
-
-COVERED = 0.8
-"""Of the time, by samples: below it too much of it was not seen."""
-
-SAMPLES = 4
-"""In the time, at least: the first and the last reach beyond it, so two lie inside."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkUse:
-    """Of the links of one device over some time."""
-
-    mean: float
-    """Share of the peak in the fuller direction."""
-    peak: float
-    """The fullest sample."""
-    idle: float
-    """Share of the time in samples below ``IDLE``."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the links were the limit, had nothing to do, or neither."""
-        if self.mean >= SATURATED:
-            return "saturated"
-        return "idle" if self.idle >= LINK_USE_MOSTLY else "partly"
-
-
-def nvlink_use(trace: Trace, kernel: int, start_ns: int, end_ns: int) -> LinkUse | None:
-    """Of the links of the kernel's device from ``start_ns`` to ``end_ns``; None where too little of it was sampled."""
-    counters = trace.fact(link_counters)
-    if kernel == MISSING or not counters:
-        return None
-    device = int(trace.rows["kernels"]["device"][kernel])
-    samples = counters.get(int(trace.rows["devices"]["ordinal"][device]))
-    if samples is None:
-        return None
-    inside, share = samples.within(start_ns, end_ns)
-    total = int(inside.sum())
-    if len(inside) < SAMPLES or total < COVERED * (end_ns - start_ns):
-        return None
-    return LinkUse(
-        mean=float(np.dot(inside, share)) / total,
-        peak=float(share.max()),
-        idle=float(inside[share < IDLE].sum()) / total,
-    )
 
 
 # How long a collective takes at best, by the bytes that have to cross links inside a node and between nodes.
@@ -319,7 +249,6 @@ class Call:
     ideal: Ideal
     ideal_ns: float = 0.0
     """With the latency."""
-    use: LinkUse | None = None
 
     @property
     def exposed_ns(self) -> int:
@@ -349,7 +278,6 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
     trace = ranks.job.members[0].trace
     if link_of(trace) is None and (trace.topology is None or trace.topology.network is None):
         return None, UNKNOWN
-    sampled = tuple(rank for rank, member in members.items() if member.trace.fact(link_counters))
     why = SIZELESS
     calls: list[Call] = []
     for collective in ranks.matching.matched:
@@ -380,7 +308,6 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
                 trace=members[collective.last].trace,
                 side=side,
                 ideal=ideal,
-                use=_use_in(collective, members, sampled, ideal),
             )
         )
     return (calls, "") if calls else (None, why)
@@ -452,15 +379,3 @@ def _kind(sides: Collection[Local]) -> tuple[str | None, str | None]:
     algorithms = [side.algorithm for side in sides if side.algorithm]
     protocols = [side.protocol for side in sides if side.protocol]
     return next(iter(algorithms), None), "LL" if "LL" in protocols else next(iter(protocols), None)
-
-
-def _use_in(collective: Matched, members: Mapping[int, Member], sampled: Sequence[int], ideal: Ideal) -> LinkUse | None:
-    """By the counters of the rank that came last, else of the first of ``sampled``: the last ``core_ns`` of each."""
-    if ideal.network or not ideal.link.startswith("NVLink"):
-        return None
-    for rank in sorted(set(sampled).intersection(collective.sides), key=lambda rank: (rank != collective.last, rank)):
-        side = collective.sides[rank]
-        use = nvlink_use(members[rank].trace, side.kernel, side.end_ns - collective.core_ns, side.end_ns)
-        if use is not None:
-            return use
-    return None

@@ -39,22 +39,4 @@ Clock
 ClockSnapshot
   1 *Clock clocks
   2 enum primary_trace_clock
-GpuCounterSpec
-  1 uint32 counter_id
-  2 string name
-GpuCounterDescriptor
-  1 *GpuCounterSpec specs
-GpuCounter
-  1 uint32 counter_id
-  2 int64 int_value
-  3 double double_value
-GpuCounterEvent
-  1 GpuCounterDescriptor counter_descriptor
-  2 *GpuCounter counters
-  3 int32 gpu_id
-Description
-  1 string name
-Specifications
-  2 *Description hw_queue
-  3 *Description stage
 """

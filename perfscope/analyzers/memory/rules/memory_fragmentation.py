@@ -10,8 +10,7 @@ little in use at the end of a step is no sign of it: that is a cache, and the ne
 peak of reserved memory lies above the peak of what was in use, and no more than what such segments add up to. Where a
 run read the allocator's own peaks since it began, they are held against each other. An allocation that failed while
 more than it asked for was free is the clearest case. Where the recording begins with a full cache and nothing new was
-reserved, the rule cannot tell why it is there and says so. Which blocks hold the pieces apart is known where a snapshot
-has their addresses.
+reserved, the rule cannot tell why it is there and says so.
 
 Fix: start with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` in the environment, which lets segments grow in
 place. Give what changes its size from step to step a fixed size (pad to a few buckets, allocate the largest size
@@ -45,7 +44,7 @@ from perfscope.analyzers.memory.holders import (
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.ops import spans_at
 from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding
-from perfscope.model.memory import MemoryTimeline, SourceLine
+from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
@@ -132,7 +131,6 @@ def _failed(trace: Trace, fragmentation: Fragmentation) -> Finding | None:
 def _grown(trace: Trace, fragmentation: Fragmentation, blind: list[str]) -> Finding | None:
     """Segments that were taken although free memory would have done."""
     timeline = fragmentation.timeline
-    recorded = timeline.of(trace)
     reserved = timeline.reserved
     assert reserved is not None
     live = in_use(timeline, as_requested=fragmentation.as_requested)
@@ -149,7 +147,7 @@ def _grown(trace: Trace, fragmentation: Fragmentation, blind: list[str]) -> Find
             "with torch.cuda.memory._record_memory_history()"
         )
         return None
-    unneeded = unneeded_reserves(recorded, timeline, reserved, live)
+    unneeded = unneeded_reserves(timeline, reserved, live)
     if ever_reserved is not None and ever_used is not None:
         most, used = max(ever_reserved, most), max(ever_used, used)
         cost = most - used
@@ -205,25 +203,6 @@ def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> li
             causes.append(
                 f"{said_line(line)} asked for {len(sizes)} different sizes: allocate the largest once, or pad to a few"
             )
-    pieces = next((reserve.pieces for reserve in unneeded if reserve.pieces is not None), None)
-    if pieces is None:
-        return causes
-    if pieces.other_streams_bytes > pieces.free_bytes // 2:
-        causes.append(
-            f"{format_bytes(pieces.other_streams_bytes)} of what was free belong to other streams or pools, which "
-            "cannot lend it: run less on streams of its own, or allocate on the stream that uses it"
-        )
-    between = Counter[SourceLine]()
-    for row in pieces.between.tolist():
-        holder = line_of(timeline, row)
-        if holder is not None:
-            between[holder] += 1
-    if between:
-        line, blocks = between.most_common(1)[0]
-        lie = f"lies a block of {said_line(line)}: where it lives" if blocks == 1 else (
-            f"lie {blocks} blocks of {said_line(line)}: where they live"
-        )  # fmt: skip
-        causes.append(f"Between the free pieces {lie} long, allocate such blocks first or as one tensor")
     return causes
 
 
@@ -239,14 +218,11 @@ def _by_pools(fragmentation: Fragmentation) -> str:
 
 
 def _row(trace: Trace, timeline: MemoryTimeline, reserve: UnneededReserve) -> dict[str, Cell]:
-    pieces = reserve.pieces
     return {
         "asked_by": said_line(line_of(timeline, reserve.block)) or "unknown",
         "asked_bytes": reserve.asked_bytes,
         "reserved_bytes": reserve.reserved_bytes,
         "free_bytes": reserve.cached_bytes,
-        "largest_free_bytes": None if pieces is None else pieces.largest_bytes,
-        "free_pieces": None if pieces is None else pieces.count,
     }
 
 

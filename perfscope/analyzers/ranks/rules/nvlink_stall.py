@@ -22,11 +22,6 @@ How it is found:
     held to the slower of two stages: what a node has to send over the network cards of its ranks in the group, and what
     a device has to send inside the node (`perfscope/analyzers/ranks/links.py`). Without one they are not judged.
 
-    Where counters of NVLink were recorded (Nsight Systems, `--gpu-metrics-devices=all`), the finding says how full the
-    links were while the collective itself ran: saturated (80% of their peak in the mean: there is no more to get,
-    unless another stream takes part of it, or the algorithm sends more than it has to), idle (less than 5% for half of
-    the time or more: it waits, launches, or takes another way), or partly.
-
     The cost is modelled, and an upper bound: the core beyond the ideal, as far as it is exposed. From one rank alone
     wait and stall cannot be told apart, and the rule abstains. It abstains for devices whose links are not known.
 
@@ -42,13 +37,13 @@ Fix:
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from perfscope.analyzers.ranks.job import only_compared
-from perfscope.analyzers.ranks.links import Call, Verdict, of_job, stalled
+from perfscope.analyzers.ranks.links import Call, of_job, stalled
 from perfscope.analyzers.ranks.sets import comparable
 from perfscope.analyzers.time import cost_text, spans_of_ranks, timed_cost
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
@@ -77,16 +72,6 @@ NETWORK_ADVICE = (
     "NET/IB or NET/Socket), ibstat (speed of the ports), NCCL_IB_HCA. Fast there: unset NCCL_ALGO, NCCL_PROTO and "
     "NCCL_MAX_NCHANNELS, and send larger messages."
 )
-ADVICE: dict[Verdict | None, str] = {
-    "saturated": "Send fewer bytes: the links were full (smaller dtype, sharding that sends less). Keep other streams "
-    "off them meanwhile, or let NCCL choose an algorithm that sends less (unset NCCL_ALGO).",
-    "idle": "Look at what the kernel waits for: the links were idle. There may be too few channels, a protocol of "
-    "another "
-    "size, or PCIe or host memory in place of the links (NCCL_DEBUG=INFO says which transport).",
-    "partly": "",
-    None: "Record the links: nsys profile --gpu-metrics-devices=all tells whether they were full or idle meanwhile.",
-}
-"""Of NVLink, by what its counters say."""
 
 
 def examined(trace: Trace) -> Scope:
@@ -134,44 +119,23 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
     ideal, trace = worst.ideal, worst.trace
     reached = float(np.median([stall.ideal.sent_bytes / max(1, stall.took_ns) * 1e9 for stall in stalls]))
     name = trace.text(int(trace.rows["kernels"]["name"][worst.side.kernel])).split("(", 1)[0]
-    by_verdict: Counter[Verdict | None] = Counter()
-    for stall in stalls:
-        by_verdict[stall.use.verdict if stall.use is not None else None] += stall.cost_ns
-    verdict = by_verdict.most_common(1)[0][0]
-    counted = any(stall.use is not None for stall in stalls)
     return Finding(
         subject=f"collectives far below their {'network' if ideal.network else 'links'}",
         title=f"{len(stalls):,} {worst.operation} reach {reached / 1e9:.1f} of {ideal.bandwidth / 1e9:.0f} GB/s: "
         f"{cost_text(trace, cost, whole)}",
         detail=f"Median, of {ideal.link} in a group of {len(worst.group)}: one of {format_bytes(worst.message_bytes)} "
-        f"takes {format_ns(worst.took_ns)} after the last rank came, where {format_ns(worst.ideal_ns)} are ideal"
-        f"{_links(stalls, verdict)}.",
+        f"takes {format_ns(worst.took_ns)} after the last rank came, where {format_ns(worst.ideal_ns)} are ideal.",
         **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op=worst.operation, kernel=name),
         ranks=tuple(sorted(worst.group)),
-        evidence=tuple(_row(stall, counted=counted) for stall in stalls[:ROWS]),
+        evidence=tuple(_row(stall) for stall in stalls[:ROWS]),
         spans=spans_of_ranks((stall.rank, stall.side.start_ns, stall.side.end_ns) for stall in stalls),
-        advice=NETWORK_ADVICE if ideal.network else f"{ADVICE[verdict]} {NVLINK_ADVICE}".lstrip(),
+        advice=NETWORK_ADVICE if ideal.network else NVLINK_ADVICE,
     )
 
 
-def _links(stalls: Sequence[Call], verdict: Verdict | None) -> str:
-    """What the counters say of the links meanwhile, for the title; empty where none were recorded."""
-    used = [stall.use for stall in stalls if stall.use is not None]
-    if verdict is None or not used:
-        return ""
-    mean, idle = (float(np.median([getattr(use, name) for use in used])) for name in ("mean", "idle"))
-    if verdict == "saturated":
-        return f"; its NVLinks are full meanwhile ({mean:.0%} of their peak): they are the limit"
-    if verdict == "idle":
-        return f"; its NVLinks are idle for {idle:.0%} of it ({mean:.0%} of their peak): they are not the limit"
-    return f"; its NVLinks are at {mean:.0%} of their peak meanwhile"
-
-
-def _row(call: Call, *, counted: bool) -> dict[str, Cell]:
-    """``counted``: counters were recorded of the links of any of the finding's collectives."""
-    use = call.use
-    result: dict[str, Cell] = {
+def _row(call: Call) -> dict[str, Cell]:
+    return {
         "number": call.number,
         "message_bytes": call.message_bytes,
         "core_ns": call.took_ns,
@@ -181,10 +145,4 @@ def _row(call: Call, *, counted: bool) -> dict[str, Cell]:
         "exposed_ns": call.exposed_ns,
         "saves_ns": call.cost_ns,
         "algorithm": " ".join(filter(None, (call.algorithm, call.protocol))) or None,
-        "links": "not recorded" if use is None else use.verdict,
     }
-    if counted:
-        result["links_mean_share"] = None if use is None else round(use.mean, 3)
-        result["links_peak_share"] = None if use is None else round(use.peak, 3)
-        result["links_idle_share"] = None if use is None else round(use.idle, 3)
-    return result

@@ -12,7 +12,6 @@ from perfscope.analyzers.readers.columns import ColumnBuffer
 from perfscope.analyzers.readers.perfetto.annotations import Annotations
 from perfscope.analyzers.readers.perfetto.state import (
     CATEGORIES,
-    GPU_STAGES,
     NAMES,
     Clocks,
     Sequences,
@@ -26,85 +25,15 @@ from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, Piece
 from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
-# Stages and counters of a GPU: packets of drivers (Vulkan, Mesa, Adreno, Mali) and of compute profilers.
-
-
-_SPECIFICATIONS = 7
-
-
-class GpuEvents:
-    """``GpuRenderStageEvent`` as columns, ``GpuCounterEvent`` as samples."""
-
-    def __init__(self, strings: TraceBuilder, sequences: Sequences) -> None:
-        self._strings, self._sequences = strings, sequences
-        self.spans = ColumnBuffer()
-        self.samples: list[tuple[int, int, int, int, float]] = []
-        """(time, clock, sequence, code of the name, value)."""
-        self._stage_names: dict[int, str] = {}
-        self._counters: dict[tuple[int, int], str] = {}
-
-    def stages(
-        self, buffer: Buffer, messages: Fields, time: Int, clock: Int, sequence: Int, generation: Int, shown: str
-    ) -> None:
-        """Spans of GPU work. One without a duration only describes stages and queues."""
-        count = len(messages.row)
-        fields = walk(buffer, messages.a, messages.b, shown)
-        told = fields.of(_SPECIFICATIONS).messages()
-        for start, end in zip(told.a.tolist(), told.b.tolist(), strict=True):
-            result = decode("perfetto.Specifications", buffer.data[start:end], shown)
-            self._stage_names.update({number: one.name for number, one in enumerate(result.stage)})
-        duration = fields.of(2).numbers().column(count, MISSING)
-        queue = fields.of(3).numbers().column(count, 0)
-        queue_number = fields.of(13).numbers()
-        queue[queue_number.row] = queue_number.a
-        chosen = duration >= 0
-        if chosen.any():
-            self.spans.append(
-                {
-                    "time_ns": time[chosen],
-                    "duration_ns": duration[chosen],
-                    "clock": clock[chosen],
-                    "sequence": sequence[chosen],
-                    "device": fields.of(11).numbers().column(count, 0)[chosen],
-                    "stream": queue[chosen],
-                    "name": self._names(buffer, fields, generation, count)[chosen],
-                }
-            )
-
-    def _names(self, buffer: Buffer, fields: Fields, generation: Int, count: int) -> Int:
-        """The event's own name, otherwise that of its stage."""
-        name = np.full(count, MISSING, np.int64)
-        old = fields.of(4).numbers()
-        stages = {one: self._strings.code(self._stage_names.get(one, f"stage {one}")) for one in set(old.a.tolist())}
-        name[old.row] = [stages[one] for one in old.a.tolist()]
-        for field, kind in ((14, GPU_STAGES), (20, NAMES)):
-            held = fields.of(field).numbers()
-            codes = self._sequences.codes(kind, generation[held.row], held.a)
-            name[held.row] = np.where(codes == MISSING, name[held.row], codes)
-        written = fields.of(17).messages()
-        name[written.row] = codes_of_fields(self._strings, written, buffer)
-        name[name == MISSING] = self._strings.code("GPU work")
-        return name
-
-    def counter(self, found: Any, time: int, clock: int, sequence: int) -> None:
-        """One decoded ``GpuCounterEvent``: names of counters, samples, or both."""
-        for spec in found.counter_descriptor.specs:
-            self._counters[sequence, spec.counter_id] = spec.name
-        for sample in found.counters:
-            name = self._counters.get((sequence, sample.counter_id)) or f"GPU counter {sample.counter_id}"
-            code = self._strings.code(f"GPU {found.gpu_id}: {name}")
-            value = sample.double_value or float(sample.int_value)
-            self.samples.append((time, clock, sequence, code, value))
-
-
 BEGIN, END, INSTANT, COUNTER, COMPLETE = 1, 2, 3, 4, 100
 """Types of events: TrackEvent's own, and a legacy event with a duration."""
 
 _TRACK_EVENT, _INTERNED, _SNAPSHOT, _DESCRIPTOR, _DEFAULTS = 11, 12, 6, 60, 59
-_GPU_STAGE, _GPU_COUNTER, _THREAD = 53, 52, 44
+_THREAD = 44
 _DETAILS = {
     1: "ftrace events", 2: "process trees", 7: "system statistics", 9: "process statistics", 37: "heap profiles",
-    39: "android logs", 54: "sampled stacks", 57: "graphics frames", 62: "vulkan memory events", 63: "gpu logs",
+    39: "android logs", 52: "GPU counters", 53: "GPU render stages", 54: "sampled stacks", 57: "graphics frames",
+    62: "vulkan memory events", 63: "gpu logs",
     65: "vulkan calls", 66: "perf samples", 71: "gpu memory totals", 73: "memory snapshots", 95: "etw events",
 }  # fmt: skip
 """Packets with events that have no place in the model, by field. What is in no list describes the recording."""
@@ -124,7 +53,6 @@ class Collector:
         self.tracks: dict[int, Track] = {}
         self.events = ColumnBuffer()
         self.annotations = Annotations(self.strings, self.sequences)
-        self.gpu = GpuEvents(self.strings, self.sequences)
         self.unplaced: Counter[str] = Counter()
         self.packets = 0
 
@@ -163,21 +91,6 @@ class Collector:
             self._track_events(
                 buffer, events, time[positions], clock[positions], sequence[positions], generation[positions]
             )
-        stages = fields.of(_GPU_STAGE).messages()
-        if len(stages.row):
-            positions = stages.row
-            self.gpu.stages(
-                buffer,
-                stages,
-                time[positions],
-                clock[positions],
-                sequence[positions],
-                generation[positions],
-                self.shown,
-            )
-        for row, start, end in _spans(fields.of(_GPU_COUNTER)):
-            result = decode("perfetto.GpuCounterEvent", buffer.data[start:end], self.shown)
-            self.gpu.counter(result, int(time[row]), int(clock[row]), int(sequence[row]))
 
     def _times(self, buffer: Buffer, fields: Fields, sequence: Int, generation: Int, count: int) -> tuple[Int, Int]:
         """Time of each packet in ns, and the machine's clock it is on; ``MISSING``: on a clock that nobody defined."""

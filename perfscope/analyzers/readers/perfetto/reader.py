@@ -4,13 +4,13 @@
 Trace { packet: [ TracePacket { timestamp, timestamp_clock_id, trusted_packet_sequence_id, sequence_flags,
           track_event { type, track_uuid, name, categories, debug_annotations, flow_ids },
           track_descriptor { uuid, parent_uuid, process, thread, counter }, interned_data, clock_snapshot,
-          gpu_render_stage_event, gpu_counter_event, compressed_packets ... } ] }
+          compressed_packets ... } ] }
 ```
 
 Slices go to the table that their category stands for (Kineto's words and those of rocprofv3 are known; our own
 exports use Kineto's), everything else is a host span of its track. Kernels and copies need an argument that says
-their device; without it they are spans like others. Instants are spans without length. Samples of counters, stages
-and counters of GPU drivers are read. Other sources of data (ftrace, statistics, heap and stack profiles) count as
+their device; without it they are spans like others. Instants are spans without length. Samples of counters
+are read. Other sources of data (ftrace, statistics, heap and stack profiles) count as
 unplaced, by what they are; descriptions of the recording count as nothing. Host names, command lines and arguments
 that the model has no column for are not read.
 
@@ -139,7 +139,7 @@ def _events(collector: Collector) -> Columns:
         return _none()
     held = collector.events.take()
     held["event"] = np.arange(len(held["time_ns"]))
-    keep = _on_one_clock(collector, held, "time_ns")
+    keep = _on_one_clock(collector, held)
     kind = held["kind"]
     known = np.isin(kind, (BEGIN, END, INSTANT, COUNTER, COMPLETE))
     if (~known).any():
@@ -170,7 +170,7 @@ def _none() -> Columns:
     return {**{name: np.empty(0, np.int64) for name in names}, "value": np.empty(0, np.float64)}
 
 
-def _on_one_clock(collector: Collector, held: Columns, column: str) -> Array:
+def _on_one_clock(collector: Collector, held: Columns) -> Array:
     """Bring times to the primary clock, in place; flags of the events whose clock is known."""
     clock = held["clock"]
     kinds = np.unique(clock).tolist()
@@ -179,12 +179,12 @@ def _on_one_clock(collector: Collector, held: Columns, column: str) -> Array:
         return keep  # all on one clock: no snapshot is needed
     for kind in kinds:
         mine = clock == kind
-        result = None if kind == MISSING else collector.clocks.to_primary(kind, held[column][mine])
+        result = None if kind == MISSING else collector.clocks.to_primary(kind, held["time_ns"][mine])
         if result is None:
             keep[mine] = False
             collector.unplaced["events on a clock that no snapshot relates to the others"] += int(mine.sum())
         else:
-            held[column][mine] = result
+            held["time_ns"][mine] = result
     return keep
 
 
@@ -207,8 +207,6 @@ def _sources(collector: Collector, rows: Columns) -> dict[int, Mapping[str, Any]
 def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, Any] | None) -> Trace:
     unplaced: Counter[str] = Counter() if said is not None else Counter(collector.unplaced)
     tables = Tables(collector, Events(rows), own=said is not None, unplaced=unplaced)
-    if said is None:
-        _gpu(collector, tables)
     built = tables.build()
     if not any(len(built[name]) for name in ("slices", "calls", "kernels", "copies", "memory", "counters", "steps")):
         what = ", ".join(f"{count:,} {reason}" for reason, count in collector.unplaced.most_common(3))
@@ -223,7 +221,7 @@ def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, A
         _text(said, "backend"),
     )
     trace.rank_source = _text(said, "rank_source") or "metadata of the export"
-    trace.events = len(rows["event"]) + sum(unplaced.values()) + tables.gpu_events
+    trace.events = len(rows["event"]) + sum(unplaced.values())
     trace.events_only = bool(said and said.get("events_only") is True)
     trace.note(*_notes(trace, tables, said))
     declared = said.get("recorded") if said is not None else None
@@ -232,22 +230,6 @@ def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, A
     else:
         trace.record_tables(without=("op_links",) if calls_that_wait(trace.rows) else ("op_links", "waiting_calls"))
     return trace.build()
-
-
-def _gpu(collector: Collector, tables: Tables) -> None:
-    """Stages and samples of drivers, beside the track events."""
-    if len(collector.gpu.spans):
-        spans = collector.gpu.spans.take()
-        keep = _on_one_clock(collector, spans, "time_ns")
-        tables.add_gpu_spans({name: values[keep] for name, values in spans.items()})
-    if collector.gpu.samples:
-        time, clock, _, code, value = zip(*collector.gpu.samples, strict=True)
-        samples: Columns = {
-            "time_ns": np.array(time, np.int64), "clock": np.array(clock, np.int64),
-            "name": np.array(code, np.int64), "value": np.array(value, np.float64),
-        }  # fmt: skip
-        keep = _on_one_clock(collector, samples, "time_ns")
-        tables.add_gpu_samples({name: values[keep] for name, values in samples.items()})
 
 
 def _number(said: Mapping[str, Any] | None, key: str) -> int | None:

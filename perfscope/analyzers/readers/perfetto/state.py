@@ -16,9 +16,9 @@ from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, walk
 from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING
 
-CATEGORIES, NAMES, ARGUMENT_NAMES, GPU_STAGES, TEXTS = 1, 2, 3, 24, 29
+CATEGORIES, NAMES, ARGUMENT_NAMES, TEXTS = 1, 2, 3, 29
 """Fields of ``InternedData`` that are read; the number is also the kind of string."""
-_KINDS = (CATEGORIES, NAMES, ARGUMENT_NAMES, GPU_STAGES, TEXTS)
+_KINDS = (CATEGORIES, NAMES, ARGUMENT_NAMES, TEXTS)
 
 _CLEARED = 1
 

@@ -196,9 +196,6 @@ class Tables:
         self._arguments = Arguments(collector.annotations, self._strings)
         self._threads = Threads(collector.tracks, self._strings, own=own)
         self._parts: dict[Place, Events] = self._split(events)
-        self._gpu_spans: Columns = {}
-        self._gpu_samples: Columns = {}
-        self.gpu_events = 0
         self.findings = 0
         self.rows: dict[str, Rows] = {}
         none = np.empty(0, np.int64)
@@ -227,16 +224,6 @@ class Tables:
         for name in (words.DEVICE_ARGUMENT, "agent", "dst_agent"):
             flags |= annotations.has(name, events["event"])
         return flags
-
-    def add_gpu_spans(self, spans: Columns) -> None:
-        """Work that the driver of a GPU recorded."""
-        self._gpu_spans = spans
-        self.gpu_events += len(spans["time_ns"])
-
-    def add_gpu_samples(self, samples: Columns) -> None:
-        """Counters that the driver of a GPU recorded."""
-        self._gpu_samples = samples
-        self.gpu_events += len(samples["time_ns"])
 
     def build(self) -> dict[str, Rows]:
         """All tables."""
@@ -312,8 +299,6 @@ class Tables:
             return
         places = (Place.KERNEL, Place.COPY, Place.SYNC)
         seen = [self._arguments.ordinal(self._parts[place]["event"]) for place in places]
-        if self._gpu_spans:
-            seen.append(self._gpu_spans["device"])
         ordinals = np.unique(np.concatenate(seen))
         self._set("devices", {"ordinal": ordinals})
 
@@ -325,7 +310,6 @@ class Tables:
     def _work(self, table: str) -> Int:
         """Kernels or copies; the row of each event in the table."""
         events = self._parts[Place.KERNEL if table == "kernels" else Place.COPY]
-        size = len(events)
         columns = {**self._base(events), **self._arguments.of(table, events["event"])}
         columns["device"] = self._row_of_device(self._arguments.ordinal(events["event"]))
         columns["stream"] = self._arguments.stream(events["event"], events["track"])
@@ -339,8 +323,6 @@ class Tables:
             for name, guess in (("kind", categories.copy_kind), ("host_memory", categories.host_memory)):
                 guessed = self._by_name(columns["name"], guess)
                 columns[name] = np.where(columns[name] == MISSING, guessed, columns[name])
-        if table == "kernels" and self._gpu_spans:
-            columns = join_columns([columns, self._of_gpu()])
         if not len(columns["start_ns"]):
             self._set(table, {})
             return np.empty(0, np.int64)
@@ -348,17 +330,7 @@ class Tables:
         reorder(columns, order)
         self._link(columns)
         self._set(table, columns)
-        return _inverse(order)[:size]
-
-    def _of_gpu(self) -> Columns:
-        spans = self._gpu_spans
-        names = spans["name"]
-        return {
-            "start_ns": spans["time_ns"], "end_ns": spans["time_ns"] + spans["duration_ns"], "name": names,
-            "device": self._row_of_device(spans["device"]), "stream": spans["stream"],
-            "communication": self._by_name(names, categories.is_communication),
-            "occupancy": np.full(len(names), np.nan), "flow": np.zeros(len(names), np.int64),
-        }  # fmt: skip
+        return _inverse(order)
 
     def _link(self, columns: Columns) -> None:
         """The call and the op that launched each row: by arrow, else by correlation id."""
@@ -415,9 +387,6 @@ class Tables:
         samples = self._samples
         name, scale = self._threads.counters(samples["track"])
         columns: Columns = {"time_ns": samples["time_ns"], "name": name, "value": samples["value"] * scale}
-        if self._gpu_samples:
-            gpu = {key: values for key, values in self._gpu_samples.items() if key != "clock"}
-            columns = join_columns([columns, gpu])
         self._set("counters", columns)
 
     def _steps(self) -> None:

@@ -47,7 +47,6 @@ from perfscope.analyzers.readers.run.memory import (
 )
 from perfscope.analyzers.readers.run.nsys import Recordings
 from perfscope.analyzers.readers.run.parts import FORMAT, RunPart, divide_run, trace_order, why_nothing_captured
-from perfscope.analyzers.readers.run.peers import carry_peers
 from perfscope.analyzers.readers.run.stacks import attach_stacks
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
@@ -332,7 +331,7 @@ def _attach_nsys(captured: _Captured, capture: Capture) -> None:
 def _read_captures(path: Path, run: Run, process: Process, recordings: Recordings) -> _Captured:
     """Read every artifact of the process, and attach to its traces what belongs to them."""
     captured = _Captured(folder=path, process=process, recordings=recordings, notes=[*run.notes])
-    notes, timed = captured.notes, captured.timed
+    notes = captured.notes
     if run.state != "finished":
         notes.append(f"the run is {run.state}: what had been captured by then is shown")
     notes += [f"{capture.pass_name} pass: {capture.reason}" for capture in process.captures if capture.reason]
@@ -346,9 +345,6 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
     _attach_memory(captured)
     if captured.stacks:
         _attach_stacks(captured)
-    if "timing" in timed and "detail" in timed:
-        timed["timing"], note = carry_peers(timed["timing"], timed["detail"])
-        notes += [note] if note is not None else []
     return captured
 
 
