@@ -6,29 +6,27 @@ outside of it, and only those named here. Whatever cannot be read is left out.
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import os
 import platform
 import resource
+import subprocess
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from perfscope.model import environment
 from perfscope.model.environment import ask
+from perfscope.profiler.launch.program import end_with_us
 
-# Clocks, temperature, power and slowdowns of the NVIDIA devices a launch may use: from NVML, else from nvidia-smi.
-#
-# NVML (the package nvidia-ml-py) answers in microseconds and is asked while a launch runs. nvidia-smi is a process, so
-# it is queried before and after it only; its clocks are those of a device whose program has just ended.
-
-
+# Clocks, temperature, power and slowdowns of the NVIDIA devices a launch may use, from nvidia-smi.
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 CAPPED = 0x4
 """The power limit lowers the clocks: what the program asks for costs more than the device may take."""
@@ -56,63 +54,66 @@ class GpuState:
 
 
 class Gpus:
-    """Asks the driver, by the cheapest way that answers. ``visible``: ``CUDA_VISIBLE_DEVICES``."""
+    """Asks nvidia-smi. ``visible``: ``CUDA_VISIBLE_DEVICES``."""
 
     def __init__(self, visible: str | None = None) -> None:
-        """Find out who answers; without a device it is not queried again."""
+        """Find out whether there are devices; without one it is not asked again."""
         self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-        self._nvml = _nvml()
-        self._reasons = ""
+        self._reasons: tuple[str, ...] = _REASONS
         self._present = True
         self._present = bool(self.look())
 
-    @property
-    def cheap(self) -> bool:
-        """Whether it may be asked while a launch runs."""
-        return self._present and self._nvml is not None
-
-    @property
-    def source(self) -> str | None:
-        """Who answers; ``None`` without a device."""
-        if not self._present:
-            return None
-        return "NVML, each second" if self.cheap else "nvidia-smi, before and after each launch"
-
     def look(self) -> tuple[GpuState, ...]:
         """The devices that programs see here, now."""
-        if not self._present:
-            return ()
-        states = _by_nvml(self._nvml) if self._nvml is not None else self._by_smi()
-        return visible_gpus(states, self._visible)
-
-    def counters(self, ends: Sequence[Sequence[GpuState]], looks: Sequence[Sequence[GpuState]]) -> dict[str, float]:
-        """Of a launch: mean over its devices and looks; ``ends``: before it and after it."""
-        if not ends or not any(ends):
-            return {}
-        seen = [gpu for look in (looks or ends[-1:]) for gpu in look]
-        result: dict[str, float] = {}
-        for name, values in (
-            ("gpu_mhz", [gpu.sm_mhz for gpu in seen]),
-            ("gpu_celsius", [gpu.celsius for gpu in seen]),
-            ("gpu_watts", [gpu.watts for gpu in seen]),
-            ("gpu_celsius_before", [gpu.celsius for gpu in ends[0]]),
-        ):
-            known = [value for value in values if value is not None]
-            if known:
-                result[name] = fmean(known)
-        reasons = [gpu.reasons for look in (looks or ends) for gpu in look if gpu.reasons is not None]
-        if reasons:
-            result["gpu_slowed_share"] = fmean(bool(bits & SLOWED) for bits in reasons)
-            result["gpu_capped_share"] = fmean(bool(bits & CAPPED) for bits in reasons)
-        return result
-
-    def _by_smi(self) -> tuple[GpuState, ...]:
-        for reasons in (self._reasons,) if self._reasons else _REASONS:
-            text = ask("nvidia-smi", f"--query-gpu={','.join((*_FIELDS, reasons))}", "--format=csv,noheader,nounits")
+        for reasons in self._reasons if self._present else ():
+            text = ask(*_query(reasons))
             if text is not None:
-                self._reasons = reasons
-                return parse_nvidia_smi(text)
+                self._reasons = (reasons,)
+                return visible_gpus(parse_nvidia_smi(text), self._visible)
         return ()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[GpuState]]:
+        """The list has what was seen of the devices inside, each second, once the block has ended."""
+        seen: list[GpuState] = []
+        if not self._present:
+            yield seen
+            return
+        with tempfile.TemporaryFile("w+") as printed:
+            command = [*_query(self._reasons[0]), f"--loop-ms={round(PERIOD_S * 1000)}"]
+            looking = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.DEVNULL, preexec_fn=end_with_us()
+            )
+            try:
+                yield seen
+            finally:
+                looking.kill()
+                looking.wait()
+                printed.seek(0)
+                seen += visible_gpus(parse_nvidia_smi(printed.read()), self._visible)
+
+
+def gpu_counters(before: Sequence[GpuState], seen: Sequence[GpuState]) -> dict[str, float]:
+    """Of a launch: mean over its devices and looks; ``before``: the devices before it."""
+    result: dict[str, float] = {}
+    for name, values in (
+        ("gpu_mhz", [gpu.sm_mhz for gpu in seen]),
+        ("gpu_celsius", [gpu.celsius for gpu in seen]),
+        ("gpu_watts", [gpu.watts for gpu in seen]),
+        ("gpu_celsius_before", [gpu.celsius for gpu in before]),
+    ):
+        known = [value for value in values if value is not None]
+        if known:
+            result[name] = fmean(known)
+    reasons = [gpu.reasons for gpu in seen if gpu.reasons is not None]
+    if reasons:
+        result["gpu_slowed_share"] = fmean(bool(bits & SLOWED) for bits in reasons)
+        result["gpu_capped_share"] = fmean(bool(bits & CAPPED) for bits in reasons)
+    return result
+
+
+def _query(reasons: str) -> list[str]:
+    return ["nvidia-smi", f"--query-gpu={','.join((*_FIELDS, reasons))}", "--format=csv,noheader,nounits"]
 
 
 def parse_nvidia_smi(text: str) -> tuple[GpuState, ...]:
@@ -153,7 +154,7 @@ def visible_gpus(gpus: Sequence[GpuState], visible: str | None) -> tuple[GpuStat
         mine = [
             gpu for gpu in gpus if word == str(gpu.index) or (word.startswith("GPU-") and gpu.uuid.startswith(word))
         ]
-        if len(mine) != 1:
+        if len({gpu.index for gpu in mine}) != 1:
             break
         states += mine
     return tuple(states)
@@ -165,53 +166,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _nvml() -> Any:
-    """The module, when there is one and a driver answers it; else ``None``."""
-    try:
-        module = importlib.import_module("pynvml")
-        module.nvmlInit()
-    except Exception:  # not installed, no driver, another version of it: each raises its own, and nvidia-smi is left
-        return None
-    return module
-
-
-def _by_nvml(module: Any) -> tuple[GpuState, ...]:
-    try:
-        driver = _decoded(module.nvmlSystemGetDriverVersion())
-        handles = [module.nvmlDeviceGetHandleByIndex(index) for index in range(module.nvmlDeviceGetCount())]
-    except module.NVMLError:
-        return ()
-    return tuple(_device(module, index, handle, driver) for index, handle in enumerate(handles))
-
-
-def _device(module: Any, index: int, handle: Any, driver: str) -> GpuState:
-    def query(name: str, *arguments: Any) -> Any:
-        """What a function of NVML answers; ``None`` where this device or version does not."""
-        function = getattr(module, name, None)
-        try:
-            return None if function is None else function(handle, *arguments)
-        except module.NVMLError:
-            return None
-
-    watts = query("nvmlDeviceGetPowerUsage")
-    reasons = query("nvmlDeviceGetCurrentClocksEventReasons")
-    return GpuState(
-        index=index,
-        uuid=_decoded(query("nvmlDeviceGetUUID") or ""),
-        name=_decoded(query("nvmlDeviceGetName") or ""),
-        driver=driver,
-        sm_mhz=query("nvmlDeviceGetClockInfo", module.NVML_CLOCK_SM),
-        celsius=query("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU),
-        watts=None if watts is None else watts / 1000,
-        reasons=query("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons,
-    )
-
-
-def _decoded(value: Any) -> str:
-    """Older versions of the package give bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 PERIOD_S = 1.0
@@ -253,15 +207,16 @@ class MachineWatch:
         self._sources = Sources() if sources is None else sources
         self._over = threading.Event()
         self._mhz: list[float] = []
-        self._looks: list[Sequence[GpuState]] = []
         self._load = 0.0
         self._thread: threading.Thread | None = None
+        self._watched = gpus.watched()
 
     def __enter__(self) -> Self:
         """Read what only grows, and begin to look at what does not."""
         self._load = os.getloadavg()[0]
-        self._ends = [self._gpus.look()]
+        self._gpus_before = self._gpus.look()
         self._before = read_counters(self._sources)
+        self._gpus_seen = self._watched.__enter__()
         self._thread = threading.Thread(target=self._look_on, name="perfscope-watch", daemon=True)
         self._thread.start()
         return self
@@ -274,14 +229,12 @@ class MachineWatch:
         self._over.set()
         self._thread.join()
         self._after = read_counters(self._sources)
-        self._ends.append(self._gpus.look())
+        self._watched.__exit__(kind, error, trace)
 
     def _look_on(self) -> None:
         while not self._over.wait(PERIOD_S / 2 if not self._mhz else PERIOD_S):
             clock = cpu_mhz(self._sources)
             self._mhz.append(0.0 if clock is None else clock)
-            if self._gpus.cheap:
-                self._looks.append(self._gpus.look())
 
     def counters(self) -> dict[str, float]:
         """By name (`perfscope.analyzers.compare.ab.environment` has their meaning); what is not known is not there."""
@@ -290,7 +243,7 @@ class MachineWatch:
         clocks = [clock for clock in self._mhz if clock]
         if clocks:
             result["cpu_mhz"] = sum(clocks) / len(clocks)
-        result |= self._gpus.counters(self._ends, self._looks)
+        result |= gpu_counters(self._gpus_before, self._gpus_seen)
         return {name: round(value, 4) for name, value in result.items()}
 
 
@@ -338,7 +291,6 @@ def machine_facts(gpus: Gpus) -> dict[str, str]:
     facts = {
         "gpu": ", ".join(f"{count}x {name}" for name, count in Counter(device.name for device in devices).items()),
         "driver": devices[0].driver if devices else "",
-        "gpu counters": gpus.source or "",
         "cpu": environment.cpu_model() or "",
         "cpus": str(os.cpu_count() or ""),
         "python": platform.python_version(),
