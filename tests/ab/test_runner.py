@@ -270,7 +270,7 @@ def test_a_damaged_line_is_one_clear_error(tmp_path: Path, line: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "not valid JSON"), ("[]", "not the plan"), ('{"schema": "perfscope.ab/9"}', "not the plan"),
+    [("", "not valid JSON"), ("[]", "its schema is None"), ('{"schema": "perfscope.ab/9"}', "perfscope.ab/1"),
      ('{"schema": "perfscope.ab/1", "seed": "x"}', "ab.json: ")],
 )  # fmt: skip
 def test_a_damaged_plan_is_one_clear_error(tmp_path: Path, text: str, said: str) -> None:

@@ -71,9 +71,9 @@ def test_keys_of_a_later_writer_are_left_aside(held: dict[str, Any]) -> None:
     [
         (b"", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
-        (b"[1]", "its schema is 'None'; this perfscope reads 'perfscope.compare/1'"),
+        (b"[1]", "its schema is None; this perfscope reads 'perfscope.compare/1'"),
         (b'{"schema": "perfscope.report/1"}', "its schema is 'perfscope.report/1'"),
-        (b"{}", "its schema is 'None'"),
+        (b"{}", "its schema is None"),
         (b'{"schema": "perfscope.compare/1"}', "missing required field"),
         (b'{"schema": "perfscope.compare/1", "x": ' + b"[" * 200_000, "not valid JSON"),
         (b'{"schema": "perfscope.compare/1"' + b" " * MOST_BYTES, "larger than 32 MiB, not a comparison"),

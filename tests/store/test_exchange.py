@@ -137,7 +137,10 @@ ZEROS = "0" * 64
         (changed(0, content=b"["), "export.json: not valid JSON"),
         (changed(0, content=HEAD.replace(b"/1", b"/2")), r"its schema is 'perfscope.store-export/2'"),
         (changed(1, content=b"{}\n"), "runs.jsonl: line 1: its schema is None"),
-        (changed(1, content=RUN + RUN.replace(b'"ranks":1', b'"ranks":"x"')), "runs.jsonl: line 2: Expected `int`"),
+        (
+            changed(1, content=RUN + RUN.replace(b'"ranks":1', b'"ranks":"x"')),
+            "runs.jsonl: line 2: not a stored run: Expected `int`",
+        ),
         (changed(1, content=RUN + b"\xff\n"), "runs.jsonl: line 2"),
         (changed(1, content=RUN.replace(b'"value":2.0', b'"value":1e999')), "runs.jsonl: line 1: "),
         (changed(1, content=RUN.replace(b'"value":2.0', b'"value":1e308')), "no number that can be measured"),

@@ -234,18 +234,9 @@ def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str |
 
 
 def _plan(path: Path) -> AbPlan:
-    import msgspec
+    from perfscope.model.documents.bounded_json import read_document
 
-    try:
-        raw = json.loads(_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(raw, dict) or raw.get("schema") != AB_SCHEMA:
-        raise DataError(f"{path}: not the plan of a comparison that this perfscope reads ({AB_SCHEMA})")
-    try:
-        return msgspec.convert({key: value for key, value in raw.items() if key != "schema"}, AbPlan)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{path}: {error}") from error
+    return read_document(path, AbPlan, AB_SCHEMA, what="the plan of a comparison", most_bytes=MAX_AB_BYTES)
 
 
 def _launch(raw: Any) -> Launch:

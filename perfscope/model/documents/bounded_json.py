@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -33,8 +34,16 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a document. Keys that are not known are left aside: within a version they are only added."""
 
 
-def read_document(file: Path, kind: type[Document], schema: str, *, what: str, most_bytes: int) -> Document:
-    """The document in a file. ``what``: what it should be, ``a manifest``.
+def read_document(
+    file: Path,
+    kind: type[Document],
+    schema: str,
+    *,
+    what: str,
+    most_bytes: int,
+    renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda raw: raw,
+) -> Document:
+    """The document in a file. ``what``: what it should be, ``a manifest``; ``renamed`` as of `decode_document`.
 
     ``DataError`` in one line where it is missing, larger than ``most_bytes``, no JSON, or of another schema.
     """
@@ -43,13 +52,23 @@ def read_document(file: Path, kind: type[Document], schema: str, *, what: str, m
             content = stream.read(most_bytes + 1)
     except OSError as error:
         raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
-    return decode_document(content, file, kind, schema, what=what, most_bytes=most_bytes)
+    return decode_document(content, file, kind, schema, what=what, most_bytes=most_bytes, renamed=renamed)
 
 
 def decode_document(
-    content: bytes, path: str | Path, kind: type[Document], schema: str, *, what: str, most_bytes: int
+    content: bytes | str,
+    path: str | Path,
+    kind: type[Document],
+    schema: str,
+    *,
+    what: str,
+    most_bytes: int,
+    renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda raw: raw,
 ) -> Document:
-    """The document in ``content``; ``path`` is named in errors, which are those of ``read_document``."""
+    """The document in ``content``; ``path`` is named in errors, which are those of ``read_document``.
+
+    ``renamed``: gives the keys of the file the names of the fields.
+    """
     if len(content) > most_bytes:
         raise DataError(f"{path}: larger than {most_bytes >> 20} MiB, not {what}")
     try:
@@ -58,8 +77,8 @@ def decode_document(
         raise DataError(f"{path}: not valid JSON ({_one_line(error)})") from error
     found = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(raw, dict) or found != schema:
-        raise DataError(f"{path}: its schema is {str(found)[:60]!r}; this perfscope reads {schema!r}")
-    return convert_document(raw, path, kind, what=what)
+        raise DataError(f"{path}: its schema is {repr(found)[:60]}; this perfscope reads {schema!r}")
+    return convert_document(renamed(raw), path, kind, what=what)
 
 
 def convert_document(raw: Any, path: str | Path, kind: type[Document], *, what: str) -> Document:

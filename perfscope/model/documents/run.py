@@ -171,23 +171,9 @@ def _to_json(value: Any) -> Any:
 
 
 def _load_manifest(path: Path, kind: type[Manifest], schema: str) -> Manifest:
-    import msgspec
+    from perfscope.model.documents.bounded_json import read_document
 
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise DataError(f"{path}: larger than {MOST_BYTES >> 20} MiB, not a manifest")
-        raw = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(raw, dict) or raw.get("schema") != schema:
-        result = raw.get("schema") if isinstance(raw, dict) else None
-        raise DataError(f"{path}: its schema is {result!r}; this perfscope reads {schema!r}")
-    try:
-        manifest: Manifest = msgspec.convert(_from_json(raw), kind)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{path}: {error}") from error
+    manifest = read_document(path, kind, schema, what="a manifest", most_bytes=MOST_BYTES, renamed=_from_json)
     for process in manifest.processes if isinstance(manifest, Run) else (manifest,):
         _check_contained(path, process)
     return manifest

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from perfscope.model.errors import DataError
 
@@ -148,21 +147,9 @@ def encode(record: StoredRun) -> str:
 
 def decode(text: str | bytes, origin: str) -> StoredRun:
     """The record in ``text``; ``DataError``, with ``origin`` first, if it is none of ours or too large."""
-    import msgspec
+    from perfscope.model.documents.bounded_json import decode_document
 
-    if len(text) > MOST_BYTES:
-        raise DataError(f"{origin}: a record larger than {MOST_BYTES >> 20} MiB, not one of ours")
-    try:
-        raw: Any = msgspec.json.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise DataError(f"{origin}: not valid JSON ({error})") from error
-    if not isinstance(raw, dict) or raw.get("schema") != RECORD_SCHEMA:
-        result = raw.get("schema") if isinstance(raw, dict) else None
-        raise DataError(f"{origin}: its schema is {result!r}; this perfscope reads {RECORD_SCHEMA!r}")
-    try:
-        record = msgspec.convert(raw, StoredRun)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise DataError(f"{origin}: {error}") from error
+    record = decode_document(text, origin, StoredRun, RECORD_SCHEMA, what="a stored run", most_bytes=MOST_BYTES)
     names = [metric.name for metric in record.metrics]
     if len(set(names)) < len(names):
         raise DataError(f"{origin}: a metric is in it twice")
