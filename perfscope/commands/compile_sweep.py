@@ -226,7 +226,7 @@ class _Sweep:
 
     def _judge(self, number: int, folder: Path, *, outcome: Outcome | None = None, reused: bool = False) -> None:
         from perfscope.analyzers.sweep.evaluate import evaluate_variant
-        from perfscope.model.documents.run_folders import write_atomically
+        from perfscope.model.files import write_atomically
 
         point = evaluate_variant(folder, self.variants[number].settings)
         where = Path(VARIANTS) / folder.name if not reused else _beside(folder, self.folder)
@@ -241,8 +241,8 @@ class _Sweep:
     def _write(self) -> Sweep:
         from perfscope.analyzers.sweep.front import Swept, VariantPoint
         from perfscope.dashboards.report.sections.sweep import sweep_document
-        from perfscope.model.documents.run_folders import write_atomically
         from perfscope.model.documents.sweep import FILE, dump
+        from perfscope.model.files import write_atomically
         from perfscope.model.untrusted_text import scrub_command
 
         numbers = sorted(self._wanted) if self.searched is not None else range(len(self.variants))

@@ -1,4 +1,4 @@
-"""Where an output goes that was asked for by its path: what may be replaced there, and what only written to."""
+"""Writing files: whole or not at all; what may be replaced at a path that was asked for, and what only written to."""
 
 from __future__ import annotations
 
@@ -18,3 +18,20 @@ def is_stream(target: Path) -> bool:
 def resolve_links(target: Path) -> Path:
     """The file a link leads to, so that it is the file that is replaced and not the link."""
     return Path(os.path.realpath(target))
+
+
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``content`` in one step: a reader sees the old file or the new one, whole.
+
+    ``durable``: wait for the disk. Without, it survives the death of the process, not of the machine.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("wb") as stream:
+            stream.write(content)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

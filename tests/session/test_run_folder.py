@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import RUN_SCHEMA, Capture, Process, Run, RunState, dump, load_process, load_run
 from perfscope.model.errors import DataError, NotStartedError, UsageError
+from perfscope.model.files import write_atomically
 
 
 def process(**more: Any) -> Process:
@@ -183,22 +184,22 @@ def test_a_file_called_latest_that_is_not_ours_is_left_alone(tmp_path: Path) -> 
 
 def test_writing_replaces_whole_and_leaves_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    run_folders.write_atomically(path, b"one")
-    run_folders.write_atomically(path, b"two")
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
     assert path.read_bytes() == b"two"
     assert [item.name for item in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
-    run_folders.write_atomically(path, b"one")
+    write_atomically(path, b"one")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_folders.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        run_folders.write_atomically(path, b"two")
+        write_atomically(path, b"two")
     assert path.read_bytes() == b"one"
     assert [item.name for item in tmp_path.iterdir()] == ["run.json"]
 
@@ -226,7 +227,7 @@ def test_what_the_processes_wrote_last_is_read_by_rank(tmp_path: Path) -> None:
     for rank in (10, 2):
         (directory / f"rank{rank:05d}").mkdir()
         process = Process(rank=rank, directory=f"rank{rank:05d}", steps_seen=rank)
-        run_folders.write_atomically(directory / f"rank{rank:05d}" / "process.json", dump(process))
+        write_atomically(directory / f"rank{rank:05d}" / "process.json", dump(process))
     assert [process.steps_seen for process in run_folders.read(directory).processes] == [2, 10]
 
 

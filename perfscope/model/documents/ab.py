@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from perfscope.model.documents.run_folders import write_atomically
 from perfscope.model.errors import DataError, UsageError
+from perfscope.model.files import write_atomically
 from perfscope.model.untrusted_text import MASK, scrub_command
 
 Arm = Literal["base", "head"]

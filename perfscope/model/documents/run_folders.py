@@ -28,6 +28,7 @@ from perfscope.model.documents.run import (
     merge_tasks,
 )
 from perfscope.model.errors import DataError, NotStartedError, UsageError, did_you_mean
+from perfscope.model.files import write_atomically
 
 if TYPE_CHECKING:
     from perfscope.model.documents.compile_manifest import Compiled
@@ -99,23 +100,6 @@ def create(root: Path, name: str, *, latest: bool = True) -> Path:
 def directory_label(name: str) -> str:
     """``name`` as part of a directory's name: never empty, hidden or a path."""
     return _NAME.sub("-", name).strip("-.")[:MOST_NAME] or "run"
-
-
-def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Replace ``path`` by ``content`` in one step: a reader sees the old file or the new one, whole.
-
-    ``durable``: wait for the disk. Without, it survives the death of the process, not of the machine.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with draft.open("wb") as stream:
-            stream.write(content)
-            if durable:
-                stream.flush()
-                os.fsync(stream.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write(directory: Path, run: Run) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from perfscope.model.errors import DataError
+from perfscope.model.files import write_atomically
 
 # What a planned step holds in device memory at its peak, as it lies in the file of a plan. No torch here.
 #
@@ -396,9 +397,7 @@ def fingerprint_of(plan: TorchPlan) -> str:
 def write_plan(path: Path, plan: TorchPlan) -> TorchPlan:
     """Writes the plan with its fingerprint, in one go, and gives it back."""
     stamped = replace(plan, fingerprint=fingerprint_of(plan))
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(msgspec.json.encode(stamped, order="deterministic") + b"\n")
-    partial.replace(path)
+    write_atomically(path, msgspec.json.encode(stamped, order="deterministic") + b"\n", durable=False)
     return stamped
 
 

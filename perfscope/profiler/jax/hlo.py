@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from perfscope.model import wire
 from perfscope.model.documents.run import Capture
-from perfscope.model.documents.run_folders import write_atomically
+from perfscope.model.files import write_atomically
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.compat import Undo
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfscope.model.documents.run import Capture
-from perfscope.model.documents.run_folders import write_atomically
+from perfscope.model.files import write_atomically
 from perfscope.profiler.jax import compat
 
 FOLDER = "memory"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from perfscope.model.files import write_atomically
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.hlo import without_hosts
 from perfscope.profiler.session.annotate import JAX_STEP, under_nsys
@@ -87,9 +88,7 @@ class JaxProfilerCapture:
 
     def save(self, path: Path) -> None:
         """Write the trace to ``path``, and lay it out beside it as TensorBoard expects it, without a copy if it can."""
-        draft = path.with_name(f".{path.name}.part")
-        draft.write_bytes(without_hosts(self._space))
-        draft.replace(path)
+        write_atomically(path, without_hosts(self._space), durable=False)
         self._space = b""
         stamp = datetime.now(UTC).strftime("%Y_%m_%d_%H_%M_%S")
         shown = path.parent / "plugins" / "profile" / stamp / f"{NAME}.xplane.pb"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from perfscope.model.documents.run_folders import write_atomically
+from perfscope.model.files import write_atomically
 from perfscope.profiler.jax import compat
 from perfscope.profiler.source_files import SourceFiles
 

@@ -24,6 +24,7 @@ from perfscope.model.capture import CaptureOptions
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import PROCESS_FILE, Capture, Process, dump
 from perfscope.model.errors import NotStartedError
+from perfscope.model.files import write_atomically
 from perfscope.profiler.launch.program import Ended, Target
 from perfscope.profiler.nsys.marks import CAPTURE_RANGE, TIMED
 from perfscope.profiler.session.annotate import DOMAIN
@@ -175,7 +176,7 @@ def _missing(capture: Capture, reason: str) -> Capture:
 
 
 def _write(directory: Path, process: Process) -> None:
-    run_folders.write_atomically(directory / process.directory / PROCESS_FILE, dump(process))
+    write_atomically(directory / process.directory / PROCESS_FILE, dump(process))
 
 
 def _said(text: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from perfscope.model.capture import Message
 from perfscope.model.documents.run import Capture
-from perfscope.model.documents.run_folders import write_atomically
 from perfscope.model.documents.stacks import STACKS_FILE, dump_stacks
+from perfscope.model.files import write_atomically
 from perfscope.profiler.sampling import workers
 from perfscope.profiler.sampling.sampler import StackSampler
 from perfscope.profiler.session.passes import Pass

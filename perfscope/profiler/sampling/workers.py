@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.model.capture import VARIABLE, Message
-from perfscope.model.documents.run_folders import write_atomically
 from perfscope.model.documents.stacks import STACKS_SUFFIX, WORKERS_FOLDER, dump_stacks
+from perfscope.model.files import write_atomically
 from perfscope.profiler.patching import wrap
 from perfscope.profiler.sampling.sampler import StackSampler
 from perfscope.profiler.source_files import SourceFiles

@@ -14,7 +14,7 @@ from time import monotonic, perf_counter_ns
 
 from perfscope.model.capture import REPEATED_WINDOW_SIZES, WINDOW_SIZES, Message, TimedWindows
 from perfscope.model.documents.run import PROCESS_FILE, Process, dump
-from perfscope.model.documents.run_folders import write_atomically
+from perfscope.model.files import write_atomically
 from perfscope.profiler.jax.session import JaxSession
 from perfscope.profiler.nsys.marks import NsysMarks
 from perfscope.profiler.sampling import workers

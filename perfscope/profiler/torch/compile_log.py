@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from perfscope.model.capture import CaptureOptions, Level
 from perfscope.model.documents.run import Capture
-from perfscope.model.documents.run_folders import write_atomically
+from perfscope.model.files import write_atomically
 from perfscope.profiler.session.steps import Source
 from perfscope.profiler.torch import compat
 

@@ -18,6 +18,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 from perfscope.model.documents.run import Capture
+from perfscope.model.files import write_atomically
 from perfscope.profiler.patching import Undo
 
 # Names of parameters and buffers: which ``nn.Module`` holds each, without asking the garbage collector.
@@ -227,9 +228,8 @@ class TorchTensorsCapture:
             return []
         path = directory / FILE
         if self._changed:
-            partial = directory / f".{FILE}.part"
-            partial.write_bytes(gzip.compress(json.dumps(_document(self._listings)).encode(), 1, mtime=0))
-            partial.replace(path)
+            content = gzip.compress(json.dumps(_document(self._listings)).encode(), 1, mtime=0)
+            write_atomically(path, content, durable=False)
             self._changed = False
         return [
             Capture(

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from perfscope.model.documents.run_folders import write_atomically
 from perfscope.model.errors import PerfscopeError
+from perfscope.model.files import write_atomically
 
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"

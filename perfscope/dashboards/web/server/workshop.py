@@ -20,8 +20,8 @@ from typing import Any, Literal
 import msgspec
 
 from perfscope.dashboards.web.server.works import Work
-from perfscope.model.documents.run_folders import write_atomically
 from perfscope.model.errors import DataError
+from perfscope.model.files import write_atomically
 
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"

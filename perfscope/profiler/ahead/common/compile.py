@@ -32,6 +32,7 @@ from perfscope.model.documents.compile_manifest import (
 from perfscope.model.documents.compile_request import Request
 from perfscope.model.environment import git_facts
 from perfscope.model.errors import DATA_UNREADABLE, NotStartedError, PerfscopeError
+from perfscope.model.files import write_atomically
 from perfscope.model.untrusted_text import scrub_command
 from perfscope.profiler.ahead.common.build_key import sources_digest
 
@@ -395,7 +396,7 @@ def _update_manifest(directory: Path, log: _EventLog) -> None:
 
 
 def _write(directory: Path, manifest: Compiled) -> None:
-    run_folders.write_atomically(directory / compile_manifest.FILE, compile_manifest.dump(manifest), durable=False)
+    write_atomically(directory / compile_manifest.FILE, compile_manifest.dump(manifest), durable=False)
 
 
 def _notes(log: _EventLog, stopped: str | None) -> list[str]:

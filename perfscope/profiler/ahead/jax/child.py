@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.model.documents.compile_manifest import PROGRAMS
 from perfscope.model.documents.compile_request import Request, parse_checkpoint
 from perfscope.model.errors import DataError
+from perfscope.model.files import write_atomically
 from perfscope.profiler.ahead.common import scrub
 from perfscope.profiler.ahead.jax import plugin_devices
 from perfscope.profiler.ahead.targets import plugins
@@ -357,9 +358,7 @@ class Compiler:
         raise DataError(f"XLA did not write the compiled program, but {names}")
 
     def _write(self, source: Path, name: str) -> None:
-        draft = self._folder / f".{name}.part"
-        draft.write_bytes(scrub.masked(source.read_bytes(), self._private))
-        draft.replace(self._folder / name)
+        write_atomically(self._folder / name, scrub.masked(source.read_bytes(), self._private), durable=False)
 
 
 def _memory_analysis(compiled: Any) -> dict[str, int | None]:

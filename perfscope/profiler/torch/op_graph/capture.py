@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfscope.model.errors import PerfscopeError, UsageError
+from perfscope.model.files import write_atomically
 from perfscope.profiler.torch import compat
 
 if TYPE_CHECKING:
@@ -266,9 +266,7 @@ class OpTable:
         text = json.dumps(document, separators=(",", ":")).encode()
         # mtime 0: the same step gives the same bytes.
         content = gzip.compress(text, mtime=0) if path.name.endswith(".gz") else text
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_bytes(content)
-        partial.replace(path)
+        write_atomically(path, content, durable=False)
 
     def _string(self, text: str | None) -> int | None:
         if text is None:
