@@ -32,14 +32,14 @@ def setup(*, targets: tuple[str, ...], remove: bool, quiet: bool, verbose: bool)
     They fit the installed jax or torch, and lie in a folder of the user, apart from the environment: only the process
     that compiles loads them.
     """
-    from perfscope.profiler.ahead.targets import setup as installing
+    from perfscope.profiler.ahead.targets import plugins
 
     kinds = list(dict.fromkeys(map(kind_of, targets)))
     if not kinds:
         _list()
     for kind in kinds:
         if remove:
-            folder = installing.remove(kind)
+            folder = plugins.remove(kind)
             if not quiet:
                 click.echo("nothing was installed for it" if folder is None else f"removed {folder}")
         else:
@@ -61,8 +61,7 @@ def kind_of(name: str) -> Kind:
 
 def set_up(kind: Kind, *, quiet: bool) -> None:
     """Install the compiler of a kind if it is not there, and say what is ready. ``DataError`` as `install`."""
-    from perfscope.profiler.ahead.targets.plugins import SETUP_NAMES
-    from perfscope.profiler.ahead.targets.setup import install
+    from perfscope.profiler.ahead.targets.plugins import SETUP_NAMES, install
 
     def tell(line: str) -> None:
         if not quiet:

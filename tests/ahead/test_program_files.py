@@ -14,7 +14,7 @@ from perfscope.analyzers.readers.load import load, load_one
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.program_files import HEAD_BYTES, ProgramFile, program_file
 from perfscope.model.errors import DataError
-from perfscope.profiler.ahead.jax.artifacts import load_artifact
+from perfscope.profiler.ahead.jax.export import load_artifact
 from tests.ahead.compilers import require
 
 jax = pytest.importorskip("jax")

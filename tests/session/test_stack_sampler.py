@@ -19,7 +19,7 @@ from perfscope.model.documents.stacks import COLLECTING, StackSamples, dump_stac
 from perfscope.model.errors import DataError
 from perfscope.profiler.sampling import sampler as sampler_module
 from perfscope.profiler.sampling.sampler import StackSampler
-from perfscope.profiler.sampling.walk import StackReader
+from perfscope.profiler.sampling.stack_tree import StackReader
 from perfscope.profiler.source_files import SourceFiles
 
 
@@ -235,7 +235,7 @@ def test_a_stack_is_that_of_the_thread() -> None:
 
 GENERATORS = """
 import sys, threading, time
-from perfscope.profiler.sampling.walk import StackReader
+from perfscope.profiler.sampling.stack_tree import StackReader
 
 sys.setswitchinterval(1e-6)
 reader, count, main = StackReader(), 0, threading.get_ident()

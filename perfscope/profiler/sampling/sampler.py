@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable
 
 from perfscope.model.documents.stacks import SWITCH_NS, SampledLoader, StackSamples, StackThread
-from perfscope.profiler.sampling.stack_tree import StackTree
-from perfscope.profiler.sampling.walk import StackReader
+from perfscope.profiler.sampling.stack_tree import StackReader, StackTree
 from perfscope.profiler.source_files import SourceFiles
 
 PERIOD_S = 0.020

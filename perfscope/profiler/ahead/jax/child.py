@@ -103,8 +103,7 @@ def _compile_one(compiler: Compiler, number: int, program: Any, send: EventWrite
 
 def _compile_exported(request: Request, devices: Sequence[Any], send: EventWriter, here: Path) -> None:
     """Compile the one program of `compile_for`, which was lowered in the user's process, or of a file."""
-    from perfscope.profiler.ahead.jax.artifacts import load_artifact
-    from perfscope.profiler.ahead.jax.export import is_ours, load, load_checkpoint
+    from perfscope.profiler.ahead.jax.export import is_ours, load, load_artifact, load_checkpoint
 
     file = Path(request.exported or "")
     shown: list[str] = []
