@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.model.errors import DataError
-from perfscope.profiler.ahead.targets import plugins, setup
+from perfscope.profiler.ahead.targets import plugins
 
 INSTALLER = """
 import pathlib, re, sys
@@ -55,7 +55,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     script = tmp_path / "installer.py"
     script.write_text(INSTALLER)
-    monkeypatch.setattr(setup, "installer", lambda: [sys.executable, str(script)])
+    monkeypatch.setattr(plugins, "installer", lambda: [sys.executable, str(script)])
     return tmp_path / "data" / "perfscope" / "plugins"
 
 
@@ -135,7 +135,7 @@ def test_a_name_that_is_no_target(data: Path, capfd: pytest.CaptureFixture[str])
 def test_a_framework_that_is_missing_is_not_installed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "distribution", _absent)
     with pytest.raises(DataError, match=r"jax is not installed.*pip install 'perfscope\[jax\]'"):
-        setup.install("tpu", tell=print)
+        plugins.install("tpu", tell=print)
 
 
 def _absent(name: str) -> importlib.metadata.Distribution:
@@ -143,12 +143,12 @@ def _absent(name: str) -> importlib.metadata.Distribution:
 
 
 def test_uv_stands_in_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "find_spec", lambda _: None)
-    monkeypatch.setattr(setup.shutil, "which", lambda name: f"/bin/{name}")
-    assert setup.installer() == ["/bin/uv", "pip", "install", "--python", sys.executable]
-    monkeypatch.setattr(setup.shutil, "which", lambda _: None)
+    monkeypatch.setattr(plugins, "find_spec", lambda _: None)
+    monkeypatch.setattr(plugins.shutil, "which", lambda name: f"/bin/{name}")
+    assert plugins.installer() == ["/bin/uv", "pip", "install", "--python", sys.executable]
+    monkeypatch.setattr(plugins.shutil, "which", lambda _: None)
     with pytest.raises(DataError, match="neither pip nor uv"):
-        setup.installer()
+        plugins.installer()
 
 
 def test_compile_offers_it_and_does_it(
@@ -162,7 +162,7 @@ def test_compile_offers_it_and_does_it(
         asked.append(kind)
         raise DataError("stop here")
 
-    monkeypatch.setattr(setup, "install", stop)
+    monkeypatch.setattr(plugins, "install", stop)
     for words in (["--target", "v5e"], ["--target", "mi300x"], ["--target", "h100", "--framework", "torch"]):
         assert run(["compile", "--setup", *words, "train.py"]) == 4
     assert run(["compile", "--setup", "--target", "h100", "--sweep", "policy=none,full", "train.py"]) == 4

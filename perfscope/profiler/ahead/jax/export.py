@@ -1,7 +1,8 @@
 """Programs in files: functions that the user's own process lowers for another machine, and artifacts of other tools.
 
-What is lowered there is StableHLO as jax writes it for the target's platform, with scopes, lines, donation and shardings: the child compiles it
-as it is. Nothing of the user's process but this travels, so that any function can be compiled, also a local one.
+What is lowered there is StableHLO as jax writes it for the target's platform, with scopes, lines, donation and
+shardings: the child compiles it as it is. Nothing of the user's process but this travels, so that any function can be
+compiled, also a local one.
 """
 
 from __future__ import annotations
