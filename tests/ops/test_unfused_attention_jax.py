@@ -11,9 +11,9 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
+from tests.accuracy.labels import lines_of
 from tests.hlo_build import QUICK, hlo_trace
-from tests.workloads.jax.test_programs import line_of
-from tests.workloads.jax.twins import workload
+from tests.workloads.jax.numbers import workload
 
 jax = pytest.importorskip("jax")
 pytestmark = pytest.mark.jax
@@ -157,7 +157,7 @@ def test_a_loop_over_layers_hides_nothing_and_makes_nothing_blocked(backward: bo
         assert outcome.status == found
         for finding in outcome.findings:
             assert "written out 3 times a run" in finding.title
-            assert finding.where.line == line_of("attention.py", "scores")
+            assert ("jax/attention.py", finding.where.line) in lines_of("unfused_attention", "scores")
 
 
 @pytest.mark.slow
@@ -195,4 +195,4 @@ def test_the_workload_and_its_twins() -> None:
     }  # fmt: skip
     (finding,) = found["naive"].findings
     assert (finding.where.file or "").endswith("attention.py")
-    assert finding.where.line == line_of("attention.py", "scores")
+    assert ("jax/attention.py", finding.where.line) in lines_of("unfused_attention", "scores")

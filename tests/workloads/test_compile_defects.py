@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from perfscope.workloads.options import COMPILE_DEFECTS, Options, parse
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-SOURCE = Path(__file__).resolve().parents[2] / "perfscope" / "workloads" / "compile_defects.py"
 
 
 @pytest.fixture(autouse=True)
@@ -82,43 +79,3 @@ def test_the_flags() -> None:
         assert options("--compile-twin", name).compile_twin == name
     with pytest.raises(SystemExit):
         options("--compile-defect", "print", "--compile-twin", "print")
-
-
-def counted(asked: Options, capsys: pytest.CaptureFixture[str]) -> tuple[int, int, int]:
-    """(graphs compiled, reasons of graph breaks, frames left to eager mode) over three steps, without inductor."""
-    from torch._dynamo.utils import counters
-
-    from perfscope.workloads import training
-
-    counters.clear()
-    module = importlib.import_module("perfscope.workloads.attention")
-    model = training.build(module.Block, asked)
-    dynamic = {"shapes": False}.get(asked.compile_defect or "", True if asked.compile_twin == "shapes" else None)
-    forward = torch.compile(model, backend="eager", dynamic=dynamic)
-    size = asked.size
-    for step in range(3):
-        tokens_BM = torch.randint(size.vocab, (size.batch, size.seq + 1), generator=torch.Generator().manual_seed(1))
-        training.loss_of(forward, *training.inputs_of(tokens_BM, step, asked)).backward()
-    capsys.readouterr()
-    frames = counters["frames"]
-    return counters["stats"]["unique_graphs"], len(counters["graph_break"]), frames["total"] - frames["ok"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(COMPILE_DEFECTS))
-def test_a_twin_is_one_graph_compiled_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert counted(options("--compile-twin", name), capsys) == (1, 0, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(COMPILE_DEFECTS))
-def test_a_defect_is_not(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    graphs, breaks, eager = counted(options("--compile-defect", name), capsys)
-    assert (breaks > 0) == (name in {"print", "branch", "unsupported"})
-    assert (eager > 0) == (name in {"print", "unsupported"})
-    assert graphs == {"float-arg": 3, "shapes": 3, "opaque": 1}.get(name, graphs)
-
-
-def test_each_defect_is_one_line_that_says_what_it_is() -> None:
-    assert SOURCE.read_text().count("# defect:") == 5
-    assert (SOURCE.parent / "training.py").read_text().count("# defect: dynamic_shape_churn") == 1

@@ -148,9 +148,6 @@ def test_it_learns(capsys: pytest.CaptureFixture[str], name: str) -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-SOURCE = Path(__file__).resolve().parents[2] / "perfscope" / "workloads" / "kernel_defects.py"
-
-
 def options(*arguments: str) -> Options:
     attention = importlib.import_module("perfscope.workloads.attention")
     return parse("", attention.VARIANTS, attention.SIZES, ["--size", "tiny", "--variant", "sdpa", *arguments])
@@ -191,11 +188,6 @@ def test_both_compute_the_same(name: str) -> None:
     assert plain[0] != twin[0]
 
 
-def test_tables_are_added_by_the_same_ops_however_they_lie() -> None:
-    defect, twin = step(options("--kernel-defect", "layout")), step(options("--kernel-twin", "layout"))
-    assert defect[2] == twin[2]
-
-
 def test_only_the_layout_of_the_tables_differs() -> None:
     kernels = importlib.import_module("perfscope.workloads.kernel_defects")
     torch.manual_seed(0)
@@ -213,10 +205,6 @@ def test_the_flags() -> None:
     with pytest.raises(SystemExit):
         options("--kernel-defect", "order", "--kernel-twin", "order")
     assert options("--compile-backend", "eager").backend == "eager"
-
-
-def test_each_defect_is_one_line_that_says_what_it_is() -> None:
-    assert SOURCE.read_text().count("# defect:") == len(KERNEL_DEFECTS)
 
 
 STEPS = 12
@@ -240,22 +228,6 @@ def steps_of(habit: Any, device: str, shape: tuple[int, ...], vocab: int) -> lis
         habit(x_BLD, torch.empty(*shape[:2], vocab, device=device, dtype=torch.bfloat16, requires_grad=True))
         del x_BLD
     return [habit]
-
-
-def kept_bytes(defective: bool, folder: Path) -> int:
-    """Bytes that ``Entropies`` holds at the end of all steps."""
-    from perfscope.workloads.memory_defects import Entropies
-
-    kept: list[Any] = []  # else it is gone with the program
-    graph = recorded(lambda: kept.extend(steps_of(Entropies(defective), "cpu", (2, 8, 4), 64)), folder)
-    assert graph.storages is not None
-    return sum(storage.bytes for storage in graph.storages if storage.born is not None and storage.died is None)
-
-
-def test_a_metric_with_its_graph_grows_step_by_step(tmp_path: Path) -> None:
-    whole, logits = kept_bytes(True, tmp_path), 2 * 8 * 64 * 2
-    assert whole >= STEPS * 2 * logits, "softmax and log-softmax of every step, at least"
-    assert kept_bytes(False, tmp_path) <= STEPS * 2, "a number a step"
 
 
 def replayed(defective: bool, folder: Path, capacity: int = 1 << 60) -> CachingAllocator:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.workloads.options import DEFECTS, MEMORY_DEFECTS, POLICIES, Options, parse
+from perfscope.workloads.options import MEMORY_DEFECTS, POLICIES, Options, parse
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -20,43 +20,6 @@ pytestmark = pytest.mark.torch
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "perfscope" / "workloads"
 NAMES = ("attention", "moe", "ssm")
-
-
-def defect_lines(file: str) -> dict[int, str]:
-    lines = (FOLDER / file).read_text().splitlines()
-    return {number: line for number, line in enumerate(lines, start=1) if "# defect:" in line}
-
-
-def step_of(name: str, variant: str, *defects: str, tmp_path: Path) -> Any:
-    """The op graph of the second step of a training run."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    from perfscope.analyzers.readers.op_graph import read_op_graph
-    from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
-    from perfscope.workloads.training import train
-
-    module = importlib.import_module(f"perfscope.workloads.{name}")
-    capture, steps = OpGraphCapture(), []
-
-    def boundary(*_: Any) -> None:
-        steps.append(1)
-        if len(steps) == 1:
-            capture.start(1)
-        elif len(steps) == 2:
-            capture.stop()
-
-    hook = register_optimizer_step_post_hook(boundary)
-    try:
-        train(
-            module.Block,
-            Options(variant=variant, size=module.SIZES["tiny"], steps=3, defects=frozenset(defects)),
-        )
-    finally:
-        hook.remove()
-        capture.stop()
-        torch.set_float32_matmul_precision("highest")
-    capture.save(tmp_path / "graph.json.gz")
-    return read_op_graph(tmp_path / "graph.json.gz")
 
 
 @pytest.mark.slow
@@ -109,74 +72,6 @@ def test_sizes_and_presets(name: str) -> None:
     assert asked("--defect", "item", "--defect", "loader").defects == {"item", "loader"}
     with pytest.raises(SystemExit):
         asked("--defect", "nonsense")
-
-
-@pytest.mark.parametrize(("name", "variant"), [("moe", "index_add"), ("attention", "sdpa"), ("ssm", "parallel")])
-def test_a_twin_never_waits_for_a_value(name: str, variant: str, tmp_path: Path) -> None:
-    graph = step_of(name, variant, tmp_path=tmp_path)
-    assert graph.ops
-    assert [op for op in graph.ops if op.host_read] == []
-
-
-def test_the_loop_waits_on_the_line_that_says_so(tmp_path: Path) -> None:
-    graph = step_of("moe", "loop", tmp_path=tmp_path)
-    waits = [op for op in graph.ops if op.host_read]
-    assert {(op.file, op.line) for op in waits} == {("perfscope/workloads/moe.py", next(iter(defect_lines("moe.py"))))}
-    assert {op.host_read for op in waits} == {"nonzero"}
-    assert len(waits) == 2 * 4  # layers, experts
-
-
-def test_reading_the_loss_waits_on_its_line(tmp_path: Path) -> None:
-    graph = step_of("moe", "index_add", "item", tmp_path=tmp_path)
-    (wait,) = [op for op in graph.ops if op.host_read]
-    assert wait.host_read == "item"
-    assert ".item()" in defect_lines("training.py")[wait.line]
-
-
-def test_the_scan_is_two_small_ops_a_step_of_time_on_one_line(tmp_path: Path) -> None:
-    line = next(iter(defect_lines("ssm.py")))
-    found = {}
-    for variant in ("scan", "parallel"):
-        graph = step_of("ssm", variant, tmp_path=tmp_path)
-        found[variant] = [op for op in graph.ops if op.phase == "forward" and op.pointwise and op.line == line]
-    assert len(found["scan"]) == 2 * 96
-    assert found["parallel"] == []
-
-
-def test_naive_attention_keeps_scores_and_its_twin_does_not(tmp_path: Path) -> None:
-    line = next(iter(defect_lines("attention.py")))
-    naive = step_of("attention", "naive", tmp_path=tmp_path)
-    assert {"aten.bmm.default", "aten.div.Tensor"} <= {op.name for op in naive.ops if op.line == line}
-    fused = step_of("attention", "sdpa", tmp_path=tmp_path)
-    assert any("scaled_dot_product" in op.name for op in fused.ops)
-    assert not any(op.line == line for op in fused.ops)
-
-
-@pytest.mark.parametrize("defect", ["checkpoint", "checkpoint-reentrant"])
-def test_checkpointing_recomputes(defect: str, tmp_path: Path) -> None:
-    again = [op for op in step_of("attention", "sdpa", defect, tmp_path=tmp_path).ops if op.recompute]
-    assert any(op.flops for op in again)
-
-
-def test_the_optimizer_is_one_op_or_many(tmp_path: Path) -> None:
-    fused, loop = (
-        [op for op in step_of("ssm", "parallel", *defect, tmp_path=tmp_path).ops if op.phase == "optimizer"]
-        for defect in ([], ["adam-loop"])
-    )
-    assert len([op for op in fused if op.name.startswith("aten._fused_adamw_")]) == 1
-    assert len(loop) > 100
-
-
-@pytest.mark.parametrize("file", ["attention.py", "moe.py", "ssm.py", "training.py", "data.py"])
-def test_each_defect_is_one_line_that_says_what_it_is(file: str) -> None:
-    lines = defect_lines(file)
-    assert lines
-    assert all(line.split("#")[0].strip() for line in lines.values())
-
-
-def test_every_defect_has_its_place() -> None:
-    source = (FOLDER / "training.py").read_text() + (FOLDER / "data.py").read_text()
-    assert [name for name in DEFECTS if f'"{name}" in' not in source and f'"{name}" not in' not in source] == []
 
 
 FORMS = [("full", False), ("full", True), ("selective", False)]

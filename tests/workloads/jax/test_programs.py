@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import runpy
 import subprocess
@@ -11,13 +10,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.readers.hlo import text
 from tests.conftest import REPOSITORY
-from tests.workloads.jax.twins import options, tokens, workload
+from tests.workloads.jax.numbers import options, workload
 
 jax = pytest.importorskip("jax")
 pytestmark = pytest.mark.jax
@@ -25,31 +23,6 @@ pytestmark = pytest.mark.jax
 FOLDER = REPOSITORY / "perfscope" / "workloads" / "jax"
 NAMES = ("attention", "moe", "ssm", "transformer")
 OUTPUT = re.compile(r"step   0  loss \d\.\d{4}\nstep   1  loss \d\.\d{4}\n")
-
-
-def defect_lines(file: str) -> dict[int, str]:
-    lines = (FOLDER / file).read_text().splitlines()
-    return {number: line for number, line in enumerate(lines, start=1) if "# defect:" in line}
-
-
-def line_of(file: str, part: str) -> int:
-    (line,) = [number for number, text in defect_lines(file).items() if part in text]
-    return line
-
-
-def lowered(name: str, variant: str, *defects: str) -> str:
-    """One step of training as jax hands it to XLA, with the places of the source."""
-    from perfscope.workloads.jax.training import LanguageModel, start, step_of
-
-    model = LanguageModel(workload(name).Block, options(name, variant, defects=frozenset(defects)))
-    text: str = jax.jit(step_of(model)).lower(start(model), tokens(name)).as_text(debug_info=True)
-    return text
-
-
-def places(text: str) -> set[tuple[str, int]]:
-    """Files of the workloads, and lines in them, from which the program's ops come."""
-    found = re.findall(r'loc\("([^"]*/workloads/jax/[^"]*)":(\d+):', text)
-    return {(Path(file).name, int(line)) for file, line in found}
 
 
 @pytest.mark.slow
@@ -95,127 +68,6 @@ def test_a_device_that_is_not_there() -> None:
     assert device_of(options("ssm", "scan")).platform == "cpu"
     with pytest.raises(RuntimeError, match="nonsense"):
         device_of(options("ssm", "scan", device="nonsense"))
-
-
-class Loss(float):
-    """A loss that notes from where it is read."""
-
-    read_at: list[int]
-
-    def __float__(self) -> float:
-        self.read_at.append(sys._getframe(1).f_lineno)
-        return 1.0
-
-
-@pytest.mark.parametrize("defects", [(), ("float",)])
-def test_the_loss_is_read_in_every_step_on_its_line(defects: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfscope.workloads.jax import training
-
-    Loss.read_at = []
-    monkeypatch.setattr(training, "report", lambda losses: losses)
-    asked = options("ssm", "scan", steps=3, defects=frozenset(defects))
-    assert len(training.loop(lambda state, _: (state, Loss()), None, asked, jax.devices()[0])) == 3  # type: ignore[arg-type]
-    assert Loss.read_at == ([line_of("training.py", "float(loss)")] * 3 if defects else [])
-
-
-@pytest.mark.slow
-def test_every_step_retraces_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    from perfscope.workloads.jax.training import train
-
-    found = {}
-    for defects in ((), ("retrace",)):
-        caplog.clear()
-        with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING):
-            train(workload("ssm").Block, options("ssm", "scan", steps=2, defects=frozenset(defects)))
-        log = "\n".join(record.getMessage() for record in caplog.records)
-        found[defects] = [int(line) for line in re.findall(r"MISS at [^\n]*training\.py:(\d+):\d+ \(loop\)", log)]
-        assert ("Static(val=2)" in log) == bool(defects)
-    line = line_of("training.py", "static int")
-    assert found[("retrace",)] == [line] * 2
-    assert len(found[()]) == 1
-    assert line not in found[()]
-
-
-@pytest.mark.slow
-def test_naive_attention_keeps_scores_and_its_twins_do_not() -> None:
-    line = ("attention.py", line_of("attention.py", "scores"))
-    size = workload("attention").SIZES["tiny"]
-    scores = f"{size.batch}x{size.heads}x{size.seq}x{size.seq}xf32"
-    naive = lowered("attention", "naive")
-    assert line in places(naive)
-    assert scores in naive
-    for variant in ("blocked", "pallas"):
-        assert line not in places(lowered("attention", variant))
-    # At more than one block of keys, no array of the twin is as large as the scores.
-    shape = jax.ShapeDtypeStruct((1, 1, 256, 16), np.float32)
-    for variant, kept in (("naive", True), ("blocked", False), ("pallas", False)):
-        attend = workload("attention").ATTENTION[variant]
-        both_ways = jax.jit(jax.grad(lambda q, k, v, attend=attend: attend(q, k, v).sum(), argnums=(0, 1, 2)))
-        assert ("256x256xf32" in both_ways.lower(shape, shape, shape).as_text()) is kept
-
-
-@pytest.mark.slow
-def test_rows_are_moved_by_products_on_their_lines_or_not_at_all() -> None:
-    einsum = {("moe.py", line) for line, text in defect_lines("moe.py").items() if "einsum" in text}
-    ragged = {("moe.py", line) for line, text in defect_lines("moe.py").items() if "ragged_dot" in text}
-    assert len(einsum) == len(ragged) == 2
-    for variant, theirs, others in (("einsum", einsum, ragged), ("ragged", ragged, einsum)):
-        found = places(lowered("moe", variant))
-        assert theirs <= found
-        assert not others & found
-    assert not (einsum | ragged) & places(lowered("moe", "scatter"))
-
-
-@pytest.mark.slow
-def test_the_scan_is_a_loop_over_time_on_one_line() -> None:
-    ssm, shape = workload("ssm"), jax.ShapeDtypeStruct((2, 96, 3, 4), np.float32)
-    loops = {name: jax.jit(recur).lower(shape, shape).as_text() for name, recur in ssm.RECURRENCE.items()}
-    assert loops["scan"].count("stablehlo.while") == 1
-    assert "dense<96>" in loops["scan"]
-    assert "stablehlo.while" not in loops["associative"]
-    line = ("ssm.py", line_of("ssm.py", "lax.scan(advance"))
-    assert line in places(lowered("ssm", "scan"))
-    assert line not in places(lowered("ssm", "associative"))
-
-
-@pytest.mark.slow
-def test_checkpointing_recomputes_on_its_line() -> None:
-    from perfscope.workloads.jax.training import LanguageModel, start, step_of
-
-    line = ("training.py", line_of("training.py", "jax.checkpoint(self.block"))
-    plain = lowered("moe", "scatter")
-    assert "rematted_computation" not in plain
-    assert line not in places(plain)
-    model = LanguageModel(workload("moe").Block, options("moe", "scatter", defects=frozenset({"checkpoint"})))
-    stage = jax.jit(step_of(model)).lower(start(model), tokens("moe"))
-    assert line in places(stage.as_text(debug_info=True))
-    # XLA has not merged it with the first forward: the hidden layer of the experts, at least, is computed again.
-    again = re.findall(r'rematted_computation[^"]*/dot_general"', stage.compile().as_text())
-    assert len(again) >= 2
-
-
-def test_the_logits_at_full_precision_on_their_line() -> None:
-    plain, full = lowered("ssm", "scan"), lowered("ssm", "scan", "fp32")
-    line = ("training.py", line_of("training.py", "highest"))
-    assert "HIGHEST" not in plain
-    assert line not in places(plain)
-    highest = [text for text in full.splitlines() if "precision = [HIGHEST, HIGHEST]" in text]
-    assert len(highest) == 3  # forward, and the gradients of its two factors
-    assert line in places(full)
-
-
-@pytest.mark.parametrize("file", ["attention.py", "moe.py", "ssm.py", "training.py", "transformer.py"])
-def test_each_defect_is_one_line_that_says_what_it_is(file: str) -> None:
-    lines = defect_lines(file)
-    assert lines
-    assert all(line.split("#")[0].strip() for line in lines.values())
-
-
-def test_every_defect_has_its_place() -> None:
-    from perfscope.workloads.jax.options import DEFECTS
-
-    source = (FOLDER / "training.py").read_text()
-    assert [name for name in DEFECTS if source.count(f'"{name}" in ') == 0] == []
 
 
 COLLECTIVES = {"all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"}
