@@ -18,6 +18,7 @@ from perfscope.dashboards.web.server.exports import FORMS
 from perfscope.dashboards.web.server.shelf import key_of
 from perfscope.dashboards.web.server.viewer import find_viewer
 from tests.browser.conftest import PATIENCE_MS, Server, Tab, serving
+from tests.browser.kineto import Kineto
 
 pytestmark = pytest.mark.slow
 
@@ -25,32 +26,9 @@ TITLE = "=cmd <b>rank0</b>.json"
 
 
 def _trace(path: Path) -> Path:
-    ids = {"correlation": 1, "External id": 1}
-    rows: tuple[tuple[str, str, int, int, int, dict[str, int]], ...] = (
-        ("cpu_op", "aten::mm", 1, 0, 90, {"External id": 1}),
-        ("cuda_runtime", "cudaLaunchKernel", 1, 5, 3, ids),
-        ("kernel", "sgemm", 7, 20, 60, {**ids, "device": 0, "stream": 7}),
-    )
-    events = [
-        {
-            "ph": "X",
-            "cat": kind,
-            "name": name,
-            "pid": int(kind != "kernel"),
-            "tid": tid,
-            "ts": at,
-            "dur": ns,
-            "args": args,
-        }
-        for kind, name, tid, at, ns, args in rows
-    ]
-    document = {
-        "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
-        "traceEvents": events,
-    }
-    path.write_text(json.dumps(document))
-    return path
+    made = Kineto()
+    made.launched("aten::mm", "sgemm", 0, 60, 1, delay=20, host=90)
+    return made.write(path)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import urllib.error
 import urllib.request
@@ -13,14 +12,9 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Server, Tab, serving
+from tests.browser.kineto import ops
 
 OPS = ("aten::first_op", "aten::second_op", "aten::third_op")
-
-
-def _write(path: Path, op: str) -> Path:
-    event = {"ph": "X", "cat": "cpu_op", "name": op, "pid": 1, "tid": 1, "ts": 10, "dur": 500, "args": {}}
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +24,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(home: Path) -> Iterator[Server]:
-    files = [_write(home / f"trace-{at}.json", op) for at, op in enumerate(OPS)]
+    files = [ops(home / f"trace-{at}.json", op) for at, op in enumerate(OPS)]
     with serving(home, *files) as held:
         yield held
 
@@ -60,7 +54,7 @@ def test_a_file_that_is_replaced_is_shown_anew_by_itself(tab: Tab, home: Path, s
     key = _keys(tab, server)[2]
     tab.open(f"{server.base}kernels?run={key}", ".ag-row")
     assert OPS[2] in tab.page.inner_text(".ag-root")
-    _write(home / "trace-2.json", "aten::after_the_change")
+    ops(home / "trace-2.json", "aten::after_the_change")
     tab.until("document.querySelector('.ag-root')?.innerText.includes('aten::after_the_change')")
     assert tab.wrong == []
 
@@ -85,7 +79,7 @@ def test_a_damaged_file_is_one_line(tab: Tab, home: Path, server: Server) -> Non
     (home / "trace-0.json").write_text('{"schemaVersion": 1, "traceEvents": [{"ph"')
     tab.page.goto(f"{server.base}compile?run={key}")
     tab.until("document.body.innerText.includes('cannot be read') || document.body.innerText.includes('trace-0.json:')")
-    _write(home / "trace-0.json", OPS[0])
+    ops(home / "trace-0.json", OPS[0])
     assert server.process.poll() is None
 
 

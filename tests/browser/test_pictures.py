@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 from perfscope.dashboards.web.server.shelf import Shelf
 from tests.browser.conftest import Server, Tab, serving
+from tests.browser.kineto import Kineto
 from tests.conftest import REPOSITORY, corpus_files
 
 pytestmark = pytest.mark.slow
@@ -21,50 +21,32 @@ HEAT = '.ps-heat[data-ready="1"]'
 CURVE = '.ps-memory-curve[data-ready="1"]'
 
 
-def _rank(rank: int) -> dict[str, Any]:
+def _rank(path: Path, rank: int) -> Path:
     """A rank of two that waits at every second collective, with memory; times in us."""
-    events: list[dict[str, Any]] = [
-        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 9000}
-    ]
+    made = Kineto()
+    made.add("user_annotation", "ProfilerStep#1", 1, 0, 9000)
+    collective = {
+        "device": rank, "stream": 20, "Collective name": "allreduce", "In msg nelems": 1000, "Group size": 2,
+        "Out msg nelems": 1000, "dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
+    }  # fmt: skip
     for at in range(8):
         start, end = 1000 * at + (400 if at % 2 == rank else 0), 1000 * at + 700
         ids = {"correlation": at + 1, "External id": at + 1}
-        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": start - 5}
-        args = {
-            **ids, "device": rank, "stream": 20, "Collective name": "allreduce", "In msg nelems": 1000, "Group size": 2,
-            "Out msg nelems": 1000, "dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
-        }  # fmt: skip
-        kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "pid": rank, "tid": 20}
-        events += [
-            {**call, "dur": 3, "args": ids},
-            {**kernel, "ts": start, "dur": end - start, "args": args},
-            {"ph": "X", "cat": "cpu_op", "name": HOSTILE, "pid": 1, "tid": 1, "ts": 1000 * at + 800, "dur": 90},
-            _memory(1000 * at + 810, 4096 * (at + 1), 7000 + at, 4096 * sum(range(1, at + 2))),
-        ]
-    events.append(_memory(8500, -4096 * 8, 7007, 4096 * 28))
-    return {
-        "schemaVersion": 1,
-        "deviceProperties": [{"id": rank, "name": "NVIDIA H100 80GB HBM3"}],
-        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
-        "traceEvents": events,
-    }
+        made.add("cuda_runtime", "cudaLaunchKernel", 1, start - 5, 3, **ids)
+        made.add("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, start, end - start, **ids, **collective)
+        made.add("cpu_op", HOSTILE, 1, 1000 * at + 800, 90)
+        _memory(made, 1000 * at + 810, 4096 * (at + 1), 7000 + at, 4096 * sum(range(1, at + 2)))
+    _memory(made, 8500, -4096 * 8, 7007, 4096 * 28)
+    return made.write(path, rank=rank)
 
 
-def _memory(at: float, size: int, address: int, total: int) -> dict[str, Any]:
+def _memory(made: Kineto, at: float, size: int, address: int, total: int) -> None:
     args = {
         "Total Allocated": total, "Total Reserved": 2**20, "Bytes": size, "Addr": address, "Device Type": 1,
         "Device Id": 0,
     }  # fmt: skip
-    return {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "name": "[memory]",
-        "s": "t",
-        "pid": 1,
-        "tid": 1,
-        "ts": at,
-        "args": args,
-    }
+    event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "s": "t", "pid": 1, "tid": 1, "ts": at}
+    made.events.append(event | {"args": args})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +54,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, d
     home = tmp_path_factory.mktemp("pictures")
     (home / "ranks").mkdir()
     for rank in range(2):
-        (home / "ranks" / f"rank{rank}.json").write_text(json.dumps(_rank(rank)))
+        _rank(home / "ranks" / f"rank{rank}.json", rank)
     things = {"ranks": home / "ranks"}
     things["program"] = REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz"
     logs = corpus_files("tlparse", "*cache*.log.gz")
@@ -198,16 +180,6 @@ def test_the_first_page_is_one_screen(tab: Tab, served: tuple[Server, dict[str, 
         assert tab.page.evaluate("document.documentElement.scrollHeight") <= 900, kind
         assert "Not recorded" in tab.page.inner_text("#page")
         assert "compare with" not in tab.page.inner_text(".ps-over-head")  # nothing else of its kind is open
-    _quiet(tab)
-
-
-def test_dark_and_narrow(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
-    tab.page.set_viewport_size({"width": 820, "height": 1100})
-    for page, kind, ready in (("ranks", "ranks", HEAT), ("memory", "ranks", CURVE), ("compile", "program", ".ag-row")):
-        _open(tab, served, page, kind, ready)
-        tab.page.evaluate("document.documentElement.dataset.psScheme = 'dark'")
-        tab.page.wait_for_timeout(100)
-        assert tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, page
     _quiet(tab)
 
 

@@ -94,17 +94,6 @@ def test_a_search_finds_the_picture_of_an_instruction(tab: Tab, graph_server: Se
     assert tab.wrong == []
 
 
-def test_it_stays_within_the_page_when_narrow_and_dark(tab: Tab, graph_server: Server) -> None:
-    tab.page.set_viewport_size({"width": 820, "height": 900})
-    _open_graph(tab, graph_server)
-    tab.page.click(".mantine-Switch-track")
-    tab.until("document.documentElement.dataset.psScheme === 'dark'")
-    ink = "getComputedStyle(document.querySelector('.ps-node-name')).fill"
-    tab.until(f"{ink} === getComputedStyle(document.querySelector('h1')).color")
-    assert tab.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert tab.wrong == []
-
-
 @pytest.mark.slow
 def test_labels_lie_on_nothing(tab: Tab, tmp_path: Path) -> None:
     """A plan whose values skip layers: no label stands on a node, on the words of a box or on another label."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perfscope.dashboards.web.server.shelf import Shelf
 from tests.browser.conftest import PATIENCE_MS, Server, Tab, serving
+from tests.browser.kineto import Kineto, ops
 from tests.conftest import REPOSITORY
 
 CLICKS = 20
@@ -22,35 +20,12 @@ HOSTILE = "<img src=x onerror=alert(1)> {{7*7}} [x](javascript:alert(1)) =cmd|' 
 
 
 def _trace(path: Path) -> Path:
-    def event(kind: str, name: str, thread: int, start: int, length: int, **args: int) -> dict[str, Any]:
-        process = 0 if kind == "kernel" else 1
-        return {
-            "ph": "X",
-            "cat": kind,
-            "name": name,
-            "pid": process,
-            "tid": thread,
-            "ts": start,
-            "dur": length,
-            "args": args,
-        }
-
-    events = [event("user_annotation", "ProfilerStep#1", 1, 0, 1000)]
+    made = Kineto()
+    made.add("user_annotation", "ProfilerStep#1", 1, 0, 1000)
     for at in range(40):
-        ids = {"correlation": at + 1, "External id": at + 1}
         kernel = "sgemm_128x128" if at % 4 else HOSTILE
-        events += [
-            event("cpu_op", "aten::mm", 1, 20 * at, 12, **{"External id": at + 1}),
-            event("cuda_runtime", "cudaLaunchKernel", 1, 20 * at + 2, 3, **ids),
-            event("kernel", kernel, 7, 20 * at + 8, 11, **ids, device=0, stream=7),
-        ]
-    document = {
-        "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
-        "traceEvents": events,
-    }
-    path.write_bytes(gzip.compress(json.dumps(document).encode()))
-    return path
+        made.launched("aten::mm", kernel, 20 * at, 11, at + 1, delay=8, host=12)
+    return made.write(path)
 
 
 @pytest.fixture(scope="module")
@@ -190,13 +165,6 @@ def test_search_counts_and_jumps(tab: Tab, server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_in_the_address_waits_for_the_names(tab: Tab, server: Server) -> None:
-    tab.page.route("**/names?*", lambda route: (tab.page.wait_for_timeout(600), route.continue_()))
-    _open(tab, server, "&find=sgemm")
-    tab.until("document.querySelector('.ps-tl-status').textContent.startsWith('30 events, 330 us')")
-
-
-@pytest.mark.slow
 def test_a_piece_is_summed_by_name(tab: Tab, server: Server) -> None:
     _open(tab, server)
     tab.page.keyboard.press("t")
@@ -248,11 +216,7 @@ FORMULA = "=cmd|' /C calc'!A0, \"quoted\""
 @pytest.fixture(scope="module")
 def files_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("files")
-    events = [
-        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 40, "args": {}}
-        for at, name in ((0, FORMULA), (100, "aten::mm"), (200, "aten::mm"))
-    ]
-    (home / "one.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    ops(home / "one.json", FORMULA, "aten::mm", "aten::mm", length=40)
     with serving(home, home / "one.json") as held:
         yield held
 
@@ -318,28 +282,11 @@ MARK = """() => {
 
 def _rank_trace(path: Path, rank: int) -> Path:
     """Two kernels, and between them nothing for milliseconds while the host does something else."""
-    begin = CLOCK_US + AHEAD_US * rank
-
-    def event(kind: str, name: str, process: int, thread: int, start: float, length: float, **args: Any) -> Any:
-        at = {"ph": "X", "cat": kind, "name": name, "pid": process, "tid": thread, "ts": begin + start, "dur": length}
-        return {**at, "args": args}
-
-    events = [event("user_annotation", "ProfilerStep#1", 1, 1, 0, 5_000 + LATE_US[rank])]
-    for number, start in ((1, 10), (2, 1_000 + LATE_US[rank])):
-        events += [
-            event("cpu_op", "aten::mm", 1, 1, start - 5, 8, **{"External id": number}),
-            event("cuda_runtime", "cudaLaunchKernel", 1, 1, start - 3, 2, correlation=number),
-            event("kernel", "gemm", 0, 7, start, 1_000 - start if number == 1 else 3_000, correlation=number,
-                  device=0, stream=7, **{"External id": number}),
-        ]  # fmt: skip
-    document = {
-        "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
-        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
-        "traceEvents": events,
-    }
-    path.write_bytes(gzip.compress(json.dumps(document).encode()))
-    return path
+    begin, made = CLOCK_US + AHEAD_US * rank, Kineto()
+    made.add("user_annotation", "ProfilerStep#1", 1, begin, 5_000 + LATE_US[rank])
+    for number, start, length in ((1, 10, 990), (2, 1_000 + LATE_US[rank], 3_000)):
+        made.launched("aten::mm", "gemm", begin + start - 5, length, number, delay=5, host=8)
+    return made.write(path, rank=rank)
 
 
 @pytest.fixture(scope="module")
@@ -361,14 +308,6 @@ def _gap(rank: int) -> tuple[float, float]:
     """From when a rank's device is idle until its host begins the next op, in ns from the first rank's beginning."""
     start = 1_000 * (1_000 + AHEAD_US * rank)
     return start, start + 1_000 * (LATE_US[rank] - 5)
-
-
-@pytest.mark.slow
-def test_each_rank_has_a_row_with_its_findings(tab: Tab, findings_server: Server) -> None:
-    _open_page(tab, findings_server, "timeline", READY)
-    rows = tab.page.evaluate(MARK)["rows"]
-    assert {(rank, sign) for rank, rule, sign in rows if rule == RULE} == {(0, "▲"), (1, "▲")}
-    assert tab.wrong == []
 
 
 def test_a_click_tells_the_finding_and_opens_it(tab: Tab, findings_server: Server) -> None:
@@ -459,21 +398,6 @@ def test_keys_walk_between_lanes_and_findings(tab: Tab, findings_server: Server)
     assert tab.wrong == []
 
 
-@pytest.mark.slow
-def test_enter_opens_the_finding_that_is_selected(tab: Tab, findings_server: Server) -> None:
-    _open_page(tab, findings_server, "timeline", READY)
-    tab.page.focus(".ps-tl-canvas")
-    tab.page.keyboard.press("ArrowDown")
-    tab.until("document.querySelector('.ps-timeline').perfscope.selected")
-    tab.page.keyboard.press("ArrowDown")
-    tab.until("document.querySelector('.ps-timeline').perfscope.chosen")
-    tab.page.keyboard.press("Enter")
-    tab.page.wait_for_selector(".ps-finding details[open]")
-    assert tab.wrong == []
-
-
-FIXTURES = REPOSITORY / "fixtures"
-THINGS = {"run": FIXTURES / "cpu-attention-naive", "program": FIXTURES / "programs-h100" / "attention-naive"}
 CHOSEN = """(() => {
   const one = document.querySelector('.ps-timeline').perfscope;
   const chosen = one.chosen, finding = chosen && chosen.one.finding;
@@ -488,62 +412,24 @@ SUMS = """(() => {
 })()"""
 
 
-@pytest.fixture(scope="module")
-def evidence_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
-    home = tmp_path_factory.mktemp("evidence")
-    with serving(home, *THINGS.values()) as server:
-        items = Shelf(list(THINGS.values())).items()
-        yield server, {name: item.key for name, item in zip(THINGS, items, strict=True)}
-
-
-def _open_thing(tab: Tab, evidence_server: tuple[Server, dict[str, str]], page: str, thing: str, ready: str) -> None:
-    server, keys = evidence_server
-    tab.open(f"{server.base}{page}?token={server.token}&run={keys[thing]}", ready)
-
-
 @pytest.mark.slow
-def test_three_clicks_lead_from_the_step_to_the_fix_and_to_what_runs(
-    tab: Tab, evidence_server: tuple[Server, dict[str, str]]
-) -> None:
-    _open_thing(tab, evidence_server, "overview", "run", ".ps-first a")
-    tab.page.click(".ps-first a")  # to the finding: its line, and what to do
-    tab.page.wait_for_selector(".ps-finding details[open]")
-    words = tab.page.inner_text(".ps-finding")
-    assert "attention.py:36" in words
-    assert "scaled_dot_product_attention" in words
-    tab.page.click(".ps-look a")  # to its longest piece
-    tab.page.wait_for_selector(READY)
-    tab.until(CHOSEN)
-    found = tab.page.evaluate(CHOSEN)
-    assert (found["rule"], found["how"]) == ("unfused_attention", "piece")
-    piece, view = found["area"]["t1"] - found["area"]["t0"], found["view"]["t1"] - found["view"]["t0"]
-    assert 0.2 < piece / view < 0.9  # with what is around it
-    assert set(tab.page.evaluate(SUMS)) & {"aten::div", "aten::masked_fill", "aten::_softmax", "aten::softmax",
-                                           "aten::_softmax_backward_data"}  # fmt: skip
-    tab.page.click("text=what runs in it")
-    tab.page.wait_for_selector(".ps-tl-panel tbody tr")
-    assert tab.wrong == []
-
-
-@pytest.mark.slow
-def test_keys_alone_lead_there_too(tab: Tab, evidence_server: tuple[Server, dict[str, str]]) -> None:
-    _open_thing(tab, evidence_server, "findings", "run", ".ps-look a")
-    tab.page.focus(".ps-look a")
-    tab.page.keyboard.press("Enter")
-    tab.page.wait_for_selector(READY)
-    tab.until(CHOSEN)
-    first = tab.page.evaluate(CHOSEN)
-    tab.page.focus(".ps-tl-canvas")
-    tab.page.keyboard.press("ArrowRight")
-    tab.until(f"{CHOSEN}.at !== {first['at']} || {CHOSEN}.at === 19")
-    assert tab.wrong == []
-
-
-@pytest.mark.slow
-def test_of_a_program_that_never_ran_the_page_says_so(tab: Tab, evidence_server: tuple[Server, dict[str, str]]) -> None:
-    _open_thing(tab, evidence_server, "findings", "program", ".ps-look")
-    assert "no piece of time: compiled program: nothing ran" in tab.page.inner_text("#page")
-    tab.page.click("text=the graph around it")
-    tab.page.wait_for_selector(".ps-graph[data-ready='1'], [data-ready='1']")
-    assert "unfused_attention" in tab.page.inner_text("#page")
-    assert tab.wrong == []
+def test_three_clicks_lead_from_the_step_to_the_fix_and_to_what_runs(tab: Tab, tmp_path: Path) -> None:
+    with serving(tmp_path, REPOSITORY / "fixtures" / "cpu-attention-naive") as server:
+        _open_page(tab, server, "overview", ".ps-first a")
+        tab.page.click(".ps-first a")  # to the finding: its line, and what to do
+        tab.page.wait_for_selector(".ps-finding details[open]")
+        words = tab.page.inner_text(".ps-finding")
+        assert "attention.py:36" in words
+        assert "scaled_dot_product_attention" in words
+        tab.page.click(".ps-look a")  # to its longest piece
+        tab.page.wait_for_selector(READY)
+        tab.until(CHOSEN)
+        found = tab.page.evaluate(CHOSEN)
+        assert (found["rule"], found["how"]) == ("unfused_attention", "piece")
+        piece, view = found["area"]["t1"] - found["area"]["t0"], found["view"]["t1"] - found["view"]["t0"]
+        assert 0.2 < piece / view < 0.9  # with what is around it
+        assert set(tab.page.evaluate(SUMS)) & {"aten::div", "aten::masked_fill", "aten::_softmax", "aten::softmax",
+                                               "aten::_softmax_backward_data"}  # fmt: skip
+        tab.page.click("text=what runs in it")
+        tab.page.wait_for_selector(".ps-tl-panel tbody tr")
+        assert tab.wrong == []

@@ -87,14 +87,6 @@ def test_xla_time_by_scope(tmp_path: Path, corpus: Path) -> None:
     assert any("file" in found["shared"]["frames"][stack[-1]] for stack in profile["samples"])
 
 
-@pytest.mark.corpus
-def test_a_real_trace_with_python_stacks(tmp_path: Path, corpus: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz")
-    found = written(tmp_path, trace)
-    events = sum(len(profile["events"]) for profile in found["profiles"] if profile["type"] == "evented")
-    assert events == 2 * (len(trace.rows["slices"]) + len(trace.rows["calls"]))
-
-
 def test_a_trace_without_stacks_is_refused(tmp_path: Path) -> None:
     builder = TraceBuilder()
     builder.step(1, 0, 1)

@@ -61,20 +61,24 @@ def check(traces: list[Trace], target: Path) -> None:
 
 @pytest.mark.parametrize("form", ["perfetto", "chrome"])
 def test_everything_opens_and_nothing_is_dropped(tmp_path: Path, form: str) -> None:
-    traces = [everything(rank=0), everything(rank=1, base=50)]
+    traces = [everything(rank=0), everything(rank=1, base=50), crowded(300)]
     target = tmp_path / "t.gz"
-    export(Subject(traces=tuple(traces), findings=(finding(),)), form, target)
+    export(Subject(traces=tuple(traces), findings=(finding(rows=60),)), form, target)
     check(traces, target)
 
 
 def test_what_a_user_asks_with_sql(tmp_path: Path) -> None:
     target = tmp_path / "t.pftrace"
     export(Subject(traces=(everything(),), findings=(finding(),)), "perfetto", target)
-    processes, kernels, advice, counters, launches = query_trace(
+    processes, kernels, arguments, memory, advice, counters, launches = query_trace(
         target,
         "select name from process where pid != 0 order by name",
         "select name, ts, dur, extract_arg(arg_set_id, 'debug.blocks') from slice where category = 'kernel' "
         "order by ts",
+        "select a.key, a.display_value from args a join slice s using (arg_set_id) where s.name = 'Memcpy HtoD' "
+        "order by a.key",
+        "select t.name, c.value from counter c join counter_track t on t.id = c.track_id "
+        "where t.name like 'memory%' order by t.name, c.value desc",
         "select name, extract_arg(arg_set_id, 'debug.advice') from slice where category = 'finding'",
         "select t.name, c.ts, c.value from counter c join counter_track t on t.id = c.track_id "
         "where t.name like 'GPU%' order by ts",
@@ -83,6 +87,14 @@ def test_what_a_user_asks_with_sql(tmp_path: Path) -> None:
     )
     assert processes == [["findings"], ["rank 0 · device 0 (Test GPU)"], ["rank 0 · host 1"]]
     assert kernels[:2] == [["gemm", 30_000, 30_000, 264], ["overlapping", 50_000, 40_000, None]]
+    assert arguments == [
+        ["debug.bytes", 4096], ["debug.copy kind", "host_to_device"], ["debug.correlation", 15], ["debug.device", 0],
+        ["debug.host memory", "pageable"], ["debug.stream", 7],
+    ]  # fmt: skip
+    assert memory == [
+        ["memory allocated (cuda:0)", 1024], ["memory allocated (cuda:0)", 512],
+        ["memory reserved (cuda:0)", 2 << 20], ["memory reserved (cuda:0)", 2 << 20],
+    ]  # fmt: skip
     assert advice == [["The host waits 3 ms in aten::item", "Log every 100 steps:\nif step % 100 == 0: ..."]]
     assert counters == [["GPU 0: power", 0, 0.1], ["GPU 0: power", 1000, -3e300]]
     assert launches == [
@@ -91,12 +103,6 @@ def test_what_a_user_asks_with_sql(tmp_path: Path) -> None:
         ["cudaGraphLaunch", "first"],
         ["first", "second"],
     ]
-
-
-def test_overlaps_are_not_dropped(tmp_path: Path) -> None:
-    traces = [crowded(300)]
-    export(Subject(traces=tuple(traces)), "perfetto", tmp_path / "t.pftrace")
-    check(traces, tmp_path / "t.pftrace")
 
 
 SETS = [

@@ -21,7 +21,7 @@ from perfscope.analyzers.engine import Examined, analyze
 from perfscope.analyzers.judge import JudgeTask, judge_paths
 from perfscope.analyzers.readers.hlo import text as hlo_text
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
-from perfscope.analyzers.readers.load import Task, TaskResult, is_remote, load_path, load_paths, read_task
+from perfscope.analyzers.readers.load import Task, TaskResult, load_path, load_paths, read_task
 from perfscope.analyzers.readers.run.parts import RunPart, divide_run
 from perfscope.analyzers.readers.scale_out import shown_url, without_secrets
 from perfscope.analyzers.registry import RULES
@@ -67,14 +67,6 @@ class KilledAtRankTwo(JudgeTask):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_folder_is_judged_as_in_memory(megatron_files: Path, jobs: int) -> None:
     assert set_report([megatron_files], jobs) == in_memory(megatron_files)
-
-
-@pytest.mark.slow
-@pytest.mark.corpus
-def test_files_named_one_by_one(megatron_files: Path) -> None:
-    files = sorted(megatron_files.iterdir())
-    assert set_report([*files, files[0]], 2) == set_report(files, 1)
-    assert len(judge_paths(files, jobs=2).loaded.traces) == 4
 
 
 @pytest.mark.corpus
@@ -144,14 +136,6 @@ def test_programs_alone_are_read_and_judged_once(corpus: Path, tmp_path: Path, m
     judge_paths([tmp_path], jobs=1)
     assert files == sorted(file.name for file in tmp_path.iterdir())
     assert judged == [2]
-
-
-@pytest.mark.slow
-@pytest.mark.corpus
-def test_a_program_beside_recordings(corpus: Path, megatron_files: Path) -> None:
-    shutil.copy(corpus / "hlo_text" / "xla__hlo_llama3_8b_cp_bf16_1x4.hlo.gz", megatron_files)
-    assert len(judge_paths([megatron_files], jobs=2).loaded.traces) == 5
-    assert set_report([megatron_files], 2) == in_memory(megatron_files)
 
 
 @pytest.mark.corpus
@@ -291,18 +275,6 @@ def test_a_run_is_judged_as_in_memory(megatron_run: Path, jobs: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.corpus
-def test_on_a_cluster(megatron_run: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0"
-    ) as cluster:
-        assert render(judge_paths([megatron_run], scheduler=cluster.scheduler_address).analysis, "json") == in_memory(
-            megatron_run
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.corpus
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ranks_that_left_nothing_or_damaged_files(megatron_run: Path, jobs: int) -> None:
     (megatron_run / "rank00001" / "timing.pt.trace.json.gz").write_bytes(b"\x1f\x8b no gzip")
@@ -359,17 +331,6 @@ def test_processes_of_one_recording_are_one_part(tmp_path: Path) -> None:
     assert run_report(folder, 2) == in_memory(folder)
 
 
-@pytest.mark.slow
-def test_nothing_was_captured(tmp_path: Path) -> None:
-    folder = make(tmp_path / "runs" / "a", [timing(0, None, "the program ended after step 1"), timing(1, None)])
-    for path in (folder, folder.parent):
-        with pytest.raises(DataError, match="nothing was captured: the program ended after step 1") as memory:
-            load_path(path)
-        with pytest.raises(DataError) as parts:
-            judge_paths([path], jobs=2)
-        assert str(parts.value) == str(memory.value)
-
-
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_real_job(tmp_path: Path) -> None:
@@ -416,12 +377,6 @@ def test_texts_about_a_url() -> None:
     assert without_secrets("key AKIAIOSFODNN7EXAMPLE of http://u:p@h/ and ?X-Amz-Signature=00ff&x=1", "s3://b/k") == (
         "key *** of http://***@h/ and ?X-Amz-Signature=***&x=1"
     )
-
-
-def test_what_is_remote() -> None:
-    assert is_remote("s3://bucket")
-    assert not is_remote(Path("s3:/bucket"))
-    assert not is_remote(3)
 
 
 def test_no_error_shows_a_login(capsys: pytest.CaptureFixture[str]) -> None:

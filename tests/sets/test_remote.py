@@ -82,15 +82,6 @@ def test_damaged_files_are_said(corpus: Path, memory: Any, capsys: pytest.Captur
     assert capsys.readouterr().err == "perfscope: memory://job/notes.txt: text\n"
 
 
-@pytest.mark.corpus
-def test_with_a_run_beside_it(corpus: Path, memory: Any, tmp_path: Path) -> None:
-    (file, *_) = megatron(corpus)
-    memory.pipe(f"/job/{file.name}", file.read_bytes())
-    (tmp_path / "notes.txt").write_text("no trace")
-    with pytest.raises(DataError, match=r"notes\.txt: text"):
-        judge_paths(["memory://job", tmp_path / "notes.txt"], jobs=1)
-
-
 @pytest.mark.parametrize(
     ("path", "whether"),
     [("s3://bucket/job", True), ("gs://b/j", True), ("memory://x", True), ("job/s3:/x", False), ("C:/x", False)],

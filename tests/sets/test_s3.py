@@ -14,9 +14,7 @@ from perfscope.__main__ import run as command
 from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.readers import scale_out
 from perfscope.analyzers.readers.file_bytes import HEAD_BYTES
-from perfscope.analyzers.readers.scale_out import fetched, remote_files
 from perfscope.dashboards.report import render
-from perfscope.model.errors import DataError
 from tests.sets.test_judge import make, timing
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 's3fs')")
@@ -114,17 +112,6 @@ def put_run(corpus: Path, folder: Path, storage: Any) -> Path:
     return made
 
 
-@pytest.mark.slow
-@pytest.mark.corpus
-def test_a_folder_of_ranks(corpus: Path, storage: Any, tmp_path: Path) -> None:
-    for file in megatron(corpus):
-        storage.pipe(f"traces/job 1/ranks/{file.name}", file.read_bytes())
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    here = report(tmp_path, jobs=1)
-    assert report("s3://traces/job 1", jobs=1) == here
-    assert report("s3://traces/job 1/", jobs=2) == here
-
-
 @pytest.mark.corpus
 def test_what_is_no_trace_is_not_fetched(corpus: Path, storage: Any, calls: Calls) -> None:
     (file, *_) = megatron(corpus)
@@ -155,17 +142,6 @@ def test_a_run(corpus: Path, storage: Any, tmp_path: Path, calls: Calls, path: s
     assert there["run"]["id"] == "train-7f3a"
     assert not [key for key in calls.of("get_object") if "other.bin" in key]
     assert report(path, jobs=2) == there
-
-
-@pytest.mark.slow
-@pytest.mark.corpus
-def test_a_run_on_a_cluster(corpus: Path, storage: Any, tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    made = put_run(corpus, tmp_path, storage)
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0"
-    ) as cluster:
-        assert report("s3://traces/runs/train-7f3a", scheduler=cluster.scheduler_address) == report(made, jobs=1)
 
 
 @pytest.mark.corpus
@@ -246,27 +222,6 @@ def test_no_credentials(
     assert command(["analyze", "s3://traces/job"]) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert "credentials" in line
-
-
-def test_listing_is_bounded(storage: Any, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(12):
-        storage.pipe(f"traces/many/{number}.json", b"{}")
-    storage.invalidate_cache()
-    calls.all.clear()
-    monkeypatch.setattr(scale_out, "MOST_FILES", 3)
-    with pytest.raises(DataError, match="s3://traces/many: more than 3 files below it"):
-        remote_files("s3://traces/many")
-    assert calls.of("list_objects_v2")
-
-
-def test_too_large(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage.pipe("traces/job/rank0.json", b"{}" * 10)
-    monkeypatch.setattr(scale_out, "MOST_BYTES", 2)
-    with (
-        pytest.raises(DataError, match="20 bytes, of which 2 are fetched at most"),
-        fetched("s3://traces/job/rank0.json"),
-    ):
-        pass
 
 
 @pytest.mark.corpus

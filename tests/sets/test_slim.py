@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,35 +12,13 @@ import pytest
 
 from perfscope.analyzers import digest as cutting
 from perfscope.analyzers.digest import reduce_trace
-from perfscope.analyzers.engine import Analysis, analyze, chosen_rules, conclude, examine
-from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.readers.load import load, load_one
+from perfscope.analyzers.engine import Analysis, chosen_rules, conclude, examine
+from perfscope.analyzers.readers.load import load_one
 from perfscope.dashboards.report import render
 from perfscope.model.trace import SliceKind, Trace
 from tests.build import TraceBuilder
 from tests.ranks.build import STEP, Extra, collective, named, rank_set
 from tests.ranks.test_straggler import add_nothing, compute, loader, ops, python
-from tests.session.programs import captured, environment, write
-
-SHARDED = """
-import jax, jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-mesh = Mesh(jax.devices(), ("x",))
-put = lambda value, spec: jax.device_put(value, NamedSharding(mesh, spec))
-weights, batch = put(jnp.ones((256, 256)), P()), put(jnp.ones((64, 256)), P("x"))
-
-@jax.jit
-def step(weights, batch):
-    loss = lambda held: (jnp.tanh(batch @ held) ** 2).mean()
-    return weights - 0.1 * jax.grad(loss)(weights)
-
-import perfscope
-for _ in range(20):
-    with perfscope.step():
-        weights = step(weights, batch)
-        weights.block_until_ready()
-"""
-"""Data-parallel over eight devices: an all-reduce in each step."""
 
 LATE = [[0.0, 4_000.0, 100.0]] * 6
 
@@ -159,16 +136,6 @@ def test_real_sets(corpus: Path, folder: str, pattern: str, looked: Callable[[An
     assert looked(assert_slim_report_equal([load_one(file) for file in files]))
 
 
-PROFILES = ("*mi300_jax08_gemm*", "*mi300_jax_conv_08*", "xprof__tpu_inference_2.xplane.pb.gz")
-
-
-@pytest.mark.corpus
-@pytest.mark.parametrize("pattern", PROFILES)
-def test_real_profiles_of_jax(corpus: Path, pattern: str) -> None:
-    (file,) = (corpus / "xplane").glob(pattern)
-    assert assert_slim_report_equal(load(file) + load(file)).programs.programs
-
-
 @pytest.mark.corpus
 def test_different_profiles_beside_ranks_of_torch(corpus: Path) -> None:
     files = [*(corpus / "xplane").glob("*mi300*"), *sorted((corpus / "kineto").glob("astra-sim__megatron_kineto_*"))]
@@ -203,28 +170,3 @@ def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
         alike = replace(module, name="jit_step", source=f"r{number}")
         traces.append(Trace(source=source, strings=(), rows={}, recorded=frozenset({"hlo"}), hlo=(alike,)))
     assert_slim_report_equal(traces)
-
-
-@pytest.mark.slow
-@pytest.mark.jax
-def test_a_real_job_on_virtual_devices(tmp_path: Path) -> None:
-    """Two processes of eight devices each, in one set."""
-    pytest.importorskip("jax")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for number in range(2):
-        env = environment(XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")
-        done = captured(write(tmp_path, SHARDED), cwd=tmp_path, env=env)
-        assert done.returncode == 0, done.stderr
-        (file,) = (tmp_path / "perfscope-runs" / "latest").resolve().glob("rank00000/timing*.xplane.pb*")
-        shutil.copy(file, folder / f"{number}.xplane.pb")
-    traces = load(folder)
-    assert len(traces) == 2
-    said = assert_slim_report_equal(traces)
-    assert said.programs.programs
-    fresh = load(folder)
-    assert (
-        sum(len(pickle.dumps(reduce_trace(one))) for one in traces) < sum(len(pickle.dumps(one)) for one in fresh) / 2
-    )
-    whole = render(analyze(load(folder)), "json")
-    assert render(judge_paths([folder], jobs=2).analysis, "json") == whole
