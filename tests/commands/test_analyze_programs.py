@@ -32,14 +32,6 @@ def test_files_and_folders_of_programs_are_one_source(tmp_path: Path, capsys: py
     assert "perfscope analyze -v" not in printed  # files and a folder are not one path to give again
 
 
-def test_no_report_is_written_over_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = program(tmp_path / "a.txt").read_text()
-    program(tmp_path / "b.txt", op="tanh")
-    assert run(["analyze", str(tmp_path), "-o", str(tmp_path / "a.txt")]) != 0
-    assert "is the trace itself" in capsys.readouterr().err
-    assert (tmp_path / "a.txt").read_text() == kept
-
-
 @pytest.mark.corpus
 def test_of_eight_real_programs_the_dominated_policies_are_named(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
