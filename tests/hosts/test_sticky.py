@@ -74,12 +74,6 @@ class TestBothHosts:
         assert fake.asked("POST") == []
         assert [one.query["page"] for one in fake.asked("GET") if "page" in one.query] == ["1", "2", "3"]
 
-    def test_a_forged_marker_alone_is_left_and_ours_made(self, fake: Fake, connect: type, bot: str) -> None:
-        forged = fake.add(12, "mallory", body("all is well"))
-        assert post(connect(fake), 12, "speed", body("3% slower")).done == "created"
-        assert forged["body"] == body("all is well")
-        assert fake.bodies(12, bot) == [body("3% slower")]
-
     def test_twins_are_told_and_the_oldest_is_kept_up_to_date(self, fake: Fake, connect: type, bot: str) -> None:
         for _ in range(2):
             fake.add(12, bot, body("old"))
