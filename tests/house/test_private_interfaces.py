@@ -103,36 +103,27 @@ def test_a_public_use_passes(line: str) -> None:
     assert private_uses(line) == set()
 
 
-@pytest.mark.parametrize("name", sorted(torch_compat.PRIVATE))
+TORCH = {
+    **{name: (place, "profiler/torch") for name, place in torch_compat.PRIVATE.items()},
+    **{name: (place, "profiler/ahead/torch") for name, place in plan_compat.PRIVATE.items()},
+    **{name: (place, "profiler/torch") for name, place in torch_compat.CUDA_PRIVATE.items()},
+}
+
+
+@pytest.mark.parametrize("name", sorted(TORCH))
 def test_an_interface_of_torch_is_where_it_was(name: str) -> None:
-    reason = torch_compat.missing(torch_compat.PRIVATE[name])
-    assert reason is None, f"{name}: {reason}; change perfscope/profiler/torch/compat.py"
-
-
-@pytest.mark.parametrize("name", sorted(plan_compat.PRIVATE))
-def test_an_interface_of_torch_for_planning_is_where_it_was(name: str) -> None:
-    reason = torch_compat.missing(plan_compat.PRIVATE[name])
-    assert reason is None, f"{name}: {reason}; change perfscope/profiler/ahead/torch/compat.py"
-
-
-@pytest.mark.parametrize("name", sorted(torch_compat.CUDA_PRIVATE))
-def test_an_interface_of_torch_with_cuda_is_where_it_was(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    if torch.version.cuda is None:
+    if name in torch_compat.CUDA_PRIVATE and pytest.importorskip("torch").version.cuda is None:
         pytest.skip("this torch was built without CUDA")
-    reason = torch_compat.missing(torch_compat.CUDA_PRIVATE[name])
-    assert reason is None, f"{name}: {reason}; change perfscope/profiler/torch/compat.py"
+    place, folder = TORCH[name]
+    reason = torch_compat.missing(place)
+    assert reason is None, f"{name}: {reason}; change perfscope/{folder}/compat.py"
 
 
-@pytest.mark.parametrize("name", sorted(jax_compat.PRIVATE))
-def test_an_interface_of_jax_for_capture_is_where_it_was(name: str) -> None:
-    reason = jax_compat.missing(jax_compat.PRIVATE[name])
+@pytest.mark.parametrize("name", sorted({*jax_compat.PRIVATE, *AHEAD}))
+def test_an_interface_of_jax_is_where_it_was(name: str) -> None:
+    reason = jax_compat.missing(jax_compat.PRIVATE[name]) if name in jax_compat.PRIVATE else None
     assert reason is None, f"{name}: {reason}; change perfscope/profiler/jax/compat.py"
-
-
-@pytest.mark.parametrize("name", sorted(AHEAD))
-def test_an_interface_of_jax_for_compiling_is_where_it_was(name: str) -> None:
-    gone = ahead_compat.missing({name: AHEAD[name]})
+    gone = ahead_compat.missing({name: AHEAD[name]}) if name in AHEAD else []
     assert gone == [], f"this jax has no {gone}; change the compat files of perfscope/profiler/ahead/jax"
 
 

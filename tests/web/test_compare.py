@@ -45,14 +45,6 @@ def test_parts_sum_to_the_change_of_the_step() -> None:
         assert change == count + each
 
 
-def test_a_place_names_what_to_look_for_on_its_side() -> None:
-    view = _view(of(single_captures()))
-    first = view["causes"][0]
-    assert "train.py:11" in first["html"]
-    assert first["head"] == ["aten::item"]
-    assert first["base"] == []
-
-
 def test_kernels_keep_their_significance() -> None:
     view = _view(of(interleaved_launches()))
     assert _column(view, "kernels", "q") == [0.002, 0.7, None]
@@ -81,17 +73,6 @@ def _titles(home: Path, document: Path, *places: Path) -> dict[str, list[str]]:
     kept = Stored(title=document.name, path=document)
     found = launches_of(kept, view["paths"], Shelf(places), sets=view["sets"])
     return {side: [one.title for one in held] for side, held in found.items()}
-
-
-@pytest.mark.slow
-def test_of_a_comparison_of_two_runs_it_is_these_two(tmp_path: Path) -> None:
-    runs = tmp_path / "perfscope-runs"
-    runs.mkdir()
-    base, head, _ = put_run(runs, 0), put_run(runs, 1, fixture=ITEM), put_run(runs, 2)
-    document = tmp_path / "kept.json"
-    told = CliRunner().invoke(compare_command, [str(base), str(head), "--json", str(document)])
-    assert told.exit_code == 0, told.output
-    assert _titles(tmp_path, document, runs, document) == {"base": [base.name], "head": [head.name]}
 
 
 @pytest.mark.slow

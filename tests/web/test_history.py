@@ -62,11 +62,6 @@ def test_many_programs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(one["left"] for one in view["programs"]) == 1
 
 
-def test_an_empty_store() -> None:
-    view = _view([])
-    assert (view["runs"], view["programs"], view["metrics"]) == (0, [], [])
-
-
 def test_strangers_texts_are_escaped() -> None:
     view = _view(hostile())
     drawn = "".join(one["moved"] + "".join(row["html"] for row in one["series"]) for one in view["programs"])

@@ -12,7 +12,6 @@ from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.web.views import memory as _memory_parts
 from perfscope.dashboards.web.views.memory import read_curve
-from tests.build import TraceBuilder
 from tests.conftest import corpus_files
 from tests.memory.build import MemoryBuilder
 from tests.web.views import view_of
@@ -97,11 +96,6 @@ def test_ranks_have_a_memory_each_the_highest_first(tmp_path: Path) -> None:
 
 def _fields(source: Any) -> dict[str, Any]:
     return {name: getattr(source, name) for name in source.__dataclass_fields__}
-
-
-def test_nothing_recorded_is_no_memory(tmp_path: Path) -> None:
-    view = view_of("memory", [TraceBuilder().build()], tmp_path)
-    assert (view["memories"], view["tables"], view["html"]) == ([], {}, "")
 
 
 @pytest.mark.corpus

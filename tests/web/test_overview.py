@@ -92,22 +92,6 @@ def test_too_few_steps_have_no_interval(tmp_path: Path) -> None:
     assert "95% interval 101 us to 108 us (10 steps without a profiler" in said
 
 
-def test_what_was_not_recorded_says_how_to_have_it(tmp_path: Path) -> None:
-    view = view_of("overview", [TraceBuilder(recorded=EVERYTHING - {"memory", "shapes"}).build()], tmp_path)
-    missing = {row["what"]: row["command"] for row in view["missing"]}
-    assert missing["memory over time"] == "torch.profiler.profile(profile_memory=True)"
-    assert missing["input shapes of ops"] == "torch.profiler.profile(record_shapes=True)"
-    assert "lines of the program" not in missing
-
-
-def test_an_nsys_report_is_told_of_nsys(tmp_path: Path) -> None:
-    trace = TraceBuilder(recorded=EVERYTHING - {"memory"}).build()
-    trace = replace(trace, source=replace(trace.source, format="nsys"))
-    view = view_of("overview", [trace], tmp_path)
-    assert "nsys profile --cuda-memory-usage=true" in {row["command"] for row in view["missing"]}
-    assert not any("torch.profiler" in row["command"] for row in view["missing"])
-
-
 def test_no_findings_says_how_many_rules_could_not_look(tmp_path: Path) -> None:
     made = TraceBuilder()
     made.step(1, 0, 1000)

@@ -128,17 +128,6 @@ def test_ranks_with_fewer_steps_have_no_value_behind_them(tmp_path: Path) -> Non
     assert busy["starts"][5] is None
 
 
-def test_one_process_without_a_device_is_nothing(tmp_path: Path) -> None:
-    view = view_of("ranks", [TraceBuilder().build()], tmp_path)
-    assert (view["jobs"], view["busy"], view["tables"], view["html"]) == ([], None, {}, "")
-
-
-def test_it_knows_a_program_of_jax(tmp_path: Path) -> None:
-    torch, jax = TraceBuilder(recorded=frozenset()), TraceBuilder(recorded=frozenset({"compile_events"}))
-    assert view_of("ranks", [torch.build()], tmp_path / "torch")["jax"] is False
-    assert view_of("ranks", [jax.build()], tmp_path / "jax")["jax"] is True
-
-
 @pytest.mark.corpus
 def test_a_real_job_sums_to_what_its_ranks_waited(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "job"

@@ -17,7 +17,7 @@ from flask import Flask
 
 from perfscope.commands import serve
 from perfscope.dashboards.web.server import viewer
-from perfscope.dashboards.web.server.guard import MOST_BODY_BYTES, MOST_QUERY, Guard, hosts_of, new_token
+from perfscope.dashboards.web.server.guard import MOST_BODY_BYTES, MOST_QUERY, Guard, hosts_of
 from perfscope.dashboards.web.server.late import Late
 from perfscope.dashboards.web.server.shelf import KEY, Shelf
 from perfscope.model.errors import DataError, UsageError
@@ -44,12 +44,6 @@ def _client(
 
 def _get(client: Any, path: str = "/page", **headers: str) -> Any:
     return client.get(path, headers={"Host": "127.0.0.1:8765", **headers})
-
-
-def test_without_a_token_nothing_is_told() -> None:
-    answer = _get(_client())
-    assert answer.status_code == HTTPStatus.UNAUTHORIZED
-    assert b"told" not in answer.data
 
 
 def test_the_token_opens_a_session_and_leaves_the_address() -> None:
@@ -80,10 +74,6 @@ def test_servers_on_two_ports_keep_their_sessions() -> None:
     for port in ("8765", "8766"):
         answer = client.get(f"/page?token={TOKEN}", headers={"Host": f"127.0.0.1:{port}"})
         assert answer.headers["Set-Cookie"].startswith(f"perfscope_{port}=")
-
-
-def test_a_script_may_send_it_as_a_header() -> None:
-    assert _get(_client(), Authorization=f"Bearer {TOKEN}").data == b"told"
 
 
 def test_an_address_that_leads_elsewhere_is_not_followed() -> None:
@@ -132,17 +122,6 @@ def test_every_answer_carries_the_policy() -> None:
         assert "script-src 'self'" in policy
         assert "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
-
-
-def test_tokens_differ_and_are_long() -> None:
-    made = {new_token() for _ in range(50)}
-    assert len(made) == 50
-    assert min(map(len, made)) >= 32
-
-
-def test_a_server_on_all_interfaces_is_not_known_as_such() -> None:
-    assert "0.0.0.0" not in hosts_of("0.0.0.0")
-    assert "10.0.0.7" in hosts_of("10.0.0.7")
 
 
 def _file(path: Path, content: str = '{"traceEvents": []}') -> Path:

@@ -74,12 +74,6 @@ def test_a_launch_knows_its_kernel_and_what_encloses_it(tmp_path: Path) -> None:
     assert [one["text"] for one in launch["enclosing"]] == ["aten::mm"]
 
 
-def test_numbers_of_copies_and_steps(tmp_path: Path) -> None:
-    folder = _prepared(tmp_path)
-    assert _event(folder, "Memcpy HtoD")["number"] == 4096
-    assert _event(folder, "ProfilerStep#7")["number"] == 7
-
-
 def test_a_piece_is_cut_at_its_edges(tmp_path: Path) -> None:
     folder = _prepared(tmp_path)
     lanes = len(_ask(folder, "about")["traces"][0]["lanes"])
@@ -91,18 +85,6 @@ def test_a_piece_is_cut_at_its_edges(tmp_path: Path) -> None:
     assert held["train.py(12): step"] == 25_000
     assert "aten::mm" not in held
     assert found["ns"] == sum(held.values())
-
-
-def test_ranks_whose_times_overlap_share_a_clock(tmp_path: Path) -> None:
-    view = view_of("timeline", [_made(0, 0).build(), _made(50, 1).build()], tmp_path)
-    assert view["together"]
-    assert {one["origin"] for one in view["traces"]} == {"0"}
-
-
-def test_ranks_of_other_clocks_begin_at_their_own_start(tmp_path: Path) -> None:
-    view = view_of("timeline", [_made(0, 0).build(), _made(1e9, 1).build()], tmp_path)
-    assert not view["together"]
-    assert [one["origin"] for one in view["traces"]] == ["0", "1000000000000"]
 
 
 def test_refused_numbers(tmp_path: Path) -> None:
@@ -229,19 +211,6 @@ def test_every_event_has_one_place() -> None:
     ]
 
 
-def test_kernels_side_by_side_on_a_stream_are_both_seen() -> None:
-    trace = _trace()
-    found = events_of(trace)
-    of = {trace.text(int(name)): int(lane) for name, lane in zip(found.name, found.lane, strict=True)}
-    assert of["gemm"] != of["add_kernel"]
-    categories = {
-        trace.text(int(name)): Category(int(one)) for name, one in zip(found.name, found.category, strict=True)
-    }
-    assert categories["gemm"] == Category.MATRIX
-    assert categories["ncclDevKernel_AllReduce"] == Category.COLLECTIVE
-    assert categories["Memcpy HtoD"] == Category.COPY
-
-
 def _check(trace: Trace, index: Index) -> None:
     own = ("steps", "kernels", "copies", "slices", "calls")
     others = int((index.table == 3).sum()) + int((index.table == 6).sum())
@@ -278,12 +247,6 @@ def test_an_index_comes_back_from_the_disk(tmp_path: Path) -> None:
     assert back.start.tolist() == index.start.tolist()
     assert back.by_class.tolist() == index.by_class.tolist()
     assert list(names_by_time(back)) == list(names_by_time(index))
-
-
-def test_without_events_there_is_an_index_too(tmp_path: Path) -> None:
-    index = build(events_of(TraceBuilder().build()))
-    save(index, tmp_path)
-    assert load_index(tmp_path).span() == (0, 0)
 
 
 def test_a_damaged_index_is_one_line(tmp_path: Path) -> None:
@@ -406,14 +369,6 @@ def stalled(rank: int | None, idle_us: float, clock_us: float = CLOCK_US) -> Tra
 def _of(view: dict[str, Any], rule: str) -> dict[str, Any]:
     (found,) = [one for one in view["findings"] if one["rule"] == rule]
     return found
-
-
-def test_a_piece_is_on_the_clock_of_its_trace(tmp_path: Path) -> None:
-    made = stalled(None, 2000).build()
-    mark = _of(view_of("timeline", [made], tmp_path), "host_bound")
-    start = int((CLOCK_US + 1000) * 1000)
-    assert (mark["how"], mark["severity"]) == ("piece", "high")
-    assert mark["spans"] == [[0, str(start), str(start + 1_998_000)]]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -101,11 +101,6 @@ def test_what_jax_logged(tmp_path: Path) -> None:
     assert (rows[0]["ns"], rows[0]["step"], rows[1]["reason"]) == (5, 2, "new shape")
 
 
-def test_nothing_compiled_is_no_table(tmp_path: Path) -> None:
-    view = view_of("compile", [TraceBuilder().build()], tmp_path)
-    assert (view["tables"], view["bars"], view["html"]) == ({}, [], "")
-
-
 def test_programs_are_those_of_the_trace(tmp_path: Path) -> None:
     file = REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz"
     traces = load(file)
