@@ -103,18 +103,17 @@ def test_a_public_use_passes(line: str) -> None:
     assert private_uses(line) == set()
 
 
-TORCH = {
-    **{name: (place, "profiler/torch") for name, place in torch_compat.PRIVATE.items()},
-    **{name: (place, "profiler/ahead/torch") for name, place in plan_compat.PRIVATE.items()},
-    **{name: (place, "profiler/torch") for name, place in torch_compat.CUDA_PRIVATE.items()},
-}
+TORCH = [
+    *(("profiler/torch", name, place) for name, place in torch_compat.PRIVATE.items()),
+    *(("profiler/ahead/torch", name, place) for name, place in plan_compat.PRIVATE.items()),
+    *(("profiler/torch", name, place) for name, place in torch_compat.CUDA_PRIVATE.items()),
+]
 
 
-@pytest.mark.parametrize("name", sorted(TORCH))
-def test_an_interface_of_torch_is_where_it_was(name: str) -> None:
+@pytest.mark.parametrize(("folder", "name", "place"), TORCH)
+def test_an_interface_of_torch_is_where_it_was(folder: str, name: str, place: str) -> None:
     if name in torch_compat.CUDA_PRIVATE and pytest.importorskip("torch").version.cuda is None:
         pytest.skip("this torch was built without CUDA")
-    place, folder = TORCH[name]
     reason = torch_compat.missing(place)
     assert reason is None, f"{name}: {reason}; change perfscope/{folder}/compat.py"
 
