@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from perfscope.analyzers.compare.statistics.series import Change, History, Point, Series
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST
 from perfscope.dashboards.report.blocks import (
     Badge,
@@ -25,6 +26,7 @@ from perfscope.dashboards.report.blocks import (
     tables,
 )
 from perfscope.dashboards.report.renderers.html import report_html
+from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import amount, amount_text, percent
 from perfscope.model.untrusted_text import sanitize, sanitize_value
@@ -32,7 +34,6 @@ from perfscope.model.untrusted_text import sanitize, sanitize_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from perfscope.analyzers.compare.statistics.series import Change, History, Point, Series
     from perfscope.dashboards.report.blocks import Table
     from perfscope.model.documents.stored_run import Baseline, StoredRun
 
@@ -303,49 +304,23 @@ def render_json(history: History) -> str:
 
 def document(history: History) -> dict[str, Any]:
     """The history as plain dicts and lists; times are ns."""
-    held: dict[str, Any] = sanitize_value(
-        {
-            "schema": SCHEMA,
-            "runs": history.runs,
-            "left_out": list(history.left_out),
-            "notes": list(history.notes),
-            "series": [_series(series) for series in history.series],
-        }
-    )
-    return held
+    return {"schema": SCHEMA, **sanitize_value(plain(history, SHAPES))}
 
 
-def _series(series: Series) -> dict[str, Any]:
-    return {
-        "metric": series.metric,
-        "unit": series.unit,
-        "known": series.known,
-        "program": series.name,
-        "command": list(series.command),
-        "machine": series.machine,
-        "hardware": dict(series.hardware),
-        "ordered_by": series.ordered,
-        "points": [asdict(point) for point in series.points],
-        "changes": [_change(change) for change in series.changes],
-        "newest": None if series.newest is None else asdict(series.newest),
-        "remarks": list(series.remarks),
-    }
-
-
-def _change(change: Change) -> dict[str, Any]:
-    return {
-        "index": change.index,
-        "after_commit": change.before.commit,
-        "up_to_commit": change.after.commit,
-        "after_run": change.before.run,
-        "up_to_run": change.after.run,
-        "old": change.old,
-        "new": change.new,
-        "change": change.change if change.change is None or math.isfinite(change.change) else None,
-        "p": change.p,
-        "same_commit": change.same_commit,
-        "software": list(change.software),
-    }
+SHAPES: Shapes = {
+    Series: Shape(renamed={"name": "program", "ordered": "ordered_by"}),
+    Change: Shape(
+        left_out=("before", "after"),
+        added={
+            "after_commit": attrgetter("before.commit"),
+            "up_to_commit": attrgetter("after.commit"),
+            "after_run": attrgetter("before.run"),
+            "up_to_run": attrgetter("after.run"),
+            "same_commit": attrgetter("same_commit"),
+        },
+    ),
+}
+"""By class, what is not written field by field."""
 
 
 # The picture of a metric.

@@ -8,37 +8,40 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict
+from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from perfscope.analyzers.compare.ab.profiles import Profiles
+from perfscope.analyzers.compare.programs.row import ProgramChange, ProgramRow
 from perfscope.analyzers.compare.programs.units import UNITS
-from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS
+from perfscope.analyzers.compare.runs.causes import Cause, FindingChange, MetricAt
+from perfscope.analyzers.compare.runs.change import PartChange, Side, StepChange
+from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Key
+from perfscope.analyzers.compare.statistics.verdict import KernelChange, MetricResult
 from perfscope.dashboards.report.compare.words import said_of
+from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.renderers.values import percent
 from perfscope.model.documents import comparison as types
 from perfscope.model.documents.ab import WORKTREES_PREFIX
 from perfscope.model.documents.bounded_json import Value
+from perfscope.model.documents.comparison import SCHEMA
+from perfscope.model.finding import Finding
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize_value, scrub_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+    from fractions import Fraction
 
     from perfscope.analyzers.compare.ab.judge import AbResult
-    from perfscope.analyzers.compare.programs.row import Amounts, ProgramChange, ProgramRow
-    from perfscope.analyzers.compare.runs.causes import Cause, FindingChange
-    from perfscope.analyzers.compare.runs.change import PartChange, Side, StepChange
+    from perfscope.analyzers.compare.programs.row import Amounts
     from perfscope.analyzers.compare.runs.comparison import Comparison
-    from perfscope.analyzers.compare.runs.keys import Key
     from perfscope.analyzers.compare.runs.sets import SetsComparison
-    from perfscope.analyzers.compare.statistics.verdict import KernelChange, MetricResult
     from perfscope.model.documents.ab import AbPlan
 
-
-SCHEMA = "perfscope.compare/1"
 
 MOST_PARTS = 2_000
 """Parts of a step that are written; the rest is one row, so that they sum to the whole still."""
@@ -63,36 +66,29 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
     ``gates``: what ``--fail-on`` asked for; ``failed``: which of it was not met, in words.
     """
     time = comparison.time
-    result: dict[str, Any] = sanitize_value(
-        {
-            "schema": SCHEMA,
-            "headline": comparison.headline,
-            "summary": f"{comparison.headline}: {said_of(comparison.metrics)}",
-            "failed": list(failed),
-            "gates": list(gates),
-            "base": asdict(comparison.base),
-            "head": asdict(comparison.head),
-            "metrics": [
-                *([] if comparison.step_time is None else [_metric(comparison.step_time)]),
-                *(
-                    _metric(exact_metric.result)
-                    | {"places": [asdict(place_change) for place_change in exact_metric.places]}
-                    for exact_metric in comparison.exact
-                ),
-            ],
-            "beside": [],
-            "programs": _programs(comparison.programs),
-            "causes": [_cause(cause) for cause in comparison.causes],
-            "step": None if time is None else _step(time.median),
-            "worst_rank": None if time is None or time.worst is None else _step(time.worst),
-            "ranks": [] if time is None else [asdict(rank) for rank in time.ranks],
-            "findings": [_finding_change(finding) for finding in comparison.findings],
-            "kernels": [],
-            "not_looked": [asdict(not_looked) for not_looked in comparison.not_looked],
-            "notes": list(comparison.notes),
-            "method": _single_captures(comparison),
-        }
-    )
+    exact = [_plain(metric.result) | {"places": _plain(metric.places)} for metric in comparison.exact]
+    parts = {
+        "schema": SCHEMA,
+        "headline": comparison.headline,
+        "summary": f"{comparison.headline}: {said_of(comparison.metrics)}",
+        "failed": failed,
+        "gates": gates,
+        "base": comparison.base,
+        "head": comparison.head,
+        "metrics": [*([] if comparison.step_time is None else [comparison.step_time]), *exact],
+        "beside": [],
+        "programs": comparison.programs,
+        "causes": comparison.causes,
+        "step": None if time is None else time.median,
+        "worst_rank": None if time is None else time.worst,
+        "ranks": [] if time is None else time.ranks,
+        "findings": comparison.findings,
+        "kernels": [],
+        "not_looked": comparison.not_looked,
+        "notes": comparison.notes,
+        "method": _single_captures(comparison),
+    }
+    result: dict[str, Any] = sanitize_value(_plain(parts))
     return result
 
 
@@ -100,114 +96,48 @@ def _single_captures(comparison: Comparison) -> dict[str, Any]:
     """How one capture on each side was compared: no launches, no refs."""
     timed = comparison.step_time
     if timed is None:
-        return _plain(types.Method())
-    return _plain(types.Method(estimator=timed.estimator, least=timed.least, level=timed.level))
+        return _method_values(types.Method())
+    return _method_values(types.Method(estimator=timed.estimator, least=timed.least, level=timed.level))
 
 
-def _plain(value: Value) -> dict[str, Any]:
-    """A part of the document as plain dicts and lists, numbers as they are."""
-    result: dict[str, Any] = msgspec.to_builtins(value)
+def _method_values(method: types.Method) -> dict[str, Any]:
+    result: dict[str, Any] = msgspec.to_builtins(method)
     return result
 
 
-def _fields(record: object, part: type[Value]) -> dict[str, Any]:
-    """What of a record the document's part of the same fields holds."""
-    result: dict[str, Any] = msgspec.to_builtins({name: getattr(record, name) for name in part.__struct_fields__})
-    return result
+def _plain(value: Any) -> Any:
+    return plain(value, SHAPES)
 
 
-def _metric(result: MetricResult) -> dict[str, Any]:
-    return result.to_json() | {"places": []}
-
-
-def _step(step: StepChange) -> dict[str, Any]:
-    kept, rest = step.parts[:MOST_PARTS], step.parts[MOST_PARTS:]
+def _other_parts(step: StepChange) -> dict[str, int]:
+    rest = step.parts[MOST_PARTS:]
     return {
-        "rank": step.rank,
-        "device": step.device,
-        "per": step.per,
-        "base_ns": step.base_ns,
-        "head_ns": step.head_ns,
-        "delta_ns": step.delta_ns,
-        "base_steps": step.base_steps,
-        "head_steps": step.head_steps,
-        "by_kind": {kind: {"base_ns": base, "head_ns": head} for kind, (base, head) in step.by_kind().items()},
-        "parts": [_part(part) for part in kept],
-        "other_parts": {
-            "count": len(rest),
-            "base_ns": sum(part.base.ns for part in rest),
-            "head_ns": sum(part.head.ns for part in rest),
-        },
+        "count": len(rest),
+        "base_ns": sum(part.base.ns for part in rest),
+        "head_ns": sum(part.head.ns for part in rest),
     }
 
 
-def _part(part: PartChange) -> dict[str, Any]:
+def _matched(part: PartChange) -> str | None:
+    return None if part.level is None else LEVEL_WORDS[part.level]
+
+
+def _cause_part(part: PartChange) -> dict[str, Any]:
+    """A part as a cause tells of it."""
+    key = part.key()
     return {
-        "kind": part.kind,
         "status": part.status,
-        "name": part.key().name(),
-        "place": part.key().place(),
-        "matched": None if part.level is None else LEVEL_WORDS[part.level],
-        "countable": part.countable,
+        "name": key.name(),
+        "phase": key.phase,
+        "base_calls": _number(part.base.calls),
+        "head_calls": _number(part.head.calls),
         "delta_ns": part.delta_ns,
-        "count_ns": part.count_ns,
-        "each_ns": part.each_ns,
-        "base": _side(part.base),
-        "head": _side(part.head),
-    }
-
-
-def _side(side: Side) -> dict[str, Any]:
-    return {
-        "ns": side.ns,
-        "calls": _number(float(side.calls)),
-        "keys": [_key(key) for key in side.keys[:MOST_KEYS]],
-        "keys_left": max(0, len(side.keys) - MOST_KEYS),
-    }
-
-
-def _key(key: Key) -> dict[str, Any]:
-    values = asdict(key)
-    values["line"] = key.line if key.line >= 0 else None
-    values["name"] = key.name()
-    return values
-
-
-def _cause(cause: Cause) -> dict[str, Any]:
-    return {
-        "place": cause.place,
-        "exact": cause.exact,
-        "delta_ns": cause.delta_ns,
-        "parts": [
-            {
-                "status": part.status,
-                "name": part.key().name(),
-                "phase": part.key().phase,
-                "base_calls": _number(float(part.base.calls)),
-                "head_calls": _number(float(part.head.calls)),
-                "delta_ns": part.delta_ns,
-                "base_ns": part.base.ns,
-                "head_ns": part.head.ns,
-                "matched": None if part.level is None else LEVEL_WORDS[part.level],
-                "counted": part.counts_differ,
-                "base_names": _names(part.base),
-                "head_names": _names(part.head),
-            }
-            for part in cause.parts
-        ],
-        "metrics": [
-            {"name": metric.name, "unit": metric.unit, "base": _number(metric.base), "head": _number(metric.head)}
-            for metric in cause.metrics
-        ],
-        "findings": [
-            {
-                "rule": finding.rule,
-                "change": finding.change,
-                "subject": finding.shown.subject,
-                "by_time": finding.by_time,
-            }
-            for finding in cause.findings
-        ],
+        "base_ns": part.base.ns,
+        "head_ns": part.head.ns,
+        "matched": _matched(part),
+        "counted": part.counts_differ,
+        "base_names": _names(part.base),
+        "head_names": _names(part.head),
     }
 
 
@@ -216,21 +146,109 @@ def _names(side: Side) -> list[str]:
     return [key.name() for key in side.keys[:MOST_KEYS]]
 
 
-def _finding_change(change: FindingChange) -> dict[str, Any]:
-    return {
-        "rule": change.rule,
-        "change": change.change,
-        "by_time": change.by_time,
-        "base": None if change.base is None else _fields(change.base, types.Finding),
-        "head": None if change.head is None else _fields(change.head, types.Finding),
-    }
+def _cause_finding(change: FindingChange) -> dict[str, Any]:
+    return {"rule": change.rule, "change": change.change, "subject": change.shown.subject, "by_time": change.by_time}
 
 
-def _number(value: float) -> float | int | None:
+def _number(value: float | Fraction) -> float | int | None:
     """Whole numbers as such; ``None`` for what is not finite."""
-    if not math.isfinite(value):
+    number = float(value)
+    if not math.isfinite(number):
         return None
-    return int(value) if value == int(value) else value
+    return int(number) if number == int(number) else number
+
+
+def _not_in(part: type[Value], record: type) -> tuple[str, ...]:
+    """Fields of a record that the document's part of it does not have."""
+    return tuple(one.name for one in fields(record) if one.name not in part.__struct_fields__)
+
+
+# Compiled programs.
+
+
+MOST_ROWS = 2_000
+"""Rows of a program that are written; the rest is one, so that they sum to the whole still."""
+
+MOST_WRITTEN = 500
+
+
+def _other_rows(change: ProgramChange) -> dict[str, Any]:
+    rest = change.rows[MOST_ROWS:]
+    sums = {name: (_sum(rest, name, 0), _sum(rest, name, 1)) for name in change.totals}
+    return {"count": len(rest), "amounts": _amounts({name: both for name, both in sums.items() if both[0] != both[1]})}
+
+
+def _sum(rows: Sequence[ProgramRow], name: str, side: int) -> int:
+    return sum(row.amounts.get(name, (0, 0))[side] for row in rows)
+
+
+def _modelled(change: ProgramChange, side: int) -> dict[str, int] | None:
+    return None if change.modelled_ns is None else dict(zip(("low", "high"), change.modelled_ns[side], strict=True))
+
+
+def _amounts(amounts: Amounts) -> list[dict[str, Any]]:
+    return [{"name": name, "unit": UNITS[name], "base": base, "head": head} for name, (base, head) in amounts.items()]
+
+
+SHAPES: Shapes = {
+    MetricResult: Shape(added={"gates": attrgetter("gates"), "places": lambda _: []}),
+    MetricAt: Shape(added={"base": lambda at: _number(at.base), "head": lambda at: _number(at.head)}),
+    StepChange: Shape(
+        left_out=("notes",),
+        added={
+            "delta_ns": attrgetter("delta_ns"),
+            "by_kind": lambda step: {
+                kind: dict(zip(("base_ns", "head_ns"), both, strict=True)) for kind, both in step.by_kind().items()
+            },
+            "parts": lambda step: step.parts[:MOST_PARTS],
+            "other_parts": _other_parts,
+        },
+    ),
+    PartChange: Shape(
+        left_out=("level",),
+        added={name: attrgetter(name) for name in ("status", "delta_ns", "count_ns", "each_ns")}
+        | {
+            "name": lambda part: part.key().name(),
+            "place": lambda part: part.key().place(),
+            "matched": _matched,
+        },
+    ),
+    Side: Shape(
+        left_out=("example",),
+        added={
+            "calls": lambda side: _number(side.calls),
+            "keys": lambda side: side.keys[:MOST_KEYS],
+            "keys_left": lambda side: max(0, len(side.keys) - MOST_KEYS),
+        },
+    ),
+    Key: Shape(added={"line": lambda key: key.line if key.line >= 0 else None, "name": lambda key: key.name()}),
+    Cause: Shape(
+        left_out=("weight",),
+        added={
+            "parts": lambda cause: [_cause_part(part) for part in cause.parts],
+            "findings": lambda cause: [_cause_finding(change) for change in cause.findings],
+        },
+    ),
+    Finding: Shape(left_out=_not_in(types.Finding, Finding)),
+    KernelChange: Shape(renamed={"base": "base_ns", "head": "head_ns", "change": "change_ns"}),
+    ProgramChange: Shape(
+        left_out=("totals", "modelled_ns", "lines", "failed"),
+        added={
+            "identical": attrgetter("identical"),
+            "amounts": lambda change: _amounts(change.totals),
+            "rows": lambda change: change.rows[:MOST_ROWS],
+            "other_rows": _other_rows,
+            "written": lambda change: None if change.written is None else change.written[:MOST_WRITTEN],
+            "base_modelled": lambda change: _modelled(change, 0),
+            "head_modelled": lambda change: _modelled(change, 1),
+        },
+    ),
+    ProgramRow: Shape(
+        left_out=("weight",),
+        added={"amounts": lambda row: _amounts(row.amounts), "is_worse": attrgetter("is_worse")},
+    ),
+}
+"""By class, what is not written field by field."""
 
 
 # The result of an A/B as a document ``perfscope.compare/1``: verdicts of launches, cause of their profiled sisters.
@@ -259,7 +277,7 @@ def ab_document(
     """
     comparison = profiles.comparison
     values = _nothing() if comparison is None else document(comparison)
-    gating = [_metric(result) for result in result.gating]
+    gating = _plain(result.gating)
     exact = [metric for metric in values["metrics"] if metric["gates"]]
     single = [metric for metric in values["metrics"] if not metric["gates"]]
     judged = list(result.gating)
@@ -272,8 +290,8 @@ def ab_document(
         "failed": list(failed),
         "gates": list(gates),
         "metrics": [*gating, *exact],
-        "beside": [*(_metric(result) | {"gates": False} for result in result.beside), *map(_profiled, single)],
-        "kernels": [_kernel(kernel) for kernel in profiles.kernels[:MOST_KERNELS]],
+        "beside": [*(_plain(metric) | {"gates": False} for metric in result.beside), *map(_profiled, single)],
+        "kernels": _plain(profiles.kernels[:MOST_KERNELS]),
         "not_looked": [*values["not_looked"], *_lost(plan, profiles)],
         "notes": [*values["notes"], *two_changes(result.step, comparison)],
         "method": _method(result, plan, profiles),
@@ -332,11 +350,6 @@ def _profiled(metric: dict[str, Any]) -> dict[str, Any]:
     return metric if "profiled" in name else {**metric, "name": f"{name} (profiled launches)"}
 
 
-def _kernel(change: KernelChange) -> dict[str, Any]:
-    row = asdict(change)
-    return {f"{key}_ns" if key in ("base", "head", "change") else key: value for key, value in row.items()}
-
-
 def _lost(plan: AbPlan, profiles: Profiles) -> Iterator[dict[str, Any]]:
     """Why the cause is not known, or not from all pairs."""
     both = ["base", "head"]
@@ -368,7 +381,7 @@ def _method(result: AbResult, plan: AbPlan, profiles: Profiles) -> dict[str, Any
         remarks=result.remarks,
         environment=dict(result.environment),
     )
-    return _plain(method) | {"launches": [asdict(launch) for launch in result.launches]}
+    return _method_values(method) | {"launches": _plain(result.launches)}
 
 
 def _in_the_repository(value: Any) -> Any:
@@ -404,70 +417,8 @@ def sets_document(sets: SetsComparison, *, failed: Sequence[str] = (), gates: Se
     )
     added: dict[str, Any] = sanitize_value(
         {
-            "kernels": [_kernel(kernel) for kernel in sets.kernels[:MOST_KERNELS]],
-            "method": _plain(method) | {"launches": [asdict(launch) for launch in sets.launches]},
+            "kernels": _plain(sets.kernels[:MOST_KERNELS]),
+            "method": _method_values(method) | {"launches": _plain(sets.launches)},
         }
     )
     return document(sets.comparison, failed=failed, gates=gates) | added
-
-
-# Compiled programs in the document.
-
-
-MOST_ROWS = 2_000
-"""Rows of a program that are written; the rest is one, so that they sum to the whole still."""
-
-MOST_WRITTEN = 500
-
-
-def _programs(changes: Iterable[ProgramChange]) -> list[dict[str, Any]]:
-    """Each program as plain dicts and lists."""
-    return [_program(change) for change in changes]
-
-
-def _program(change: ProgramChange) -> dict[str, Any]:
-    kept, rest = change.rows[:MOST_ROWS], change.rows[MOST_ROWS:]
-    left = {name: (_sum(rest, name, 0), _sum(rest, name, 1)) for name in change.totals}
-    modelled = [None, None] if change.modelled_ns is None else [{"low": a, "high": b} for a, b in change.modelled_ns]
-    return {
-        "name": change.name,
-        "base_fingerprint": change.base_fingerprint,
-        "head_fingerprint": change.head_fingerprint,
-        "identical": change.identical,
-        "amounts": _amounts(change.totals),
-        "rows": [_row(row) for row in kept],
-        "other_rows": {
-            "count": len(rest),
-            "amounts": _amounts({name: both for name, both in left.items() if both[0] != both[1]}),
-        },
-        "written": None if change.written is None else [asdict(written) for written in change.written[:MOST_WRITTEN]],
-        "base_modelled": modelled[0],
-        "head_modelled": modelled[1],
-        "notes": list(change.notes),
-    }
-
-
-def _sum(rows: Iterable[ProgramRow], name: str, side: int) -> int:
-    return sum(row.amounts.get(name, (0, 0))[side] for row in rows)
-
-
-def _amounts(amounts: Amounts) -> list[dict[str, Any]]:
-    return [{"name": name, "unit": UNITS[name], "base": base, "head": head} for name, (base, head) in amounts.items()]
-
-
-def _row(row: ProgramRow) -> dict[str, Any]:
-    return {
-        "change": row.change,
-        "what": row.what,
-        "place": row.place,
-        "source": row.source,
-        "phase": row.phase,
-        "count": row.count,
-        "amounts": _amounts(row.amounts),
-        "lost": row.lost,
-        "blocking": row.blocking,
-        "base_names": list(row.base_names),
-        "head_names": list(row.head_names),
-        "said": list(row.said),
-        "is_worse": row.is_worse,
-    }

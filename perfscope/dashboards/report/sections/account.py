@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Block, Column, Section, notes, table
 from perfscope.model.trace import MISSING
@@ -145,23 +145,3 @@ def _busy(accounts: Sequence[StepAccount]) -> str:
     if any(time >= NAMED_SHARE * whole for _, time in parts[1:]):
         return f"{devices} busy {format_share(sum(time for _, time in parts), whole)} of {of}{several}: {busy}"
     return f"{devices} busy {format_share(sum(time for _, time in parts), whole)} of {of}{several}"
-
-
-def accounts_document(accounts: Sequence[StepAccount]) -> list[dict[str, Any]]:
-    """For the JSON report: per device the causes of each step, ns; per step they sum to it."""
-    return [
-        {
-            "rank": account.rank,
-            "device": None if account.device == MISSING else account.ordinal,
-            "name": account.name,
-            "over": "steps" if account.numbers else "capture",
-            "steps": list(account.numbers),
-            "cold_steps": list(account.cold),
-            "whole_ns": account.whole_ns,
-            "busy_ns": account.busy_ns,
-            "total_ns": account.total_ns,
-            "phases_ns": dict(account.phases_ns),
-            "causes_ns": {cause: list(values) for cause, values in account.causes_ns.items() if any(values)},
-        }
-        for account in accounts
-    ]

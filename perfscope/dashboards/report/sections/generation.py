@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Column, Section, table
 from perfscope.model.units import format_ns
@@ -51,28 +51,3 @@ def _section(generation: Generation) -> Section:
             table(_CALLS, calls[:MOST_CALLS], left=max(0, len(calls) - MOST_CALLS), rest="calls", few=3),
         ),
     )  # fmt: skip
-
-
-def generation_document(generations: Sequence[Generation]) -> list[dict[str, Any]]:
-    """For the JSON report."""
-    return [
-        {
-            "traced": generation.traced,
-            "time_to_first_token_ns": generation.first_token_ns,
-            "time_per_output_token_ns": generation.output_token_ns,
-            "decode_tokens_per_s": generation.tokens_per_s,
-            "prefills": [_call(call) for call in generation.prefills],
-            "decodes": [_call(call) for call in generation.decodes[:MOST_CALLS]],
-            "decodes_left": max(0, len(generation.decodes) - MOST_CALLS),
-        }
-        for generation in generations
-    ]
-
-
-def _call(call: ModelCall) -> dict[str, Any]:
-    return {
-        "start_ns": call.start_ns,
-        "duration_ns": call.end_ns - call.start_ns,
-        "sequences": call.sequences,
-        "length": call.length,
-    }

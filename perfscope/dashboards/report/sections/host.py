@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Column, Section, table
 from perfscope.dashboards.report.sections.account import LEAST_SHARE, NAME_LIMIT, shown_account
@@ -74,19 +74,3 @@ def host_sections(hosts: Sequence[HostAccount], accounts: Sequence[StepAccount])
             blocks=(table(COLUMNS, rows, few=len(_WORDS), bar="parts"),),
         ),
     )
-
-
-def hosts_document(hosts: Sequence[HostAccount]) -> list[dict[str, Any]]:
-    """For the JSON report: per host the parts of each step, ns; per step they sum to it."""
-    return [
-        {
-            "rank": host.rank,
-            "thread": host.thread,
-            "over": "steps" if host.numbers else "capture",
-            "steps": list(host.numbers),
-            "whole_ns": host.whole_ns,
-            "total_ns": host.total_ns,
-            "parts_ns": {part: list(values) for part, values in host.parts_ns.items() if any(values)},
-        }
-        for host in hosts
-    ]

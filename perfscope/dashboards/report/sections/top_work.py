@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.ops import NOT_KNOWN
 from perfscope.dashboards.report.blocks import Column, Section, notes, table
 from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.ops import Achieved, TopWork, Utilization, WorkRow
+    from perfscope.analyzers.ops import TopWork, Utilization, WorkRow
     from perfscope.dashboards.report.blocks import Table
 
 MOST_ROWS = 20
@@ -116,30 +115,3 @@ def _rate(row: WorkRow, value: float | None, unit: int) -> str:
         return ""
     scaled = value / unit
     return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.1f}" if scaled >= 0.1 else f"{scaled:.1g}"
-
-
-def top_document(top: TopWork | None) -> dict[str, Any] | None:
-    """For the JSON report. Rates are per second, shares of 1."""
-    if top is None:
-        return None
-    document = asdict(top)
-    for kind in _TITLES:
-        for item, row in zip(document[kind], getattr(top, kind), strict=True):
-            item["achieved"] = _achieved(row.achieved)
-    document["achieved"], document["costed_share"] = _achieved(top.achieved), top.costed_share
-    document["utilization"] = [
-        {**asdict(item), "costed_share": item.costed_share, "mfu": item.mfu, "hfu": item.hfu}
-        for item in top.utilization
-    ]
-    return document
-
-
-def _achieved(known: Achieved) -> dict[str, Any] | None:
-    if not known.time_ns:
-        return None
-    return {
-        **asdict(known),
-        "flops_per_s": known.flops_per_s,
-        "bytes_per_s": known.bytes_per_s,
-        "roofline_share": known.roofline_share,
-    }

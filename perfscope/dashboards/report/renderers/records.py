@@ -1,0 +1,57 @@
+"""Records as plain dicts and lists for JSON: field by field, but for what a shape says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How records of a class are written where that is not field by field under the same names."""
+
+    left_out: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Field -> its key."""
+    added: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """Key -> its value of the record; it replaces a field of that name."""
+    merged: tuple[str, ...] = ()
+    """Fields whose own keys stand beside the others."""
+
+
+Shapes = Mapping[type, Shape]
+
+AS_IT_IS = Shape()
+
+
+def plain(value: Any, shapes: Shapes) -> Any:
+    """A value as JSON can hold it: records as dicts, enums by name, numpy as Python's own, ``null`` for NaN."""
+    if value is None or (isinstance(value, bool | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if is_dataclass(value):
+        return _record(value, shapes)
+    if isinstance(value, Mapping):
+        return {str(plain(key, shapes)): plain(item, shapes) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, shapes) for item in value]
+    if hasattr(value, "tolist"):  # of numpy, read without an import of it
+        return plain(value.tolist(), shapes)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _record(record: Any, shapes: Shapes) -> dict[str, Any]:
+    shape = shapes.get(type(record), AS_IT_IS)
+    result: dict[str, Any] = {}
+    for one in fields(record):
+        if one.name in shape.merged:
+            result |= plain(getattr(record, one.name), shapes)
+        elif one.name not in shape.left_out and one.name not in shape.added:
+            result[shape.renamed.get(one.name, one.name)] = plain(getattr(record, one.name), shapes)
+    return result | {key: plain(value(record), shapes) for key, value in shape.added.items()}
