@@ -1,7 +1,7 @@
 """The private interfaces of torch that capture needs, tried on torch 2.13.0; torch 2.6 is the oldest supported.
 
-Only `op_graph/recorder.py` uses some besides, as it subclasses ``TorchDispatchMode`` (`PRIVATE` has them all). A
-function whose interface is missing returns the reason. Only modules that are already imported are touched: a program
+Only `op_graph/recorder.py` uses some besides, as it subclasses ``TorchDispatchMode`` (`PRIVATE` has them all). Its
+callers report what is missing. Only modules that are already imported are touched: a program
 that compiles nothing must not load the compiler for us.
 """
 
@@ -88,16 +88,11 @@ def in_compile_worker() -> bool:
     return file is not None and Path(file).parts[-len(COMPILE_WORKER) :] == COMPILE_WORKER
 
 
-def trace_formatter() -> logging.Formatter | str:
-    """What makes lines of the structured trace out of records, or why there is none."""
-    module: Any = sys.modules.get("torch._logging._internal")
-    kind = getattr(module, "TorchLogsFormatter", None)
-    if kind is None or getattr(module, "trace_log", None) is not logging.getLogger(TRACE_LOGGER):
-        return "this torch has no structured trace of torch.compile (torch 2.3 and later have)"
-    try:
-        formatter: logging.Formatter = kind(trace=True)
-    except TypeError as error:
-        return f"this torch's structured trace is not one that is known here ({error})"
+def trace_formatter() -> logging.Formatter:
+    """What makes lines of the structured trace out of records."""
+    from torch._logging._internal import TorchLogsFormatter
+
+    formatter: logging.Formatter = TorchLogsFormatter(trace=True)
     return formatter
 
 
@@ -166,21 +161,17 @@ def direction() -> str | None:
     return None if inference is None else "inference" if inference else "forward"
 
 
-def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], decided: Callable[[Any], None]) -> Any:
-    """Listen to inductor's scheduler. The undo, or a sentence that says why that cannot be.
+def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], decided: Callable[[Any], None]) -> Undo:
+    """Listen to inductor's scheduler.
 
     ``refused(first, second, reason, arguments)``: two scheduler nodes were not fused, ``reason % arguments`` says
     why. ``decided(scheduler)``: nothing will be fused any more in this graph.
     """
-    from torch._inductor import scheduler
+    from torch._inductor.scheduler import Scheduler, WhyNoFuse
 
-    why: Any = getattr(scheduler, "WhyNoFuse", None)
-    holder: Any = getattr(scheduler, "Scheduler", None)
-    init: Any = None if why is None else vars(why).get("__init__")
-    call: Any = None if why is None else vars(why).get("__call__")
-    codegen: Any = None if holder is None else vars(holder).get("codegen")
-    if init is None or call is None or codegen is None:
-        return "this torch's inductor does not say what it refuses to fuse (torch 2.3 and later do)"
+    init: Any = vars(WhyNoFuse)["__init__"]
+    call: Any = vars(WhyNoFuse)["__call__"]
+    codegen: Any = vars(Scheduler)["codegen"]
     # By the id of the object that will give the reason: it has slots and no room for more. One that is gone is
     # replaced by the next with its id, so there are never more than live at a time.
     pairs: dict[int, tuple[Any, Any]] = {}
@@ -200,11 +191,11 @@ def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], de
         decided(chosen)
         return codegen(chosen, *arguments, **named)
 
-    ours = ((why, "__init__", made), (why, "__call__", said), (holder, "codegen", generate))
+    ours = ((WhyNoFuse, "__init__", made), (WhyNoFuse, "__call__", said), (Scheduler, "codegen", generate))
     return undo_all([replace(owner, name, function) for owner, name, function in ours])
 
 
-# All that is private in torch and that the capture of CUDA memory snapshots stands on. Missing parts say so.
+# All that is private in torch and that the capture of CUDA memory snapshots stands on.
 
 
 def cuda_in_use() -> bool:
@@ -213,22 +204,16 @@ def cuda_in_use() -> bool:
     return torch is not None and bool(torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
-def record_memory_history(entries: int) -> Undo | str:
-    """Have the allocator keep its last ``entries`` events with Python stacks. The undo, or why that cannot be.
+def record_memory_history(entries: int) -> Undo:
+    """Have the allocator keep its last ``entries`` events with Python stacks.
 
     Where the program records a history of its own, that one is left alone, and is what a snapshot shows.
     """
-    memory: Any = sys.modules.get("torch.cuda.memory")
-    record = getattr(memory, "_record_memory_history", None)
-    if record is None or getattr(memory, "_snapshot", None) is None:
-        return "this torch has no memory snapshots (torch 2.1 and later have)"
-    runs = getattr(sys.modules["torch"]._C, "_cuda_isHistoryEnabled", None)
-    if runs is not None and runs():
+    torch: Any = sys.modules["torch"]
+    if torch._C._cuda_isHistoryEnabled():
         return lambda: None
-    try:
-        record("all", context="alloc", stacks="python", max_entries=entries)
-    except (TypeError, ValueError) as error:
-        return f"this torch records its memory history in a way that is not known here ({error})"
+    record = torch.cuda.memory._record_memory_history
+    record("all", context="alloc", stacks="python", max_entries=entries)
     return lambda: record(None)
 
 
@@ -239,26 +224,13 @@ def memory_snapshot() -> dict[str, Any]:
     return snapshot
 
 
-def watch_out_of_memory(called: Callable[[], None]) -> str | None:
-    """Have ``called()`` called on the thread whose allocation failed, before the error is raised. It stays.
-
-    None, or why that cannot be.
-    """
+def watch_out_of_memory(called: Callable[[], None]) -> None:
+    """Have ``called()`` called on the thread whose allocation failed, before the error is raised. It stays."""
     torch: Any = sys.modules["torch"]
-    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach is None:
-        return "this torch does not tell of allocations that fail (torch 2.0 and later do)"
-    attach(lambda device, wanted, total, free: called())
-    return None
+    torch._C._cuda_attach_out_of_memory_observer(lambda device, wanted, total, free: called())
 
 
 # Dispatch modes ---------------------------------------------------------------------------------------------------
-
-
-def no_op_graph_reason() -> str | None:
-    """Why this torch has no op graph to record; ``None`` if it has. Loads torch."""
-    needed = (PRIVATE["autograd node that runs"], PRIVATE["autograd task that runs"])
-    return next((reason for dotted in needed if (reason := missing(dotted)) is not None), None)
 
 
 def modes_on_stack() -> int:
@@ -308,12 +280,9 @@ def stop_recording_functions() -> None:
 
 
 def sync_events_config() -> Any:
-    """The profiler setting that records synchronisations as the driver reports them; ``None`` where torch has none."""
+    """The profiler setting that records synchronisations as the driver reports them."""
     torch: Any = sys.modules["torch"]
-    try:
-        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
-    except TypeError:
-        return None
+    return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
 
 
 def compiled_graphs() -> int:

@@ -79,11 +79,10 @@ class FusionLog:
 
     def start(self) -> None:
         """Inductor is imported: listen to it."""
-        hooked = compat.hook_scheduler(self._refused, self._decided)
-        if isinstance(hooked, str):
-            self.problem = hooked
-        else:
-            self._undo = hooked
+        try:
+            self._undo = compat.hook_scheduler(self._refused, self._decided)
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
 
     def stop(self) -> None:
         """Leave inductor as it was."""
@@ -415,10 +414,7 @@ MOST_MARKS = 64
 
 def available() -> str | None:
     """Why the compiler's log cannot be had, or ``None`` if it can."""
-    if "torch" not in sys.modules:
-        return "PyTorch is not imported"
-    formatter = compat.trace_formatter()
-    return formatter if isinstance(formatter, str) else None
+    return None if "torch" in sys.modules else "PyTorch is not imported"
 
 
 class TorchCompileCapture:
@@ -459,9 +455,10 @@ class TorchCompileCapture:
         """torch is imported: wait for the first compilation. Inductor's own helper processes are left alone."""
         if compat.in_compile_worker():
             return
-        formatter = compat.trace_formatter()
-        if isinstance(formatter, str):
-            self._reason = formatter
+        try:
+            formatter = compat.trace_formatter()
+        except Exception as error:
+            self._reason = f"this torch's structured trace is not known here ({type(error).__name__}: {error})"
             return
         self._trace = TraceFile(formatter, self._place, seen=self._seen, announce=self._announce)
         self._undo = compat.add_trace_handler(self._trace)

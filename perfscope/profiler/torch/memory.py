@@ -65,19 +65,19 @@ class TorchMemoryCapture:
         self._directory = directory
         if not self._watched and compat.cuda_in_use():
             self._watched = True
-            reason = compat.watch_out_of_memory(self._out_of_memory)
-            if reason is not None:
-                self._say(FAILED_PASS, reason=reason)
+            try:
+                compat.watch_out_of_memory(self._out_of_memory)
+            except Exception as error:
+                self._say(FAILED_PASS, reason=f"it cannot be watched for: {type(error).__name__}: {error}")
 
     def begin(self, step: int) -> None:
         """A pass begins with ``step`` whose times nobody uses: record."""
         if self._undo is not None or not compat.cuda_in_use():
             return
-        recording = compat.record_memory_history(MOST_ENTRIES)
-        if isinstance(recording, str):
-            self._say(PASS, reason=recording)
-        else:
-            self._undo, self._first = recording, step
+        try:
+            self._undo, self._first = compat.record_memory_history(MOST_ENTRIES), step
+        except Exception as error:
+            self._say(PASS, reason=f"no memory history: {type(error).__name__}: {error}")
 
     def end(self, directory: Path, step: int) -> None:
         """The pass ended with ``step``: write what was recorded."""

@@ -37,16 +37,14 @@ class ModuleRegistry:
         self._modules: dict[int, ReferenceType[Any]] = {}
         self._undo: list[Undo] = []
 
-    def start(self) -> str | None:
-        """Listen; or a sentence that says why this torch cannot be listened to."""
+    def start(self) -> None:
+        """Listen."""
         from torch.nn.modules import module
 
-        names = ("register_module_parameter_registration_hook", "register_module_module_registration_hook")
-        hooks = [getattr(module, name, None) for name in names]
-        if any(hook is None for hook in hooks):
-            return "this torch does not say when a module gets its parameters (torch 2.0 and later do)"
-        self._undo = [hook(self._registered).remove for hook in hooks if hook is not None]
-        return None
+        self._undo = [
+            module.register_module_parameter_registration_hook(self._registered).remove,
+            module.register_module_module_registration_hook(self._registered).remove,
+        ]
 
     def stop(self) -> None:
         """Listen no more. What is known stays known."""

@@ -108,9 +108,7 @@ class InductorPlanner:
     def _install(self) -> None:
         compat.configure_inductor()
         compat.treat_cpu_as_device(self._properties)
-        hooked = hook_scheduler(self._refused, lambda _: None)
-        if isinstance(hooked, str):
-            raise AttributeError(hooked)
+        hook_scheduler(self._refused, lambda _: None)
         compat.hook_inductor(self._look, self._defined, self._compile)
 
     def backend(self, module: Any, inputs: Any) -> Any:
@@ -245,11 +243,8 @@ class DynamoLog(logging.Handler):
         self._recompiles: list[tuple[str, tuple[str, ...]]] = []
 
     def install(self) -> None:
-        """Listen; ``DataError`` where this torch does not say such things."""
-        formatter = trace_formatter()
-        if isinstance(formatter, str):
-            raise DataError(f"torch programs cannot be planned: {formatter}")
-        self.setFormatter(formatter)
+        """Listen."""
+        self.setFormatter(trace_formatter())
         add_trace_handler(self)
 
     def emit(self, record: logging.LogRecord) -> None:

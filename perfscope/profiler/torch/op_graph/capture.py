@@ -30,9 +30,7 @@ OP_LIMIT = 200_000
 
 def available() -> str | None:
     """Why the op graph cannot be captured here; None if it can."""
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed"
-    return compat.no_op_graph_reason()
+    return None if importlib.util.find_spec("torch") is not None else "torch is not installed"
 
 
 class OpGraphCapture:
