@@ -113,7 +113,7 @@ def median_interval(values: Sequence[int], confidence: float = CONFIDENCE) -> tu
     return ordered[rank - 1], ordered[many - rank]
 
 
-MOST_FIRST = 5
+MOST_FIRST = 3
 """Findings on the first page; all of them have a page of their own."""
 
 
