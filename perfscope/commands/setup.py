@@ -94,8 +94,8 @@ def need_compilers(requests: Sequence[Request]) -> None:
 def _list() -> None:
     from rich.table import Table
 
-    from perfscope.commands.doctor import NAMES
     from perfscope.profiler.ahead.targets import plugins
+    from perfscope.profiler.doctor import NAMES
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("setup", "for", "download"):

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 PACKAGES = (
     "accelerate",
@@ -118,3 +119,16 @@ def ask(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+Status = Literal["ok", "absent", "problem"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that `perfscope doctor` looked at. ``absent``: not there, and fine; ``problem``: something to do."""
+
+    name: str
+    status: Status
+    text: str
+    advice: str | None = None

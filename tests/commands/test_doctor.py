@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfscope.commands import doctor as module
+from perfscope.profiler import doctor as module
 from perfscope.profiler.session.pass_runner import CAPTURES
 from tests.session.programs import environment
 
@@ -113,7 +113,7 @@ def test_a_kernel_that_refuses_sampling_is_a_problem(
 def test_an_nvtx_that_records_nothing_is_said_where_there_is_an_nsys(
     monkeypatch: pytest.MonkeyPatch, version: str, nsys: bool, status: str
 ) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+    monkeypatch.setattr(module, "version", lambda _: version)
     monkeypatch.setattr(module.shutil, "which", lambda _: "/usr/bin/nsys" if nsys else None)
     assert module._nvtx().status == status
 

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfscope.commands.doctor import doctor, self_test
-from perfscope.commands.doctor.checks import Check
-from perfscope.commands.doctor.self_test import Captured
+from perfscope.analyzers import self_test
+from perfscope.analyzers.self_test import Captured
+from perfscope.commands import doctor as command
+from perfscope.commands.doctor import doctor
+from perfscope.model.environment import Check
+from perfscope.profiler import doctor as examining
 from tests.gpu.rehearsal import as_on_a_gpu
 
 Event = dict[str, Any]
@@ -24,8 +27,8 @@ KINDS = ("capture", "clocks", "memory", "syncs", "copies", "rules")
 
 
 def _pair(framework: str, folder: Path) -> tuple[Captured, Captured]:
-    taken = [self_test.capture(framework, folder, twin=twin, seconds=120) for twin in (False, True)]
-    planted, twin = taken
+    taken = [examining.capture_known(framework, folder, twin=twin, seconds=120) for twin in (False, True)]
+    planted, twin = (one if isinstance(one, Check) else Captured(run=one[0], truth=one[1]) for one in taken)
     assert isinstance(planted, Captured), planted
     assert isinstance(twin, Captured), twin
     return planted, twin
@@ -159,7 +162,7 @@ def test_a_capture_of_a_gpu_is_judged_by_its_kernels_copies_and_waits(
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("problem", 1)])
 def test_the_exit_code_and_the_red_line(status: Any, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [Check(name="torch syncs", status=status, text="reads on the host: 8 where 9 is right")]
-    monkeypatch.setattr(self_test, "run_self_test", lambda: checks)
+    monkeypatch.setattr(command, "run_self_test", lambda: checks)
     done = CliRunner().invoke(doctor, ["--self-test"], color=True, standalone_mode=False)
     assert done.return_value == code
     assert ("\x1b[31m" in done.output) is (status == "problem")
@@ -169,12 +172,12 @@ def test_the_exit_code_and_the_red_line(status: Any, code: int, monkeypatch: pyt
 
 
 def test_a_capture_that_fails_is_red(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(self_test.PROGRAMS, "torch", "perfscope.workloads.no_such_program")
-    taken = self_test.capture("torch", tmp_path, twin=False, seconds=60)
+    monkeypatch.setitem(examining.PROGRAMS, "torch", "perfscope.workloads.no_such_program")
+    taken = examining.capture_known("torch", tmp_path, twin=False, seconds=60)
     assert isinstance(taken, Check)
     assert taken.status == "problem"
 
 
 def test_without_a_framework_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test.importlib.util, "find_spec", lambda name: None)
-    assert [check.status for check in self_test.run_self_test()] == ["absent", "absent", "problem"]
+    monkeypatch.setattr(examining, "find_spec", lambda name: None)
+    assert [check.status for check in command.run_self_test()] == ["absent", "absent", "problem"]

@@ -1,4 +1,4 @@
-"""``perfscope doctor``: what can be captured on this machine, and what stands in the way of the rest."""
+"""What can be captured on this machine, and what stands in the way of the rest."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import click
-
-from perfscope.commands.doctor.checks import Check, Status
+from perfscope.model.documents.run import RUN_FILE
 from perfscope.model.documents.run_folders import RUNS_FOLDER
+from perfscope.model.environment import Check, Status, ask
 from perfscope.model.errors import DataError
+from perfscope.model.units import format_bytes
+from perfscope.profiler.launch.program import path_with_package
 
-SCHEMA = "perfscope.doctor/1"
 TORCH_SECONDS = 120.0
 """Importing torch and touching the driver takes seconds; on a cold network file system a minute."""
 LEAST_FREE = 1 << 30
@@ -70,63 +72,29 @@ print("\\n" + json.dumps(found))
 """
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--self-test",
-    "tests_itself",
-    is_flag=True,
-    help="Capture programs that do work of known amount and compare every count; exit code 1 if one is wrong.",
-)
-def doctor(*, as_json: bool, tests_itself: bool) -> int:
-    """Say what can be captured here, and what stands in the way of the rest."""
-    if tests_itself:
-        return _self_test(as_json=as_json)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What was looked at."""
+
+    captures: dict[str, str | None]
+    """Tool -> why it cannot capture here."""
+    targets: list[Check]
+    """Machines that `perfscope compile` can compile for."""
+    machine: list[Check]
+
+
+def examine() -> Examined:
+    """Look at frameworks, tools and compilers. ``DataError``: no process can be started."""
     probe, jax_probe = _probe(), _probe(_JAX_PROBE, "jax")
-    checks = [*_torch_checks(probe), *_jax_checks(jax_probe), *(check() for check in CHECKS)]
-    targets = target_checks()
-    captures = probe["captures"] | jax_probe["captures"]
-    if as_json:
-        report = {"schema": SCHEMA, "captures": captures, "checks": [asdict(check) for check in checks]}
-        report["targets"] = [asdict(check) for check in targets]
-        click.echo(json.dumps(report, indent=1))
-        return 0
-    click.echo("captures")
-    for tool, reason in captures.items():
-        click.echo(f"  {'ok' if reason is None else 'no':8}{tool}{'' if reason is None else f': {_shown(reason)}'}")
-    for title, listed in (("machines that `perfscope compile` can compile for", targets), ("this machine", checks)):
-        click.echo(title)
-        for check in listed:
-            click.echo(f"  {check.status:8}{check.name}: {_shown(check.text)}")
-            if check.advice is not None:
-                click.echo(f"          {check.advice}")
-    return 0
-
-
-def _self_test(*, as_json: bool) -> int:
-    from perfscope.commands.doctor.self_test import run_self_test
-
-    checks = run_self_test()
-    if as_json:
-        click.echo(json.dumps({"schema": SCHEMA, "self_test": [asdict(check) for check in checks]}, indent=1))
-    else:
-        click.echo("self-test")
-        for check in checks:
-            line = f"  {check.status:8}{check.name}: {_shown(check.text)}"
-            click.echo(click.style(line, fg="red") if check.status == "problem" else line)
-    return int(any(check.status == "problem" for check in checks))
-
-
-def _shown(text: str) -> str:
-    from perfscope.model.untrusted_text import sanitize
-
-    return sanitize(text)
+    return Examined(
+        captures=probe["captures"] | jax_probe["captures"],
+        targets=target_checks(),
+        machine=[*_torch_checks(probe), *_jax_checks(jax_probe), *(check() for check in CHECKS)],
+    )
 
 
 def _probe(program: str | None = None, name: str = "torch") -> dict[str, Any]:
     """What a framework says of itself, in a process of its own: importing it may crash, hang or take a GPU."""
-    from perfscope.profiler.launch.program import path_with_package
-
     try:
         done = subprocess.run(
             [sys.executable, "-c", program or _PROBE],
@@ -207,8 +175,6 @@ def _jax_checks(probe: dict[str, Any]) -> list[Check]:
 
 
 def _smi(name: str, *arguments: str) -> Check:
-    from perfscope.model.environment import ask
-
     if shutil.which(name) is None:
         return Check(name=name, status="absent", text="not on PATH; driver and clocks stay unknown")
     text = ask(name, *arguments)
@@ -241,8 +207,6 @@ def _nsys() -> Check:
 
 
 def _nvtx() -> Check:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         result = version("nvtx")
     except PackageNotFoundError:
@@ -284,8 +248,6 @@ def _variables() -> Check:
 
 
 def _disk() -> Check:
-    from perfscope.model.units import format_bytes
-
     path = Path(RUNS_FOLDER) if Path(RUNS_FOLDER).is_dir() else Path()
     free = shutil.disk_usage(path).free
     if free < LEAST_FREE:
@@ -326,3 +288,43 @@ def target_checks() -> list[Check]:
             advice = f"beside a jax without such a device it makes jax print errors at every start: {MOVE}"
         checks.append(Check(name=NAMES[kind], status="ok", text=text, advice=advice))
     return checks
+
+
+# Programs that do work of known amount: `perfscope doctor --self-test` captures them.
+
+
+PROGRAMS = {"torch": "perfscope.workloads.known", "jax": "perfscope.workloads.jax.known"}
+SECONDS = 60.0
+"""For all captures together; a program takes about four, most of them for importing its framework."""
+
+
+def installed(framework: str) -> bool:
+    """Whether its known programs can run."""
+    return find_spec(framework) is not None
+
+
+def capture_known(framework: str, scratch: Path, *, twin: bool, seconds: float) -> tuple[Path, dict[str, Any]] | Check:
+    """Run the known program under ``perfscope run``: its run and what it did; a problem if there is no capture."""
+    name = f"{framework}{'-twin' if twin else ''}"
+    truth, runs = scratch / f"{name}.json", scratch / name
+    own = ("run", "--quiet", "--no-report", "--output", str(runs), "--name", name)
+    program = ("-m", PROGRAMS[framework], str(truth), *(["--twin"] if twin else []))
+    check = f"{framework} capture"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "perfscope", *own, *program],
+            cwd=scratch,
+            env={**os.environ, "PYTHONPATH": path_with_package()},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=max(seconds, 1.0),
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name=check, status="problem", text=f"{name}: not done within {SECONDS:.0f} s in all")
+    found = sorted(runs.glob(f"*/{RUN_FILE}"))
+    if done.returncode or not found or not truth.exists():
+        last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        return Check(name=check, status="problem", text=f"{name} failed with code {done.returncode}: {last}")
+    return found[0].parent, json.loads(truth.read_text())

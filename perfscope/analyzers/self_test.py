@@ -1,4 +1,4 @@
-"""``perfscope doctor --self-test``: programs that do work of known amount are captured, and every count is compared.
+"""Captures of programs that did work of known amount, every count compared (`perfscope doctor --self-test`).
 
 A program (``perfscope.workloads.known`` and its JAX counterpart) writes down what it did and when. The capture must
 show exactly that: its operations, the moments of its steps, its memory, its reads and copies; and the rules must find
@@ -7,29 +7,20 @@ the planted defects at their lines and nothing in the twin without them.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfscope.commands.doctor.checks import Check
 from perfscope.model.documents.run import RUN_FILE, Process, load_run
+from perfscope.model.environment import Check
 from perfscope.model.errors import PerfscopeError
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.model.trace import Trace
 
-PROGRAMS = {"torch": "perfscope.workloads.known", "jax": "perfscope.workloads.jax.known"}
-SECONDS = 60.0
-"""For all captures together; a program takes about four, most of them for importing its framework."""
 CLOCK_NS = 500_000
 """How far the clock of a trace may be from the program's. Kineto and XLA convert time stamps to within microseconds;
 a step of the programs takes 10 ms and more, so a wrong unit or offset is far beyond it."""
@@ -46,60 +37,8 @@ class Captured:
     truth: dict[str, Any]
 
 
-def run_self_test() -> list[Check]:
-    """The checks of every installed framework."""
-    end = time.monotonic() + SECONDS
-    checks: list[Check] = []
-    with tempfile.TemporaryDirectory(prefix="perfscope-self-test-") as scratch:
-        for framework in PROGRAMS:
-            if importlib.util.find_spec(framework) is None:
-                checks.append(Check(name=framework, status="absent", text="not installed for this Python"))
-                continue
-            captures = []
-            for twin in (False, True):
-                taken = capture(framework, Path(scratch), twin=twin, seconds=end - time.monotonic())
-                if isinstance(taken, Check):
-                    checks.append(taken)
-                    break
-                captures.append(taken)
-            else:
-                checks += judge(*captures)
-    if all(check.status == "absent" for check in checks):
-        checks.append(Check(name="self-test", status="problem", text="neither torch nor jax is installed"))
-    return checks
-
-
-def capture(framework: str, scratch: Path, *, twin: bool, seconds: float) -> Captured | Check:
-    """Run the known program under ``perfscope run``; a problem if there is no capture of it."""
-    name = f"{framework}{'-twin' if twin else ''}"
-    truth, runs = scratch / f"{name}.json", scratch / name
-    from perfscope.profiler.launch.program import path_with_package
-
-    own = ("run", "--quiet", "--no-report", "--output", str(runs), "--name", name)
-    program = ("-m", PROGRAMS[framework], str(truth), *(["--twin"] if twin else []))
-    check = f"{framework} capture"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "perfscope", *own, *program],
-            cwd=scratch,
-            env={**os.environ, "PYTHONPATH": path_with_package()},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=max(seconds, 1.0),
-        )
-    except subprocess.TimeoutExpired:
-        return Check(name=check, status="problem", text=f"{name}: not done within {SECONDS:.0f} s in all")
-    found = sorted(runs.glob(f"*/{RUN_FILE}"))
-    if done.returncode or not found or not truth.exists():
-        last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        return Check(name=check, status="problem", text=f"{name} failed with code {done.returncode}: {last}")
-    return Captured(run=found[0].parent, truth=json.loads(truth.read_text()))
-
-
 def judge(planted: Captured, twin: Captured) -> list[Check]:
-    """What was captured of a program and its twin, compared with what they did."""
+    """What was captured of a program and of its twin, compared with what they did."""
     from perfscope.analyzers.engine import analyze
     from perfscope.analyzers.readers.load import load_one
 
