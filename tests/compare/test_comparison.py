@@ -250,6 +250,11 @@ def test_a_moved_line_is_the_same_finding_and_a_second_one_is_new() -> None:
     assert second.change == "unchanged"
 
 
+def test_what_is_gone_beside_a_finding_that_stays_is_fixed() -> None:
+    other = replace(SYNC, subject="other")
+    assert changes(analysis(SYNC, other), analysis(SYNC)) == ["fixed", "unchanged"]
+
+
 def test_another_checkout_is_the_same_finding() -> None:
     elsewhere = replace(SYNC, where=Where(file="/other/train.py", line=88))
     here = replace(SYNC, where=Where(file="/one/train.py", line=88))

@@ -33,7 +33,7 @@ def test_entries_of_a_head() -> None:
     text = "{ {0}: (1, {}, may-alias), {1, 2}: (3, {4}, must-alias), {}: (5, {}) }"
     assert aliases_of(text) == (
         Alias(output=(0,), parameter=1),
-        Alias(output=(1, 2), parameter=3, part=(4,), must=True),
+        Alias(output=(1, 2), parameter=3, part=(4,)),
         Alias(output=(), parameter=5),
     )
     assert donors_of("{ (3, {}), (4, {1}) }") == ((3, ()), (4, (1,)))

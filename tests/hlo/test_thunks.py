@@ -39,7 +39,7 @@ def test_kernels_streams_and_edges() -> None:
     assert (first.name, first.blocks, first.threads, first.before, first.after) == (
         "loop_broadcast_fusion_1", 32768, 128, None, 29,
     )  # fmt: skip
-    assert (start.stream, start.async_id, start.before, start.after) == ("communication_stream[0]", 12, 9, 17)
+    assert (start.stream, start.before, start.after) == ("communication_stream[0]", 9, 17)
     assert thunks.blocks()["loop_compare_fusion"] == 1
     assert not thunks.has_command_buffers
 

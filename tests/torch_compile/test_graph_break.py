@@ -8,7 +8,7 @@ import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
-from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphNode
+from perfscope.model.compile_log import CodeLine, CompileLog
 from perfscope.model.trace import RECORDED, CallKind
 from tests.build import EVERYTHING, TraceBuilder
 from tests.torch_compile.logs import (
@@ -149,24 +149,6 @@ def test_a_break_of_a_frame_that_the_log_does_not_name():
     log = CompileLog(path="log", compiles=(compilation("0/0"),), breaks=(graph_break("7/0", None, stack=()),))
     (finding,) = judge(RULE, log_alone(log)).findings
     assert (finding.subject, finding.where.line) == ("graph break in a frame", None)
-
-
-def tensors(*names: str, shape: tuple[int | str, ...] = (4, 32)) -> tuple[GraphNode, ...]:
-    return tuple(GraphNode(name=name, op="aten.mul.Tensor", dtype="float32", shape=shape) for name in names)
-
-
-@pytest.mark.parametrize(("shape", "size"), [((4, 32), 512), (("s0", 32), None)])
-def test_tensors_that_cross_the_line_are_counted(shape: tuple[int | str, ...], size: int | None):
-    first = Graph(
-        compile_id="0/0", direction="forward", nodes=tensors("a", "b", "c", shape=shape), outputs=("a", "b", "x"),
-        inputs=tensors("x", shape=shape),
-    )  # fmt: skip
-    second = Graph(compile_id="1/0", direction="forward", nodes=(), inputs=tensors("p", shape=shape))
-    log = replace(
-        LOG, breaks=(graph_break("0/0", stack=(replace(MODEL_FRAME, line=11), STAGE_FRAME)),), graphs=(first, second)
-    )
-    (finding,) = judge(RULE, log_alone(log)).findings
-    assert finding.cost_bytes == size  # one of two results: the second graph takes one; inputs are no results
 
 
 def on_device(*, waits: bool) -> TraceBuilder:

@@ -51,11 +51,6 @@ class Link:
     """Links of a device at most; None where machines differ (network cards, slots)."""
     source: str
 
-    @property
-    def device_bandwidth(self) -> int | None:
-        """Bytes/s a device sends over all of them; None where their number differs by machine."""
-        return None if self.links is None else self.bandwidth * self.links
-
 
 def _link(name: str, gigabytes: float, source: str, *, links: int | None = None) -> Link:
     return Link(name=name, bandwidth=round(gigabytes * GIGA), links=links, source=source)

@@ -192,8 +192,6 @@ class Alias:
     parameter: int
     part: tuple[int, ...] = ()
     """Which part of the parameter, where that is a tuple."""
-    must: bool = False
-    """False: XLA may copy instead, where the caller did not give the memory away after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,11 +54,6 @@ class HloTime:
     unmatched_ns: int
     """Part of it whose instruction no module of the trace has."""
 
-    @property
-    def unmatched_share(self) -> float:
-        """Share of the time that was not joined, 0 to 1; 0 if nothing was measured."""
-        return self.unmatched_ns / self.total_ns if self.total_ns else 0.0
-
 
 def hlo_time(trace: Trace) -> HloTime:
     """Calls and time by (module, instruction) of what ran in ``hlo_ops``; empty if nothing did."""

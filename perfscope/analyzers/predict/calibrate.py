@@ -142,11 +142,6 @@ class InstructionError:
         return self.row.once.low <= self.measured_ns <= self.row.once.high
 
     @property
-    def over_low(self) -> float:
-        """Measured over the low end: what it is slower than the peaks by. Below 1: the model is wrong."""
-        return self.measured_ns / max(1, self.row.once.low)
-
-    @property
     def off_ns(self) -> float:
         """Time outside the range in all its runs: above it positive, below it negative, 0 inside."""
         above = max(0.0, self.measured_ns - self.row.once.high)

@@ -4,7 +4,7 @@ Each of the 8 (or so) devices is a thread of one process. For a collective they 
 waits until the last one is there, the last one does the work for all (`InvokeRendezvous`), then all go
 on. One execution of an instruction may meet several times (an all-reduce does three times: enter, reduce,
 leave); the n-th meeting of each device belongs together. A meeting is *complete* if all its devices were
-recorded once; only complete ones are judged, the others are counted.
+recorded once; only complete ones are judged.
 
     arrival of a device   its rendezvous begins
     skew                  last arrival - first arrival
@@ -38,14 +38,11 @@ class Meeting:
     module: str
     instruction: str
     program_id: int
-    run_id: int
     round: int
     """Number of the meeting within this execution of the instruction, from 0."""
     devices: tuple[int, ...]
     arrivals_ns: tuple[int, ...]
     """Of each of ``devices``."""
-    left_ns: int
-    """When the last device went on."""
     work_ns: int
     """Time of the work that the last device did for all; 0 if it was not recorded."""
 
@@ -100,8 +97,6 @@ class Skew:
     """The longest waits first."""
     meetings: tuple[Meeting, ...]
     """By first arrival."""
-    incomplete: int
-    """Rows of ``collectives`` whose instruction, device or partners are not in the recording."""
 
     def wait_by_device_ns(self) -> dict[int, int]:
         """How long each device waited for others in all collectives, by number."""
@@ -114,12 +109,12 @@ class Skew:
 
 def collective_skew(trace: Trace) -> Skew:
     """Skew of every collective of the CPU backend; empty if the trace has none."""
-    meetings, incomplete = _meetings(trace)
+    meetings = _meetings(trace)
     groups: dict[tuple[int, str, str], list[Meeting]] = defaultdict(list)
     for meeting in meetings:
         groups[meeting.program_id, meeting.module, meeting.instruction].append(meeting)
     collectives = sorted((_summed(members) for members in groups.values()), key=lambda skew: -skew.wait_ns)
-    return Skew(collectives=tuple(collectives), meetings=tuple(meetings), incomplete=incomplete)
+    return Skew(collectives=tuple(collectives), meetings=tuple(meetings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,28 +125,25 @@ class _Arrival:
     """Of ``slices``."""
     device: int
     start_ns: int
-    end_ns: int
     size: int
 
 
-def _meetings(trace: Trace) -> tuple[list[Meeting], int]:
-    """The complete meetings by first arrival, and the number of rows that belong to none."""
+def _meetings(trace: Trace) -> list[Meeting]:
+    """The complete meetings by first arrival."""
     rows, slices, ops = trace.rows["collectives"], trace.rows["slices"], trace.rows["hlo_ops"]
     chosen = np.flatnonzero(rows["slice"] != MISSING)
     if not len(chosen):
-        return [], 0
+        return []
     op_of_slice = np.full(len(slices), MISSING, np.int64)
     hosted = np.flatnonzero(ops["slice"] != MISSING)
     op_of_slice[ops["slice"][hosted]] = hosted
     above = nearest_ancestor(trace, rows["slice"][chosen], op_of_slice != MISSING)
     rounds: dict[int, int] = defaultdict(int)
     groups: dict[tuple[int, int, int, int, int, int], list[_Arrival]] = defaultdict(list)
-    incomplete = 0
     order = np.argsort(rows["start_ns"][chosen], kind="stable")
     for row, around in zip(chosen[order].tolist(), above[order].tolist(), strict=True):
         op = int(op_of_slice[around]) if around != MISSING else MISSING
         if op == MISSING or rows["ranks"][row] == MISSING or ops["ordinal"][op] == MISSING:
-            incomplete += 1
             continue
         key = (
             int(ops["module"][op]), int(ops["program_id"][op]), int(ops["name"][op]), int(ops["run_id"][op]),
@@ -163,7 +155,6 @@ def _meetings(trace: Trace) -> tuple[list[Meeting], int]:
                 row=row,
                 device=int(ops["ordinal"][op]),
                 start_ns=int(rows["start_ns"][row]),
-                end_ns=int(rows["end_ns"][row]),
                 size=int(rows["group_size"][row]),
             )
         )
@@ -171,12 +162,12 @@ def _meetings(trace: Trace) -> tuple[list[Meeting], int]:
     meetings = []
     for key, arrivals in groups.items():
         expected = json.loads(trace.text(key[4]))
-        for together in _executions(arrivals):
-            if sorted(arrival.device for arrival in together) != sorted(expected) or len(together) != together[0].size:
-                incomplete += len(together)
-                continue
-            meetings.append(_meeting(trace, key, together, work))
-    return sorted(meetings, key=lambda meeting: min(meeting.arrivals_ns)), incomplete
+        meetings += [
+            _meeting(trace, key, together, work)
+            for together in _executions(arrivals)
+            if sorted(arrival.device for arrival in together) == sorted(expected) and len(together) == together[0].size
+        ]
+    return sorted(meetings, key=lambda meeting: min(meeting.arrivals_ns))
 
 
 def _executions(arrivals: Sequence[_Arrival]) -> list[list[_Arrival]]:
@@ -191,7 +182,7 @@ def _executions(arrivals: Sequence[_Arrival]) -> list[list[_Arrival]]:
 def _meeting(
     trace: Trace, key: tuple[int, int, int, int, int, int], together: list[_Arrival], work: dict[int, int]
 ) -> Meeting:
-    module, program, instruction, run, _, number = key
+    module, program, instruction, _, _, number = key
     ordered = sorted(together, key=lambda arrival: arrival.device)
     rows = trace.rows["collectives"]
     return Meeting(
@@ -199,11 +190,9 @@ def _meeting(
         module=trace.text(module),
         instruction=trace.text(instruction),
         program_id=program,
-        run_id=run,
         round=number,
         devices=tuple(arrival.device for arrival in ordered),
         arrivals_ns=tuple(arrival.start_ns for arrival in ordered),
-        left_ns=max(arrival.end_ns for arrival in ordered),
         work_ns=sum(work.get(int(rows["slice"][arrival.row]), 0) for arrival in ordered),
     )
 

@@ -47,8 +47,6 @@ class Price:
 
     run_ns: float
     """In one run of the program (of each program once, where there are several), on one device."""
-    measured_run_ns: float | None
-    """What the instructions took in one run while nothing else ran on the device; None: not recorded."""
     cost_ns: int
     """For ``Finding.cost_ns``: over the trace, of programs alone in one run."""
     cost_ns_per_step: int | None
@@ -122,7 +120,6 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
     if not known:
         return None
     known_runs = {index: found.ns for index, found in known.items()}
-    measured = [found.measured_ns for found in known.values() if found.measured_ns is not None]
     basis: Basis = "measured" if all(found.is_measured for found in known.values()) else "modelled"
     run_ns = sum(known_runs.values())
     device = trace.fact(program_device)
@@ -145,7 +142,6 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
             text += f", modelled on {device.label()}"
     return Price(
         run_ns=run_ns,
-        measured_run_ns=sum(measured) if measured else None,
         cost_ns=cost,
         cost_ns_per_step=step,
         basis=basis,
@@ -160,7 +156,6 @@ class _Saved:
     """In one run of a program."""
 
     ns: float
-    measured_ns: float | None
     is_measured: bool
 
 
@@ -170,9 +165,9 @@ def _of_program(trace: Trace, parts: list[Part]) -> _Saved | None:
     if not is_alone(trace) and executions_of(trace, module) is None:
         return None
     if measured is not None and all(part.whole for part in parts):
-        return _Saved(ns=measured, measured_ns=measured, is_measured=True)
+        return _Saved(ns=measured, is_measured=True)
     models = [part.modelled_ns for part in parts if part.modelled_ns is not None]
     if not models:
         return None
     modelled = max(0.0, sum(models))
-    return _Saved(ns=modelled if measured is None else min(modelled, measured), measured_ns=measured, is_measured=False)
+    return _Saved(ns=modelled if measured is None else min(modelled, measured), is_measured=False)

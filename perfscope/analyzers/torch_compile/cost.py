@@ -26,7 +26,6 @@ class EagerCost:
     """Upper bound of what is saved without it: where an accelerator's work was recorded its idle time from there to
     the next work, and the time of what was launched there while nothing else ran; else the host time."""
     host_ns: int
-    visits: int
     syncs: int
     """Times the host waited in it for a value."""
     sync_wait_ns: int
@@ -52,7 +51,6 @@ def steady_ns(trace: Trace) -> int:
 
 def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
     """The cost of some windows. Windows may touch but not overlap on one thread; compiling in them is left out."""
-    visits = len(windows)
     windows = _without_compiling(trace, windows)
     host = union([window.start_ns for window in windows], [window.end_ns for window in windows])
     on_device = "device_work" in trace.recorded
@@ -61,7 +59,6 @@ def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
     return EagerCost(
         cost_ns=_device_ns(trace, windows) if on_device else host.total(),
         host_ns=host_ns,
-        visits=visits,
         syncs=syncs,
         sync_wait_ns=waited,
         on_device=on_device,

@@ -32,8 +32,6 @@ class Compiled:
     """First line of the frame. Paths may differ between machines and are left out."""
     ops: str
     """Hash of the ops of its graphs, in order; ``'-'``: no graph was logged."""
-    sizes: str
-    """Hash of dtypes and shapes as well."""
     collectives: tuple[str, ...]
     """Collectives of its graphs, in order."""
     eager: bool
@@ -119,7 +117,6 @@ def _compiled(compilation: Compile, graphs: list[Graph], total_ns: int, why: str
         function=plain_function(compilation.function),
         line=compilation.place.line if compilation.place else None,
         ops=_hash(f"{direction} {node.op}" for direction, node in nodes),
-        sizes=_hash(f"{direction} {node.op} {node.dtype} {node.shape}" for direction, node in nodes),
         collectives=tuple(
             node.op
             for _, node in nodes

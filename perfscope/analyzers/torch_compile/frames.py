@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.analyzers.time import plan_records
 from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, Recompile
-from perfscope.model.finding import AbstainError, Where
+from perfscope.model.finding import AbstainError, Scope, Where
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import EMPTY, Intervals, union
 from perfscope.model.torch_plan import LoadedPlan
@@ -292,3 +293,12 @@ def planned_breaks(plan: LoadedPlan) -> tuple[PlannedBreak, ...]:
         )
         for key, rows in lines.items()
     )
+
+
+def compile_records(trace: Trace) -> Scope:
+    """Compilations and graph breaks of torch.compile, compilations of jax; planned programs where there is a plan."""
+    if trace.torch_plans:
+        return plan_records(trace)
+    log = trace.compile_log
+    count = len(trace.compile_events) + (0 if log is None else len(log.compiles) + len(log.breaks))
+    return Scope(count, "compilations in the log")

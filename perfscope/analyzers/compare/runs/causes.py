@@ -125,20 +125,19 @@ _LEVELS: tuple[_Signature, ...] = (_exactly, _without_line, _subject)
 
 def _paired(base: Sequence[Finding], head: Sequence[Finding]) -> list[tuple[Finding | None, Finding | None]]:
     """The same finding on both sides: at the same place, else at another line of the file in order of the lines."""
-    left, right = list(base), list(head)
+    left, right = {id(finding): finding for finding in base}, {id(finding): finding for finding in head}
     pairs: list[tuple[Finding | None, Finding | None]] = []
     for level in _LEVELS:
-        mine, theirs = _grouped(left, level), _grouped(right, level)
+        mine, theirs = _grouped(left.values(), level), _grouped(right.values(), level)
         for shared in (sign for sign in mine if sign in theirs):
             ours, others = sorted(mine[shared], key=_line), sorted(theirs[shared], key=_line)
             for finding, other in zip(ours, others, strict=False):
                 pairs.append((finding, other))
-                left = [finding for finding in left if finding is not finding]
-                right = [finding for finding in right if finding is not other]
-    return [*pairs, *((finding, None) for finding in left), *((None, other) for other in right)]
+                del left[id(finding)], right[id(other)]
+    return [*pairs, *((finding, None) for finding in left.values()), *((None, other) for other in right.values())]
 
 
-def _grouped(findings: Sequence[Finding], level: _Signature) -> dict[tuple[object, ...], list[Finding]]:
+def _grouped(findings: Iterable[Finding], level: _Signature) -> dict[tuple[object, ...], list[Finding]]:
     result: dict[tuple[object, ...], list[Finding]] = defaultdict(list)
     for finding in findings:
         result[level(finding)].append(finding)

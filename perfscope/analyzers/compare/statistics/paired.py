@@ -38,7 +38,6 @@ class Effect:
     """
 
     pairs: int
-    alpha: float
     effect: float
     """exp(mean of log ratios) - 1."""
     spread: float | None
@@ -74,11 +73,6 @@ def log_ratios(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
     return np.asarray(np.log(after / before))
 
 
-def paired_effect(base: Sequence[float], head: Sequence[float], *, alpha: float = 0.05) -> Effect:
-    """The effect from one number a launch, ``base[i]`` and ``head[i]`` being a pair. ``ValueError`` as `log_ratios`."""
-    return effect_of(log_ratios(base, head), alpha=alpha)
-
-
 def effect_of(ratios: np.ndarray, *, alpha: float = 0.05) -> Effect:
     """The effect from log ratios, at least one of them."""
     count = ratios.size
@@ -95,7 +89,6 @@ def effect_of(ratios: np.ndarray, *, alpha: float = 0.05) -> Effect:
         low, high = math.expm1(mean - half), math.expm1(mean + half)
     return Effect(
         pairs=count,
-        alpha=alpha,
         effect=math.expm1(mean),
         spread=spread,
         low=low,

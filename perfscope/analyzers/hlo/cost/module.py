@@ -273,12 +273,6 @@ class ModuleCost:
                 result[phase] = result[phase] + part if phase in result else part
         return result
 
-    @property
-    def unknown_bytes_share(self) -> float:
-        """Share of the bytes that move for instructions whose arithmetic is unknown; 0 if nothing moves."""
-        moved = sum(row.total.bytes for row in self.launched if row.flops is None)
-        return moved / self.total.bytes if self.total.bytes else 0.0
-
     def recompute_share(self) -> float:
         """Share of the FLOPs that compute again what forward computed; 0 if there are none."""
         again = self.phases.get("recompute")

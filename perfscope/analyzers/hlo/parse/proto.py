@@ -31,7 +31,6 @@ from perfscope.model.errors import DataError
 
 HEAD_BYTES = 8192
 """Enough to tell what a file begins with."""
-_MUST_ALIAS = 2
 """``xla.Kind``: 1 is may-alias."""
 _ASYNC = ("async-start", "async-update", "async-done")
 
@@ -114,7 +113,6 @@ class _Conversion:
                     output=tuple(entry.output_shape_index),
                     parameter=entry.parameter_number,
                     part=tuple(entry.parameter_shape_index),
-                    must=entry.kind == _MUST_ALIAS,
                 )
                 for entry in proto.input_output_alias.entries
             ),

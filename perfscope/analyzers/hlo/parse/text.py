@@ -49,14 +49,14 @@ from perfscope.model.errors import DataError
 
 _INDEX = r"\{([\d, ]{0,200})\}"
 _PARAMETER = rf"\((\d{{1,9}}), {_INDEX}"
-_ALIAS = re.compile(rf"{_INDEX}: {_PARAMETER}(?:, (may|must)-alias)?\)")
+_ALIAS = re.compile(rf"{_INDEX}: {_PARAMETER}(?:, (?:may|must)-alias)?\)")
 _DONOR = re.compile(rf"{_PARAMETER}\)")
 
 
 def aliases_of(text: str) -> tuple[Alias, ...]:
     """The entries of ``input_output_alias``; ``ValueError`` for what is not spelled like one."""
     return tuple(
-        Alias(output=_index(entry[1]), parameter=int(entry[2]), part=_index(entry[3]), must=entry[4] == "must")
+        Alias(output=_index(entry[1]), parameter=int(entry[2]), part=_index(entry[3]))
         for entry in _entries(_ALIAS, text)
     )
 

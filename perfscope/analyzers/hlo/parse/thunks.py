@@ -33,7 +33,6 @@ _LINE = re.compile(
 _EDGE = re.compile(r"(\d{1,9}) \(\d{1,9}\)")
 _GRID = re.compile(r"^(?P<name>\S{1,400}) grid: \[(?P<grid>[\d, ]{1,40})\] threads: \[(?P<threads>[\d, ]{1,40})\]")
 _STREAM = re.compile(r"stream=([\w\[\]]{1,80})")
-_ASYNC = re.compile(r"async_id=(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,6 @@ class Thunk:
     """Of a block."""
     stream: str | None = None
     """``communication_stream[0]``; None: the stream of kernels."""
-    async_id: int | None = None
     before: int | None = None
     """The last thunk of its sequence that it needs; None: none of it."""
     after: int | None = None
@@ -123,7 +121,7 @@ def read_thunks(lines: Iterable[str]) -> Thunks:
 
 def _thunk(match: re.Match[str], depth: int) -> Thunk:
     rest = match["rest"]
-    kernel, stream, pair = _GRID.match(rest), _STREAM.search(rest), _ASYNC.search(rest)
+    kernel, stream = _GRID.match(rest), _STREAM.search(rest)
     before, after = _EDGE.search(match["before"]), _EDGE.search(match["after"])
     return Thunk(
         id=int(match["id"]),
@@ -133,7 +131,6 @@ def _thunk(match: re.Match[str], depth: int) -> Thunk:
         blocks=None if kernel is None else _product(kernel["grid"]),
         threads=None if kernel is None else _product(kernel["threads"]),
         stream=None if stream is None else stream[1],
-        async_id=None if pair is None else int(pair[1]),
         before=None if before is None else int(before[1]),
         after=None if after is None else int(after[1]),
     )

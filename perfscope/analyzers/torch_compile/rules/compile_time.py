@@ -49,6 +49,7 @@ from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.time import step_windows
 from perfscope.analyzers.torch_compile.frames import (
     compile_log_of,
+    compile_records,
     compile_spans,
     compiled_frames,
     plain_function,
@@ -57,7 +58,6 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
-from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import Compile, CompileLog, Graph
 from perfscope.model.finding import Cell, Finding, Severity, fit_title
 from perfscope.model.intervals import intersection_total, union

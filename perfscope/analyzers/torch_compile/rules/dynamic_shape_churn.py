@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.torch_compile.records import compile_records
+from perfscope.analyzers.torch_compile.frames import compile_records
 from perfscope.analyzers.torch_compile.rules.recompilation import churn_findings, planned_again_findings
 from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace

@@ -48,6 +48,7 @@ from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compile_log_of,
+    compile_records,
     compiled_frames,
     doc_link,
     fallback_place,
@@ -56,7 +57,6 @@ from perfscope.analyzers.torch_compile.frames import (
     one_line,
     where_of,
 )
-from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.analyzers.torch_compile.rules.graph_break import BrokenLine, broken_lines
 from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
 from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of

@@ -17,10 +17,9 @@ How it is found:
     host time is the cost. With an accelerator it is the time that idles from there to the next work (no more
     than the host time, unless the host waited for the device there, which `host_sync` names as well), plus the
     work launched there while nothing else ran: a break that a full queue hides costs nothing. It is an upper
-    bound, of which the lost fusion and the cut backward are no part; bytes of tensors that cross the line are
-    modelled from the graphs' shapes (matched by dtype and shape, at most) and are in the evidence. Less than a
-    thousandth of the step is no finding, and neither is a line whose frames do not run in the recorded steps.
-    Without such a trace the finding is structural.
+    bound, of which the lost fusion and the cut backward are no part. Less than a thousandth of the step is no
+    finding, and neither is a line whose frames do not run in the recorded steps. Without such a trace the finding
+    is structural.
 
     In a planned PyTorch program (`perfscope compile`) the lines at which its graphs end, or would end if its model were
     compiled (low, as the program is not): structural, without a time.
@@ -35,18 +34,17 @@ Fix:
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from perfscope.analyzers.ops import spans_of_windows
-from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.time import Region, Window, cost_text, per_step, regions, step_windows
 from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compile_log_of,
+    compile_records,
     compile_spans,
     compiled_frames,
     doc_link,
@@ -55,15 +53,12 @@ from perfscope.analyzers.torch_compile.frames import (
     one_line,
     plain_function,
     planned_breaks,
-    resumed_at,
     user_place,
     where_of,
 )
-from perfscope.analyzers.torch_compile.records import compile_records
-from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode
+from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak
 from perfscope.model.finding import Cell, Finding, fit_title, severity_of
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes
 
 NEEDS = ("compile_log",)
 
@@ -103,8 +98,6 @@ class BrokenLine:
     """Host time it costs; ``None``: the trace does not tell it from compiled code."""
     seen: bool | None
     """Whether its frames run in the recorded steps; ``None``: the trace does not tell."""
-    crossing_bytes: int | None
-    """Of tensors that leave one graph and enter the next at this line, at most; ``None``: sizes are not known."""
 
 
 def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
@@ -130,7 +123,6 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
             frames=_frames(trace, breaks),
             windows=windows.get(key),
             seen=_seen(trace, breaks),
-            crossing_bytes=_crossing(trace, breaks),
         )
         for key, breaks in groups.items()
     )
@@ -210,79 +202,6 @@ def _log(trace: Trace) -> CompileLog:
     return trace.compile_log
 
 
-def _crossing(trace: Trace, breaks: Sequence[GraphBreak]) -> int | None:
-    """Bytes of results of a broken graph that have dtype and shape of what a later graph of the line takes.
-
-    Results are matched by dtype and shape, for names do not survive the break; of each kind as many as one later
-    graph takes at most. An upper bound: two tensors of one shape may be different ones. ``None`` without graphs of
-    the line, or where a size is dynamic.
-    """
-    graphs, resumes = trace.fact(_graphs_by_id), trace.fact(_resumes)
-    broken = list(dict.fromkeys(graph_break.compile_id for graph_break in breaks))
-    places = {
-        (all_place.function or "", all_place.line) for graph_break in breaks for all_place in _all_places(graph_break)
-    }
-    behind = [compile_id for place in places for compile_id in resumes.get(place, ())]
-    takers = [graph for compile_id in dict.fromkeys((*broken, *behind)) for graph in graphs.get(compile_id, ())]
-    taken = [(graph.compile_id, _counted(graph.inputs)) for graph in takers]
-    total, known = 0, False
-    for graph in takers:
-        if graph.compile_id not in broken:
-            continue
-        for kind, count in _counted(_results(graph)).items():
-            most = max((inputs[kind] for compile_id, inputs in taken if compile_id != graph.compile_id), default=0)
-            size = _bytes(*kind)
-            if most and size is not None:
-                total += min(count, most) * size
-                known = True
-    return total if known else None
-
-
-def _graphs_by_id(trace: Trace) -> dict[str, list[Graph]]:
-    """Graphs of forward passes."""
-    result: dict[str, list[Graph]] = defaultdict(list)
-    for graph in _log(trace).graphs:
-        if graph.direction != "backward":
-            result[graph.compile_id].append(graph)
-    return result
-
-
-def _resumes(trace: Trace) -> dict[tuple[str, int], list[str]]:
-    """Compile ids of what goes on behind a line, by function and line."""
-    result: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for compilation in _log(trace).compiles:
-        resumed = resumed_at(compilation.function)
-        if resumed is not None:
-            result[resumed].append(compilation.compile_id)
-    return result
-
-
-def _all_places(graph_break: GraphBreak) -> Iterable[CodeLine]:
-    yield from graph_break.stack
-    if graph_break.place is not None:
-        yield graph_break.place
-
-
-def _results(graph: Graph) -> list[GraphNode]:
-    nodes = {node.name: node for node in graph.nodes}
-    return [nodes[name] for name in dict.fromkeys(graph.outputs) if name in nodes]
-
-
-_Kind = tuple[str, tuple[int | str, ...]]
-
-
-def _counted(nodes: Iterable[GraphNode]) -> Counter[_Kind]:
-    return Counter((node.dtype, node.shape) for node in nodes if node.dtype is not None)
-
-
-def _bytes(dtype: str, shape: tuple[int | str, ...]) -> int | None:
-    size = ITEM_SIZES.get(dtype.removeprefix("torch.").lower())
-    numbers = [length for length in shape if isinstance(length, int)]
-    if size is None or len(numbers) != len(shape):
-        return None
-    return size * math.prod(numbers)
-
-
 examined = compile_records
 
 
@@ -342,9 +261,8 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
     first = line.breaks[0]
-    places = ([] if line.place is None else [line.place.function]) + [frame.function for frame in line.frames]
-    name = plain_function(next(filter(None, places), None))
-    crossing = f" {format_bytes(line.crossing_bytes)} cross it." if line.crossing_bytes else ""
+    function = line.place.function if line.place is not None and line.place.function else line.frames[0].function
+    name = plain_function(function)
     return Finding(
         subject=f"graph break in {name}",
         title=fit_title(
@@ -353,12 +271,11 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
             first.reason,
             name,
         ),
-        detail=f"The reason: {first.reason}.{_in_words(cost)}{crossing}",
+        detail=f"The reason: {first.reason}.{_in_words(cost)}",
         severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
         basis="structural" if cost is None else "measured",
         cost_ns=None if cost is None else cost.cost_ns,
         cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
-        cost_bytes=line.crossing_bytes if cost is None else None,
         where=where_of(line.place),
         evidence=tuple(_row(trace, line, graph_break, cost) for graph_break in line.breaks[:MAX_ROWS]),
         spans=spans_of_windows(line.windows or ()),
@@ -389,7 +306,6 @@ def _row(trace: Trace, line: BrokenLine, graph_break: GraphBreak, cost: EagerCos
         "compile_ns": compile_spans(trace, broken).total(),
         "line_host_ns": None if cost is None else cost.host_ns,
         "line_sync_wait_ns": None if cost is None else cost.sync_wait_ns,
-        "line_crossing_bytes": line.crossing_bytes,
     }
 
 

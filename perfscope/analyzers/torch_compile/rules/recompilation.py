@@ -51,6 +51,7 @@ from perfscope.analyzers.time import REGION
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compile_log_of,
+    compile_records,
     compile_spans,
     compiled_frames,
     is_users,
@@ -59,7 +60,6 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.guards import FIXES, OTHER_FIX, Guard, parse_guard
-from perfscope.analyzers.torch_compile.records import compile_records
 from perfscope.model.compile_log import CodeLine, Compile, CompileLog, Recompile
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where, fit_title, severity_of
 from perfscope.model.intervals import Intervals, union
