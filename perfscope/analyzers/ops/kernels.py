@@ -61,8 +61,8 @@ def _tensile(kernel: str) -> Precision | None:
 
 
 ITEM_SIZES: dict[str, int] = {
-    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8,
-    "float": 4, "float32": 4, "int": 4, "int32": 4,
+    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8, "complex64": 8,
+    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4,
     "c10::half": 2, "half": 2, "float16": 2, "c10::bfloat16": 2, "bfloat16": 2, "short": 2, "int16": 2,
     "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1,

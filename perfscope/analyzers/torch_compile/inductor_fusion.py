@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfscope.analyzers.ops.fusion import NOTHING_LOST
+from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.time import user_line
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
 from perfscope.model.trace import Trace
-
-ITEM_BYTES = {
-    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2,
-    "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 
 Platform = Literal["gpu", "cpu"]
 
@@ -163,7 +159,7 @@ def node_bytes(node: GraphNode) -> int:
     sizes = [size for size in node.shape if isinstance(size, int)]
     if node.dtype is None or len(sizes) < len(node.shape):
         return 0
-    return ITEM_BYTES.get(node.dtype.removeprefix("torch."), 4) * math.prod(sizes)
+    return ITEM_SIZES.get(node.dtype.removeprefix("torch."), 4) * math.prod(sizes)
 
 
 def log_has_refusals(log: CompileLog | None) -> bool:
