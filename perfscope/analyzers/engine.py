@@ -336,8 +336,9 @@ def chosen_rules(rules: Iterable[str] | None, off: Mapping[str, str] | None = No
 def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
     """Ask the rules of one trace."""
     outcomes = {rule.id: _over_programs(rule, trace) for rule in rules if rule.rest is None}
-    found = [(rule, finding) for rule, outcome in outcomes.items() for finding in outcome.findings]
-    outcomes |= {rule.id: _over_programs(rule, trace, found) for rule in rules if rule.rest is not None}
+    for rule in sorted((rule for rule in rules if rule.rest is not None), key=lambda rule: rule.last):
+        found = [(other, finding) for other, outcome in outcomes.items() for finding in outcome.findings]
+        outcomes[rule.id] = _over_programs(rule, trace, found)
     return Examined(
         trace=trace,
         devices=tuple(trace.fact(device_times)),

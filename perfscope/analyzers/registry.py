@@ -84,6 +84,7 @@ def load_rule(rule_id: str) -> Rule:
         plan=getattr(module, "check_plan", None),
         replaces=getattr(module, "REPLACES", False),
         rest=getattr(module, "check_rest", None),
+        last=getattr(module, "LAST", False),
         examined=getattr(module, "examined", None),
         compared=getattr(module, "compared", None),
     )

@@ -154,12 +154,14 @@ class TimedWindows:
         """Steps of the window to come or under way; 0 after the last."""
         return self._sizes[0] if self._sizes else 0
 
-    def before_step(self) -> None:
-        """A step begins that no profiler sees: open a window if none is open."""
-        if self._begin_ns is None and self._sizes and self._wait():
-            self._inside = 0
-            self._compiled_before = self._compiled()
-            self._begin_ns = perf_counter_ns()
+    def before_step(self) -> bool:
+        """A step begins that no profiler sees: open a window if none is open. Whether it waited for all work."""
+        if self._begin_ns is not None or not self._sizes or not self._wait():
+            return False
+        self._inside = 0
+        self._compiled_before = self._compiled()
+        self._begin_ns = perf_counter_ns()
+        return True
 
     def after_step(self) -> None:
         """It ended: close the window if it is full."""

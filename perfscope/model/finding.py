@@ -140,6 +140,8 @@ class Rule:
     """What ``compare`` looks at."""
     rest: Callable[[Trace, Sequence[tuple[str, Finding]]], Iterable[Finding]] | None = None
     """What it says in place of ``check`` after all other rules, by what they found: (rule, finding)."""
+    last: bool = False
+    """Whether it is asked after the others that have ``rest``, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from perfscope.analyzers.time.account import (
     StepAccount,
     account_windows,
     step_accounts,
+    time_within,
     warm_accounts,
     warm_windows,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "steps_work",
     "subtree_ends",
     "time_of",
+    "time_within",
     "timed_cost",
     "user_line",
     "warm_accounts",

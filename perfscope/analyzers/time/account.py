@@ -16,7 +16,8 @@ that ends it:
    is part of the price of launching), else *other_host*.
 5. After the last work: what the main thread did; *unexplained* if no host thread is recorded.
 
-Without an accelerator in the recording, ops on the host are the compute, and the main thread's time is divided alike.
+Without an accelerator in the recording, instructions of XLA programs on any thread and ops on the main thread are the
+compute. The rest of the main thread's time is divided alike.
 """
 
 from __future__ import annotations
@@ -232,6 +233,17 @@ def _accounts(trace: Trace, windows: Windows, cold: tuple[int, ...]) -> tuple[St
     )
 
 
+def time_within(trace: Trace, cause: Cause, spans: Intervals) -> int:
+    """Time of ``cause`` in the steps that lies within ``spans``, of the device that has most of the cause; ns."""
+    accounts = trace.fact(step_accounts)
+    if not accounts:
+        return 0
+    device = max(accounts, key=lambda account: account.total_ns[cause]).device
+    windows = trace.fact(account_windows)
+    part = intersection(trace.fact(cause_intervals)[device].get(cause, EMPTY), spans)
+    return int(covered(part, windows.starts, windows.ends).sum())
+
+
 def check_step_accounts(trace: Trace) -> None:
     """``ValueError`` unless the causes of every step of every device sum to the step, exactly."""
     windows = trace.fact(account_windows)
@@ -417,24 +429,25 @@ def _by_host(
 
 
 def _on_host(trace: Trace, low: int, high: int) -> dict[Cause, Intervals]:
-    """Time of the main thread of a program without an accelerator in ``[low, high)``; ops are the compute."""
+    """Time of a program without an accelerator in ``[low, high)``.
+
+    XLA's CPU client runs programs on its own threads, as a device would: their time is compute, whatever the main
+    thread does meanwhile. The rest of the time is the main thread's.
+    """
     thread = trace.fact(main_thread)
     activities = trace.fact(host_activities)
     instructions = trace.rows["hlo_ops"]
     if thread == MISSING or not (activities.get(HostActivity.OP) or len(instructions)):
         return {}
+    computing = union(instructions["start_ns"], instructions["end_ns"])
     window = union([low], [high])
-    parts, rest = divide(trace, thread, window)
-    result: dict[Cause, list[Intervals]] = {}
+    parts, rest = divide(trace, thread, difference(window, computing))
+    others = merge(*(spans for number, spans in activities.get(HostActivity.OP, {}).items() if number != thread))
+    result: dict[Cause, list[Intervals]] = {"compute": [intersection(window, computing), intersection(rest, others)]}
     for activity, part in parts.items():
         computes = activity in (HostActivity.OP, HostActivity.LAUNCH)
         result.setdefault("compute" if computes else _CAUSE_OF[activity], []).append(part)
-    elsewhere = merge(
-        *(spans for number, spans in activities.get(HostActivity.OP, {}).items() if number != thread),
-        union(instructions["start_ns"], instructions["end_ns"]),
-    )
-    result.setdefault("compute", []).append(intersection(rest, elsewhere))
-    rest = difference(rest, elsewhere)
+    rest = difference(rest, others)
     stalled = rest.ends - rest.starts >= STALL_NS
     result.setdefault("other_host", []).append(_chosen(rest, stalled))
     result.setdefault("launch", []).append(_chosen(rest, ~stalled))

@@ -79,6 +79,8 @@ class Session:
         self._times: list[int] = []
         self._tokens: list[tuple[int, int] | None] = []
         self._windows = self._new_windows()
+        self._drained = False
+        """Whether all work was waited for before the step: without work of the step before, its time is none."""
         self._written = 0.0
 
     def listen(self, framework: Framework) -> None:
@@ -223,7 +225,7 @@ class Session:
             elif self._settling > 0:
                 self._settling -= 1
             else:
-                if len(self._times) < MOST_TIMES:
+                if len(self._times) < MOST_TIMES and not self._drained:
                     self._times.append(now - self._begin_ns)
                     self._tokens.append(self._hooks.tokens())
                 self._windows.after_step()
@@ -245,8 +247,8 @@ class Session:
     def _open_window(self, number: int) -> None:
         """Open a window of timed steps after the last pass, or long enough before the first."""
         steps = self._windows.next_size
-        if steps and not self._settling and (not self._passes.to_come or number + steps <= self._first):
-            self._windows.before_step()
+        fits = steps and not self._settling and (not self._passes.to_come or number + steps <= self._first)
+        self._drained = bool(fits) and self._windows.before_step()
 
     def broken(self, error: Exception) -> None:
         """Something of ours failed: give up in this process and say why."""

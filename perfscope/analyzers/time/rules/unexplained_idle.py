@@ -32,6 +32,8 @@ from perfscope.model.trace import MISSING, Trace
 
 NEEDS = ()
 
+LAST = True
+
 LEAST_SHARE = HIGH_SHARE
 """Of the step: a twentieth of it must not get lost between the thresholds of other rules."""
 

@@ -6,29 +6,37 @@ comes back with every new shape.
 
 How it is found: of the account of the step the idle time in which the host was in torch.compile's regions, in the
 lookup of compiled code, in Triton's or XLA's compiler, in calls that load modules (a launch of 1 ms or more on an idle
-device loads its code first), or in the initialisation of the driver. Steps in which the host compiles for more than a
-tenth of the step, and for more than half of the shortest step, are left out of all averages, unless all do. The cost is
-measured idle time.
+device loads its code first), or in the initialisation of the driver. What `recompilation` and `dynamic_shape_churn`
+explain is theirs: the cost is the rest, measured. The line is that of the recorded Python stack, else the one with most
+samples of sampled stacks. Steps in which the host compiles for more than a tenth of the step, and for more than half of
+the shortest step, are left out of all averages, unless all do.
 
 Fix: warm up before the measurement (`perfscope run` skips the first steps; with your own profiler use
 `schedule(wait, warmup, active)`). Keep shapes stable or pad them to few sizes, `torch.compile(dynamic=True)`, and
 persist the caches between runs (`TORCHINDUCTOR_CACHE_DIR`, `jax.config.update("jax_compilation_cache_dir", ...)`).
-`recompilation` and `compile_time` say which function and why where the log of torch.compile is recorded.
+`compile_time` says what a cache would have spared where the log of torch.compile is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from perfscope.analyzers.time.account import account_windows, cause_intervals, step_accounts
-from perfscope.analyzers.time.host_activity import host_work
+from perfscope.analyzers.time.host_activity import (
+    HostActivity,
+    HostWork,
+    host_work,
+    main_thread,
+    sample_activities,
+)
 from perfscope.analyzers.time.records import host_records
-from perfscope.analyzers.time.sites import call_site
+from perfscope.analyzers.time.samples import free_samples, nearest_samples, sampled_lines
+from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding
-from perfscope.model.intervals import intersection, union
-from perfscope.model.trace import Trace
+from perfscope.model.intervals import Intervals, intersection, union
+from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
@@ -44,34 +52,64 @@ examined = host_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding, for the device that waits longest for compilation."""
+    """Asked alone no other rule explains anything."""
+    return check_rest(trace, ())
+
+
+def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
+    """Yield one finding, for the device that waits longest for compilation that none of ``found`` explains."""
     accounts = trace.fact(step_accounts)
     if not accounts:
         raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
     account = max(accounts, key=lambda one: one.total_ns["compilation"])
-    cost = account.total_ns["compilation"]
+    whole = account.total_ns["compilation"]
+    explained = min(whole, sum(finding.covers_ns.get("compilation", 0) for _, finding in found))
+    cost = whole - explained
     if not cost or cost < LEAST_SHARE * account.whole_ns:
         return
     windows = trace.fact(account_windows)
     spans = trace.fact(cause_intervals)[account.device]["compilation"]
     spans = intersection(spans, union(windows.starts, windows.ends))
     work = host_work(trace, spans)[:ROWS]
-    cold = account.cold
-    left_out = f" and {len(cold) - MOST_NAMED:,} more" if len(cold) > MOST_NAMED else ""
-    steps = f"step{'s' if len(cold) > 1 else ''} {', '.join(map(str, cold[:MOST_NAMED]))}{left_out}"
     timed = timed_cost(trace, cost, account.whole_ns)
-    if cold:  # other steps have none of it
+    if account.cold:  # other steps have none of it
         timed["cost_ns_per_step"] = None
     yield Finding(
         subject="compilation in measured steps",
         title=f"code is compiled or loaded within the steps: {format_ns(cost)} "
-        f"({format_share(cost, account.whole_ns)})"
-        + (f", {len(cold):,} cold step{'s' if len(cold) > 1 else ''}" if cold else ""),
-        detail=f"Averages leave out {steps}." if cold else "",
+        f"({format_share(cost, account.whole_ns)})" + _cold_count(account.cold),
+        detail=_detail(account.cold, explained),
         **timed,
-        covers_ns={"compilation": cost},
+        covers_ns={"compilation": whole},  # beside what others explain, as the largest of several rules counts
         advice="Warm up before measuring, keep shapes stable, and keep the compile caches between runs.",
-        where=call_site(trace, work[0].slice).where(),
+        where=_site(trace, spans, work).where(),
         evidence=tuple({"host_was_in": item.name, "idle_ns": item.total_ns, "pieces": item.pieces} for item in work),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
     )
+
+
+def _cold_count(cold: Sequence[int]) -> str:
+    return f", {len(cold):,} cold step{'s' if len(cold) > 1 else ''}" if cold else ""
+
+
+def _detail(cold: Sequence[int], explained: int) -> str:
+    left_out = f" and {len(cold) - MOST_NAMED:,} more" if len(cold) > MOST_NAMED else ""
+    steps = f"step{'s' if len(cold) > 1 else ''} {', '.join(map(str, cold[:MOST_NAMED]))}{left_out}"
+    sentences = [f"Averages leave out {steps}."] if cold else []
+    if explained:
+        sentences.append(f"Another {format_ns(explained)} of compiling is in the findings on recompilation.")
+    return " ".join(sentences)
+
+
+def _site(trace: Trace, spans: Intervals, work: Sequence[HostWork]) -> CallSite:
+    """The line of the longest work that has one, else that of most samples in ``spans``, else in other steps."""
+    sites = (call_site(trace, item.slice) for item in work if item.slice != MISSING)
+    known = next((site for site in sites if site.file is not None), None)
+    if known is not None:
+        return known
+    thread = trace.fact(main_thread)
+    inside = nearest_samples(trace, thread, spans).samples
+    free = free_samples(trace, thread)
+    compiling = free[trace.fact(sample_activities)[free] == HostActivity.COMPILATION]
+    lines = sampled_lines(trace, inside if len(inside) else compiling)
+    return next((line.site for line in lines if line.site.file is not None), UNKNOWN_SITE)

@@ -8,7 +8,7 @@ Why it costs:
 
 How it is found:
     JAX: from what a run logs of `jax.monitoring` and of `jax_explain_cache_misses`: compilations of a function
-    in a step after the first one that was seen, of a function that was compiled before. Time is that of tracing,
+    in a step after the first, of a function that was compiled before. Time is that of tracing,
     lowering and compiling it in those steps, moments counted once.
 
     PyTorch: from torch.compile's log: compilations of a frame that was compiled before, in at least two steps
@@ -47,7 +47,7 @@ from statistics import median
 import numpy as np
 
 from perfscope.analyzers.ops import spans_within
-from perfscope.analyzers.time import REGION
+from perfscope.analyzers.time import REGION, time_within
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compile_log_of,
@@ -96,7 +96,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         if event.function is not None:
             by_function[event.function.removeprefix("jit(").removesuffix(")")].append(event)
     for function, events in by_function.items():
-        again = _jax_again(events, min(steps))
+        again = _jax_again(events)
         if len({event.step for event in again if event.kind == "compile"}) >= MIN_STEPS:
             yield _jax_finding(trace, function, again, max(steps) - min(steps) + 1)
 
@@ -384,7 +384,7 @@ def _churn(trace: Trace, again: Again, churn: Churn) -> Finding:
 
 
 def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, detail: str, advice: str) -> Finding:
-    per_step = again.per_step_ns
+    per_step, spans = again.per_step_ns, compile_spans(trace, again.compiles)
     return Finding(
         subject=subject,
         title=title,
@@ -395,9 +395,15 @@ def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, deta
         cost_ns_per_step=per_step,
         where=where_of(user_line(trace, again)),
         evidence=rows_of(trace, again),
-        spans=spans_within(trace, compile_spans(trace, again.compiles)),
+        covers_ns=_covers(trace, spans),
+        spans=spans_within(trace, spans),
         advice=advice,
     )
+
+
+def _covers(trace: Trace, spans: Intervals) -> dict[str, int]:
+    """The part of the account of the step that compilations at ``spans`` explain."""
+    return {"compilation": time_within(trace, "compilation", spans)}
 
 
 def _severity(trace: Trace, again: Again) -> Severity:
@@ -520,12 +526,12 @@ def _absent(trace: Trace) -> str:
     return "compile_events" if "hlo" in trace.recorded else "hlo"
 
 
-def _jax_again(events: Sequence[CompileEvent], first_step: int) -> list[CompileEvent]:
-    """Events of a function after its first compilation, in steps after the first one seen."""
+def _jax_again(events: Sequence[CompileEvent]) -> list[CompileEvent]:
+    """Events of a function after its first compilation, in steps after the program's first."""
     compiled = next((event.end_ns for event in events if event.kind == "compile"), None)
     if compiled is None:
         return []
-    return [event for event in events if event.end_ns > compiled and event.step is not None and event.step > first_step]
+    return [event for event in events if event.end_ns > compiled and event.step is not None and event.step > 0]
 
 
 def _jax_finding(trace: Trace, function: str, again: list[CompileEvent], spanned: int) -> Finding:
@@ -555,6 +561,7 @@ def _jax_finding(trace: Trace, function: str, again: list[CompileEvent], spanned
         cost_ns_per_step=per_step,
         where=Where(file=file, line=line),
         evidence=tuple(_jax_row(step, events) for step, events in _by_step(again)[:MAX_ROWS]),
+        covers_ns=_covers(trace, _spent(again)),
         spans=spans_within(trace, _spent(again)),
         advice="Pad shapes to a few sizes, and pass numbers that change as arrays (jnp.int32(i)), not as static "
         "arguments. Make the jitted function once, outside the loop.",
