@@ -92,6 +92,19 @@ def test_without_an_accelerator_it_is_of_the_main_thread() -> None:
     }  # fmt: skip
 
 
+def test_time_of_an_xla_program_on_the_processor_is_compute_whatever_the_main_thread_does() -> None:
+    b = TraceBuilder()
+    b.step(1, 0, 10_000)
+    b.op("PjitFunction(step)", 0, 1_000)
+    b.python("$array.py:1 block_until_ready", 1_000, 7_000)
+    b.python("<built-in function sleep>", 7_000, 10_000)
+    for start, end in ((2_000, 4_000), (3_000, 6_000), (7_500, 8_000)):
+        b.row("hlo_ops", start_ns=start * 1000, end_ns=end * 1000, name=b.code("fusion"), encloses=False)
+    (account,) = b.build().fact(step_accounts)
+    totals = {cause: value for cause, value in account.total_ns.items() if value}
+    assert totals == {"compute": 5_500_000, "sync": 2_000_000, "sleeping": 2_500_000}
+
+
 def test_nothing_recorded_no_account() -> None:
     assert TraceBuilder().build().fact(step_accounts) == ()
 

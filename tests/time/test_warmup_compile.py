@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time import step_accounts, warm_accounts
+from perfscope.model.finding import Finding
 from perfscope.model.trace import CallKind
 from tests.build import EVERYTHING, TraceBuilder
 
@@ -53,6 +56,25 @@ def test_loading_of_modules_counts() -> None:
 def test_the_threshold_is_a_twentieth_of_the_steps() -> None:
     assert judge(RULE, _steps(1_000).build()).status == "flagged"
     assert judge(RULE, _steps(999).build()).status == "clean"
+
+
+def test_what_another_finding_explains_is_not_said_twice() -> None:
+    trace = _steps(6_000).build()
+    covers = {"compilation": 5_500_000}
+    again = Finding(subject="f", title="f", advice="fix", severity="high", basis="measured", covers_ns=covers)
+    assert RULE.rest is not None
+    assert not list(RULE.rest(trace, [("recompilation", again)]))
+    (finding,) = RULE.rest(trace, [("recompilation", replace(again, covers_ns={"compilation": 4_000_000}))])
+    assert (finding.cost_ns, finding.covers_ns) == (2_000_000, {"compilation": 6_000_000})
+
+
+def test_the_line_is_that_of_the_sampled_stacks() -> None:
+    b = _steps(6_000)
+    for at in (1_000, 3_000, 5_000):
+        b.sample("train.py(3): main > train.py(9): step > compile", at, step=0)
+    b.sample("train.py(3): main > train.py(30): log > write", 8_000, step=0)
+    (finding,) = judge(RULE, b.build()).findings
+    assert finding.where.label() == "train.py:9"
 
 
 def test_compiling_beside_a_busy_device_costs_nothing() -> None:
