@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+FUSION_FILE, FUSION_SCHEMA = "fusion.jsonl", "perfscope.fusion/1"
+STEPS_FILE, STEPS_SCHEMA = "steps.json", "perfscope.compile_steps/1"
+"""What lies beside the log of a process of a run: refusals of the scheduler, and the steps that compiled."""
+
 Direction = Literal["forward", "backward", "inference"]
 CacheResult = Literal["hit", "miss", "bypass"]
 KernelBackend = Literal["triton", "cpp", "extern", "other"]

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+EVENTS_FILE, EVENTS_SCHEMA = "events.jsonl", "perfscope.jax_events/1"
+SYNCS_FILE, SYNCS_SCHEMA = "syncs.jsonl", "perfscope.jax_syncs/1"
+
 CompileKind = Literal[
     "trace", "lower", "compile", "cache_hit", "cache_miss", "cache_read", "cache_saved", "first_trace", "retrace",
     "donation_unusable",

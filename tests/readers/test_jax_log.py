@@ -9,20 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.readers.run import logs
 from perfscope.analyzers.readers.run.logs import read_events, read_syncs
 from perfscope.model.errors import DataError
-from perfscope.model.jax_log import CompileEvent, HostRead
-from perfscope.profiler.jax import events, host_syncs
+from perfscope.model.jax_log import EVENTS_SCHEMA, SYNCS_SCHEMA, CompileEvent, HostRead
 from perfscope.profiler.jax.record_log import RecordLog
 
 
-def test_the_schemas_are_those_that_are_written() -> None:
-    assert (logs.EVENTS_SCHEMA, logs.SYNCS_SCHEMA) == (events.SCHEMA, host_syncs.SCHEMA)
-
-
 def written(path: Path) -> Path:
-    lines = RecordLog(events.SCHEMA, 10)
+    lines = RecordLog(EVENTS_SCHEMA, 10)
     lines.add(kind="compile", end_ns=5, duration_ns=3, step=None, function="jit(f)", file="a.py", line=7)
     lines.add(kind="retrace", end_ns=9, reason="different input types", unknown_later=1)
     lines.save(path, jax="0.10.2")
@@ -37,7 +31,7 @@ def test_events_come_back(tmp_path: Path) -> None:
 
 
 def test_syncs_come_back(tmp_path: Path) -> None:
-    lines = RecordLog(host_syncs.SCHEMA, 10)
+    lines = RecordLog(SYNCS_SCHEMA, 10)
     lines.add(call="float", begin_ns=1, duration_ns=2, ready=False, traced=True, main_thread=True, disturbed=None)
     lines.save(tmp_path / "syncs.jsonl")
     read = read_syncs(tmp_path / "syncs.jsonl")
@@ -69,7 +63,7 @@ def test_a_log_that_is_cut_off_anywhere_is_refused(tmp_path: Path, cut: int) -> 
 
 def test_a_record_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    head = {"schema": events.SCHEMA, "records": 1}
+    head = {"schema": EVENTS_SCHEMA, "records": 1}
     path.write_text(json.dumps(head) + '\n{"kind": "surprise", "end_ns": 1}\n')
     with pytest.raises(DataError, match="surprise"):
         read_events(path)

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import UsageError
 from perfscope.model.op_flops import FORMULAS, MOVES_DATA, attended_pairs, attention_flops, flops_of
-from perfscope.model.op_graph import OP_GRAPH_SCHEMA, OpGraph
-from perfscope.profiler.torch.op_graph import capture as table
+from perfscope.model.op_graph import OpGraph
 from perfscope.profiler.torch.op_graph.capture import OpGraphCapture, available
 from perfscope.workloads.options import Options
 from tests.torch_capture.op_graphs import Net, line_of, named, simulated_peak, train_step
@@ -32,10 +31,6 @@ pytestmark = pytest.mark.torch
 
 def test_it_is_available_with_this_torch() -> None:
     assert available() is None
-
-
-def test_both_layers_name_the_same_schema() -> None:
-    assert table.OP_GRAPH_SCHEMA == OP_GRAPH_SCHEMA
 
 
 def test_phases_modules_and_lines(record: Any) -> None:

@@ -13,13 +13,12 @@ from pathlib import Path
 from time import time_ns
 
 from perfscope.model.documents.run import Capture
+from perfscope.model.jax_log import EVENTS_FILE, EVENTS_SCHEMA
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.compat import Undo, UnusableDonation, on_unusable_donation
 from perfscope.profiler.jax.record_log import CallSites, RecordLog
 
 PASS = "events"  # noqa: S105 (the name of a pass)
-FILE = "events.jsonl"
-SCHEMA = "perfscope.jax_events/1"
 MOST_EVENTS = 20_000
 """Some 3 MB. A large program compiles a thousand functions; one that retraces each step reaches it in hours."""
 MOST_REASON = 2_000
@@ -57,7 +56,7 @@ class EventLog:
     def __init__(self, sites: CallSites, step: Callable[[], int | None]) -> None:
         self._sites = sites
         self._step = step
-        self._lines = RecordLog(SCHEMA, MOST_EVENTS)
+        self._lines = RecordLog(EVENTS_SCHEMA, MOST_EVENTS)
         self._undo: list[Undo] = []
         self._explains = False
         self._hears = False
@@ -87,7 +86,7 @@ class EventLog:
 
     def save(self, directory: Path, run: Path) -> Capture:
         """Write what came so far."""
-        path = directory / FILE
+        path = directory / EVENTS_FILE
         jax, jaxlib = compat.version()
         self._lines.save(path, jax=jax, jaxlib=jaxlib, explained=self._explains)
         reasons = []

@@ -17,13 +17,12 @@ from time import perf_counter_ns, time_ns
 from typing import Any
 
 from perfscope.model.documents.run import Capture
+from perfscope.model.jax_log import SYNCS_FILE, SYNCS_SCHEMA
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.record_log import CallSites, RecordLog
 from perfscope.profiler.patching import Undo, replace
 
 PASS = "syncs"  # noqa: S105 (the name of a pass)
-FILE = "syncs.jsonl"
-SCHEMA = "perfscope.jax_syncs/1"
 MOST_SYNCS = 20_000
 """Some 4 MB; when they are reached the wrappers go, and the program runs without them."""
 RANGE = "perfscope.sync"
@@ -61,7 +60,7 @@ class SyncLog:
     def __init__(self, sites: CallSites, step: Callable[[], int | None]) -> None:
         self._sites = sites
         self._step = step
-        self._lines = RecordLog(SCHEMA, MOST_SYNCS)
+        self._lines = RecordLog(SYNCS_SCHEMA, MOST_SYNCS)
         self._undo: list[Undo] = []
         self._inside = threading.local()
         self.traced = False
@@ -111,7 +110,7 @@ class SyncLog:
 
     def save(self, directory: Path, run: Path) -> Capture:
         """Write what came so far."""
-        path = directory / FILE
+        path = directory / SYNCS_FILE
         self._lines.save(path)
         reason = f"the first {MOST_SYNCS} syncs; the rest was not looked at" if self._lines.full else None
         return Capture(

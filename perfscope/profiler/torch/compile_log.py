@@ -21,6 +21,7 @@ from time import time_ns
 from typing import Any, BinaryIO
 
 from perfscope.model.capture import CaptureOptions, Level
+from perfscope.model.compile_log import FUSION_FILE, FUSION_SCHEMA, STEPS_FILE, STEPS_SCHEMA
 from perfscope.model.documents.run import Capture
 from perfscope.model.files import write_atomically
 from perfscope.profiler.session.steps import Source
@@ -32,9 +33,6 @@ from perfscope.profiler.torch import compat
 # way. What counts is the end: a refusal is kept where its two nodes ended in different kernels, once for the two
 # kernels and the reason. The file grows with each graph and is whole but for the last line after a crash.
 
-
-FUSION_FILE = "fusion.jsonl"
-FUSION_SCHEMA = "perfscope.fusion/1"
 
 MOST_PAIRS = 20_000
 """Different refusals that are held of one graph; the scheduler itself looks at no more than some 64 neighbours of
@@ -404,8 +402,6 @@ class InductorSettings:
 PASS = "compile"  # noqa: S105 (the name of a pass)
 TOOL = "torch_compile"
 FOLDER = "compile"
-STEPS_FILE = "steps.json"
-SCHEMA = "perfscope.compile_steps/1"
 MOST_SPANS = 10_000
 """Steps that compiled something; a program that compiles in each of so many steps is known by then."""
 MOST_MARKS = 64
@@ -567,7 +563,7 @@ class TorchCompileCapture:
         self._written = state
         keys = ("step", "start_ns", "end_ns", "records")
         document: dict[str, Any] = {
-            "schema": SCHEMA,
+            "schema": STEPS_SCHEMA,
             "settings": list(self._settings.changed),
             "scheduled_graphs": self._fusion.graphs,
             "fusion_problem": self._fusion.problem,

@@ -11,12 +11,11 @@ import msgspec
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.torch_log.fusion import read_fusion, with_kernels
 from perfscope.analyzers.readers.torch_log.reader import read_log
-from perfscope.model.compile_log import CompileLog, StepSpan
+from perfscope.model.compile_log import FUSION_FILE, STEPS_FILE, STEPS_SCHEMA, CompileLog, StepSpan
 from perfscope.model.errors import DataError
-from perfscope.model.jax_log import CompileEvent, HostRead
+from perfscope.model.jax_log import EVENTS_SCHEMA, SYNCS_SCHEMA, CompileEvent, HostRead
 from perfscope.model.trace import Rows
 
-STEPS_SCHEMA = "perfscope.compile_steps/1"
 MAX_STEPS_BYTES = 64 << 20
 
 ONE_CLOCK_NS = 1_000_000
@@ -56,7 +55,7 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
         notes.append(f"torch.compile's log: {log.corrupt:,} records are corrupt and left out")
     watched = False
     try:
-        said = _read_steps(path.parent / "steps.json")
+        said = _read_steps(path.parent / STEPS_FILE)
         watched = said.fusion_problem is None
         spans = tuple(StepSpan(step=span.step, start_ns=span.start_ns, end_ns=span.end_ns) for span in said.spans)
         log = replace(
@@ -68,7 +67,7 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
         )
     except DataError as error:
         notes.append(f"steps that compiled are not known: {error}")
-    fusion = path.parent / "fusion.jsonl"
+    fusion = path.parent / FUSION_FILE
     if fusion.exists():
         try:
             fusion_log = read_fusion(fusion)
@@ -122,9 +121,6 @@ def _offset_ns(marks: tuple[_Mark, ...], steps: Rows | None) -> int:
 
 MAX_JAX_LOG_BYTES = 256 << 20
 """Of a file: 20,000 records of 2,000 characters stay far below."""
-
-EVENTS_SCHEMA = "perfscope.jax_events/1"
-SYNCS_SCHEMA = "perfscope.jax_syncs/1"
 
 Record = TypeVar("Record", CompileEvent, HostRead)
 

@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 
 from perfscope.analyzers.readers.file_bytes import open_bytes
-from perfscope.model.compile_log import CompiledKernel, Direction, FusionRefusal
+from perfscope.model.compile_log import FUSION_SCHEMA, CompiledKernel, Direction, FusionRefusal
 from perfscope.model.errors import DataError
 
-SCHEMA = "perfscope.fusion/1"
 MAX_BYTES = 256 << 20
 """Of a file: eight times what is written at most."""
 
@@ -60,8 +59,8 @@ def read_fusion(path: Path) -> FusionLog:
         schema = msgspec.json.decode(head, type=dict).get("schema")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path}: not a log of fusion ({error})") from error
-    if schema != SCHEMA:
-        raise DataError(f"{path}: its schema is {schema!r}; this perfscope reads {SCHEMA!r}")
+    if schema != FUSION_SCHEMA:
+        raise DataError(f"{path}: its schema is {schema!r}; this perfscope reads {FUSION_SCHEMA!r}")
     decoder = msgspec.json.Decoder(_Line)
     refusals, left_out, damaged = [], 0, 0
     for line in lines:

@@ -29,7 +29,6 @@ SETUP_NAMES: dict[Kind, str] = {"gpu-nvidia": "h100", "tpu": "v5e", "gpu-amd": "
 """What `perfscope setup` calls them: the usual target of each."""
 MEGABYTES: dict[Kind, int] = {"gpu-amd": 155, "gpu-nvidia": 125, "tpu": 210, "torch": 190}
 """What is downloaded, about."""
-EXTRAS: dict[Kind, str] = {"gpu-amd": "aot-amd", "gpu-nvidia": "aot-gpu", "tpu": "aot-tpu", "torch": "aot-torch"}
 
 _GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
     "gpu-nvidia": ("cuda", ("cuda13", "cuda12"), "xla_cuda_plugin.so"),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.model.files import write_atomically
+from perfscope.model.op_graph import OP_GRAPH_SCHEMA
 from perfscope.profiler.torch import compat
 
 if TYPE_CHECKING:
@@ -134,9 +135,6 @@ def _remove(mode: Any) -> None:
 
 # The op graph while it grows: columns of numbers, strings by number. Written as compact JSON.
 
-
-OP_GRAPH_SCHEMA = "perfscope.op_graph/1"
-"""The same text as in ``perfscope.model.op_graph``, which this layer may not import; a test holds them equal."""
 
 OP_COLUMNS = (
     "name",
