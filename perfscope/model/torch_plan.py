@@ -99,17 +99,6 @@ def totals(plan: TorchPlan) -> PlanTotals:
     )
 
 
-def refusals_by_line(plan: TorchPlan) -> dict[tuple[str, int], tuple[tuple[PlannedGraph, PlannedRefusal], ...]]:
-    """Refusals by the user's line of their second kernel (of the first where that has none); ``('', 0)``: no line."""
-    result: dict[tuple[str, int], list[tuple[PlannedGraph, PlannedRefusal]]] = {}
-    for graph in plan.graphs:
-        for refusal in graph.refusals:
-            plan_lines = graph.kernels[refusal.second].places or graph.kernels[refusal.first].places
-            key = (plan_lines[0].file, plan_lines[0].line) if plan_lines else ("", 0)
-            result.setdefault(key, []).append((graph, refusal))
-    return {key: tuple(rows) for key, rows in sorted(result.items())}
-
-
 # The peak of a planned PyTorch step: which step is judged, what holds it by category, and whether it fits a device.
 
 
@@ -186,6 +175,5 @@ __all__ = [
     "fits",
     "kernels_of",
     "memory_as_run",
-    "refusals_by_line",
     "totals",
 ]

@@ -27,7 +27,7 @@ from perfscope.model.documents.torch_plan import (
 )
 from perfscope.model.errors import DataError
 from perfscope.model.finding import AbstainError
-from perfscope.model.torch_plan import PlannedRefusal, TorchPlan, by_category, memory_as_run, refusals_by_line, totals
+from perfscope.model.torch_plan import PlannedRefusal, TorchPlan, by_category, memory_as_run, totals
 from tests.plans.build import PLACE, graph, kernel, plan, product, trace_of, write_run
 
 BREAK = """Graph break in user code at train.py:9
@@ -69,12 +69,6 @@ def test_totals_count_a_graph_as_often_as_it_runs() -> None:
     assert (found.kernels, found.triton_kernels, found.extern_kernels, found.products) == (7, 4, 3, 3)
     assert found.bytes == 4 * 3_000_000 + 3 * (6 << 20)
     assert found.flops == 3 * 2 * 1024**3
-
-
-def test_refusals_stand_at_the_line_that_reads() -> None:
-    refusal = PlannedRefusal(first=0, second=1, reason="numel mismatch")
-    held = plan(graph(kernel(places=()), kernel(), refusals=(refusal,)))
-    assert {key: len(rows) for key, rows in refusals_by_line(held).items()} == {("train.py", 7): 1}
 
 
 def test_breaks_are_taken_apart(tmp_path: Path) -> None:

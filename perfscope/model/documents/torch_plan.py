@@ -31,9 +31,12 @@ MemoryOwner = Literal["parameter", "gradient", "optimizer_state", "activation", 
 """The words of ``MemoryCategory``."""
 StepPhase = Literal["forward", "backward", "optimizer", "other"]
 
-_Bytes = Annotated[int, msgspec.Meta(ge=0)]
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Text = Annotated[str, msgspec.Meta(max_length=20_000)]
+MAX_TEXT = 20_000
+"""Characters of torch's text of a break."""
+
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +44,12 @@ class MemoryHolder:
     """Blocks of one category that one line made and that lie in memory at the peak."""
 
     category: MemoryOwner
-    bytes: _Bytes
-    blocks: _Count
-    file: _Text | None = None
-    line: _Count | None = None
-    function: _Text | None = None
-    op: _Text | None = None
+    bytes: Bytes
+    blocks: Count
+    file: Text | None = None
+    line: Count | None = None
+    function: Text | None = None
+    op: Text | None = None
     """ATen op or planned kernel that made the largest of them."""
 
 
@@ -54,26 +57,26 @@ class MemoryHolder:
 class StepMemory:
     """The memory of one step at the moment when most was handed out. Planned: counted over tensors without data."""
 
-    peak_bytes: _Bytes
-    requested_bytes: _Bytes
+    peak_bytes: Bytes
+    requested_bytes: Bytes
     """The most that was asked for at once, before rounding: what an allocator that does not round hands out."""
-    start_bytes: _Bytes
+    start_bytes: Bytes
     """Held when the step begins."""
-    given_bytes: _Bytes = 0
+    given_bytes: Bytes = 0
     """Parameters, and what is there before the forward begins and the step looks at: steps of the same work have equal
     ones. Before rounding."""
     phase: StepPhase
     """Of the peak."""
-    op: _Text | None = None
+    op: Text | None = None
     """Op or planned kernel that asks for the block that makes the peak."""
-    file: _Text | None = None
-    line: _Count | None = None
-    graph: _Text | None = None
+    file: Text | None = None
+    line: Count | None = None
+    graph: Text | None = None
     """``0/0 backward``: the planned graph in which it is; ``None``: outside of any."""
     holders: Annotated[tuple[MemoryHolder, ...], msgspec.Meta(max_length=MAX_HOLDERS)] = ()
     """Largest first; with what is left they sum to the peak."""
-    left_bytes: _Bytes = 0
-    left_blocks: _Count = 0
+    left_bytes: Bytes = 0
+    left_blocks: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ class PlanMemory:
     """Without torch.compile."""
     planned: StepMemory | None = None
     """With the planned graphs: their buffers as inductor's wrapper allocates, reuses and frees them."""
-    uncounted: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=1_000)] = ()
+    uncounted: Annotated[tuple[Text, ...], msgspec.Meta(max_length=1_000)] = ()
     """What of this program is not in these numbers, a sentence each."""
 
 
@@ -112,9 +115,9 @@ CollectiveOrigin = Literal[
 class StepPosition:
     """Between two things that a step does: after so many of its ops and so many runs of planned graphs."""
 
-    ops: _Count
+    ops: Count
     """Ops of the op graph that lies beside the plan."""
-    runs: _Count = 0
+    runs: Count = 0
     """Runs of planned graphs, ``PlannedProcesses.runs``."""
 
 
@@ -122,9 +125,9 @@ class StepPosition:
 class GraphRun:
     """A run of a planned graph among the ops of the planned step."""
 
-    graph: _Count
+    graph: Count
     """Index in ``TorchPlan.graphs``."""
-    ops: _Count
+    ops: Count
     """Ops outside of graphs that were before it."""
 
 
@@ -133,29 +136,29 @@ class PlannedCollective:
     """One exchange of rank 0 with others."""
 
     kind: CollectiveKind
-    op: _Text
+    op: Text
     """Torch's own: ``c10d.allreduce_``."""
-    bytes: _Bytes
+    bytes: Bytes
     """Of the whole array: the result of an all-gather and a gather, the operand of everything else. Of ``send`` and
     ``recv`` what is sent."""
-    dtype: _Text | None
-    group: _Count
+    dtype: Text | None
+    group: Count
     """Index in ``PlannedProcesses.groups``."""
     by: CollectiveOrigin
     phase: StepPhase
-    file: _Text | None = None
-    line: _Count | None = None
+    file: Text | None = None
+    line: Count | None = None
     """The user's; in a backward that of the forward, where autograd knows it."""
-    function: _Text | None = None
+    function: Text | None = None
     at: StepPosition
     """When the host asks for it; inside of a graph: after so many of its kernels."""
     after: StepPosition
     """It begins when what the program's own stream was given until then is done."""
     until: StepPosition | None = None
     """From then on the program's own stream waits for it; ``None``: it does not in this step."""
-    behind: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
+    behind: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
     """Others of the same step (by index) that must be done before it begins."""
-    pairs: tuple[_Count, _Count] | None = None
+    pairs: tuple[Count, Count] | None = None
     """Of ``send`` and ``recv``: the two ranks."""
 
 
@@ -163,7 +166,7 @@ class PlannedCollective:
 class GraphCollectives:
     """Those inside of a planned graph, in the order of its kernels; moments count kernels."""
 
-    graph: _Count
+    graph: Count
     collectives: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)]
 
 
@@ -171,8 +174,8 @@ class GraphCollectives:
 class Bucket:
     """Gradients that DistributedDataParallel all-reduces together, modelled from the sizes of the parameters."""
 
-    bytes: _Bytes
-    parameters: _Count
+    bytes: Bytes
+    parameters: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +183,9 @@ class PlannedProcesses:
     """A job of several processes, planned as its first."""
 
     world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
-    backend: _Text | None
+    backend: Text | None
     """As the program asked for: ``nccl``."""
-    groups: Annotated[tuple[tuple[_Count, ...], ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    groups: Annotated[tuple[tuple[Count, ...], ...], msgspec.Meta(max_length=MAX_GROUPS)]
     """Ranks of each group that is used."""
     eager: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] | None = None
     """Of the eager step, in the order in which they are asked for; ``None``: such a step was not seen whole."""
@@ -193,9 +196,9 @@ class PlannedProcesses:
     """Of the planned step, in order."""
     buckets: Annotated[tuple[Bucket, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
     """Of DistributedDataParallel, in the order in which they are reduced."""
-    left: _Count = 0
+    left: Count = 0
     """Collectives beyond the limit, which are not in the lists."""
-    notes: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_NOTES)] = ()
+    notes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_NOTES)] = ()
     """What was assumed, a sentence each."""
 
 
@@ -210,13 +213,6 @@ MAX_REFUSALS = 1_000
 """Written of one graph, those with the most shared bytes first."""
 MAX_ROWS = 1_000
 """Breaks, recompilations, made-up values, notes."""
-MAX_TEXT = 20_000
-"""Characters of torch's text of a break."""
-
-Bytes = Annotated[int, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-
 ALL_STEPS = "after four steps: one as it is, one eagerly, one planned, one more"
 """``TorchPlan.stopped`` of a program that ran as far as it had to."""
 

@@ -285,6 +285,13 @@ def sync_events_config() -> Any:
     return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
 
 
+def is_compiling() -> bool:
+    """Whether torch.compile looks at this call now: it must see nothing of ours, or its graph would break."""
+    import torch
+
+    return bool(torch.compiler.is_compiling())
+
+
 def compiled_graphs() -> int:
     """The number of graphs that torch.compile made in this process."""
     module: Any = sys.modules.get("torch._dynamo.utils")

@@ -141,7 +141,7 @@ class Hooks:
             def step(*arguments: Any, **named: Any) -> Any:
                 # Asked first, so that nothing of ours is left in what torch.compile makes of this function:
                 # a profiler that starts below a compiled frame can crash the program.
-                if _is_compiling() or not listening[0]:
+                if compat.is_compiling() or not listening[0]:
                     return hooked(*arguments, **named)
                 answer = hooked(*arguments, **named)
                 self._stepped(arguments[0], finder)
@@ -191,13 +191,6 @@ class Hooks:
         return undo_all(undo)
 
 
-def _is_compiling() -> bool:
-    """Whether torch.compile looks at this call now: it must see nothing of ours, or its graph would break."""
-    import torch
-
-    return bool(torch.compiler.is_compiling())
-
-
 def _hook_profiler_step(finder: StepFinder) -> Undo:
     from torch.profiler import profile
 
@@ -217,7 +210,7 @@ def _hook_record_function(finder: StepFinder) -> Undo:
 
     def enter(original: Callable[..., Any]) -> Callable[..., Any]:
         def enter_range(range_: Any) -> Any:
-            if not _is_compiling():
+            if not compat.is_compiling():
                 finder.annotation_enter(range_.name)
             return original(range_)
 
@@ -226,7 +219,7 @@ def _hook_record_function(finder: StepFinder) -> Undo:
     def leave(original: Callable[..., Any]) -> Callable[..., Any]:
         def leave_range(range_: Any, *error: Any) -> Any:
             answer = original(range_, *error)
-            if not _is_compiling():
+            if not compat.is_compiling():
                 finder.annotation_exit(range_.name)
             return answer
 
@@ -245,7 +238,7 @@ def _hook_cuda_nvtx(finder: StepFinder) -> list[Undo]:
 
     def push(original: Callable[..., Any]) -> Callable[..., Any]:
         def range_push(message: str) -> Any:
-            if _is_compiling():
+            if compat.is_compiling():
                 return original(message)
             finder.annotation_enter(message)
             answer = original(message)
@@ -257,7 +250,7 @@ def _hook_cuda_nvtx(finder: StepFinder) -> list[Undo]:
     def pop(original: Callable[..., Any]) -> Callable[..., Any]:
         def range_pop() -> Any:
             answer = original()
-            if not _is_compiling() and (names := getattr(open_ranges, "names", None)):
+            if not compat.is_compiling() and (names := getattr(open_ranges, "names", None)):
                 finder.annotation_exit(names.pop())
             return answer
 

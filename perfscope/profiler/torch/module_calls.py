@@ -16,6 +16,7 @@ from typing import Any
 
 from perfscope.profiler.patching import Undo, wrap
 from perfscope.profiler.session.steps import Source, StepFinder
+from perfscope.profiler.torch import compat
 
 TRAINING_CALLS = 16
 """Further calls that are awaited while gradients are recorded: an optimizer that steps after several batches comes
@@ -83,18 +84,18 @@ class ModuleCalls:
             self._finder.edge(Source.MODULE)
 
     def _enter(self, *_: Any) -> None:
-        if not _is_compiling():
+        if not compat.is_compiling():
             self._inside.depth = getattr(self._inside, "depth", 0) + 1
 
     def _leave(self, module: Any, *_: Any) -> None:
-        if _is_compiling():
+        if compat.is_compiling():
             return
         self._inside.depth = max(0, getattr(self._inside, "depth", 0) - 1)
         if self._inside.depth == 0:
             self._called(module)
 
     def _called_alone(self, module: Any, *_: Any) -> None:
-        if not _is_compiling():
+        if not compat.is_compiling():
             self._called(module)
 
     def _called(self, module: Any) -> None:
@@ -116,7 +117,7 @@ class ModuleCalls:
         self._finder.called(Source.MODULE, type(module).__name__, before)
 
     def _again(self, _module: Any, arguments: tuple[Any, ...], named: dict[str, Any], _result: Any) -> None:
-        if not _is_compiling():
+        if not compat.is_compiling():
             self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
             self._finder.edge(Source.MODULE)
 
@@ -129,9 +130,3 @@ def _tokens_of(*given: Any) -> tuple[int, int] | None:
         if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32):
             return int(value.shape[0]), int(value.shape[1])
     return None
-
-
-def _is_compiling() -> bool:
-    import torch
-
-    return bool(torch.compiler.is_compiling())

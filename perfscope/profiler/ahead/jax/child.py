@@ -17,6 +17,7 @@ from perfscope.model.documents.compile_request import Request, parse_checkpoint
 from perfscope.model.errors import DataError
 from perfscope.model.files import write_atomically
 from perfscope.profiler.ahead.common import scrub
+from perfscope.profiler.ahead.common.build_key import compiler_kind
 from perfscope.profiler.ahead.jax import plugin_devices
 from perfscope.profiler.ahead.targets import plugins
 
@@ -121,10 +122,7 @@ def _compile_exported(request: Request, devices: Sequence[Any], send: EventWrite
 
 
 def _plugin(request: Request) -> plugins.Plugin:
-    kind: plugins.Kind = "tpu" if request.target.platform == "tpu" else (
-        "gpu-amd" if request.target.vendor == "AMD" else "gpu-nvidia"
-    )  # fmt: skip
-    plugin = plugins.find(kind)
+    plugin = plugins.find(compiler_kind(request))
     if isinstance(plugin, plugins.MissingPlugin):
         raise DataError(f"{request.target.asked} cannot be compiled for here: {plugin.reason}; {plugin.advice()}")
     return plugin

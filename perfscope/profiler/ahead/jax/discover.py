@@ -102,12 +102,6 @@ class DiscoveredProgram:
         )
 
     @property
-    def argument_names(self) -> tuple[str, ...]:
-        """``state.weights['head_DV']``, as jax names them in the program."""
-        closed = self._params["jaxpr"]
-        return tuple(closed.jaxpr.debug_info.safe_arg_names(len(closed.in_avals)))
-
-    @property
     def shardings(self) -> tuple[Any, ...]:
         """Where each argument lies; ``None``: not specified."""
         return tuple(type_.sharding if type_.committed else None for type_ in self._types)
