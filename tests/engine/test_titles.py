@@ -56,15 +56,18 @@ def test_titles_are_one_line_and_advice_begins_with_the_fix(name: str, corpus: P
 @pytest.mark.corpus
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_so_do_those_of_all_files(folder: str, corpus: Path) -> None:
-    found = []
+def test_so_do_those_of_all_files_and_clean_rules_have_their_evidence(folder: str, corpus: Path) -> None:
+    found, without = [], []
     for path in corpus_files(folder):
         try:
-            traces = load_path(path).traces
+            analysis = analyze(load_path(path).traces)
         except DataError:
             continue
-        found += [f"{path.name}: {problem}" for problem in wrong(analyze(traces))]
+        found += [f"{path.name}: {problem}" for problem in wrong(analysis)]
+        clean = [outcome for outcome in analysis.outcomes if outcome.status == "clean"]
+        without += [(path.name, one.rule) for one in clean if one.examined <= 0 or not one.examined_what]
     assert found == []
+    assert without == [], "a clean rule says how many records it looked at, and of what"
 
 
 @pytest.mark.corpus

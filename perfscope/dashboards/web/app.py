@@ -13,6 +13,7 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.web.pages import PAGES, Asked, address, page_module
+from perfscope.dashboards.web.pages._grid import register_grid
 from perfscope.dashboards.web.pages._parts import mark_of, progress, said
 from perfscope.dashboards.web.server.api import install_api
 from perfscope.dashboards.web.server.exports import FORMS
@@ -79,9 +80,11 @@ def create_app(
     app.layout = lambda: _frame(shelf, base_path, perfetto)
     _route(app, shelf, workshop, base_path)
     for name in PAGES:
-        register = getattr(page_module(name), "register", None)
-        if register is not None:
-            register(app)
+        module = page_module(name)
+        for grid in getattr(module, "GRIDS", ()):
+            register_grid(app, grid)
+        if hasattr(module, "register"):
+            module.register(app)
     install_api(app.server, shelf, workshop, base_path)
     Guard(
         token=token,

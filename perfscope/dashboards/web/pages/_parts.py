@@ -15,23 +15,25 @@ from perfscope.dashboards.web.ui import Fragment
 from perfscope.model.untrusted_text import sanitize
 
 
-def tabs(asked: Asked, parameter: str, words: Mapping[str, str], here: str, *, label: str) -> Any:
-    """Links to the same page with another value of ``parameter``; ``words``: value -> what stands on its tab."""
-    return html.Nav(
-        [
-            html.Div(
-                dcc.Link(
-                    name,
-                    href=asked.link(asked.page, **{**asked.parameters, parameter: value}),
-                    className="ps-tab" + (" ps-here" if value == here else ""),
-                ),
-                **({"aria-current": "true"} if value == here else {}),
-            )
-            for value, name in words.items()
-        ],
-        className="ps-tabs",
-        **{"aria-label": label},
-    )
+def tabs(
+    asked: Asked, parameter: str, words: Mapping[str, str], here: str, *, label: str, without: Sequence[str] = ()
+) -> Any:
+    """Links to the same page with another value of ``parameter``; ``words``: value -> what stands on its tab.
+
+    ``without``: parameters of the address that mean nothing on another tab.
+    """
+    kept = {key: value for key, value in asked.parameters.items() if key not in without}
+    links = [
+        tab(name, asked.link(asked.page, **{**kept, parameter: value}), here=value == here)
+        for value, name in words.items()
+    ]
+    return html.Nav(links, className="ps-tabs", **{"aria-label": label})
+
+
+def tab(word: str, href: str, *, here: bool) -> Any:
+    """One of several links, of which the open one is marked."""
+    link = dcc.Link(word, href=href, className="ps-tab" + (" ps-here" if here else ""))
+    return html.Div(link, **({"aria-current": "true"} if here else {}))
 
 
 def chosen(asked: Asked, parameter: str, known: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import dash_mantine_components as dmc
 from dash import ALL, Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.web.pages import Asked, address
-from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import mark_of, progress, said
 from perfscope.dashboards.web.server.shelf import Item, read_view
 from perfscope.dashboards.web.server.works import SIDES, Pair, Stored, find_work, launches_of, stored
@@ -161,9 +161,7 @@ def mark(asked: Asked) -> str:
 
 
 def register(app: Any) -> None:
-    """The pickers, and the search above each table."""
-    for name in GRIDS:
-        register_grid(app, name)
+    """The pickers."""
     base_path = app.config.requests_pathname_prefix
 
     @app.callback(

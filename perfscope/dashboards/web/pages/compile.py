@@ -7,13 +7,14 @@ from typing import Any
 from dash import html
 
 from perfscope.dashboards.web.pages import Asked
-from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import bars, chosen, tabs
 from perfscope.dashboards.web.ui import Fragment
 from perfscope.model.units import format_ns
 
 TITLE = "Compile"
 VIEW = "compile"
+GRIDS = ("compile",)
 
 NOTHING = (
     "Nothing here was compiled, or its log was not kept: perfscope run keeps it (perfscope run -- python train.py); of "
@@ -90,8 +91,3 @@ def _largest(stages: dict[str, int]) -> list[str]:
     """The largest stage in words."""
     name = max(stages, key=lambda stage: stages[stage])
     return [f"{name} {format_ns(stages[name])}"]
-
-
-def register(app: Any) -> None:
-    """The search above the table."""
-    register_grid(app, "compile")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from perfscope.dashboards.web.pages import Asked
-from perfscope.dashboards.web.pages._parts import nothing
+from perfscope.dashboards.web.pages._parts import chosen, nothing, tabs
 from perfscope.dashboards.web.ui import Flame
 
 TITLE = "Flame"
@@ -29,22 +29,11 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     there = [kind for kind in KINDS if view["trees"][kind] is not None]
     if not there:
         return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
-    kind = asked.parameters.get("kind", "")
-    kind = kind if kind in there else there[0]
-    tabs = [
-        html.Div(
-            dcc.Link(
-                KINDS[text][0],
-                href=asked.link("flame", kind=text),
-                className="ps-tab" + (" ps-here" if text == kind else ""),
-            ),
-            **({"aria-current": "true"} if text == kind else {}),
-        )
-        for text in there
-    ]
+    names = {text: KINDS[text][0] for text in there}
+    kind = chosen(asked, "kind", names)
     return [
         html.H1(TITLE, className="ps-title"),
-        html.Div(tabs, className="ps-tabs"),
+        tabs(asked, "kind", names, kind, label="kinds"),
         html.P(KINDS[kind][1], className="ps-soft ps-note"),
         Flame(
             id="flame",

@@ -8,11 +8,12 @@ from typing import Any
 from dash import dcc, html
 
 from perfscope.dashboards.web.pages import Asked
-from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.ui import Graph
 
 TITLE = "Graph"
 VIEW = "graph"
+GRIDS = ("graph",)
 
 NOTE = (
     "Boxes with a whole border are one kernel, those with a broken one could be. A number on a line is the "
@@ -58,11 +59,6 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         ),
         grid("graph", {**value, "rows": rows}, asked, table="edges"),
     ]
-
-
-def register(app: Any) -> None:
-    """The search above the table."""
-    register_grid(app, "graph")
 
 
 def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, word: str) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from perfscope.dashboards.web.pages import Asked, address
-from perfscope.dashboards.web.pages._parts import mark_of, progress, said
+from perfscope.dashboards.web.pages._parts import mark_of, progress, said, tab
 from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.server.works import Kept, stores
 from perfscope.dashboards.web.ui import Fragment
@@ -56,7 +56,7 @@ def _asked_for(asked: Asked, held: tuple[Kept, ...]) -> Kept:
 def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
     return html.Div(
         [
-            _tab(
+            tab(
                 sanitize(str(item.path.parent)),
                 address(asked.base_path, "history", asked.whose, store=item.key),
                 here=item == kept,
@@ -67,11 +67,6 @@ def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
     )
 
 
-def _tab(word: str, href: str, *, here: bool) -> Any:
-    link = dcc.Link(word, href=href, className="ps-tab" + (" ps-here" if here else ""))
-    return html.Div(link, **({"aria-current": "true"} if here else {}))
-
-
 def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     if view["runs"] < LEAST_RUNS:
         few = f"{view['runs']} run{'s' * (view['runs'] != 1)} that finished is in {kept.path}: a history needs two."
@@ -80,9 +75,9 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     metric = metric if metric in view["metrics"] else ""
     named = {} if "store" not in asked.parameters else {"store": kept.key}
     tabs = [
-        _tab("times and what changed", address(asked.base_path, "history", asked.whose, **named), here=not metric),
+        tab("times and what changed", address(asked.base_path, "history", asked.whose, **named), here=not metric),
         *(
-            _tab(item, address(asked.base_path, "history", asked.whose, **named, metric=item), here=item == metric)
+            tab(item, address(asked.base_path, "history", asked.whose, **named, metric=item), here=item == metric)
             for item in view["metrics"]
         ),
     ]

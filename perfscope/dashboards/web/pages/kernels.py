@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from perfscope.dashboards.web.pages import Asked
-from perfscope.dashboards.web.pages._grid import grid, register_grid
-from perfscope.dashboards.web.pages._parts import nothing
+from perfscope.dashboards.web.pages._grid import grid
+from perfscope.dashboards.web.pages._parts import nothing, tabs
 from perfscope.model.units import format_ns
 
 TITLE = "Kernels"
 VIEW = "kernels"
+GRIDS = ("kernels",)
 
 KINDS = {
     "kernels": (
@@ -34,28 +35,12 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
     kind = asked.parameters.get("kind", "")
     kind = kind if kind in there else next(text for text in USUAL if text in there)
-    tabs = [
-        html.Div(
-            dcc.Link(
-                KINDS[text][0],
-                href=asked.link("kernels", kind=text),
-                className="ps-tab" + (" ps-here" if text == kind else ""),
-            ),
-            **({"aria-current": "true"} if text == kind else {}),
-        )
-        for text in there
-    ]
     value = view["tables"][kind]
     ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
     text = f"{KINDS[kind][1]} {len(value['rows']):,} names, {format_ns(value['ns'])} in all{ranks}."
     return [
         html.H1(TITLE, className="ps-title"),
-        html.Div(tabs, className="ps-tabs"),
+        tabs(asked, "kind", {text: KINDS[text][0] for text in there}, kind, label="kinds"),
         html.P(text, className="ps-soft ps-note"),
         grid("kernels", value, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
     ]
-
-
-def register(app: Any) -> None:
-    """The search above the table."""
-    register_grid(app, "kernels")

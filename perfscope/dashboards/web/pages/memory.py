@@ -7,7 +7,7 @@ from typing import Any
 from dash import html
 
 from perfscope.dashboards.web.pages import Asked
-from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import chosen, origins, tabs
 from perfscope.dashboards.web.ui import Fragment, MemoryCurve
 from perfscope.dashboards.web.views.memory import read_curve
@@ -15,6 +15,7 @@ from perfscope.model.units import format_bytes
 
 TITLE = "Memory"
 VIEW = "memory"
+GRIDS = ("memory",)
 
 NOTHING = (
     "No memory was recorded. perfscope run records it; torch.profiler does with profile_memory=True. Of a plan or an "
@@ -40,7 +41,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     names = {str(index): _name(item) for index, item in enumerate(memories)}
     text = chosen(asked, "memory", names)
     memory = memories[int(text)]
-    picks = [tabs(_without(asked, "at"), "memory", names, text, label="memories")] if len(memories) > 1 else []
+    picks = [tabs(asked, "memory", names, text, label="memories", without=("at",))] if len(memories) > 1 else []
     left = (
         [html.P(f"{view['left']:,} more memories are left out.", className="ps-soft ps-note")] if view["left"] else []
     )
@@ -53,13 +54,6 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         *_holders(asked, view, text),
         Fragment(html=view["html"]),
     ]
-
-
-def _without(asked: Asked, parameter: str) -> Asked:
-    import dataclasses
-
-    kept = {key: value for key, value in asked.parameters.items() if key != parameter}
-    return dataclasses.replace(asked, parameters=kept)
 
 
 def _name(memory: dict[str, Any]) -> str:
@@ -105,8 +99,3 @@ def _holders(asked: Asked, view: dict[str, Any], text: str) -> list[Any]:
         tabs(asked, "by", kinds, kind, label="tables"),
         grid("memory", view["tables"][name], asked, table=name),
     ]
-
-
-def register(app: Any) -> None:
-    """The search above the table."""
-    register_grid(app, "memory")

@@ -7,13 +7,14 @@ from typing import Any
 from dash import dcc, html
 
 from perfscope.dashboards.web.pages import Asked
-from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import bars, chosen, origins, planned, tabs
 from perfscope.dashboards.web.ui import Fragment, HeatMap
 from perfscope.model.units import format_bytes, format_ns
 
 TITLE = "Ranks"
 VIEW = "ranks"
+GRIDS = ("ranks",)
 
 ONE_PROCESS = (
     "One process: there are no ranks to compare. Record all of them (perfscope run -- torchrun --nproc-per-node 8 "
@@ -118,8 +119,3 @@ def _tables(asked: Asked, view: dict[str, Any], job: dict[str, Any]) -> list[Any
     value = view["tables"].get(name)
     shown = html.P(NO_LINKS, className="ps-card") if value is None else grid("ranks", value, asked, table=name)
     return [tabs(asked, "table", names, name, label="tables"), shown]
-
-
-def register(app: Any) -> None:
-    """The search above the table."""
-    register_grid(app, "ranks")

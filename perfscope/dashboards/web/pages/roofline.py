@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from perfscope.dashboards.web.pages import Asked
-from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._grid import grid
+from perfscope.dashboards.web.pages._parts import chosen, tabs
 from perfscope.dashboards.web.ui import Roofline
 from perfscope.model.units import format_count, format_ns, format_share
 
 TITLE = "Roofline"
 VIEW = "roofline"
+GRIDS = ("roofline",)
 
 KINDS = {
     "instructions": ("Instructions", "Instructions of compiled XLA programs, one run after another."),
@@ -32,20 +34,9 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
     if not there:
         return [title, *lacks]
-    kind = asked.parameters.get("kind", "")
-    kind = kind if kind in there else there[0]
+    names = {text: KINDS[text][0] for text in there}
+    kind = chosen(asked, "kind", names)
     value = view["tables"][kind]
-    tabs = [
-        html.Div(
-            dcc.Link(
-                KINDS[text][0],
-                href=asked.link("roofline", kind=text),
-                className="ps-tab" + (" ps-here" if text == kind else ""),
-            ),
-            **({"aria-current": "true"} if text == kind else {}),
-        )
-        for text in there
-    ]
     picture = Roofline(
         id="roofline",
         table={"columns": value["columns"], "rows": value["rows"]},
@@ -61,7 +52,14 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     nothing = "Nothing in the table has FLOPs that are counted, so there is no picture."
     return [
         title,
-        html.Div(tabs, className="ps-tabs"),
+        tabs(
+            asked,
+            "kind",
+            {text: KINDS[text][0] for text in there},
+            kind,
+            label="kinds",
+            without=("find", "sel", "most"),
+        ),
         *lacks,
         html.P(_said(kind, value, view), className="ps-soft ps-note"),
         *([html.P(MODELLED, className="ps-soft ps-note")] if _modelled(value) else []),
@@ -70,11 +68,6 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         html.H2("As a table, the largest time beyond the roof first", className="ps-title ps-below"),
         grid("roofline", value, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
     ]
-
-
-def register(app: Any) -> None:
-    """The search above the table."""
-    register_grid(app, "roofline")
 
 
 def _said(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from dash import Input, Output, dcc, html
 
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.web.pages import Asked, address
-from perfscope.dashboards.web.pages._grid import grid, register_grid
+from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.server.works import stored
 from perfscope.dashboards.web.views._tables import table
@@ -21,6 +21,7 @@ from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Runs"
 VIEW = None
+GRIDS = ("runs",)
 
 MOST_ROWS = 500
 """Runs that are listed, the newest ones: each is a manifest to be read. What is left out is said."""
@@ -73,8 +74,7 @@ def mark(asked: Asked) -> str:
 
 
 def register(app: Any) -> None:
-    """The search, and the link to compare what is ticked."""
-    register_grid(app, "runs")
+    """The link to compare what is ticked."""
     base_path = app.config.requests_pathname_prefix
 
     @app.callback(Output("runs-chosen", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)
