@@ -16,6 +16,7 @@ import numpy as np
 
 from perfscope.analyzers.time.calls import base_name, blocking_calls
 from perfscope.analyzers.time.samples import device_waits, nearest_samples, stacks, waiting_samples
+from perfscope.analyzers.time.sites import op_of
 from perfscope.analyzers.time.spans import (
     allocator_spans,
     input_spans,
@@ -364,8 +365,9 @@ def _recorded_work(trace: Trace, spans: Intervals, pieces: InnermostSpans, tells
     for piece in np.flatnonzero(inside).tolist():
         row = int(rows[piece])
         code = MISSING if int(slices["name"][row]) in steps else int(slices["name"][row])
+        caller = op_of(trace, row) if slices["kind"][row] == SliceKind.OTHER else None
         yield HostWork(
-            name=trace.text(code) or NOT_RECORDED,
+            name=f"{caller}: {trace.text(code)}" if caller else trace.text(code) or NOT_RECORDED,
             slice=row,
             total_ns=int(inside[piece]),
             pieces=1,

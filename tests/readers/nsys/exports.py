@@ -18,6 +18,7 @@ WHERE = (
     "start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER, streamId INTEGER, correlationId INTEGER, "
     "globalPid INTEGER"
 )
+CHAIN = "id INTEGER, symbol INTEGER, module INTEGER, kernelMode INTEGER, unresolved INTEGER, stackDepth INTEGER"
 TABLES = {
     "StringIds": "id INTEGER PRIMARY KEY, value TEXT",
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT",
@@ -27,7 +28,8 @@ TABLES = {
     "META_DATA_EXPORT": "name TEXT, value TEXT",
     "TARGET_INFO_GPU": "id INTEGER, name TEXT, cuDevice INTEGER, smCount INTEGER, totalMemory INTEGER",
     "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER, cudaId INTEGER, pid INTEGER",
-    "CUPTI_ACTIVITY_KIND_RUNTIME": PROCESS + ", eventClass INTEGER, correlationId INTEGER, returnValue INTEGER",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": PROCESS + ", eventClass INTEGER, correlationId INTEGER, returnValue INTEGER, "
+    "callchainId INTEGER",
     "CUPTI_ACTIVITY_KIND_KERNEL": WHERE
     + ", demangledName INTEGER, shortName INTEGER, gridX INTEGER, gridY INTEGER, gridZ INTEGER, blockX INTEGER, "
     "blockY INTEGER, blockZ INTEGER, graphNodeId INTEGER",
@@ -40,7 +42,9 @@ TABLES = {
     "textId INTEGER, domainId INTEGER, binaryData TEXT",
     "NVTX_PAYLOAD_SCHEMA_ENTRIES": "domainId INTEGER, schemaId INTEGER, idx INTEGER, type INTEGER, name TEXT, "
     "offset INTEGER",
-    "OSRT_API": PROCESS + ", nestingLevel INTEGER",
+    "OSRT_API": PROCESS + ", nestingLevel INTEGER, callchainId INTEGER",
+    "OSRT_CALLCHAINS": CHAIN,
+    "CUDA_CALLCHAINS": CHAIN,
     "PROFILER_OVERHEAD": PROCESS,
     "GPU_METRICS": "timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER",
     "TARGET_INFO_GPU_METRICS": "typeId INTEGER, sourceId INTEGER, typeName TEXT, metricId INTEGER, metricName TEXT",
@@ -49,8 +53,7 @@ TABLES = {
     "TARGET_INFO_NETWORK_METRICS": "metricsListId INTEGER, metricsIdx INTEGER, name TEXT, unit TEXT",
     "COMPOSITE_EVENTS": "id INTEGER PRIMARY KEY, start INTEGER, cpu INTEGER, threadState INTEGER, globalTid INTEGER, "
     "cpuCycles INTEGER",
-    "SAMPLING_CALLCHAINS": "id INTEGER, symbol INTEGER, module INTEGER, kernelMode INTEGER, unresolved INTEGER, "
-    "stackDepth INTEGER",
+    "SAMPLING_CALLCHAINS": CHAIN,
     "GENERIC_EVENTS": "timestamp INTEGER, typeId INTEGER, data TEXT",
     "CUDA_GPU_MEMORY_USAGE_EVENTS": "start INTEGER, globalPid INTEGER, deviceId INTEGER, address INTEGER, "
     "bytes INTEGER, memKind INTEGER, memoryOperationType INTEGER, correlationId INTEGER",
@@ -105,8 +108,12 @@ class Export:
         """A CPU sample; ``frames``: (symbol, path of its file), innermost first; a symbol ``0x...`` is unresolved."""
         number = len(self.rows.get("COMPOSITE_EVENTS", ())) + 1
         self.add("COMPOSITE_EVENTS", id=number, start=round(time * 1000), globalTid=tid_of(pid, tid), cpuCycles=1)
+        self.chain("SAMPLING_CALLCHAINS", number, *frames)
+
+    def chain(self, table: str, number: int, *frames: tuple[str, str]) -> None:
+        """A stack; ``frames``: as of ``sample``."""
         for depth, (symbol, module) in enumerate(frames):
-            self.add("SAMPLING_CALLCHAINS", id=number, symbol=self.text(symbol), module=self.text(module),
+            self.add(table, id=number, symbol=self.text(symbol), module=self.text(module),
                      unresolved=1 if symbol.startswith("0x") else None, stackDepth=depth)  # fmt: skip
 
     def write(self, path: Path, *, lazy: bool = True, without: tuple[str, ...] = ()) -> Path:

@@ -8,8 +8,8 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, host_work
 from perfscope.model.intervals import union
-from perfscope.model.trace import MISSING, Trace
-from tests.readers.nsys.exports import EPOCH_NS, Export, read, read_one
+from perfscope.model.trace import MISSING, SliceKind, Trace
+from tests.readers.nsys.exports import EPOCH_NS, Export, read, read_one, tid_of
 
 MAIN, LIBC, DRIVER = "/home/me/solver", "/usr/lib/x86_64-linux-gnu/libc-2.31.so", "/usr/lib/libcuda.so.1"
 OUTER = (("main", MAIN), ("[Max depth]", "[Max depth]"))
@@ -93,3 +93,24 @@ def test_a_sample_without_a_stack_is_kept(tmp_path: Path) -> None:
     export.sample(100)
     trace = read_one(tmp_path, export)
     assert trace.rows["samples"]["frame"].tolist() == [MISSING]
+
+
+def test_a_call_recorded_with_its_stack_is_in_an_op_named_by_the_programs_function(tmp_path: Path) -> None:
+    export = _busy(1000, 9000)
+    for table, chain, (start, end) in (("OSRT", 1, (1200, 8000)), ("OSRT", 2, (8000, 8500))):
+        export.add(
+            f"{table}_API", start=start * 1000, end=end * 1000, globalTid=tid_of(100, 1), nameId=export.text("read"),
+            callchainId=chain,
+        )  # fmt: skip
+    export.chain("OSRT_CALLCHAINS", 1, ("read", LIBC), ("load_mesh()", MAIN), *OUTER)
+    export.chain("OSRT_CALLCHAINS", 2, ("read", LIBC), ("0x7f", DRIVER))
+    export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"][1]["callchainId"] = 7
+    export.chain("CUDA_CALLCHAINS", 7, ("cudaLaunchKernel", DRIVER), ("solve()", MAIN), *OUTER)
+    trace = read_one(tmp_path, export)
+    slices = trace.frame("slices")
+    ops = slices[slices["kind"] == SliceKind.OP]
+    assert sorted(ops["name"]) == ["load_mesh() (solver)", "solve() (solver)"]
+    assert trace.frame("kernels")["op"].notna().tolist() == [False, True]
+    (finding,) = judge(load_rule("host_bound"), trace).findings
+    assert [row["host_was_in"] for row in finding.evidence[:1]] == ["load_mesh() (solver): read"]
+    assert "read" in {row["host_was_in"] for row in finding.evidence}

@@ -14,6 +14,7 @@ from perfscope.analyzers.readers.columns import Columns, join_columns
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.nsys import names
 from perfscope.analyzers.readers.nsys.database import NULL, Export, Session, distinct_rows, nullable, process_of
+from perfscope.analyzers.readers.nsys.samples import callers
 from perfscope.model.trace import SliceKind
 from perfscope.model.trace.columns import MISSING, Array
 
@@ -316,21 +317,35 @@ class Host:
 
 def read_host(session: Session) -> Host:
     """All host rows of an export."""
-    calls = session.events("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId", "nameId")
+    calls = session.events("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId", "nameId", "callchainId")
     calls["name"] = _named(session, session.codes(calls.pop("nameId"), names.call_name), "(unnamed call)")
     calls["correlation"] = nullable(calls.pop("correlationId"))
     ranges, payloads = _ranges(session)
-    parts = [ranges]
+    parts = [ranges, _callers(session, calls, "CUDA_CALLCHAINS")]
     for table, kind, nameless in _SPANS:
-        rows = session.events(table, "nameId")
+        rows = session.events(table, "nameId", "callchainId")
         rows["name"] = _named(session, session.codes(rows.pop("nameId")), nameless)
-        size = len(rows["name"])
-        rows["kind"] = np.full(size, int(kind), np.uint8)
-        rows["lane"] = np.full(size, 2 if kind == SliceKind.OVERHEAD else 0, np.int64)
-        for name, dtype in (("sequence", np.int64), ("shapes", np.int32), ("domain", np.int32), ("payload", np.int64)):
-            rows[name] = np.full(size, MISSING, dtype)
-        parts.append(rows)
+        parts.append(_callers(session, rows, "OSRT_CALLCHAINS"))
+        parts.append(_as_slices(rows, kind))
     return Host(calls=calls, slices=join_columns(parts), payloads=payloads)
+
+
+def _callers(session: Session, calls: Columns, table: str) -> Columns:
+    """An op around each call that was recorded with its stack: the program's function that made it."""
+    name = callers(session, table, calls.pop("callchainId"))
+    known = name != MISSING
+    rows = {column: calls[column][known] for column in ("start_ns", "end_ns", "process", "globalTid")}
+    return _as_slices({**rows, "name": name[known]}, SliceKind.OP)
+
+
+def _as_slices(rows: Columns, kind: SliceKind) -> Columns:
+    """``rows`` with the other columns of ``Host.slices``."""
+    size = len(rows["name"])
+    rows["kind"] = np.full(size, int(kind), np.uint8)
+    rows["lane"] = np.full(size, 2 if kind == SliceKind.OVERHEAD else 0, np.int64)
+    for name, dtype in (("sequence", np.int64), ("shapes", np.int32), ("domain", np.int32), ("payload", np.int64)):
+        rows[name] = np.full(size, MISSING, dtype)
+    return rows
 
 
 def _named(session: Session, codes: Array, nameless: str) -> Array:

@@ -1,4 +1,4 @@
-"""CPU samples (``nsys profile --sample=process-tree``): the native stack of a thread, at each sampling in which it ran.
+"""Native stacks: of CPU samples (``nsys profile --sample=process-tree``), and of calls that were recorded with one.
 
 Nsight Systems samples a thread only while it runs on a processor. A pause between samples is therefore no work of the
 function before it: a sample stands for ``PAUSE`` usual intervals at most.
@@ -73,12 +73,7 @@ def _lasts_ns(times: Int64, threads: Int64) -> Int64:
 
 def _stacks(session: Session, ids: Int64) -> tuple[Array, Columns]:
     """Row of the innermost kept frame of each sample, shape (n,), and the columns of ``frames``."""
-    chain = session.database.integers("SAMPLING_CALLCHAINS", "id", "stackDepth", "symbol", "module", "unresolved")
-    name, system = _names(session, chain)
-    order = np.lexsort((-chain["stackDepth"], chain["id"]))  # outermost first
-    sample, name, system = chain["id"][order], name[order], system[order]
-    kept = name != MISSING
-    sample, name, system = sample[kept], name[kept], system[kept]
+    sample, name, system = _frames(session, "SAMPLING_CALLCHAINS")
     kept = _down_to_the_program(sample, system)
     sample, name = sample[kept], name[kept]
     repeated = np.zeros(len(name), bool)
@@ -92,6 +87,30 @@ def _stacks(session: Session, ids: Int64) -> tuple[Array, Columns]:
         frame = np.where(stacked[place] == ids, innermost_of[place], MISSING).astype(np.int32)
     nothing = np.full(len(names), MISSING, np.int32)
     return frame, {"file": nothing, "line": nothing, "name": names.astype(np.int32), "parent": parents.astype(np.int32)}
+
+
+def callers(session: Session, table: str, chains: Int64) -> Array:
+    """Code of the innermost function of each call chain that is not of the system, shape (n,).
+
+    ``table``: of the call chains; ``chains``: ids in it. ``MISSING`` without a chain, or where every frame is of the
+    system.
+    """
+    result = np.full(len(chains), MISSING, np.int32)
+    ids, name, system = _frames(session, table)
+    ids, name = ids[~system], name[~system]
+    if len(ids):
+        last = np.minimum(np.searchsorted(ids, chains, side="right") - 1, len(ids) - 1)
+        result = np.where((last >= 0) & (ids[last] == chains), name[last], MISSING).astype(np.int32)
+    return result
+
+
+def _frames(session: Session, table: str) -> tuple[Int64, Array, Array]:
+    """The frames of a table of call chains: chain, code of the name and whether of the system; outermost first."""
+    chain = session.database.integers(table, "id", "stackDepth", "symbol", "module", "unresolved")
+    name, system = _names(session, chain)
+    order = np.lexsort((-chain["stackDepth"], chain["id"]))
+    order = order[name[order] != MISSING]
+    return chain["id"][order], name[order], system[order]
 
 
 def _names(session: Session, chain: Columns) -> tuple[Array, Array]:
