@@ -288,7 +288,7 @@ def _said(point: VariantPoint) -> str:
         return f"failed: {point.reason}"
     parts = []
     if point.step is not None:
-        parts.append(f"{format_ns(point.step.low)} to {format_ns(point.step.high)} a step")
+        parts.append(f"{format_ns(point.step.low)} to {format_ns(point.step.high)} per step")
     if point.peak_bytes is not None:
         parts.append(format_bytes(point.peak_bytes))
     if point.state == "does not fit":

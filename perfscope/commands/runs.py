@@ -121,7 +121,7 @@ def _change(
     return [*removed, *(run_folders.prune(folder, keep) if keep is not None else ())]
 
 
-COLUMNS = ("run", "when", "state", "a step", "worst finding", "tags", "device", "commit", "program")
+COLUMNS = ("run", "when", "state", "step", "worst finding", "tags", "device", "commit", "program")
 DROPPED = ("commit", "device", "when")
 """Columns that go first where the line is too short; the JSON has all."""
 
@@ -154,7 +154,7 @@ def _cells(row: dict[str, Any], now: datetime) -> dict[str, str]:
         "run": row["id"],
         "when": _ago(row.get("created_utc"), now),
         "state": _state(row),
-        "a step": "" if row.get("step_ns") is None else format_ns(row["step_ns"]),
+        "step": "" if row.get("step_ns") is None else format_ns(row["step_ns"]),
         "worst finding": worst_text,
         "tags": ", ".join(row.get("tags", ())),
         "device": ", ".join(f"{count}x {name}" if count > 1 else name for name, count in devices.items()),

@@ -325,4 +325,4 @@ def pareto(sweep: Sweep | str | Path) -> go.Figure:
         figure.add_hline(y=memory / GIB, line={"dash": "dash", "width": 1}, annotation_text=format_bytes(memory))
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
-    return laid_out(figure, title=f"{headline(document)}, modelled", x="ms a step", y="GiB at the peak")
+    return laid_out(figure, title=f"{headline(document)}, modelled", x="ms per step", y="GiB at the peak")

@@ -165,7 +165,7 @@ def test_the_schedule_of_a_program_is_an_axis(tab: Tab, served: tuple[Server, di
 
 def test_programs_and_logs_as_tables(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
     _open(tab, served, "compile", "program", ".ag-row")
-    assert "FLOPs a run" in tab.page.inner_text(".ag-root")
+    assert "FLOPs per run" in tab.page.inner_text(".ag-root")
     if "log" in served[1]:
         tab.open(f"{served[0].base}compile?run={served[1]['log']}", ".ag-row")
         assert "Compile time by frame and stage" in tab.page.inner_text(".ps-bars")

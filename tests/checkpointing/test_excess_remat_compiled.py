@@ -212,7 +212,7 @@ def test_a_product_made_again_is_flagged_with_its_flops() -> None:
     row = finding.evidence[0]
     assert (row["flops"], row["result_bytes"]) == (2 * 64 * 128 * 256, 64 * 256 * 2)
     assert (row["recomputed_in_graph"], row["recomputed_in_graph_bytes"]) == (2, 2 * 64 * 256 * 2)
-    assert "4.19 MFLOPs a run" in finding.detail
+    assert "4.19 MFLOPs per run" in finding.detail
 
 
 @pytest.mark.parametrize("op", ["aten.gelu.default", "aten.permute.default", "aten.mm_scaled.default"])

@@ -433,7 +433,7 @@ def test_a_program_alone_takes_its_roof_in_one_run():
     finding = only_finding(hlo_trace(step_with_repeat()))
     assert PRODUCT_NS > COPY_NS
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (round(PRODUCT_NS), None, "modelled")
-    assert (finding.severity, "2.17 us a run of the program, on H100 SXM (assumed)" in finding.detail) == (
+    assert (finding.severity, "2.17 us per run of the program, on H100 SXM (assumed)" in finding.detail) == (
         "medium",
         True,
     )
@@ -453,7 +453,7 @@ def test_measured_time_replaces_the_model():
     ops = [("first", 0, 5), ("again", 5, 20), ("out", 20, 22), ("first", 50, 55), ("again", 55, 60), ("out", 58, 60)]
     finding = only_finding(recorded_trace(step_with_repeat(), ops=ops, steps=[(0, 50), (50, 100)]))
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (18_000, 9_000, "measured")
-    assert (finding.severity, "it takes 9.00 us a step" in finding.detail) == ("high", True)
+    assert (finding.severity, "it takes 9.00 us per step" in finding.detail) == ("high", True)
     assert finding.evidence[0]["ns_a_kept_mib"] == 4_500
 
 

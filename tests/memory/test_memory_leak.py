@@ -77,7 +77,7 @@ def outcome_of(builder: MemoryBuilder, counters: AllocatorCounters | None = None
 def test_a_leak_is_found_with_its_line_and_its_growth() -> None:
     (finding,) = outcome_of(steps([MIB] * 8, capacity=1 << 30)).findings
     assert (finding.where.file, finding.where.line, finding.where.op) == ("train.py", 9, "aten::clone")
-    assert "1.00 MiB a step, over 7 steps" in finding.title  # the first one is left out
+    assert "1.00 MiB per step, over 7 steps" in finding.title  # the first one is left out
     assert "train.py:9 holds 1.00 MiB more after each" in finding.detail
     # 1024 MiB hold 64 of activations and 8 kept, at the peak
     assert "full in about 952 steps" in finding.detail
@@ -111,7 +111,7 @@ def test_what_the_next_step_replaces_is_no_leak() -> None:
 
 def test_what_is_replaced_by_something_larger_grows() -> None:
     (finding,) = outcome_of(steps([MIB * (number + 1) for number in range(8)], replaced=True)).findings
-    assert "1.00 MiB a step" in finding.title
+    assert "1.00 MiB per step" in finding.title
     assert finding.evidence[0]["blocks"] == 1
 
 
@@ -143,7 +143,7 @@ def counted(grown: int, taken: int | None = 6) -> AllocatorCounters:
 
 def test_counters_show_growth_where_one_step_was_recorded() -> None:
     (finding,) = outcome_of(steps([2 * MIB]), counted(12 * MIB)).findings
-    assert "2.00 MiB a step, over 6 steps" in finding.title
+    assert "2.00 MiB per step, over 6 steps" in finding.title
     assert "12.0 MiB in all" in finding.detail
     assert "the recorded step left 2.00 MiB at train.py:9" in finding.detail
     assert finding.where.line == 9
@@ -187,7 +187,7 @@ def of_profiles(before: dict[int, int], after: dict[int, int], *, size: int = MI
 
 def test_arrays_of_a_jax_program_that_nobody_lets_go() -> None:
     (finding,) = of_profiles({12: 20, 30: 5}, {12: 26, 30: 5}).findings
-    assert "2.00 MiB a step, over 3 steps" in finding.title
+    assert "2.00 MiB per step, over 3 steps" in finding.title
     assert "loop.py:12 makes 2 in each" in finding.detail
     assert (finding.where.file, finding.where.line, finding.cost_bytes) == ("loop.py", 12, 6 * MIB)
 

@@ -236,7 +236,7 @@ def test_written_out_attention_is_flagged_with_the_traffic_of_its_scores() -> No
     assert (finding.subject, finding.basis, finding.cost_bytes) == ("attention written out", "modelled", moved)
     assert finding.cost_ns == round(1e9 * moved / _bandwidth())
     assert (finding.where.label(), finding.severity) == ("/home/me/model.py:7", "medium")
-    assert "written out once a run" in finding.title
+    assert "written out once per run" in finding.title
     assert "(assumed)" in finding.detail
     assert "implementation='cudnn'" in finding.advice
     (row,) = finding.evidence
@@ -300,7 +300,7 @@ def test_what_backward_computes_again_is_no_second_finding() -> None:
     entry = SOFTMAX.replace("%softmax", "%softmax2") + ENTRY
     finding = _finding(attention_program(("ROOT %out = f32[QUERIES] copy(%o)", "\n".join(backward)), entry=entry))
     assert (finding.where.line, finding.cost_bytes) == (7, 8 * SCORES)
-    assert "written out once a run" in finding.title
+    assert "written out once per run" in finding.title
     assert {str(row["phase"]) for row in finding.evidence} == {"forward", "recompute"}
 
 

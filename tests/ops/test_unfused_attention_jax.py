@@ -156,7 +156,7 @@ def test_a_loop_over_layers_hides_nothing_and_makes_nothing_blocked(backward: bo
         outcome = compiled(gradient(step, 0) if backward else step, *shapes)
         assert outcome.status == found
         for finding in outcome.findings:
-            assert "written out 3 times a run" in finding.title
+            assert "written out 3 times per run" in finding.title
             assert ("jax/attention.py", finding.where.line) in lines_of("unfused_attention", "scores")
 
 

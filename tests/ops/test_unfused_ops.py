@@ -80,7 +80,7 @@ def test_a_loop_of_layers_is_one_finding_with_line_chain_bytes_and_time():
     # 9 ops of a fixed 2 us and 8 us of traffic: 6 ops fewer, and 4/7 of the traffic
     assert finding.cost_ns == finding.cost_ns_per_step == round(6 * 2_000 + 9 * 8_000 * 4 / 7)
     assert finding.basis == "modelled"
-    assert "9 ops a step where 3 would do" in finding.detail
+    assert "9 ops per step where 3 would do" in finding.detail
     assert "@torch.compile on forward()" in finding.advice
 
 
@@ -158,6 +158,8 @@ def test_a_bare_trace_is_guessed_and_says_so():
     assert "93%" in finding.detail
     assert (finding.where.file, finding.where.line) == ("mlp.py", 40)
     assert finding.cost_ns == 3 * round(30_000 * 4 / 6)
+    (row,) = finding.evidence
+    assert (row["times"], row["kernels"], row["saved_ns"]) == (3, 9, finding.cost_ns), "alike: one row with their sums"
     assert outcome(timed(None, step_us=3_100)).status == "clean"
 
 
@@ -227,7 +229,7 @@ def test_a_value_written_for_the_next_kernel_is_a_round_trip():
     assert finding.cost_ns == pytest.approx(2 * 4 * LARGE / 3.352e12 * 1e9, rel=0.001)  # one run, an H100's bandwidth
     assert finding.cost_ns_per_step is None
     # half of the program's time, but on an assumed device
-    assert (finding.severity, "a run of the program, on H100 SXM (assumed)" in finding.detail) == ("medium", True)
+    assert (finding.severity, "per run of the program, on H100 SXM (assumed)" in finding.detail) == ("medium", True)
     assert finding.where.label() == "/home/me/model.py:9"
     assert finding.evidence[0]["writes"] == "made"
     assert finding.evidence[0]["reads"] == "read"

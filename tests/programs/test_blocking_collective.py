@@ -70,7 +70,7 @@ def test_no_more_can_hide_than_there_is_independent_work():
     assert finding.evidence[0]["transfer_ns"] == pytest.approx(SENT_NS)
     assert finding.evidence[0]["could_hide_ns"] == pytest.approx(WORK_NS)
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (round(WORK_NS), None, "modelled")
-    assert f"sending takes {SENT_NS / 1000:.2f} us a run or more" in finding.detail
+    assert f"sending takes {SENT_NS / 1000:.2f} us per run or more" in finding.detail
     (finding,) = _judge(with_work(1 << 24)).findings
     assert finding.cost_ns == pytest.approx(SENT_NS, rel=0.001)  # now the exchange is the shorter
 
@@ -80,7 +80,7 @@ def test_what_nothing_can_hide_has_no_saving():
         "  %work", "  %b2 = f32[64]{0} slice(%done), slice={[0:64]}\n  %work"
     )).findings  # fmt: skip
     assert (finding.cost_ns, finding.basis, finding.evidence[0]["could_hide_ns"]) == (None, "structural", None)
-    assert "us a run or more" in finding.detail
+    assert "us per run or more" in finding.detail
     assert finding.severity == "medium"  # most of the program's time, but of an assumed device
 
 
@@ -102,7 +102,7 @@ def test_with_a_recording_only_what_nothing_hides_counts():
     (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 100)])).findings
     assert finding.evidence[0]["measured_ns"] == 6_000
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.severity) == (4_000, 4_000, "medium")
-    assert "the device waited 6.00 us a run" in finding.detail
+    assert "the device waited 6.00 us per run" in finding.detail
     ops = [("start", 0, 10), ("out", 6, 10), ("work", 10, 50)]
     (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 100)])).findings
     assert (finding.cost_ns, finding.severity) == (6_000, "high")

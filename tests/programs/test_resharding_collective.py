@@ -83,7 +83,7 @@ def test_with_a_recording_only_what_nothing_hides_counts():
     ops = [("start", 0, 10), ("work", 4, 12), ("start", 50, 60), ("work", 58, 66)]
     (finding,) = judge(RULE, recorded_trace(module, ops=ops, steps=[(0, 50), (50, 100)])).findings
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (12_000, 6_000, "measured")
-    assert (finding.severity, "waits 6.00 us a step" in finding.detail) == ("high", True)
+    assert (finding.severity, "waits 6.00 us per step" in finding.detail) == ("high", True)
     ops = [("start", 0, 10), ("work", 0, 12)]
     (finding,) = judge(RULE, recorded_trace(module, ops=ops)).findings
     assert (finding.cost_ns, finding.basis) == (None, "structural")

@@ -34,7 +34,7 @@ def test_a_program_alone_costs_one_run_on_the_assumed_device():
     found = price(trace, [part("x", "y", ns=2000.0)])
     assert found is not None
     assert (found.cost_ns, found.cost_ns_per_step, found.basis) == (2000, None, "modelled")
-    assert found.text == "2.00 us a run of the program, on H100 SXM (assumed)"
+    assert found.text == "2.00 us per run of the program, on H100 SXM (assumed)"
     assert program_roof_ns(trace)[0] == pytest.approx(3 * 8 * 1048576 / 3.35e12 * 1e9, rel=0.01)
     assert found.severity == "medium"  # a quarter of the run, but of an assumed device
 
@@ -44,7 +44,7 @@ def test_on_a_named_device_it_may_be_high():
     trace = replace(trace, judged_device="A100-SXM4-80GB")
     found = price(trace, [part("x", ns=2000.0)])
     assert found is not None
-    assert (found.severity, found.text) == ("high", "2.00 us a run of the program, on A100 SXM 80GB")
+    assert (found.severity, found.text) == ("high", "2.00 us per run of the program, on A100 SXM 80GB")
 
 
 def test_no_more_is_saved_than_was_measured():
@@ -54,7 +54,7 @@ def test_no_more_is_saved_than_was_measured():
     assert measured_is_smaller is not None
     assert (model_is_smaller.cost_ns, model_is_smaller.cost_ns_per_step) == (6000, 3000)
     assert measured_is_smaller.cost_ns == 10_000
-    assert measured_is_smaller.text == "5.00 us a step, modelled on H100 SXM"
+    assert measured_is_smaller.text == "5.00 us per step, modelled on H100 SXM"
 
 
 def test_measured_time_replaces_a_model_of_all_the_time():
@@ -147,7 +147,7 @@ def test_programs_of_several_platforms_have_no_device_to_be_a_share_of():
     on_cpu = replace(MODULE, platform="cpu", name="jit_other")
     found = price(hlo_trace(MODULE, on_cpu), [part("x", ns=2000.0)])
     assert found is not None
-    assert (found.cost_ns, found.severity, found.text) == (2000, "low", "2.00 us a run of the program")
+    assert (found.cost_ns, found.severity, found.text) == (2000, "low", "2.00 us per run of the program")
 
 
 @pytest.mark.corpus

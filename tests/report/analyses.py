@@ -57,7 +57,7 @@ def source(path: str = "trace.json.gz", rank: int | None = 0, **more: object) ->
 
 HOST_SYNC = Finding(
     subject=".item() waits",
-    title=".item() makes the host wait 40 times; the device is idle 6.90 ms a step for it",
+    title=".item() makes the host wait 40 times; the device is idle 6.90 ms per step for it",
     severity="high",
     basis="measured",
     cost_ns=int(34.5 * MS),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,11 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.torch_compile.phases import Stage
+from perfscope.dashboards.report import history, json_report
+from perfscope.dashboards.report.compare import json as compare_json
 from perfscope.dashboards.report.json_report import document, render
+from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.model.finding import Finding, Outcome
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
@@ -83,7 +89,7 @@ def test_content(schema: Draft202012Validator) -> None:
     assert held["outcomes"][1]["findings"][0] == {
         "subject": ".item() waits",
         "detail": "",
-        "title": ".item() makes the host wait 40 times; the device is idle 6.90 ms a step for it",
+        "title": ".item() makes the host wait 40 times; the device is idle 6.90 ms per step for it",
         "severity": "high",
         "silenced": None,
         "cost_ns": 34_500_000,
@@ -167,3 +173,32 @@ def test_the_schema_can_fail(where: str, schema: Draft202012Validator) -> None:
     break_it(held, where)
     with pytest.raises(ValidationError):
         schema.validate(held)
+
+
+@pytest.mark.parametrize("shapes", [json_report.SHAPES, compare_json.SHAPES, history.SHAPES])
+def test_a_shape_names_fields_that_are_there(shapes: Shapes) -> None:
+    for record, shape in shapes.items():
+        names = {field.name for field in fields(record)}
+        assert names.issuperset((*shape.left_out, *shape.renamed, *shape.merged)), record
+
+
+def test_records_are_written_field_by_field() -> None:
+    @dataclass
+    class Inner:
+        ns: int
+        hidden: str = "no"
+
+    @dataclass
+    class Outer:
+        name: str
+        inner: Inner
+        values: np.ndarray[Any, Any]
+        stage: Stage
+        ratio: float = math.nan
+
+    shapes = {
+        Inner: Shape(left_out=("hidden",), renamed={"ns": "time_ns"}, added={"twice": lambda inner: 2 * inner.ns}),
+        Outer: Shape(merged=("inner",)),
+    }
+    held = plain(Outer("a", Inner(3), np.array([1, 2]), Stage.TRACING), shapes)
+    assert held == {"name": "a", "time_ns": 3, "twice": 6, "values": [1, 2], "stage": "tracing", "ratio": None}

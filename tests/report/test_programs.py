@@ -169,7 +169,7 @@ def alone(format_: str) -> Analysis:
 
 
 @pytest.mark.parametrize(
-    ("format_", "saves", "over"), [("hlo_text", "95.4 us a run", "run"), ("xplane", "95.4 us in all", "trace")]
+    ("format_", "saves", "over"), [("hlo_text", "95.4 us per run", "run"), ("xplane", "95.4 us in all", "trace")]
 )
 def test_a_cost_says_what_it_is_over(format_: str, saves: str, over: str) -> None:
     held = alone(format_)
@@ -264,7 +264,7 @@ def test_measured_stands_beside_modelled() -> None:
     recording = recorded_trace(chain(2), ops=[("n0", 0, 50), ("n1", 50, 9_050)], runs=[1, 1])
     analysis = analyze([compiled("jit_step"), recording])
     said = " ".join(text.render(analysis, verbose=True).split())
-    assert "measured 9.05 ms a run (median of 1 run, the same program): outside the modelled" in said
+    assert "measured 9.05 ms per run (median of 1 run, the same program): outside the modelled" in said
     held = json.loads(json_report.render(analysis))
     Draft202012Validator(json.loads(SCHEMA.read_text())).validate(held)
     calibration = held["estimate"]["programs"][0]["calibration"]

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.readers.load import load_all
+from perfscope.dashboards.report.prose import without_amount
 from perfscope.dashboards.report.renderers.text import NARROWEST
-from perfscope.dashboards.report.text import FIRST_FINDINGS, render
+from perfscope.dashboards.report.text import FIRST_FINDINGS, SCREEN, render
 from perfscope.model.finding import Excerpt, Finding, Outcome, Where
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, device, hostile, source
 
@@ -120,3 +123,51 @@ def test_the_line_of_code_stands_below_its_place_and_links_to_it(tmp_path: Path)
     assert "\x1b]8;" in linked
     assert (tmp_path / "train.py").as_uri() in linked
     assert "\x1b]8;" not in render(judged)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ("kineto/TraceLens__h100_qwen1.5-0.5b.json.gz",),
+        ("kineto/TraceLens__b200_eager.json.gz",),
+        tuple(f"kineto/astra-sim__megatron_kineto_{rank}.json.gz" for rank in range(8)),
+        ("xplane/xprof__tpu_inference_2.xplane.pb.gz",),
+        ("nsys_sqlite/nsys-ai__h100_2gpu_1s.sqlite.gz",),
+        ("torch_mem/assignment2-systems__medium512_train.pickle.gz",),
+    ],
+    ids=["H100", "B200", "8 ranks", "TPU", "nsys", "snapshot"],
+)
+def test_the_first_screen_of_real_recordings_fits_a_small_terminal(corpus: Path, paths: tuple[str, ...]) -> None:
+    judged = analyze([trace for path in paths for trace in load_all(corpus / path)])
+    for width in (60, 80, 100, 160):
+        lines = render(judged, width=width).splitlines()
+        screen = "\n".join(lines[:SCREEN])
+        assert "Findings" in screen
+        assert "rule" in screen
+        assert "next: perfscope explain" in screen
+        shown = min(FIRST_FINDINGS, len(judged.findings()))
+        assert len(re.findall(r"^  \d\. ", screen, re.MULTILINE)) == shown
+        assert screen.count("Fix: ") == shown
+
+
+@pytest.mark.parametrize(
+    ("title", "shown"),
+    [
+        (
+            "the device waits for launches: 6.90 ms per step (16.4%), 713 gaps",
+            "the device waits for launches: 713 gaps",
+        ),
+        ("the host does other work: 6.90 ms per step (16.4%)", "the host does other work"),
+        ("exposed all_reduce: 6.90 ms per step (16.4%) on rank 5", "exposed all_reduce on rank 5"),
+        ("gates are not fused: 6.90 ms in all, 3 times", "gates are not fused: 3 times"),
+        ("copies: 16.90 ms per step", "copies: 16.90 ms per step"),
+        ("copies: 6.90 ms per step or more", "copies: 6.90 ms per step or more"),
+    ],
+)
+def test_a_title_does_not_repeat_the_saving_beside_it(title: str, shown: str) -> None:
+    assert without_amount(title, ["6.90 ms"]) == shown
+    assert (
+        without_amount("scores at the peak: 2.25 GiB (19.4%)", ["2.25 GiB"], with_share=True)
+        == "scores at the peak: 19.4%"
+    )

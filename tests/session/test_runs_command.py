@@ -177,9 +177,9 @@ def test_a_short_line_drops_columns(here: Path) -> None:
     run_folders.write(directory, replace(run, git={"commit": "0123456789abcdef"}, devices=({"name": "x" * 60},)))
     rows = [row_of(listed) for listed in run_folders.list_runs(here)]
     now = datetime(2026, 1, 1, 2, tzinfo=UTC)
-    assert _table(rows, 200, now)[0] == ("run", "when", "state", "a step", "device", "commit", "program")
+    assert _table(rows, 200, now)[0] == ("run", "when", "state", "step", "device", "commit", "program")
     assert _table(rows, 60, now) == [
-        ("run", "when", "state", "a step", "program"),
+        ("run", "when", "state", "step", "program"),
         ("20260101-000000-train-aaaa", "2 h ago", "finished", "2.00 ms", "train.py"),
     ]
 

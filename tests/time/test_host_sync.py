@@ -103,7 +103,7 @@ def test_a_line_that_reads_in_every_step_is_named_with_its_wait() -> None:
     (found,) = host_sync.check(trace(*(read(step) for step in range(4))))
     assert found.where.label() == "train.py:7"
     assert (found.basis, found.cost_ns, found.severity) == ("structural", None, "medium")
-    assert "2.00 ms a step, 4 of 4 reads" in found.title
+    assert "2.00 ms per step, 4 of 4 reads" in found.title
     assert found.evidence == ({"call": "float", "reads": 4, "not_ready": 4, "wait_ns": 8_000_000, "bytes": 16},)
 
 
@@ -312,7 +312,7 @@ def test_on_cpu_reads_are_structural_and_one_finding_a_line():
     by_line = {finding.where.line: finding for finding in outcome.findings}
     assert set(by_line) == {41, 60}
     assert all(f.basis == "structural" and f.cost_ns is None and f.cost_ns_per_step is None for f in by_line.values())
-    assert "8 times a step" in by_line[41].title
+    assert "8 times per step" in by_line[41].title
     assert (by_line[41].severity, by_line[60].severity) == ("medium", "low")
     assert "when the step is over" in by_line[60].detail
     assert "when the step is over" not in by_line[41].detail

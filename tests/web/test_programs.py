@@ -69,7 +69,7 @@ def test_a_round_trip_between_fusions_that_are_opened(tmp_path: Path) -> None:
     assert [box["title"] for box in subject["boxes"]] == ["one", "two"]
     saved = [one for one in subject["edges"] if one["saved"]]
     assert [(one["bytes"], one["said"]) for one in saved] == [(SIZE, "could stay on the chip")]
-    assert "128 MiB a run" in " ".join(subject["said"])
+    assert "128 MiB per run" in " ".join(subject["said"])
     assert "xla_dump_hlo_pass_re" in " ".join(subject["said"])
     assert {one["rule"] for one in subject["findings"]} == {"unfused_ops"}
     exponential = next(one for one in subject["nodes"] if one["name"] == "e")

@@ -128,16 +128,16 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
         roofs = trace.fact(program_roof_ns)
         cost, step = round(run_ns), None
         whole = sum(roofs.get(index, 0.0) for index in known)
-        severity, brief = severity_of(run_ns, whole), f"{format_ns(run_ns)} a run"
+        severity, brief = severity_of(run_ns, whole), f"{format_ns(run_ns)} per run"
         brief += f" ({format_share(run_ns, whole)})" if whole else ""
         programs = "program" if len(known) == 1 else "programs"
-        text = f"{format_ns(run_ns)} a run of the {programs}" + ("" if device is None else f", on {device.label()}")
+        text = f"{format_ns(run_ns)} per run of the {programs}" + ("" if device is None else f", on {device.label()}")
     else:
         ran = trace.fact(executions)
         cost = round(sum(ns * ran[index].rounds for index, ns in known_runs.items()))
         step = per_step(trace, cost)
         severity, brief = severity_of(cost, whole_ns(trace)), cost_text(trace, cost, whole_ns(trace))
-        text = f"{format_ns(cost)} in all" if step is None else f"{format_ns(step)} a step"
+        text = f"{format_ns(cost)} in all" if step is None else f"{format_ns(step)} per step"
         if basis == "modelled" and device is not None:
             text += f", modelled on {device.label()}"
     return Price(

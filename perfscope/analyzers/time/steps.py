@@ -109,9 +109,9 @@ def timed_cost(trace: Trace, cost_ns: int, whole_ns: int, basis: Basis = "measur
 
 
 def cost_text(trace: Trace, cost_ns: int, whole_ns: int) -> str:
-    """``'5.86 ms a step (7.5%)'``, or of the whole capture where no step is known: ``'5.86 ms (7.5%)'``."""
+    """``'5.86 ms per step (7.5%)'``, or of the whole capture where no step is known: ``'5.86 ms (7.5%)'``."""
     share, each = format_share(cost_ns, whole_ns), per_step(trace, cost_ns)
-    return f"{format_ns(cost_ns)} ({share})" if each is None else f"{format_ns(each)} a step ({share})"
+    return f"{format_ns(cost_ns)} ({share})" if each is None else f"{format_ns(each)} per step ({share})"
 
 
 def per_step(trace: Trace, cost_ns: int | float) -> int | None:

@@ -134,7 +134,7 @@ def _columns(by_file: dict[str, CompiledProgram], trace: Trace) -> tuple[Column[
         Column("FLOPs", lambda row: _bounded(row.flops, row), "quantity", drop=5),
         Column("HBM bytes", lambda row: _bounded(row.bytes, row), "bytes"),
         Column("collectives", lambda row: _collectives(module(row)), "count", drop=4),
-        Column("a run takes", lambda row: _modelled(module(row), trace), "ns"),
+        Column("time per run", lambda row: _modelled(module(row), trace), "ns"),
     )
 
 

@@ -312,8 +312,8 @@ def finding_card(row: FindingRow, *, opened: bool) -> str:
 
 
 def _per(gain: str) -> tuple[str, str]:
-    """``'6.90 ms a run'`` -> ``('6.90 ms', 'a run')``: the amount stands large, what it is of below it."""
-    for over in ("a run", "in all"):
+    """``'6.90 ms per run'`` -> ``('6.90 ms', 'per run')``: the amount stands large, what it is of below it."""
+    for over in ("per run", "in all"):
         if gain.endswith(f" {over}"):
             return gain.removesuffix(f" {over}"), over
     return gain, ""

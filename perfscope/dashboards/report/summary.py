@@ -26,7 +26,7 @@ from perfscope.dashboards.report.coverage import (
     remarks,
 )
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
-from perfscope.dashboards.report.prose import blocks
+from perfscope.dashboards.report.prose import blocks, without_amount
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share
 from perfscope.dashboards.report.sections.collectives import collectives_sections
@@ -141,7 +141,7 @@ class FindingRow:
     title: str
     severity: Severity
     saves: str
-    """``'6.90 ms'`` a step, ``'6.90 ms in all'``, ``'6.90 ms a run'`` of a program without a recording, or ``''``
+    """``'6.90 ms'`` per step, ``'6.90 ms in all'``, ``'6.90 ms per run'`` of a program without a recording, or ``''``
     where no time is known."""
     share: str
     per_step: bool
@@ -365,8 +365,8 @@ def _compiled(analysis: Analysis) -> str:
     return "" if analysis.compile.detail is None else compile_fact(analysis.compile)
 
 
-AGAIN = "-v for evidence and advice"
-"""How to see more, where no command that can be pasted has room."""
+AGAIN, AGAIN_SHORT = "-v for evidence and advice", "-v: more"
+"""How to see more, where no command that can be pasted has room; on a narrow terminal."""
 
 
 def _again(analysis: Analysis) -> str:
@@ -490,10 +490,11 @@ def _finding_row(
 ) -> FindingRow:
     cost, over = finding.cost_ns_per_step, ""
     if cost is None and finding.cost_ns is not None:
-        cost, over = finding.cost_ns, " a run" if alone else " in all"
+        cost, over = finding.cost_ns, " per run" if alone else " in all"
     whole = wholes.of(finding)
     if finding.untraced_ns_per_step is not None:
         cost, whole = finding.untraced_ns_per_step, wholes.untraced(finding)
+    share = "" if cost is None or not whole else format_share(cost, whole)
     code, around, link = _code_of(finding)
     line = finding.where.label() if finding.where.file is not None else None
     advice = shorten(clean(finding.advice), TEXT_LIMIT).strip()
@@ -505,10 +506,11 @@ def _finding_row(
     )
     return FindingRow(
         rule=sanitize(rule),
-        title=sanitize(finding.title, TITLE_LIMIT) + (f" (worst of {finding.count:,})" if finding.count > 1 else ""),
+        title=_short_title(rule, finding, share=share)
+        + (f" (worst of {finding.count:,})" if finding.count > 1 else ""),
         severity=finding.severity,
         saves="" if cost is None else f"{format_ns(cost)}{over}",
-        share="" if cost is None or not whole else format_share(cost, whole),
+        share=share,
         per_step=finding.cost_ns_per_step is not None,
         where=sanitize(finding.where.label(), TEXT_LIMIT),
         place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in place if name),
@@ -526,6 +528,15 @@ def _finding_row(
         evidence=shown_rows(finding.evidence[:MOST_EVIDENCE], starts),
         evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),
     )
+
+
+def _short_title(rule: str, finding: Finding, *, share: str) -> str:
+    """The title without the saving, which every format shows beside it; a share that is not beside it stays."""
+    costs = (finding.cost_ns_per_step, finding.cost_ns, finding.untraced_ns_per_step)
+    amounts = [format_ns(cost) for cost in costs if cost is not None]
+    if finding.cost_bytes is not None and rule in GIVES_BACK:
+        amounts.append(format_bytes(finding.cost_bytes))
+    return without_amount(sanitize(finding.title, TITLE_LIMIT), amounts, with_share=not share)
 
 
 def _code_of(finding: Finding) -> tuple[str, tuple[str, ...], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
@@ -22,11 +22,11 @@ from perfscope.dashboards.report.renderers.text import (
     sections_text,
 )
 from perfscope.dashboards.report.sections.devices import device_sections
-from perfscope.dashboards.report.summary import AGAIN, NO_TIME, SHARE_OF, FindingRow, Summary, summarize
+from perfscope.dashboards.report.summary import AGAIN, AGAIN_SHORT, NO_TIME, SHARE_OF, FindingRow, Summary, summarize
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -51,6 +51,35 @@ MARGIN = 5
 """Columns before the text of a finding."""
 
 LEAD = "perfscope: "
+
+SCREEN = 24
+"""Lines of a small terminal: the first screen gives up details until it fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What the first screen gives up on a small terminal."""
+
+    notes: bool = False
+    """Notes below the account, and all facts but the first ones."""
+    wrapped: bool = False
+    """All but the first line of each text, and the source lines."""
+    blank: bool = False
+    """Empty lines between the parts."""
+
+
+IN_FULL = Brief()
+BRIEFS = (
+    IN_FULL,
+    Brief(notes=True),
+    Brief(notes=True, blank=True),
+    Brief(notes=True, wrapped=True),
+    Brief(notes=True, blank=True, wrapped=True),
+)
+"""The first that fits is shown; the last one where none does."""
+
+FIRST_FACTS = 2
+"""Facts that always stay: that the program failed, the step time, how busy the devices were."""
 
 _STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
 
@@ -90,21 +119,58 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
 
 def _first_screen(
     summary: Summary, leading: Sequence[Section], width: int, *, verbose: bool
-) -> Iterator[RenderableType]:
+) -> Iterable[RenderableType]:
     """What was analysed, where the time or the memory went, what to do, and how to see more."""
+    if verbose:
+        return _screen(summary, leading, width, IN_FULL, verbose=True)
+    made = (list(_screen(summary, leading, width, brief, verbose=False)) for brief in BRIEFS)
+    for parts in made:
+        if _lines(parts, width) <= SCREEN:
+            break
+    return parts
+
+
+def _lines(parts: Sequence[RenderableType], width: int) -> int:
+    return printed(lambda _: parts, width=width).count("\n")
+
+
+def _screen(
+    summary: Summary, leading: Sequence[Section], width: int, brief: Brief, *, verbose: bool
+) -> Iterator[RenderableType]:
     path = max(LEAST_PATH, width - len(LEAD) - len(summary.read))
-    yield line_of(LEAD, summary.titled(path), style="bold")
-    yield from flowing([Text(fact) for fact in summary.facts], width, gap=" · ")
-    yield ""
+    yield line_of(LEAD, _cut(summary.titled(path), width - len(LEAD), brief), style="bold")
+    facts = summary.facts[: FIRST_FACTS if brief.notes else None]
+    yield from flowing([Text(_cut(fact, width - INDENT, brief)) for fact in facts], width, gap=" · ")
+    yield from _gap(brief)
     for section in leading or device_sections(summary.devices):
-        yield from section_text(section, width, verbose=verbose)
-        yield ""
-    yield from findings_part(summary, width, verbose=verbose)
-    yield from not_flagged(summary) if verbose else coverage(summary)
+        yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
+        yield from _gap(brief)
+    yield from findings_part(summary, width, verbose=verbose, brief=brief)
+    yield from not_flagged(summary) if verbose else coverage(summary, width, brief)
     if summary.findings:
         line = f"next: perfscope explain {summary.findings[0].rule}   "
-        fits = len(line) + len(summary.again) <= width - INDENT
-        yield Padding(Text(line + (summary.again if fits else AGAIN)), (0, 0, 0, INDENT))
+        again = next((text for text in (summary.again, AGAIN) if len(line) + len(text) <= width - INDENT), AGAIN_SHORT)
+        yield Padding(Text(line + again), (0, 0, 0, INDENT))
+
+
+def _gap(brief: Brief) -> Iterator[RenderableType]:
+    if not brief.blank:
+        yield ""
+
+
+def _cut(text: str, width: int, brief: Brief) -> str:
+    """The first line of a text, where the others are given up."""
+    return shorten_end(text, width) if brief.wrapped else text
+
+
+def _briefly(section: Section, width: int, brief: Brief) -> Section:
+    """The section without what is given up."""
+    room = width - INDENT - len(section.title) - len(": ")
+    summary = shorten_end(section.summary, room) if brief.wrapped else section.summary
+    blocks = tuple(
+        block for block in section.blocks if not (brief.notes and isinstance(block, TextBlock) and not block.warning)
+    )
+    return replace(section, summary=summary, blocks=blocks)
 
 
 def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType]:
@@ -126,7 +192,7 @@ def shorten_end(text: str, limit: int) -> str:
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
 
 
-def findings_part(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+def findings_part(summary: Summary, width: int, *, verbose: bool, brief: Brief = IN_FULL) -> Iterator[RenderableType]:
     """The findings, costliest first, or that there are none. An empty line ends them."""
     rows = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
     if rows:
@@ -134,12 +200,14 @@ def findings_part(summary: Summary, width: int, *, verbose: bool) -> Iterator[Re
         yield Padding(Text.assemble((f"Findings{of}", "bold"), ": what fixing each saves at most"), (0, 0, 0, INDENT))
         gain, share = (max(len(text) for text in texts) for texts in zip(*map(_saving, rows), strict=True))
         for number, row in enumerate(rows, 1):
-            yield from _finding(number, row, (gain, share), width, code="" if verbose else row.code)
+            code = "" if verbose or brief.wrapped else row.code
+            shown = replace(row, title=_cut(row.title, width - MARGIN, brief), code=code)
+            yield from _finding(number, shown, (gain, share), width)
             if verbose:
                 yield from _detail(row, width)
             elif row.fix:
-                yield _indented(f"Fix: {row.fix}", "dim")
-        yield ""
+                yield _indented(_cut(f"Fix: {row.fix}", width - MARGIN, brief), "dim")
+        yield from _gap(brief)
     else:
         known = f"; causes are known for {summary.explained} of the time" if summary.explained else ""
         yield line_of("  ", f"no findings{known}" if summary.clean else "no rule could be evaluated")
@@ -149,16 +217,17 @@ def _saving(row: FindingRow) -> tuple[str, str]:
     return row.gain, f"{row.share} {SHARE_OF[row.per_step]}" if row.share else ""
 
 
-def _finding(
-    number: int, row: FindingRow, widths: tuple[int, int], width: int, *, code: str
-) -> Iterator[RenderableType]:
-    """What it saves and where, and what it is: a line each; ``code`` beside the place where both fit."""
+def _finding(number: int, row: FindingRow, widths: tuple[int, int], width: int) -> Iterator[RenderableType]:
+    """What it saves and where, and what it is: a line each; its code beside the place where both fit."""
+    code = row.code
     (gain, share), (most_gain, most_share) = _saving(row), widths
     head = Text(f"  {number}. ")
     head.append(f"{gain:<{most_gain}}", "dim" if gain == NO_TIME else _STYLES[row.severity])
     head.append(f"  {share:>{most_share}}" if most_share else "")
+    head.append("  ").append(row.rule, "bold")
     known = "; ".join(filter(None, (row.basis, row.on_ranks.strip(" ()"), row.traced)))
-    head.append("  ").append(row.rule, "bold").append(f" ({known})")
+    fitting = (text for text in (f" ({known})", f" ({row.basis})") if len(head) + len(text) <= width)
+    head.append(next(fitting, ""))
     where = "" if row.where == "-" else row.where
     beside = len(head) + INDENT + len(where) <= width
     place = Style(color="cyan", link=row.link or None)
@@ -180,15 +249,17 @@ def _indented(text: str, style: str | Style = "") -> RenderableType:
     return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, MARGIN))
 
 
-def coverage(summary: Summary) -> Iterator[RenderableType]:
+def coverage(summary: Summary, width: int = WIDTH, brief: Brief = IN_FULL) -> Iterator[RenderableType]:
     """One line: how many rules are clean, how many were not evaluated, and what would evaluate more."""
     clean, blind, lacking = len(summary.clean), summary.blind, summary.recordable
     need = f": `perfscope run` records what {lacking} of them need{'s' * (lacking == 1)}" if lacking else ""
     parts = [f"{clean} rule{'' if clean == 1 else 's'} clean"] if clean else []
     parts += [f"{len(summary.partly)} evaluated in part only"] if summary.partly else []
-    parts += [f"{blind} not evaluated{need} (-v: reasons)"] if blind else []
-    if parts:
-        yield line_of("  ", ", ".join(parts))
+    line = ", ".join([*parts, *([f"{blind} not evaluated{need} (-v: reasons)"] if blind else [])])
+    if brief.wrapped and len(line) > width - INDENT:
+        line = ", ".join([*parts, *([f"{blind} not evaluated (-v: reasons)"] if blind else [])])
+    if line:
+        yield line_of("  ", line)
 
 
 def not_flagged(summary: Summary) -> Iterator[RenderableType]:

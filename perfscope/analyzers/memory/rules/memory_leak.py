@@ -139,7 +139,7 @@ def _of_steps(growth: MemoryGrowth) -> Iterator[Finding]:
         who = f"; {_named(growing_place)} holds {format_bytes(growing_place.bytes_per_step)} more after each"
     yield Finding(
         subject=f"growth of {timeline.space} memory",
-        title=f"{timeline.label} memory grows: {format_bytes(per_step)} a step, over {growth.judged:,} steps",
+        title=f"{timeline.label} memory grows: {format_bytes(per_step)} per step, over {growth.judged:,} steps",
         detail=f"{format_bytes(per_step * growth.judged)} in all{who}{_full(left)}.",
         severity=_severity(left, growth.by_trend),
         basis="measured",
@@ -194,7 +194,7 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
     return [
         Finding(
             subject=f"growth of {timeline.space} memory",
-            title=f"{timeline.label} memory grows: {format_bytes(per_step)} a step, over {counters.steps:,} steps",
+            title=f"{timeline.label} memory grows: {format_bytes(per_step)} per step, over {counters.steps:,} steps",
             detail=f"{format_bytes(counters.grown_bytes)} in all{who}{_full(left)}.",
             severity=_severity(left, False) if growing_place is not None else "low",
             basis="measured",
@@ -221,7 +221,7 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
     line = worst.place
     yield Finding(
         subject="growth of arrays",
-        title=f"arrays grow: {format_bytes(per_step)} a step, over {growth.steps:,} steps",
+        title=f"arrays grow: {format_bytes(per_step)} per step, over {growth.steps:,} steps",
         detail=f"{said_line(line) or 'An unknown line'} makes {worst.grown // growth.steps:,} in each step that are "
         "never "
         "released.",

@@ -363,10 +363,11 @@ def _plan_finding(
     return Finding(
         subject=_subject(optimizer, loop),
         title=fit_title(
-            f"{optimizer} updates {_form(loop)}: fused saves {format_ns(saved)} a step ({format_share(saved, whole)})",
+            f"{optimizer} updates {_form(loop)}: fused saves {format_ns(saved)} per step "
+            f"({format_share(saved, whole)})",
             optimizer,
         ),
-        detail=f"{len(updates):,} launches a step; fused saves up to {format_bytes(saved_bytes)} of memory traffic.",
+        detail=f"{len(updates):,} launches per step; fused saves up to {format_bytes(saved_bytes)} of memory traffic.",
         severity=severity_of(saved, whole) if loop else "low",
         basis="modelled",
         cost_ns=saved,

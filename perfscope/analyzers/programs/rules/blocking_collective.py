@@ -125,7 +125,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         subject=f"blocking {kind}",
         title=f"{count:,} {kind}{'s' if several else ''} overlap{'' if several else 's'} with no work: "
         + (f"{least}{format_bytes(moved)} a device" if saved is None else saved.brief),
-        detail=f"{least}{times:,} a run move {least}{format_bytes(moved)} a device while nothing computes, "
+        detail=f"{least}{times:,} per run move {least}{format_bytes(moved)} a device while nothing computes, "
         f"{format_share(moved, whole)} of what the collectives move; {_beside(could, count)}{_times(waits, saved)}.",
         severity=_severity(waits, saved, moved, whole),
         basis="structural" if saved is None else saved.basis,
@@ -144,7 +144,11 @@ def _times(waits: Price | None, saved: Price | None) -> str:
     if waits is None:
         return ""
     took = format_ns(waits.run_ns)
-    text = f"; the device waited {took} a run" if waits.basis == "measured" else f"; sending takes {took} a run or more"
+    text = (
+        f"; the device waited {took} per run"
+        if waits.basis == "measured"
+        else f"; sending takes {took} per run or more"
+    )
     return text if saved is None else f"{text}, of which {saved.text}, could hide behind that work"
 
 

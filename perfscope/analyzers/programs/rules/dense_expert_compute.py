@@ -174,7 +174,7 @@ def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total
         subject="ragged product computed densely",
         title=f"{len(members):,} ragged product{'' if len(members) == 1 else 's'} computed densely: "
         f"{_cost(wasted, total, saving)}",
-        detail=f"Every row is multiplied with all {groups:,} matrices: {flops / 1e9:,.3g} GFLOP a run where "
+        detail=f"Every row is multiplied with all {groups:,} matrices: {flops / 1e9:,.3g} GFLOP per run where "
         f"{(flops - wasted) / 1e9:,.3g} would do ({100 * wasted / total:.1f}% of the program's arithmetic)"
         f"{_time(members, saving)}.",
         severity=_severity(wasted, total, saving),

@@ -138,7 +138,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         subject=f"unrequested {kind}",
         title=f"{len(members):,} {kind}{'s' if several else ''} that no line asks for: "
         + (f"{least}{format_bytes(moved)} a device" if saved is None else saved.brief),
-        detail=f"{least}{times:,} a run, {least}{format_bytes(moved)} a device, {format_share(moved, whole)} of what "
+        detail=f"{least}{times:,} per run, {least}{format_bytes(moved)} a device, {format_share(moved, whole)} of what "
         f"the collectives move: the partitioner changes the layout of values of {makers}"
         + ("." if saved is None else f"; the device waits {saved.text}.")
         + (" It is meant, if it is the dispatch to experts." if experts else ""),

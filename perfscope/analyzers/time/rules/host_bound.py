@@ -144,7 +144,7 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
     lines, source = _lines(trace, cause, spans)
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
     function, best = _most(lines)
-    most = f", most in {function}" if function is not None else ""
+    most = f", mostly in {function}" if function is not None else ""
     advice = advice.replace(" it out", f" `{function}` out", 1) if function and best.file is not None else advice
     return Finding(
         subject=subject,

@@ -111,8 +111,8 @@ def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> F
     return Finding(
         subject=f"{named} reads an array",
         title=fit_title(
-            f"{named} reads an array on the host: {format_ns(waited)} a step, {len(stalls):,} of {len(reads):,} reads "
-            "wait",
+            f"{named} reads an array on the host: {format_ns(waited)} per step, "
+            f"{len(stalls):,} of {len(reads):,} reads wait",
             named,
         ),
         detail=f"It reads in {steps:,} steps. What an accelerator would idle for it is not known.",
@@ -368,7 +368,7 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
     """``last_update``: index of the last op of the optimizer, -1 without one."""
     first = ops[0]
     severity: Severity = "medium"
-    each = f"{len(ops)} times a step" if len(ops) > 1 else "once a step"
+    each = f"{len(ops)} times per step" if len(ops) > 1 else "once per step"
     what = READS.get(kind, kind)
     late = ""
     if first.index > last_update >= 0:

@@ -116,7 +116,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     whose = "main thread" if account.device == MISSING else "device"
     yield Finding(
         subject="time without a finding",
-        title=f"{whose} does not compute: {cost_text(trace, cost, account.whole_ns)}, most {most}",
+        title=f"{whose} does not compute: {cost_text(trace, cost, account.whole_ns)}, mostly {most}",
         detail="No other finding covers this time.",
         **timed_cost(trace, cost, account.whole_ns),
         advice=_fix(ordered[0][0], compiled=bool(len(trace.rows["hlo_ops"]))),

@@ -243,7 +243,7 @@ def _errors(calibration: Calibration) -> Iterator[str]:
     run, inside = calibration.run, "inside" if calibration.inside else "outside"
     how = f"median of {counted(run.runs, 'run')}" if run.apart else f"of {counted(run.runs, 'run')}, gaps not recorded"
     yield (
-        f"measured {format_ns(run.step_ns)} a run ({how}, {calibration.matched}): {inside} the modelled "
+        f"measured {format_ns(run.step_ns)} per run ({how}, {calibration.matched}): {inside} the modelled "
         f"{range_text(ends(calibration.modelled))}, {times_text(run.step_ns, calibration.modelled)}"
     )
     yield f"with measured times in it: {range_text(ends(calibration.calibrated))}"

@@ -29,7 +29,7 @@ MOST_KEPT = 20
 COLUMNS: tuple[Column[dict[str, Any]], ...] = (
     Column("name", itemgetter("title"), key="title", width=270),
     Column("state", itemgetter("state"), key="state", width=120),
-    Column("a step", itemgetter("step_ns"), "ns", key="step_ns", width=96),
+    Column("step", itemgetter("step_ns"), "ns", key="step_ns", width=96),
     Column("steps", itemgetter("steps"), "count", key="steps", width=88),
     Column("ranks", itemgetter("ranks"), "count", key="ranks", width=88),
     Column("created (UTC)", itemgetter("created"), key="created", width=190),

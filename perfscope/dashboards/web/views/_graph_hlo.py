@@ -118,19 +118,19 @@ def _largest(module: HloModule) -> list[str]:
 
 def _trip(program: _Program, trip: RoundTrip) -> Subject:
     readers = ", ".join(consumer.name for consumer in trip.consumers[:3])
-    times = f", {trip.runs.times:,} times a run" if trip.runs.times > 1 else ""
+    times = f", {trip.runs.times:,} times per run" if trip.runs.times > 1 else ""
     reason = trip.module.fusion_refusals.get(trip.producer.name)
     texts = [
         f"{trip.producer.name} writes {format_bytes(trip.bytes)} to memory{times}, and {readers} "
         f"{'read' if len(trip.consumers) > 1 else 'reads'} it back: one kernel would not move up to "
-        f"{format_bytes(trip.saved_bytes)} a run (modelled)."
+        f"{format_bytes(trip.saved_bytes)} per run (modelled)."
     ]
     if trip.needed_elsewhere:
         texts.append("Something else needs the value too, so it is written in any case.")
     if trip.in_cache:
         texts.append("It fits into an H100's level-2 cache: little of it may reach memory.")
     texts.append(f"XLA says why it did not: {reason}" if reason else _NO_REASON)
-    why = f"{format_bytes(trip.saved_bytes)} a run could stay on the chip"
+    why = f"{format_bytes(trip.saved_bytes)} per run could stay on the chip"
     more = f" and {len(trip.consumers) - 1:,} more" if len(trip.consumers) > 1 else ""
     title = f"{trip.producer.name} to {trip.consumers[0].name}{more}"
     return program.subject(

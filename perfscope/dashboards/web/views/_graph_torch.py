@@ -62,19 +62,19 @@ class _Drawing:
         spent = None if self.ns is None else float(self.ns[list(group.ops)].sum())
         texts = [
             f"{len(ops):,} ops that one kernel could run: {format_bytes(group.saved_bytes)} of "
-            f"{format_bytes(group.eager_bytes)} a step ({format_share(group.saved_bytes, group.eager_bytes)}) would "
+            f"{format_bytes(group.eager_bytes)} per step ({format_share(group.saved_bytes, group.eager_bytes)}) would "
             "not go through memory (counted from shapes). torch.compile makes such kernels."
         ]
         if spent:
-            texts.append(f"They take {format_ns(spent)} a step ({self.basis}).")
+            texts.append(f"They take {format_ns(spent)} per step ({self.basis}).")
         title = f"{len(ops):,} ops: {names}"
-        why = f"{format_bytes(group.saved_bytes)} a step could stay on the chip"
+        why = f"{format_bytes(group.saved_bytes)} per step could stay on the chip"
         return self._subject(title, why, float(group.saved_bytes), group.ops[:MOST_OF_GROUP], group.ops, tuple(texts))
 
     def of_op(self, index: int) -> Subject:
         """One op and its neighbours."""
         spent = 0.0 if self.ns is None else float(self.ns[index])
-        why = f"{format_ns(spent)} a step, {self.basis}"
+        why = f"{format_ns(spent)} per step, {self.basis}"
         return self._subject(short_name(self.graph.ops[index]), why, spent, (index,), (index,), ())
 
     def _subject(
@@ -122,7 +122,7 @@ class _Drawing:
                 continue
             group = self.groups[number]
             which = "these could be one kernel" if chosen & set(ops) else "a group of its own"
-            text = f"{len(group.ops):,} ops, {format_bytes(group.saved_bytes)} a step"
+            text = f"{len(group.ops):,} ops, {format_bytes(group.saved_bytes)} per step"
             for index in ops:
                 box_of[index] = len(boxes)
             boxes.append(Box(title=which, said=text, is_one=False))

@@ -235,8 +235,8 @@ PROGRAMS: tuple[Column[Program], ...] = (
     Column("bound by", lambda row: "" if row.least is None else row.least.bound, key="bound", width=110),
     Column("MFU", lambda row: None if row.utilization is None else row.utilization.mfu, "share", key="mfu", width=84),
     Column("HFU", lambda row: None if row.utilization is None else row.utilization.hfu, "share", key="hfu", width=84),
-    Column("FLOPs a run", lambda row: row.flops, "quantity", key="flops", width=120),
-    Column("bytes a run", lambda row: row.bytes, "bytes", key="bytes", width=120),
+    Column("FLOPs per run", lambda row: row.flops, "quantity", key="flops", width=120),
+    Column("bytes per run", lambda row: row.bytes, "bytes", key="bytes", width=120),
     Column("peak memory", lambda row: row.peak_bytes, "bytes", key="peak", width=124),
     Column("basis of peak", lambda row: row.peak_known_by or "", key="peak_by", width=126),
     Column(

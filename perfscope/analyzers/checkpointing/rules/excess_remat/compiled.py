@@ -97,8 +97,8 @@ def _finding(
     if cost is not None:
         title += f": {cost_text(trace, cost, whole_ns(trace))}"
     elif flops:
-        title += f": {format_count(flops)}FLOPs a run"
-    detail = f"{format_count(flops)}FLOPs a run; " if flops else ""
+        title += f": {format_count(flops)}FLOPs per run"
+    detail = f"{format_count(flops)}FLOPs per run; " if flops else ""
     if kept:
         detail += f"saving the results takes {format_bytes(kept)}; "
     detail += f"{_why(bargain)}."

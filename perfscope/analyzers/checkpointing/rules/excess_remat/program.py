@@ -118,7 +118,7 @@ def _against(again: Price | None, storing: Part, spent: Price | None) -> str:
     """What keeping the results in a loop's stacks takes, against what computing them again does: the end of a title."""
     if again is None or spent is None or storing.modelled_ns is None:
         return ""
-    way = f" and {format_ns(-storing.modelled_ns)} a run for their way through memory"
+    way = f" and {format_ns(-storing.modelled_ns)} per run for their way through memory"
     if not spent.run_ns:
         return f"{way} (modelled), no less than running them again: {format_ns(again.run_ns)}"
     return f"{way} (modelled) instead of {format_ns(again.run_ns)}: saves {spent.text}"
@@ -165,7 +165,7 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
         title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again to save memory: "
         + (f"{_percent(share, cost)} of the arithmetic" if spent is None else spent.brief),
         detail=f"The program did not fit into memory. {_percent(share, cost)} of its arithmetic, "
-        f"{format_bytes(sum(clone.bytes for clone in members))} more moved a run"
+        f"{format_bytes(sum(clone.bytes for clone in members))} more moved per run"
         + ("; the peak is no lower for it" if for_nothing else "")
         + ("." if spent is None else f"; it takes {spent.text}."),
         severity=_severity(share) if spent is None else spent.severity,

@@ -93,8 +93,8 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
         order = sorted(range(len(found)), key=lambda index: -saved[index])
         yield Finding(
             subject="float32 matrix products" if mixed is None else f"float32 products among {mixed} ones",
-            title=f"{sum(product.runs for product in found):,} {slow} matrix products a step: {fast} saves up to "
-            f"{format_ns(cost)} a step ({format_share(cost, whole)})",
+            title=f"{sum(product.runs for product in found):,} {slow} matrix products per step: {fast} saves up to "
+            f"{format_ns(cost)} per step ({format_share(cost, whole)})",
             detail=f"They have {format_count(flops)}FLOPs{among}; on {device.name} {fast} has {ratio:.1f} times the "
             f"peak of {slow}.",
             severity=severity_of(cost, whole),

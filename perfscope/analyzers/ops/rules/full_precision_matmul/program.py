@@ -161,7 +161,7 @@ def _finding(
     title += (
         f"{100 * share:.1f}% of the arithmetic" if saving is None else f"{saving.brief} more than the fast precision"
     )
-    detail = f"{flops / 1e9:,.3g} GFLOP a run, {100 * share:.1f}% of the program's arithmetic, off the matrix cores."
+    detail = f"{flops / 1e9:,.3g} GFLOP per run, {100 * share:.1f}% of the program's arithmetic, off the matrix cores."
     if on_cpu:
         detail += " Compiled for a CPU here, which has no faster kind: on a GPU or TPU it stays off the matrix cores."
     if saving is not None:

@@ -152,9 +152,9 @@ def _graph_finding(
 ) -> Finding:
     first = members[0]
     cost = (
-        f"{format_bytes(saved.bytes)} a step ({100 * saved.share_of_bytes:.1f}% of its bytes)"
+        f"{format_bytes(saved.bytes)} per step ({100 * saved.share_of_bytes:.1f}% of its bytes)"
         if saved.ns is None
-        else f"{format_ns(saved.ns)} a step ({100 * saved.share:.1f}%)"
+        else f"{format_ns(saved.ns)} per step ({100 * saved.share:.1f}%)"
     )
     detail = f"{format_bytes(saved.bytes)} of traffic on {_shape(first.score_shape)} scores."
     if by_sdpa:
@@ -289,7 +289,7 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
                 continue
             yield Finding(
                 subject=_subject(False),
-                title=f"{_what(False)} {_times(len(members))}: {format_ns(saved)} a step "
+                title=f"{_what(False)} {_times(len(members))}: {format_ns(saved)} per step "
                 f"({format_share(saved, whole)}), "
                 "compiled",
                 detail=f"Compiled, {format_bytes(moved)} of {_shape(members[0].score_shape)} scores still go through "

@@ -100,7 +100,7 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
     inside = sum(member.chip_bytes for member in members)
     on_chip = not moved and inside > 0
     priced = None if on_cpu or on_chip else _price(trace, members)
-    title = f"attention is written out {_times(members)} a run: "
+    title = f"attention is written out {_times(members)} per run: "
     scores = f"{_shape(worst)} scores ({format_bytes(worst.shape.bytes)})"
     if on_cpu:
         title += f"{format_bytes(worst.shape.bytes)} of scores from kernel to kernel"

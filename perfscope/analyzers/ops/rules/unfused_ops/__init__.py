@@ -70,7 +70,7 @@ Fix:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -81,7 +81,7 @@ from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
 from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.time import call_site, cost_text, op_records, per_step, time_of, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
-from perfscope.model.finding import AbstainError, Finding, Scope, Where, fit_title, severity_of
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, fit_title, severity_of
 from perfscope.model.trace import Trace
 
 NEEDS = ()
@@ -151,19 +151,7 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
             cost_ns_per_step=per_step(trace, cost),
             cost_bytes=moved,
             where=where,
-            evidence=tuple(
-                {
-                    "chain": " -> ".join(chain.names),
-                    "kernels": len(chain.kernels),
-                    "kernel_time_ns": chain.duration_ns,
-                    "eager_bytes": chain.eager_bytes,
-                    "fused_bytes": chain.fused_bytes,
-                    "saved_ns": saved,
-                    "precision": FORWARD_PRECISION,
-                    "recall": FORWARD_RECALL,
-                }
-                for saved, chain in priced[:MAX_ROWS]
-            ),
+            evidence=tuple(_rows(priced))[:MAX_ROWS],
             spans=worst_spans(
                 [work["start_ns"][chain.kernels[0]] for _, chain in priced],
                 [work["end_ns"][chain.kernels[-1]] for _, chain in priced],
@@ -172,6 +160,29 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
             advice="Compile the function around it with @torch.compile, or the model. `perfscope run` records the op "
             "graph, which says exactly which ops can fuse.",
         )
+
+
+def _rows(priced: Sequence[tuple[int, KernelChain]]) -> Iterator[dict[str, Cell]]:
+    """Chains that are alike (as many kernels and bytes each) as one row with their number and their sums."""
+    alike: dict[tuple[tuple[str, ...], int, int, int], list[tuple[int, KernelChain]]] = {}
+    for saved, chain in priced:
+        key = (chain.names, len(chain.kernels), chain.eager_bytes, chain.fused_bytes)
+        alike.setdefault(key, []).append((saved, chain))
+    sums = {key: sum(saved for saved, _ in members) for key, members in alike.items()}
+    for key in sorted(alike, key=lambda key: -sums[key]):
+        names, kernels, eager_bytes, fused_bytes = key
+        times = len(alike[key])
+        yield {
+            "chain": " -> ".join(names),
+            "times": times,
+            "kernels": times * kernels,
+            "kernel_time_ns": sum(chain.duration_ns for _, chain in alike[key]),
+            "eager_bytes": times * eager_bytes,
+            "fused_bytes": times * fused_bytes,
+            "saved_ns": sums[key],
+            "precision": FORWARD_PRECISION,
+            "recall": FORWARD_RECALL,
+        }
 
 
 def _chain_ns(trace: Trace, chain: KernelChain) -> int:

@@ -158,14 +158,14 @@ def _from_site(trace: Trace, site: Site, least: float) -> Iterator[Finding]:
     groups = sum(len(pattern.groups) for pattern in site.patterns)
     fewer = sum(pattern.kernels_saved for pattern in site.patterns)
     chain = chain_text(site.patterns[0].names)
-    cost = f"{format_ns(total_ns)} a step ({100 * share:.1f}%)"
+    cost = f"{format_ns(total_ns)} per step ({100 * share:.1f}%)"
     if not timed:
-        cost = f"{format_bytes(total_bytes)} a step ({100 * share:.1f}% of its bytes)"
+        cost = f"{format_bytes(total_bytes)} per step ({100 * share:.1f}% of its bytes)"
     severity = severity_of(share, 1)
     yield Finding(
         subject=chain,
         title=fit_title(f"{chain} runs op by op: {cost}, {groups:,} time{'' if groups == 1 else 's'}", chain),
-        detail=f"{fewer + groups:,} ops a step where {groups:,} would do: {format_bytes(total_bytes)} of avoidable "
+        detail=f"{fewer + groups:,} ops per step where {groups:,} would do: {format_bytes(total_bytes)} of avoidable "
         "memory traffic.",
         severity=severity if timed or severity != "high" else "medium",
         basis="modelled" if timed else "structural",

@@ -136,11 +136,11 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
     means = fusion_reason(reason)
     count = len({(pair.pair.refusal.first, pair.pair.refusal.second) for pair in pairs})
     share = f" ({format_share(moved, graph_bytes)} of the graph's bytes)" if graph_bytes else ""
-    cost = f"{format_bytes(moved)} a run{share}" if saved is None else cost_text(trace, saved, whole_ns(trace))
+    cost = f"{format_bytes(moved)} per run{share}" if saved is None else cost_text(trace, saved, whole_ns(trace))
     return Finding(
         subject=_subject(reason),
         title=f"inductor keeps {_pairs(count)} of kernels apart: {cost}",
-        detail=f"The reason: {means.meaning}. {format_bytes(moved)} a run go through memory between them.",
+        detail=f"The reason: {means.meaning}. {format_bytes(moved)} per run go through memory between them.",
         severity=_severity(saved, whole_ns(trace), moved, graph_bytes, pairs),
         basis="structural" if saved is None else "modelled",
         cost_ns=saved,
@@ -275,9 +275,9 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
             means = fusion_reason(reason)
             yield Finding(
                 subject=_subject(reason),
-                title=f"inductor would keep {_pairs(len(pairs))} of kernels apart: {format_ns(saved)} a step "
+                title=f"inductor would keep {_pairs(len(pairs))} of kernels apart: {format_ns(saved)} per step "
                 f"({format_share(saved, whole)})",
-                detail=f"The reason: {means.meaning}. {format_bytes(moved)} a step go through memory between them.",
+                detail=f"The reason: {means.meaning}. {format_bytes(moved)} per step go through memory between them.",
                 severity=severity_of(saved, whole),
                 basis="modelled",
                 cost_ns=saved,

@@ -110,8 +110,8 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
     kernels = len({trip.producer.name for trip in trips})
     count = f"{kernels:,} {'kernel' if kernels == 1 else 'kernels'}"
     share = format_share(moved, whole)
-    cost = f"{format_bytes(moved)} a run ({share} of the bytes)" if saved is None else saved.brief
-    detail = f"{format_bytes(moved)} a run ({share} of the program's bytes) go through memory to the next kernel."
+    cost = f"{format_bytes(moved)} per run ({share} of the bytes)" if saved is None else saved.brief
+    detail = f"{format_bytes(moved)} per run ({share} of the program's bytes) go through memory to the next kernel."
     if reached < moved:
         cached = "All of it" if not reached else format_bytes(moved - reached)
         detail += f" {cached} fits in an H100's level-2 cache when it is read."

@@ -113,7 +113,7 @@ def scan_findings(trace: Trace, *, least_turns: int, advice: str) -> Iterator[Fi
             yield Finding(
                 subject="sequential scan",
                 title=f"a loop of {loop.turns:,} turns takes {launches:,} launches one after another: "
-                f"{format_ns(saved)} a step",
+                f"{format_ns(saved)} per step",
                 detail=f"{_also(work, loop, compiled)[0].upper()}{_also(work, loop, compiled)[1:]}. What it carries is "
                 "linear, so a parallel prefix computes the same.",
                 severity=severity_of(saved, max(whole.step.low, launches * LAUNCH_NS)),

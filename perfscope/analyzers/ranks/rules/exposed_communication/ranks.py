@@ -93,7 +93,7 @@ def exposed_finding(
 
 def _of_step(exposed_ns: int, side: Side) -> str:
     """``'17.1 ms a step (5.7%)'``, or of the whole capture where no step is known."""
-    time = format_ns(round(exposed_ns / side.steps)) + " a step" if side.steps else format_ns(exposed_ns)
+    time = format_ns(round(exposed_ns / side.steps)) + " per step" if side.steps else format_ns(exposed_ns)
     return f"{time} ({format_share(exposed_ns, side.whole_ns)})"
 
 
