@@ -8,7 +8,7 @@ import pytest
 
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.pipeline import bubble_share
+from perfscope.analyzers.ranks.rules.pipeline_bubble import bubble_share
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder

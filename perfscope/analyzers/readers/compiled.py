@@ -153,7 +153,7 @@ def _graph_break(plan_break: PlanBreak) -> tuple[str | None, GraphBreak]:
         None if plan_line is None else CodeLine(file=plan_line.file, line=plan_line.line, function=plan_line.function)
     )
     unit = Unit(compile_id=plan_break.compile_id, function=plan_break.function, place=place)
-    return plan_break.function, breaks.parse_break(plan_break.text, unit, None)
+    return plan_break.function, breaks.parse_break(plan_break.text, unit)
 
 
 def _not_covered(plan: TorchPlan) -> list[str]:

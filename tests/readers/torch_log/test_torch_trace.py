@@ -75,18 +75,6 @@ def test_phases_nest_where_one_holds_the_other() -> None:
     assert log.left_out == {"ends of phases without their begin": 1}
 
 
-def test_local_times_become_the_epochs() -> None:
-    text = LogText().at(0)
-    text.artifact("recompile_reasons", ["0/0: early"])  # before any event told the zone
-    text.ms = 999  # 16:13:21.000 local
-    text.event("dynamo", "B", 1_000_000)  # 14:13:21 UTC
-    text.ms += 500
-    text.at(1, 1).artifact("recompile_reasons", ["1/0: late"])
-    early, late = log_of(text).recompiles
-    assert early.time_ns is None
-    assert late.time_ns == 1_790_000_001_501_000_000
-
-
 def test_compiled_autograd_has_ids_of_its_own() -> None:
     text = LogText(compiled_autograd_id=2).metrics().at(0).metrics()
     assert [one.compile_id for one in log_of(text).compiles] == ["!2", "!2/0/0"]

@@ -55,7 +55,7 @@ _SECOND = "*** While handling this graph break, another graph break occurred: **
 _RESUME = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
 
 
-def parse_break(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
+def parse_break(text: str, unit: Unit) -> GraphBreak:
     """The break that a ``dynamo_graph_break_reason`` tells of."""
     match = _AT.search(text)
     said = _reason_text(text)
@@ -71,7 +71,6 @@ def parse_break(text: str, unit: Unit, time_ns: int | None) -> GraphBreak:
         place=_place(match, stack) or unit.place,
         stack=stack,
         skipped_frame=any(mark in text for mark in _SKIPS),
-        time_ns=time_ns,
     )
 
 

@@ -5,7 +5,6 @@ Of the metrics only times, counts and reasons are read; the configurations, vers
 
 from __future__ import annotations
 
-import calendar
 import math
 import re
 from collections import Counter
@@ -65,28 +64,26 @@ class Phases:
         event = decode(record.payload(), _Event)
         if not (0 < event.ts < LATEST_US and math.isfinite(event.dur) and 0 <= event.dur < LATEST_US):
             raise CorruptRecordError("not a time")
-        at = _ns(event.ts)
+        time_ns = _ns(event.ts)
         lane = (record.process, event.pid, event.tid)
         name = clean(event.name, 200)
         text = event.args.compile_id if event.args else None
         compile_id = record.compile_id if text is None or text == "None" else clean(text, 64)
         if event.ph == "B":
             if len(self._open) < MAX_SPANS:
-                self._open.setdefault((lane, name), []).append((at, compile_id))
-            return at
-        if event.ph == "E":
+                self._open.setdefault((lane, name), []).append((time_ns, compile_id))
+        elif event.ph == "E":
             begun = self._open.get((lane, name))
             if not begun:
                 self.left_out["ends of phases without their begin"] += 1
-                return at
+                return time_ns
             start, begun_id = begun.pop()
             if not begun:
                 del self._open[lane, name]
-            self._close(lane, start, max(start, at), name, begun_id or compile_id)
-            return at
-        if event.ph == "X":
-            self._close(lane, at, at + round(event.dur * 1000), name, compile_id)
-        return None
+            self._close(lane, start, max(start, time_ns), name, begun_id or compile_id)
+        elif event.ph == "X":
+            self._close(lane, time_ns, time_ns + round(event.dur * 1000), name, compile_id)
+        return time_ns if event.ph in ("B", "E") else None
 
     def _close(self, lane: _Lane, start: int, end: int, name: str, compile_id: str | None) -> None:
         if len(self._closed) >= MAX_SPANS:
@@ -129,50 +126,6 @@ def _ns(us: float) -> int:
     """µs since the epoch, which a float holds to a quarter of one, as whole ns."""
     whole = int(us)
     return whole * 1000 + round((us - whole) * 1000)
-
-
-# When a record was written: its prefix has local time without a year, chromium events have the epoch's.
-#
-# A record of a chromium event is written as the event happens, so one of them tells the zone (a multiple of a
-# quarter of an hour) and the year. Prefixes are good to a millisecond.
-
-
-QUARTER_NS = 900 * 1_000_000_000
-"""All zones differ from UTC by a multiple of it."""
-
-Written = tuple[int, int, int, int, int, int]
-
-
-class WallClock:
-    """Turns prefixes into ns since the epoch, once an event told how."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[Written, int] | None = None
-
-    def learn(self, written: Written, epoch_ns: int) -> None:
-        """An event at ``epoch_ns`` was written at ``written``."""
-        self._seen = (written, epoch_ns)
-
-    def epoch_ns(self, written: Written) -> int | None:
-        """``written`` as ns since the epoch; ``None`` before the first event, or for a date that is none."""
-        if self._seen is None:
-            return None
-        prefix, epoch_ns = self._seen
-        year = 1970 + int(epoch_ns / 31_556_952e9)
-        known = _nearest(prefix, year, epoch_ns)
-        asked = _nearest(written, year, epoch_ns)
-        if known is None or asked is None:
-            return None
-        zone = round((known - epoch_ns) / QUARTER_NS) * QUARTER_NS
-        return asked - zone
-
-
-def _nearest(written: Written, year: int, epoch_ns: int) -> int | None:
-    month, day, hour, minute, second, ns = written
-    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 61):
-        return None
-    tries = (calendar.timegm((year + off, month, day, hour, minute, second)) for off in (-1, 0, 1))
-    return min((one * 1_000_000_000 + ns for one in tries), key=lambda one: abs(one - epoch_ns))
 
 
 _SUFFIXES = (

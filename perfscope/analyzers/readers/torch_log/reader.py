@@ -17,7 +17,7 @@ import msgspec
 
 from perfscope.analyzers.readers.file_bytes import FILE_NAME, open_bytes
 from perfscope.analyzers.readers.torch_log import breaks, compiles, graph_text, kernels, records
-from perfscope.analyzers.readers.torch_log.compiles import Phases, WallClock
+from perfscope.analyzers.readers.torch_log.compiles import Phases
 from perfscope.analyzers.readers.torch_log.records import (
     MAX_COMPILES,
     MAX_KERNELS,
@@ -91,10 +91,11 @@ class Collector:
     def __init__(self) -> None:
         self.units = compiles.Units()
         self.phases = Phases()
-        self.clock = WallClock()
+        self.now_ns: int | None = None
+        """When the latest event of the log was, ns since the epoch: lines have local time without a year."""
         self.strings = Strings()
         self.breaks: list[tuple[Unit, GraphBreak]] = []
-        self.recompiles: list[tuple[Unit, tuple[str, ...], CodeLine | None, int | None]] = []
+        self.recompiles: list[tuple[Unit, tuple[str, ...], CodeLine | None]] = []
         self.unknown: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.rank: int | None = None
@@ -126,13 +127,8 @@ class Collector:
             name = clean(record.kind, 80)
             self.unknown[name if name in self.unknown or len(self.unknown) < MAX_KINDS else "others"] += 1
 
-    def _now(self, record: Record) -> int | None:
-        return self.clock.epoch_ns(record.written)
-
     def _chromium(self, record: Record) -> None:
-        index = self.phases.add(record)
-        if index is not None:
-            self.clock.learn(record.written, index)
+        self.now_ns = self.phases.add(record) or self.now_ns
 
     def _string(self, record: Record) -> None:
         text, number = decode(record.body, tuple[str, int])
@@ -141,7 +137,7 @@ class Collector:
     def _start(self, record: Record) -> None:
         unit = self.units.begin(record)
         if unit is not None:
-            compiles.start(unit, record, self.strings, self._now(record))
+            compiles.start(unit, record, self.strings, self.now_ns)
 
     def _traced(self, record: Record) -> None:
         unit = self.units.of(record)
@@ -246,7 +242,7 @@ class Collector:
         if len(self.recompiles) >= MAX_COMPILES:
             self.left_out["recompilations beyond the limit"] += 1
             return
-        self.recompiles.append((unit, *breaks.failed_guards(record), self._now(record)))
+        self.recompiles.append((unit, *breaks.failed_guards(record)))
 
     def _broke(self, record: Record) -> None:
         unit = self.units.of(record)
@@ -256,7 +252,7 @@ class Collector:
         if len(self.breaks) >= MAX_COMPILES:
             self.left_out["graph breaks beyond the limit"] += 1
             return
-        graph_break = breaks.parse_break(record.payload().decode("utf-8", "replace"), unit, self._now(record))
+        graph_break = breaks.parse_break(record.payload().decode("utf-8", "replace"), unit)
         self.breaks.append((unit, graph_break))
 
 
@@ -308,30 +304,31 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
 
 
 def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
-    """Breaks, with those marked that left their frame without code: the text does not say it before torch 2.9."""
+    """Breaks with the time their frame was begun; the text does not say before torch 2.9 that it left without code."""
     for unit, graph_break in found:
-        yield replace(graph_break, skipped_frame=True) if unit.has_code is False else graph_break
+        skipped = graph_break.skipped_frame or unit.has_code is False
+        yield replace(graph_break, skipped_frame=skipped, time_ns=unit.start_ns)
 
 
 def _recompiles(collector: Collector) -> Iterator[Recompile]:
     """Those with a record of why; in a log without any such record those whose id says that they are not the first."""
-    for unit, reasons, guard_place, time_ns in collector.recompiles:
-        yield _recompile(unit, reasons, guard_place, time_ns)
+    for unit, reasons, guard_place in collector.recompiles:
+        yield _recompile(unit, reasons, guard_place)
     if collector.recompiles:
         return
     for unit in collector.units.all:
         if (unit.started or unit.finished) and not unit.compile_id.endswith("/0") and "/" in unit.compile_id:
-            yield _recompile(unit, (), None, unit.start_ns)
+            yield _recompile(unit, (), None)
 
 
-def _recompile(unit: Unit, reasons: tuple[str, ...], guard_place: CodeLine | None, time_ns: int | None) -> Recompile:
+def _recompile(unit: Unit, reasons: tuple[str, ...], guard_place: CodeLine | None) -> Recompile:
     return Recompile(
         compile_id=unit.compile_id,
         function=unit.function,
         place=unit.place,
         reasons=reasons,
         guard_place=guard_place,
-        time_ns=time_ns,
+        time_ns=unit.start_ns,
     )
 
 

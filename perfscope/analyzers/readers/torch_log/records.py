@@ -64,7 +64,7 @@ ENVELOPE = frozenset(
 """Keys that go with any record; the other one is its kind (``torch._logging._internal.trace_structured``)."""
 
 _PREFIX = re.compile(
-    rb"(?:\[rank(\d{1,9})\]:)?[A-Z](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9}) (\d{1,20}) [^\]\n]{0,4096}?\]"
+    rb"(?:\[rank(\d{1,9})\]:)?[A-Z]\d{4} \d\d:\d\d:\d\d\.\d{1,9} (\d{1,20}) [^\]\n]{0,4096}?\]"
     rb"(?: \[[^\]\n]{0,256}\]){0,2} (?=\{)"
 )
 """``torch._logging._internal.TorchLogsFormatter.format``: level, date without a year, local time, process, place."""
@@ -106,8 +106,6 @@ class Record:
     """The JSON of its kind."""
     envelope: Envelope
     process: int
-    written: tuple[int, int, int, int, int, int]
-    """Local month, day, hour, minute, second, nanosecond."""
     _data: bytes | mmap.mmap
     _span: tuple[int, int]
     _crlf: bool
@@ -194,14 +192,12 @@ class Reader:
             raise CorruptRecordError("no kind")
         if envelope.rank is None and prefix[1]:
             envelope.rank = int(prefix[1])
-        month, day, hour, minute, second = map(int, prefix.group(2, 3, 4, 5, 6))
         record = Record(
             kind,
             _artifact(keys[kind]) if kind == "artifact" else "",
             keys[kind],
             envelope,
-            int(prefix[8]),
-            (month, day, hour, minute, second, int(prefix[7].ljust(9, b"0"))),
+            int(prefix[2]),
             self._data,
             (min(head_end + 1, end), end),
             crlf,
