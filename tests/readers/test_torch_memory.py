@@ -412,14 +412,6 @@ def test_any_rows(rows: list[tuple[int, int, int, int]]) -> None:
     assert (np.diff(memory["time_ns"]) >= 0).all()
 
 
-def test_files_longer_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = read_timeline(write_timeline(tmp_path / "x.raw.json", ROWS * 40)).rows["memory"]
-    for piece in (40, 41, 57, 100):
-        monkeypatch.setattr(torch_memory_timeline, "_PIECE", piece)
-        pieces = read_timeline(tmp_path / "x.raw.json").rows["memory"]
-        assert all(np.array_equal(whole[name], pieces[name], equal_nan=True) for name in whole)
-
-
 DAMAGES: tuple[Callable[[str], str], ...] = (
     lambda text: text[:-30],
     lambda text: text[:-1],

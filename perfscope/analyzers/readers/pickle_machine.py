@@ -8,7 +8,6 @@ checked against what the file can hold, nesting and what is kept against named l
 
 from __future__ import annotations
 
-import mmap
 import pickle
 import struct
 from collections.abc import Callable
@@ -40,32 +39,28 @@ _REFUSED = {
 LONGEST_TEXT = 1 << 20
 """Bytes of one text: a demangled name of C++ has some thousands."""
 MOST_NESTED = 64
-"""Marks open at once; a snapshot has eight (snapshot, segments, segment, blocks, block, history, frames, frame)."""
+"""Marks open at once; a dump has six (dump, entries, entry, frames, frame, and one to spare)."""
 MOST_WAITING = 2_000_000
 """Values that wait to be put somewhere; pickle itself writes a thousand at a time."""
 MOST_CONTAINERS = 4_000_000
-"""Containers kept (of a snapshot: outside its histories); a block is two, 100,000 blocks are unheard of."""
+"""Containers kept: 20,000 entries with their stacks take some hundred thousand."""
 MOST_VALUES = 64_000_000
 """Values kept in them: frames of stacks mostly."""
 MOST_TEXT = 256 << 20
 """Bytes of text kept."""
 _WATCHED = 1 << 16
 """Opcodes between two checks of the limits."""
-_RELEASED_AT_ONCE = 32 << 20
-"""Bytes read of a mapped file before their pages are released."""
 
 
-class Forgotten:
-    """What the memo holds in place of a value that is not kept."""
-
-
-FORGOTTEN = Forgotten()
+def why_refused(code: int, document: str) -> str:
+    """What an opcode that is not allowed asks for."""
+    return _REFUSED.get(chr(code), f"opcode 0x{code:02x}, which no {document} has")
 
 
 class PickleMachine:
     """Reads one pickle. ``DataError`` (without a path) for whatever is no plain, whole pickle within the limits."""
 
-    def __init__(self, data: bytes | mmap.mmap, document: str) -> None:
+    def __init__(self, data: bytes, document: str) -> None:
         """``document``: what the pickle should be, for messages."""
         self.data = data
         self.end = len(data)
@@ -78,8 +73,7 @@ class PickleMachine:
         self.text = 0
         """Bytes of text so far."""
         self._document = document
-        self._frame_end = 0
-        self._containers = self._values = self._released = 0
+        self._containers = self._values = 0
         self._do: dict[int, Callable[[], None]] = {
             ord(code): getattr(self, name) for codes, name in HANDLERS.items() for code in codes
         }
@@ -97,7 +91,7 @@ class PickleMachine:
                     do[code]()
                 self._check_limits()
         except KeyError:
-            raise DataError(f"{self._why_refused(code)}: refused") from None
+            raise DataError(f"{why_refused(code, self._document)}: refused") from None
         except (IndexError, struct.error) as error:
             if self.at >= self.end:
                 raise DataError(f"cut off after {self.end:,} bytes") from error
@@ -106,9 +100,6 @@ class PickleMachine:
             raise DataError(f"corrupt at byte {self.at:,}: {error}") from error
         finally:
             self._do = {}  # methods of this machine, which would keep it and its memo alive
-
-    def _why_refused(self, code: int) -> str:
-        return _REFUSED.get(chr(code), f"opcode 0x{code:02x}, which no {self._document} has")
 
     def _result(self) -> Any:
         if self.marks or len(self.stack) != 1:
@@ -124,10 +115,6 @@ class PickleMachine:
         ):  # fmt: skip
             if count > most:
                 raise DataError(f"more than {most:,} {what}: refused")
-        if isinstance(self.data, mmap.mmap) and self.at - self._released > _RELEASED_AT_ONCE:
-            low = self._released - self._released % mmap.PAGESIZE
-            self.data.madvise(mmap.MADV_DONTNEED, low, (self.at - low) // mmap.PAGESIZE * mmap.PAGESIZE)
-            self._released = self.at
 
     # Numbers and text.
 
@@ -190,9 +177,9 @@ class PickleMachine:
         self._get(self.number(4))
 
     def _get(self, index: int) -> None:
-        if index >= len(self.memo) or (value := self.memo[index]) is FORGOTTEN:
+        if index >= len(self.memo):
             raise DataError(f"corrupt at byte {self.at:,}: nothing is kept at memo index {index:,}")
-        self.stack.append(value)
+        self.stack.append(self.memo[index])
 
     def _put_short(self) -> None:
         self._put(self.number(1))
@@ -291,8 +278,7 @@ class PickleMachine:
 
     def _frame(self) -> None:
         size = self.number(8)
-        self._frame_end = self.at + size
-        if self._frame_end > self.end:
+        if self.at + size > self.end:
             raise DataError(f"a frame of {size:,} bytes in a file that ends before it does")
 
     def _pop(self) -> NoReturn:

@@ -30,8 +30,8 @@ import numpy as np
 from perfscope.analyzers.readers.columns import nesting_order, parents
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.torch_memory.history import Entries, History, history_of
-from perfscope.analyzers.readers.torch_memory.machine import Machine
 from perfscope.analyzers.readers.torch_memory.state import Stacks, pool_of, state_of
+from perfscope.analyzers.readers.torch_memory.unpickle import load
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TABLES, Rows, SliceKind, Trace, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
@@ -137,13 +137,13 @@ def _tells_apart(head: bytes) -> bool:
 def read(path: Path) -> Trace:
     """The snapshot at ``path``. ``DataError``, one line, if it is corrupt, hostile or of another kind.
 
-    Memory: about a third of the file. The file is read once, and nothing in it can be run.
+    Memory: about five times the file, unpacked. Nothing in it can be run.
     """
     strings = TraceBuilder(str(path), FORMAT)
     stacks = Stacks(strings)
     try:
         with open_bytes(path) as data:
-            result = Machine(data, stacks).load()
+            result = load(data)
         del data
         return _trace(result, stacks, strings)
     except DataError as error:
@@ -154,7 +154,8 @@ def read(path: Path) -> Trace:
 def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
     if type(found) is not dict or type(found.get("segments")) is not list:
         raise DataError("no dictionary with segments")
-    histories = [one for one in found.get("device_traces") or () if type(one) is Entries]
+    listed = found.get("device_traces")
+    histories = [Entries(one, stacks) for one in listed if type(one) is list] if type(listed) is list else []
     read = sum(history.count for history in histories)
     host = len(histories) - 1 if _of_profile(found["segments"], histories) else None
     state = state_of(found["segments"], stacks, strings, host=host)

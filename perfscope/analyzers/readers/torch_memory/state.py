@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +29,6 @@ _NAMED_BY_PROFILER = re.compile(r"(?P<file>.+)\((?P<line>\d{1,9})\): (?P<name>.+
 _LARGEST_LINE = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A stack that was read: the row of its innermost frame, ``MISSING`` if it has none."""
-
-    row: int
-
-
 class Stacks:
     """Frames seen so far; the same stack is the same row."""
 
@@ -44,14 +37,20 @@ class Stacks:
         self._file, self._line, self._name, self._parent = array("i"), array("i"), array("i"), array("i")
         self._frames: dict[tuple[object, object, object], tuple[int, int, int, int]] = {}
         self._rows: dict[int, int] = {}
-        self._made: dict[int, Stack] = {MISSING: Stack(MISSING)}
+        self._known: dict[tuple[int, ...], tuple[int, list[Any]]] = {}
+        """By the identities of their frames, which entries share: rows of stacks, with the frames to keep them."""
 
-    def of(self, frames: Sequence[Any]) -> Stack:
-        """The stack of ``frames``, innermost first; what is no frame among them is left out.
+    def of(self, frames: object) -> int:
+        """Row of the innermost of ``frames``; ``MISSING`` for what is no list. What is no frame in it is left out.
 
         Of a frame ``filename``, ``line`` and ``name`` are read and nothing else. ``DataError``: too many.
         """
         row = MISSING
+        if type(frames) is not list:
+            return row
+        identity = tuple(map(id, frames))
+        if identity in self._known:
+            return self._known[identity][0]
         for frame in reversed(frames):
             if type(frame) is dict:
                 number, *parts = self._frame(frame)
@@ -65,10 +64,8 @@ class Stacks:
                         column.append(value)
                     self._parent.append(row)
                 row = result
-        made = self._made.get(row)
-        if made is None:
-            made = self._made[row] = Stack(row)
-        return made
+        self._known[identity] = (row, frames)
+        return row
 
     def _frame(self, frame: dict[str, Any]) -> tuple[int, int, int, int]:
         """Number of the frame, codes of its file and name, its line between them."""
@@ -162,7 +159,7 @@ def _segment(one: Row, blocks: list[Row], place: Row, total: int, stacks: Stacks
         "pool": MISSING if pool is None else strings.code(pool),
         "kind": strings.code(kind) if type(kind) is str else MISSING,
         "expandable": one.get("is_expandable") is True,
-        "frame": _frame(one.get("frames"), stacks),
+        "frame": stacks.of(one.get("frames")),
     }
 
 
@@ -171,7 +168,8 @@ def _blocks(segment: Row, stacks: Stacks, unplaced: dict[str, int]) -> Iterator[
     address = _size(segment, "address")
     blocks = segment.get("blocks")
     for block in blocks if type(blocks) is list else ():
-        state = _STATES.get(str(block.get("state"))) if type(block) is dict else None
+        named = block.get("state") if type(block) is dict else None
+        state = _STATES.get(named) if type(named) is str else None
         if state is None:
             unplaced["blocks in a state that is not known"] = unplaced.get("blocks in a state that is not known", 0) + 1
             continue
@@ -186,7 +184,7 @@ def _blocks(segment: Row, stacks: Stacks, unplaced: dict[str, int]) -> Iterator[
             "requested_bytes": _number(requested, MISSING) if state != HeldState.FREE else MISSING,
             "count": 1,
             "state": int(state),
-            "frame": _frame(frames, stacks) if state != HeldState.FREE else MISSING,
+            "frame": stacks.of(frames) if state != HeldState.FREE else MISSING,
         }
         address += size
 
@@ -195,12 +193,6 @@ def pool_of(said: object) -> str | None:
     """The name of a memory pool, ``None`` for the default one: ``(0, 0)``."""
     text = str(said) if type(said) in (tuple, str) else ""
     return None if text in DEFAULT_POOL else text
-
-
-def _frame(frames: object, stacks: Stacks) -> int:
-    if type(frames) is Stack:
-        return frames.row
-    return stacks.of(frames).row if type(frames) is list else MISSING
 
 
 def _number(said: object, other: int) -> int:

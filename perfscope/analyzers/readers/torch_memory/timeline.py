@@ -18,7 +18,6 @@ Categories by number: ``torch.profiler._memory_profiler._CATEGORY_TO_INDEX``.
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections import deque
 from pathlib import Path
@@ -35,10 +34,10 @@ from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 
 FORMAT = "torch_memory_timeline"
 
-LARGEST = 8 << 30
-LARGEST_TOTALS = 512 << 20
-"""Bytes of a file of totals, which is decoded as a whole: some million microseconds."""
-_PIECE = 8 << 20
+LARGEST = 512 << 20
+"""Bytes of a file: some ten million rows, which are decoded as a whole."""
+MOST_BYTES = 10**15
+"""Of one row, so that totals do not overflow."""
 
 CATEGORIES = (
     MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCategory.INPUT, MemoryCategory.TEMPORARY,
@@ -49,7 +48,6 @@ CATEGORIES = (
 _THERE, _MADE, _WRITTEN, _LET_GO = 1, 2, 3, 4
 
 _ROW = rb"\[\s*-?[1-8]?\d{1,18}\s*,\s*[1-4]\s*,\s*-?\d{1,15}\s*,\s*[0-7]\s*\]"
-_ROWS = re.compile(rb"(?:\s*%s\s*,)*+\s*%s\s*" % (_ROW, _ROW))
 _BEGINS_RAW = re.compile(rb"\s*\[\s*%s\s*[,\]]" % _ROW)
 _BEGINS_TOTALS = re.compile(rb"\[\[\d{10,17}(?:, \d{10,17})*+(?:\], \[\[0, \d|, ?\d*$|\]?,?$)")
 _PICTURE = b"<title>GPU Memory Timeline HTML</title>"
@@ -77,30 +75,20 @@ def read(path: Path) -> Trace:
                 f"{path}: a picture of a memory timeline, which holds no data; "
                 'export_memory_timeline("memory.raw.json.gz") writes what it was drawn from'
             )
-        if _BEGINS_RAW.match(data):
-            return _of_rows(path, _rows(path, data))
-        if len(data) > LARGEST_TOTALS:
-            raise DataError(f"{path}: {len(data):,} bytes of totals: refused; export memory.raw.json.gz")
-        return _of_totals(path, bytes(data))
+        whole = bytes(data)
+        return _of_rows(path, _rows(path, whole)) if _BEGINS_RAW.match(whole) else _of_totals(path, whole)
 
 
-def _rows(path: Path, data: bytes | mmap.mmap) -> Int64:
+def _rows(path: Path, data: bytes) -> Int64:
     """All rows, (n, 4)."""
-    index, end = data.find(b"[") + 1, data.rfind(b"]")
-    if data[end + 1 : end + 64].strip():
-        raise DataError(f"{path}: cut off, or corrupt, after byte {end:,}")
-    parts = []
-    while True:
-        cut = data.rfind(b"]", index, min(index + _PIECE, end)) + 1
-        piece = data[index:cut]
-        if not _ROWS.fullmatch(piece):
-            raise DataError(f"{path}: cut off, corrupt, or not a memory timeline, after byte {index:,}")
-        parts.append(np.fromstring(piece.translate(None, b"[] \t\r\n"), np.int64, sep=",").reshape(-1, 4))
-        if not data[cut : min(cut + 64, end)].strip():
-            return np.concatenate(parts)
-        index = data.find(b",", cut, cut + 64) + 1
-        if not index or data[cut : index - 1].strip():
-            raise DataError(f"{path}: corrupt after byte {cut:,}")
+    try:
+        rows = np.array(msgspec.json.decode(data, type=list[tuple[int, int, int, int]]), np.int64)
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: cut off, corrupt, or not a memory timeline: {error}") from error
+    _, action, size, category = rows.T
+    if (np.abs(size) >= MOST_BYTES).any() or (action // 5 != 0).any() or (category // len(CATEGORIES) != 0).any():
+        raise DataError(f"{path}: corrupt, or not a memory timeline: a row that cannot be")
+    return rows
 
 
 def _of_rows(path: Path, rows: Int64) -> Trace:
