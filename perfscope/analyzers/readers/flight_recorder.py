@@ -172,7 +172,7 @@ def _call(entry: Mapping[str, Any]) -> RecordedCall:
         operation=operation_of(name.partition(" ")[0]),
         sequence=_number(entry.get("p2p_seq_id" if between else "collective_seq_id")) or 0,
         peer=_peer(name) if between else None,
-        state=next((one for one in STATES if one == state), "completed" if ended else "scheduled"),
+        state=next((item for item in STATES if item == state), "completed" if ended else "scheduled"),
         retired=bool(entry.get("retired")),
         input_sizes=_sizes(entry.get("input_sizes")),
         dtypes=tuple(map(_text, _list(entry.get("input_dtypes")))),
@@ -212,9 +212,9 @@ def _progress(status: Any, entries: list[dict[str, Any]]) -> dict[str, Progress]
         if entry.get("is_p2p"):
             mixed.add(name)  # its numbers are those of sends and receives then
     result = {}
-    for number, one in status.items() if isinstance(status, dict) else ():
+    for number, item in status.items() if isinstance(status, dict) else ():
         enqueued, completed = (
-            _number(one.get(f"last_{what}_collective")) if isinstance(one, dict) else None
+            _number(item.get(f"last_{what}_collective")) if isinstance(item, dict) else None
             for what in ("enqueued", "completed")
         )
         known = named.get(_text(number))
@@ -228,7 +228,7 @@ def _group_name(value: Any) -> str:
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(n for n in _list(one) if isinstance(n, int)) for one in _list(value))
+    return tuple(tuple(n for n in _list(item) if isinstance(n, int)) for item in _list(value))
 
 
 def _list(value: Any) -> list[Any]:

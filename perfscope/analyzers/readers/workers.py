@@ -78,7 +78,7 @@ def _round(
             ready = wait([worker.line for worker in workers])
             for worker in [worker for worker in workers if worker.line in ready]:
                 done = worker.take()
-                yield worker.place, done
+                yield worker.index, done
                 if isinstance(done, LostTask) or not worker.give(waiting, tasks):
                     worker.stop()
                     workers.remove(worker)
@@ -93,7 +93,7 @@ class _Worker:
     def __init__(self, work: Callable[[Any], Any], others: Sequence[_Worker]) -> None:
         forks = _can_fork()
         self.line, theirs = multiprocessing.Pipe()
-        inherited = [one.line for one in (*others, self)] if forks else []
+        inherited = [worker.line for worker in (*others, self)] if forks else []
         given: dict[str, Any] = {"target": _serve, "args": (work, theirs, inherited), "daemon": True}
         self._process: BaseProcess = (
             multiprocessing.get_context("fork").Process(**given)
@@ -102,15 +102,15 @@ class _Worker:
         )
         self._process.start()
         theirs.close()
-        self.place = -1
+        self.index = -1
 
     def give(self, waiting: deque[int], tasks: Sequence[Any]) -> bool:
         """The next task; false if none waits."""
         if not waiting:
             return False
-        self.place = waiting.popleft()
+        self.index = waiting.popleft()
         with contextlib.suppress(OSError):  # it is dead, which `take` finds out
-            self.line.send(tasks[self.place])
+            self.line.send(tasks[self.index])
         return True
 
     def take(self) -> Any:

@@ -174,12 +174,12 @@ class TensorListings:
         """Hold it; ``ValueError`` if its parts do not fit together."""
         self._texts = document.strings
         self._by_pass = {listing.pass_name: listing for listing in document.listings}
-        for one in self._by_pass.values():
-            self._check(one)
+        for listing in self._by_pass.values():
+            self._check(listing)
 
     def notes(self) -> list[str]:
         """What a reader of the report must know."""
-        most = max((one.unreadable for one in self._by_pass.values()), default=0)
+        most = max((listing.unreadable for listing in self._by_pass.values()), default=0)
         return [f"{most} tensors of the program have no storage that could be listed"] if most else []
 
     def attach(self, builder: TraceBuilder, pass_name: str) -> None:
@@ -211,17 +211,25 @@ class TensorListings:
         )
         builder.record("tensors")
 
-    def _check(self, one: _Listing) -> None:
-        columns = (one.name, one.module, one.category, one.device, one.address, one.bytes, one.freed_ns)
+    def _check(self, listing: _Listing) -> None:
+        columns = (
+            listing.name,
+            listing.module,
+            listing.category,
+            listing.device,
+            listing.address,
+            listing.bytes,
+            listing.freed_ns,
+        )
         if len({len(column) for column in columns}) > 1:
             raise ValueError("columns of different length")
-        codes = [code for column in (one.name, one.module, one.category, one.device) for code in column]
+        codes = [code for column in (listing.name, listing.module, listing.category, listing.device) for code in column]
         if max((code for code in codes if code is not None), default=-1) >= len(self._texts):
             raise ValueError("a text that is not there")
-        sizes = [*one.bytes, *(rest.bytes for rest in one.rest), *(when or 0 for when in one.freed_ns)]
-        if sum(sizes[: len(one.bytes) + len(one.rest)]) >= 1 << 62 or max(sizes, default=0) >= 1 << 62:
+        sizes = [*listing.bytes, *(rest.bytes for rest in listing.rest), *(when or 0 for when in listing.freed_ns)]
+        if sum(sizes[: len(listing.bytes) + len(listing.rest)]) >= 1 << 62 or max(sizes, default=0) >= 1 << 62:
             raise ValueError("more bytes than there can be")
-        if max(one.address, default=0) >= 1 << 64:
+        if max(listing.address, default=0) >= 1 << 64:
             raise ValueError("an address that cannot be")
 
 

@@ -58,15 +58,15 @@ _RESUME = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
 def parse_break(text: str, unit: Unit) -> GraphBreak:
     """The break that a ``dynamo_graph_break_reason`` tells of."""
     match = _AT.search(text)
-    said = _reason_text(text)
-    first = said.split(_SECOND, 1)[0]
+    reported = _reason_text(text)
+    first = reported.split(_SECOND, 1)[0]
     stack = _user_stack(text)
     explained = _parts(first, "Explanation", 1)
     return GraphBreak(
         compile_id=unit.compile_id,
         reason=_headline(first),
         explanation=explained[0] if explained else None,
-        hints=_parts(said, "Hint", MAX_ITEMS),
+        hints=_parts(reported, "Hint", MAX_ITEMS),
         doc_id=doc_id(first),
         place=_place(match, stack) or unit.place,
         stack=stack,
@@ -148,8 +148,8 @@ def _parts(text: str, mark: str, most: int) -> tuple[str, ...]:
     result = []
     for name, piece in zip(pieces[1::2], pieces[2::2], strict=True):
         if name == mark:
-            said = _OUTSIDE.split(piece, maxsplit=1)[0]
-            result.append(clean("\n".join(line.strip() for line in said.strip().split("\n")).strip()))
+            reported = _OUTSIDE.split(piece, maxsplit=1)[0]
+            result.append(clean("\n".join(line.strip() for line in reported.strip().split("\n")).strip()))
     return tuple(dict.fromkeys(result))[:most]
 
 
@@ -231,9 +231,9 @@ def clean_guard(text: str) -> str:
     text = text[:20_000]
     head = text.split("\nUser stack trace:", 1)[0]
     hint = _HINT.search(head)
-    said = _EARLIER.sub("", head.split("  # ", 1)[0].split("\n", 1)[0]).strip()
-    said = _VALUE.sub(r"\1'...'", said)
-    compared = _COMPARED.search(said)
+    reported = _EARLIER.sub("", head.split("  # ", 1)[0].split("\n", 1)[0]).strip()
+    reported = _VALUE.sub(r"\1'...'", reported)
+    compared = _COMPARED.search(reported)
     if compared is not None:  # a list or a set of strings
-        said = said[: compared.end()] + _VALUES.sub(r"\1'...'", said[compared.end() :])
-    return clean(f"{said} {hint[0]}" if hint and hint[0] not in said else said, 500)
+        reported = reported[: compared.end()] + _VALUES.sub(r"\1'...'", reported[compared.end() :])
+    return clean(f"{reported} {hint[0]}" if hint and hint[0] not in reported else reported, 500)

@@ -100,7 +100,7 @@ class Phases:
         unclosed = sum(len(begun) for begun in self._open.values())
         if unclosed:
             self.left_out["phases without their end"] += unclosed
-        self._closed.sort(key=lambda one: (one[1], -one[2]))
+        self._closed.sort(key=lambda span: (span[1], -span[2]))
         stacks: dict[_Lane, list[tuple[int, int]]] = {}
         phases: list[Phase] = []
         for index, (lane, start, end, name, compile_id) in enumerate(self._closed):
@@ -250,46 +250,50 @@ def start(unit: Unit, record: Record, strings: Strings, now_ns: int | None) -> N
 
 def metrics(unit: Unit, record: Record) -> str | None:
     """``compilation_metrics``: how it went. Gives torch's version where it is said."""
-    said = decode(record.body, _Metrics)
+    reported = decode(record.body, _Metrics)
     unit.finished = True
-    unit.function = clean(said.co_name) if said.co_name else unit.function
-    if said.co_filename is not None and said.co_firstlineno is not None:
-        unit.place = CodeLine(file=clean(said.co_filename, 4096), line=said.co_firstlineno, function=unit.function)
-    unit.guards = said.guard_count if isinstance(said.guard_count, int) else None
-    unit.graph_ops = said.graph_op_count
-    unit.fail_type = clean(said.fail_type, 200) if said.fail_type else None
-    if said.fail_reason:
-        unit.fail_reason = headline(said.fail_reason)
-        unit.fail_text = clean_block(said.fail_reason)
-    if said.fail_user_frame_filename is not None and said.fail_user_frame_lineno is not None:
-        unit.fail_place = CodeLine(file=clean(said.fail_user_frame_filename, 4096), line=said.fail_user_frame_lineno)
-    unit.restart_reasons = tuple(headline(reason) for reason in (said.restart_reasons or [])[:MAX_ITEMS])
-    if said.has_guarded_code is not None or said.fail_type:
+    unit.function = clean(reported.co_name) if reported.co_name else unit.function
+    if reported.co_filename is not None and reported.co_firstlineno is not None:
+        unit.place = CodeLine(
+            file=clean(reported.co_filename, 4096), line=reported.co_firstlineno, function=unit.function
+        )
+    unit.guards = reported.guard_count if isinstance(reported.guard_count, int) else None
+    unit.graph_ops = reported.graph_op_count
+    unit.fail_type = clean(reported.fail_type, 200) if reported.fail_type else None
+    if reported.fail_reason:
+        unit.fail_reason = headline(reported.fail_reason)
+        unit.fail_text = clean_block(reported.fail_reason)
+    if reported.fail_user_frame_filename is not None and reported.fail_user_frame_lineno is not None:
+        unit.fail_place = CodeLine(
+            file=clean(reported.fail_user_frame_filename, 4096), line=reported.fail_user_frame_lineno
+        )
+    unit.restart_reasons = tuple(headline(reason) for reason in (reported.restart_reasons or [])[:MAX_ITEMS])
+    if reported.has_guarded_code is not None or reported.fail_type:
         # torch 2.8 says true of frames it skipped; what has no guards has no code
-        unit.has_code = bool(said.has_guarded_code) and said.guard_count is not None
-    unit.start_ns = _start_ns(said) or unit.start_ns
+        unit.has_code = bool(reported.has_guarded_code) and reported.guard_count is not None
+    unit.start_ns = _start_ns(reported) or unit.start_ns
     seconds = _seconds(record)
     unit.seconds.update(seconds)
     whole = seconds.get("entire_frame_compile")
     if whole is not None:
         unit.duration_ns = round(whole * 1e9)
-    elif said.duration_us is not None and 0 <= said.duration_us < 1e15:
-        unit.duration_ns = round(said.duration_us * 1000)
-    return clean(said.pytorch_version, 100) if said.pytorch_version else None
+    elif reported.duration_us is not None and 0 <= reported.duration_us < 1e15:
+        unit.duration_ns = round(reported.duration_us * 1000)
+    return clean(reported.pytorch_version, 100) if reported.pytorch_version else None
 
 
 def backward_metrics(unit: Unit, record: Record) -> None:
     """``bwd_compilation_metrics``: the backward graph, compiled when the first backward ran."""
-    said = decode(record.body, _Metrics)
+    reported = decode(record.body, _Metrics)
     if not unit.started and not unit.finished and not unit.sections:
         # torch 2.6 gives a frame up before it begins, and logs the metrics as if of a backward
         unit.finished, unit.has_code, unit.fail_reason = True, False, LIMIT_REACHED
-        unit.start_ns = _start_ns(said) or unit.start_ns
+        unit.start_ns = _start_ns(reported) or unit.start_ns
         return
     seconds = _seconds(record)
     for name, value in seconds.items():
         unit.seconds[f"backward.{name}"] = value
-    whole = said.duration_us / 1e6 if said.duration_us is not None else seconds.get("backward_compile")
+    whole = reported.duration_us / 1e6 if reported.duration_us is not None else seconds.get("backward_compile")
     whole = seconds.get("inductor_compile") if whole is None else whole
     if whole is not None and 0 <= whole < 1e9:
         unit.backward_ns = (unit.backward_ns or 0) + round(whole * 1e9)
@@ -297,9 +301,9 @@ def backward_metrics(unit: Unit, record: Record) -> None:
 
 def symbol(unit: Unit, record: Record) -> None:
     """``create_symbol``: a dynamic size and what it is the size of."""
-    said = decode(record.body, _Symbol)
-    if said.source and len(unit.symbols) < 16 * MAX_ITEMS:
-        unit.symbols[clean(said.symbol, 64)] = clean(said.source, 500)
+    reported = decode(record.body, _Symbol)
+    if reported.source and len(unit.symbols) < 16 * MAX_ITEMS:
+        unit.symbols[clean(reported.symbol, 64)] = clean(reported.source, 500)
 
 
 def clean_block(text: str) -> str:
@@ -307,11 +311,11 @@ def clean_block(text: str) -> str:
     return clean(text, 8_000)
 
 
-def _start_ns(said: _Metrics) -> int | None:
+def _start_ns(reported: _Metrics) -> int | None:
     """When it began, ns since the epoch (metrics have it to a µs); ``None`` where not said, or no time."""
-    if said.start_time is None or not 0 < said.start_time < 4e9:
+    if reported.start_time is None or not 0 < reported.start_time < 4e9:
         return None
-    return round(said.start_time * 1e6) * 1000
+    return round(reported.start_time * 1e6) * 1000
 
 
 def _seconds(record: Record) -> dict[str, float]:
@@ -340,7 +344,7 @@ _NAME = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss|bypass|
 _RESULTS: dict[str, CacheResult] = {"hit": "hit", "miss": "miss", "bypass": "bypass"}
 
 
-class _Said(msgspec.Struct):
+class _CacheAnswer(msgspec.Struct):
     cache_state: str | None = None
     cache_bypass_reason: str | None = None
     cache_bypass_exception_type: str | None = None
@@ -356,13 +360,13 @@ def record_cache_answer(unit: Unit, record: Record) -> None:
     named = _NAME.match(record.name)
     if named is None:
         return
-    said = decode(record.payload(), _Said)
-    result = _RESULTS.get(named[2]) or _RESULTS.get(said.cache_state or "")
+    reported = decode(record.payload(), _CacheAnswer)
+    result = _RESULTS.get(named[2]) or _RESULTS.get(reported.cache_state or "")
     if result is None:  # torch before 2.6 logs the key only
         return
     cache = named[1]
     if cache == "fx_graph" and unit.direction_of(unit.section) == "backward":
         cache = "fx_graph_backward"
     unit.caches[cache] = result
-    if result == "bypass" and said.cache_bypass_reason:
-        unit.cache_reasons[cache] = clean(" ".join(said.cache_bypass_reason.split()), 500)
+    if result == "bypass" and reported.cache_bypass_reason:
+        unit.cache_reasons[cache] = clean(" ".join(reported.cache_bypass_reason.split()), 500)

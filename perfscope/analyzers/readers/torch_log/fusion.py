@@ -65,29 +65,29 @@ def read_fusion(path: Path) -> FusionLog:
     refusals, left_out, damaged = [], 0, 0
     for line in lines:
         try:
-            said = decoder.decode(line)
+            entry = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             damaged += 1
             continue
-        if said.kind == "graph":
-            left_out += max(said.left_out, 0)
-        elif said.kind == "refusal":
-            refusals.append(_refusal(said))
+        if entry.kind == "graph":
+            left_out += max(entry.left_out, 0)
+        elif entry.kind == "refusal":
+            refusals.append(_refusal(entry))
     return FusionLog(refusals=tuple(refusals), left_out=left_out, damaged=damaged)
 
 
-def _refusal(said: _Line) -> FusionRefusal:
+def _refusal(entry: _Line) -> FusionRefusal:
     return FusionRefusal(
-        compile_id=said.compile_id,
-        direction=said.direction,
-        first=said.first,
-        second=said.second,
-        reason=said.reason,
-        first_nodes=said.first_nodes,
-        second_nodes=said.second_nodes,
-        shared_bytes=said.shared_bytes,
-        common_read_bytes=said.common_read_bytes,
-        times=said.times,
+        compile_id=entry.compile_id,
+        direction=entry.direction,
+        first=entry.first,
+        second=entry.second,
+        reason=entry.reason,
+        first_nodes=entry.first_nodes,
+        second_nodes=entry.second_nodes,
+        shared_bytes=entry.shared_bytes,
+        common_read_bytes=entry.common_read_bytes,
+        times=entry.times,
     )
 
 
@@ -115,8 +115,8 @@ def _kernel_of(nodes: Sequence[str], kernels: Iterable[CompiledKernel]) -> str |
     wanted = set(nodes)
     best, names = 0.0, set()
     for kernel in kernels:
-        held = set(kernel.nodes)
-        alike = len(held & wanted) / max(len(held | wanted), 1)
+        computed = set(kernel.nodes)
+        alike = len(computed & wanted) / max(len(computed | wanted), 1)
         if alike > best:
             best, names = alike, {kernel.name}
         elif alike == best:

@@ -60,7 +60,7 @@ def parse(text: str) -> GraphText:
     if index is None:
         return GraphText()
     header, index = _header(lines, index)
-    inputs = tuple(_input(name, said) for name, said in _INPUT.findall(header) if name != "self")
+    inputs = tuple(_input(name, annotation) for name, annotation in _INPUT.findall(header) if name != "self")
     known = {node.name for node in inputs}
     nodes: list[GraphNode] = []
     code_line: CodeLine | None = None
@@ -87,11 +87,11 @@ def is_backward(graph: GraphText) -> bool:
 
 def _header(lines: list[str], index: int) -> tuple[str, int]:
     """The signature, which may go over many lines, and the line after it."""
-    held = [lines[index].split("def forward(", 1)[1]]
-    while not held[-1].rstrip().endswith(":") and index + 1 < len(lines):
+    collected = [lines[index].split("def forward(", 1)[1]]
+    while not collected[-1].rstrip().endswith(":") and index + 1 < len(lines):
         index += 1
-        held.append(lines[index].split("  # ", 1)[0])
-    return " ".join(held), index + 1
+        collected.append(lines[index].split("  # ", 1)[0])
+    return " ".join(collected), index + 1
 
 
 def _input(name: str, text: str) -> GraphNode:
@@ -141,16 +141,16 @@ def _type(text: str) -> tuple[str | None, tuple[int | str, ...]]:
     return _DTYPES.get(match[1], match[1]), _sizes(match[2])
 
 
-def _sizes(said: str) -> tuple[int | str, ...]:
+def _sizes(annotation: str) -> tuple[int | str, ...]:
     sizes: list[int | str] = []
-    depth, held = 0, ""
-    for letter in f"{said},":
+    depth, collected = 0, ""
+    for letter in f"{annotation},":
         if letter == "," and not depth:
-            text = held.strip()
+            text = collected.strip()
             if text:
                 sizes.append(int(text) if text.isdigit() and len(text) < 19 else clean(text, 200))
-            held = ""
+            collected = ""
             continue
         depth += (letter in "([") - (letter in ")]")
-        held += letter
+        collected += letter
     return tuple(sizes[:MAX_ITEMS])

@@ -29,10 +29,10 @@ class _Compiled(msgspec.Struct):
 def mappings(section: Section, record: Record) -> None:
     """Kernel to nodes."""
     if record.name == "inductor_triton_kernel_to_post_grad_nodes":  # torch 2.7 and 2.8; the other one repeats it
-        said = decode(record.payload(), dict[str, list[str]])
+        reported = decode(record.payload(), dict[str, list[str]])
     else:
-        said = decode(record.payload(), _Mappings).cpp_code_to_post
-    for kernel, nodes in said.items():
+        reported = decode(record.payload(), _Mappings).cpp_code_to_post
+    for kernel, nodes in reported.items():
         section.nodes_of[clean(kernel, 600)] = tuple(clean(node, 512) for node in nodes[:MAX_NODES_OF_KERNEL])
 
 
@@ -47,9 +47,9 @@ def stack_traces(section: Section, record: Record) -> None:
 
 def triton_info(section: Section, record: Record) -> None:
     """How long triton compiled each kernel."""
-    for kernel, said in decode(record.payload(), dict[str, _Compiled]).items():
-        if said.compile_time_us is not None and 0 <= said.compile_time_us < 1e15:
-            section.compile_us[clean(kernel, 600)] = said.compile_time_us
+    for kernel, reported in decode(record.payload(), dict[str, _Compiled]).items():
+        if reported.compile_time_us is not None and 0 <= reported.compile_time_us < 1e15:
+            section.compile_us[clean(kernel, 600)] = reported.compile_time_us
 
 
 @dataclass(slots=True)
@@ -66,14 +66,14 @@ def build(unit: Unit, section: Section) -> Iterator[CompiledKernel]:
     gathered: dict[str, _Gathered] = {}
     for call in section.code.calls:
         key = call.handle or call.name
-        held = gathered.setdefault(key, _Gathered(0, call, key))
-        held.calls += 1
-        held.call.ops = tuple(dict.fromkeys((*held.call.ops, *call.ops)))[:MAX_ITEMS]
+        group = gathered.setdefault(key, _Gathered(0, call, key))
+        group.calls += 1
+        group.call.ops = tuple(dict.fromkeys((*group.call.ops, *call.ops)))[:MAX_ITEMS]
     graph = section.graph or unit.aot.get(unit.direction_of(section))
     known = {node.name: node for node in graph.nodes} if graph else {}
     direction = unit.direction_of(section)
-    for one in gathered.values():
-        yield _kernel(unit.compile_id, direction, section, section.code, one, known)
+    for group in gathered.values():
+        yield _kernel(unit.compile_id, direction, section, section.code, group, known)
 
 
 def _kernel(
@@ -81,28 +81,28 @@ def _kernel(
     direction: Direction,
     section: Section,
     code: Code,
-    one: _Gathered,
+    group: _Gathered,
     known: dict[str, GraphNode],
 ) -> CompiledKernel:
-    defined = code.defined.get(one.call.name)
-    nodes = section.nodes_of.get(one.key) or section.nodes_of.get(one.call.name)
+    defined = code.defined.get(group.call.name)
+    nodes = section.nodes_of.get(group.key) or section.nodes_of.get(group.call.name)
     if nodes is None:
         nodes = defined.nodes if defined else ()
     computed = [known[name] for name in nodes if name in known]
-    ops = tuple(dict.fromkeys(node.op for node in computed)) or (defined.ops if defined else one.call.ops)
-    code_lines: tuple[CodeLine, ...] | None = section.places_of.get(one.key) or section.places_of.get(one.call.name)
+    ops = tuple(dict.fromkeys(node.op for node in computed)) or (defined.ops if defined else group.call.ops)
+    code_lines: tuple[CodeLine, ...] | None = section.places_of.get(group.key) or section.places_of.get(group.call.name)
     if code_lines is None:
         code_lines = tuple(dict.fromkeys(node.place for node in computed if node.place is not None))
-    spent = section.compile_us.get(one.call.name)
+    spent = section.compile_us.get(group.call.name)
     return CompiledKernel(
-        name=defined.name if defined else one.call.name,
-        backend=one.call.backend,
+        name=defined.name if defined else group.call.name,
+        backend=group.call.backend,
         compile_id=compile_id,
         direction=direction,
-        calls=one.calls,
+        calls=group.calls,
         nodes=nodes,
         ops=ops,
         places=code_lines,
-        handle=one.call.handle,
+        handle=group.call.handle,
         compile_ns=None if spent is None else round(spent * 1000),
     )

@@ -136,13 +136,13 @@ class Record:
 
     def intact(self) -> bool:
         """Whether the payload has the hash that was written with it (true where none was written)."""
-        said = self.envelope.has_payload
-        if said is None:
+        expected = self.envelope.has_payload
+        if expected is None:
             return True
         start, end = self._span
         if end - start <= _PIECE or (self._crlf and end - start <= MAX_PAYLOAD_BYTES):
             self._held = self.payload()
-            return hashlib.md5(self._held, usedforsecurity=False).hexdigest() == said
+            return hashlib.md5(self._held, usedforsecurity=False).hexdigest() == expected
         digest = hashlib.md5(usedforsecurity=False)
         index = start + 1
         while index < end:
@@ -151,7 +151,7 @@ class Record:
                 stop += 1  # the tab goes with its line end
             digest.update(self._data[index:stop].replace(b"\n\t", b"\n"))
             index = stop
-        return digest.hexdigest() == said
+        return digest.hexdigest() == expected
 
 
 class Reader:

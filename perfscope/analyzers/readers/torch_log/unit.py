@@ -76,7 +76,7 @@ def parse(text: str) -> Code:
     """Definitions and calls of ``text``."""
     named = _AOT_ID.search(text[:4096])
     code = Code(direction=_DIRECTIONS[named[1]] if named else None, is_python="def call(" in text)
-    held = _Comments()
+    comments = _Comments()
     quoted = False
     for line in text.split("\n"):
         if quoted:  # a kernel's own source
@@ -84,14 +84,14 @@ def parse(text: str) -> Code:
             continue
         stripped = line.lstrip()
         if stripped.startswith("#"):
-            _comment(line, stripped, held)
+            _comment(line, stripped, comments)
             continue
         if line[:1].isspace():
-            if len(code.calls) < MAX_CALLS and _call(line, code, held):
-                held = _Comments()
+            if len(code.calls) < MAX_CALLS and _call(line, code, comments):
+                comments = _Comments()
         elif stripped:
-            _define(line, code, held)
-            held = _Comments()
+            _define(line, code, comments)
+            comments = _Comments()
         quoted = line.count("'''") % 2 == 1
     return code
 
@@ -99,21 +99,21 @@ def parse(text: str) -> Code:
 _DIRECTIONS: dict[str, Direction] = {"forward": "forward", "backward": "backward", "inference": "inference"}
 
 
-def _comment(line: str, stripped: str, held: _Comments) -> None:
+def _comment(line: str, stripped: str, comments: _Comments) -> None:
     handle = _HANDLE.match(line)
     sources = None if handle else _SOURCES.match(line)
     if handle is not None:
-        held.handles.append(handle[1])
+        comments.handles.append(handle[1])
     elif sources is not None:
-        held.ops = tuple(dict.fromkeys(op.strip() for op in sources[1].split(",") if op.strip()))[:MAX_ITEMS]
+        comments.ops = tuple(dict.fromkeys(op.strip() for op in sources[1].split(",") if op.strip()))[:MAX_ITEMS]
     elif (fragment := _FRAGMENT.match(stripped)) is not None:
-        held.nodes[fragment[1]] = fragment[2]
+        comments.nodes[fragment[1]] = fragment[2]
     elif (mapped := _MAPPED.match(stripped)) is not None:
         for name in mapped[1].split(","):
-            held.nodes.setdefault(name.strip(), None)
+            comments.nodes.setdefault(name.strip(), None)
 
 
-def _define(line: str, code: Code, held: _Comments) -> None:
+def _define(line: str, code: Code, comments: _Comments) -> None:
     match = _DEFINED.match(line)
     if match is None:
         return
@@ -121,22 +121,22 @@ def _define(line: str, code: Code, held: _Comments) -> None:
     name = match[1]
     if backend == "triton" and match[3] and match[3] != _GENERIC:
         name = match[3]
-    ops = tuple(dict.fromkeys(op for op in held.nodes.values() if op)) or held.ops
-    code.defined[match[1]] = Defined(name, backend, tuple(held.nodes), ops)
+    ops = tuple(dict.fromkeys(op for op in comments.nodes.values() if op)) or comments.ops
+    code.defined[match[1]] = Defined(name, backend, tuple(comments.nodes), ops)
 
 
-def _call(line: str, code: Code, held: _Comments) -> bool:
+def _call(line: str, code: Code, comments: _Comments) -> bool:
     """Note the call in ``line``; false if there is none."""
     run = _RUN.match(line) or _CALLED.match(line)
     if run is not None and run[1] in code.defined:
         call = Call(run[1], code.defined[run[1]].backend)
     elif (extern := _EXTERN.match(line) or _FALLBACK.match(line)) is not None:
-        call = Call(extern[1], "extern", ops=held.ops)
+        call = Call(extern[1], "extern", ops=comments.ops)
     else:
         return False
     # several handles stand together where inductor put a call's comments first: the one of its name is its own
-    own = next((handle for handle in held.handles if handle.rpartition(":")[0] == call.name), None)
-    call.handle = own or (held.handles[0] if len(held.handles) == 1 else None)
+    own = next((handle for handle in comments.handles if handle.rpartition(":")[0] == call.name), None)
+    call.handle = own or (comments.handles[0] if len(comments.handles) == 1 else None)
     code.calls.append(call)
     return True
 
