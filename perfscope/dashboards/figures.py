@@ -12,6 +12,7 @@ import numpy as np
 
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.picture import memory_picture
+from perfscope.dashboards.report.charts import FREE_COLOR, PARTS, TOO_MUCH, TRACED_COLOR
 from perfscope.dashboards.report.sections.devices import fold_devices
 from perfscope.dashboards.report.sections.memory_picture import (
     COLORS,
@@ -22,7 +23,6 @@ from perfscope.dashboards.report.sections.memory_picture import (
 )
 from perfscope.dashboards.report.sections.sweep import choice_words, colors_of, drawn, headline, words
 from perfscope.dashboards.report.summary import FEW_STEPS
-from perfscope.dashboards.report.svg import FREE_COLOR, PARTS, TOO_MUCH, TRACED_COLOR
 from perfscope.model.documents.sweep import Sweep, load
 from perfscope.model.errors import UsageError
 from perfscope.model.units import format_bytes

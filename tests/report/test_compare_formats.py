@@ -12,8 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from perfscope.dashboards.report import github
 from perfscope.dashboards.report.blocks import Effect
-from perfscope.dashboards.report.compare import github, junit
+from perfscope.dashboards.report.charts import axis_of, fall_bar, falls, launches_chart
+from perfscope.dashboards.report.compare import junit
 from perfscope.dashboards.report.compare.render import (
     MOST_CHARACTERS,
     MOST_EMBEDDED,
@@ -25,7 +27,6 @@ from perfscope.dashboards.report.compare.render import (
 )
 from perfscope.dashboards.report.compare.render import render_markdown as render
 from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
-from perfscope.dashboards.report.compare.svg import axis_of, fall_bar, falls, launches_chart
 from perfscope.dashboards.report.compare.words import change_value
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.values import interval_bar, scale_of, text_bar
@@ -483,7 +484,7 @@ class TestGitHub:
         file = tmp_path / "summary.md"
         file.write_text("before\n")
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(file))
-        assert github.summarize(of(comparisons.interleaved_launches()), link="https://example.invalid/x") is None
+        assert github.add_to_summary(of(comparisons.interleaved_launches()), link="https://example.invalid/x") is None
         text = file.read_text()
         assert text.startswith("before\n\n### perfscope: 🔴 regression")
         assert "<!--" not in text
@@ -493,18 +494,18 @@ class TestGitHub:
         file = tmp_path / "summary.md"
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(file))
         file.write_text("x" * (github.MOST_SUMMARY - 1_000))
-        assert github.summarize(of(comparisons.interleaved_launches())) is None
+        assert github.add_to_summary(of(comparisons.interleaved_launches())) is None
         assert file.read_text().endswith("step time +3.0% (97.2% CI +2.0% … +4.0%); worse: host syncs a step 0 → 1\n")
         assert file.stat().st_size <= github.MOST_SUMMARY
         file.write_text("x" * github.MOST_SUMMARY)
-        assert "is full" in str(github.summarize(of(comparisons.interleaved_launches())))
+        assert "is full" in str(github.add_to_summary(of(comparisons.interleaved_launches())))
         assert file.stat().st_size == github.MOST_SUMMARY
 
     def test_without_a_job_it_is_said(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-        assert "is not set" in str(github.summarize(of(comparisons.unchanged_captures())))
+        assert "is not set" in str(github.add_to_summary(of(comparisons.unchanged_captures())))
         with pytest.raises(DataError, match="cannot be written"):
-            github.summarize(of(comparisons.unchanged_captures()), file=str(tmp_path))
+            github.add_to_summary(of(comparisons.unchanged_captures()), file=str(tmp_path))
 
     def test_what_else_is_printed_is_no_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("GITHUB_ACTIONS", raising=False)

@@ -14,8 +14,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
-from perfscope.dashboards.report.compare import github, junit
+from perfscope.dashboards.report import github
 from perfscope.dashboards.report.compare import json as compare_json
+from perfscope.dashboards.report.compare import junit
 from perfscope.dashboards.report.compare.json import MOST_ROWS
 from perfscope.dashboards.report.compare.render import render_html, render_markdown, render_text
 from perfscope.dashboards.report.compare.words import change_text, headline, part_words, side_text, told, verdict

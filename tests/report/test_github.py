@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.report import text
-from perfscope.dashboards.report.compare.github import MOST_OF_A_KIND
-from perfscope.dashboards.report.github import render
+from perfscope.dashboards.report.github import MOST_OF_A_KIND, render
 from perfscope.model.finding import Finding, Outcome
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, hostile
 

@@ -190,8 +190,8 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
 
     In a GitHub job no line of it can be a command of the runner.
     """
-    from perfscope.dashboards.report.compare.github import inert
     from perfscope.dashboards.report.compare.render import render_text
+    from perfscope.dashboards.report.github import inert
     from perfscope.model.untrusted_text import sanitize
 
     screen = render_text(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
@@ -212,9 +212,9 @@ def rendered(document: Document, form: str, **options: Any) -> str:
 
 def tell_github(document: Document, *, link: str | None = None) -> None:
     """Annotations on stdout, and the summary of the job."""
-    from perfscope.dashboards.report.compare import github as compare_github
+    from perfscope.dashboards.report import github
 
-    click.echo(compare_github.annotated(document, checkout_folder()), nl=False)
-    problem = compare_github.summarize(document, link=link)
+    click.echo(github.annotated(document, checkout_folder()), nl=False)
+    problem = github.add_to_summary(document, link=link)
     if problem is not None:
         click.echo(f"perfscope: {problem}", err=True)

@@ -1,22 +1,51 @@
-"""The report in a GitHub job: a warning on the line of each finding, and the short report folded in the job's log."""
+"""A report or a comparison in a GitHub job: annotations on the lines of a pull request, and the job's log and summary.
+
+An annotation is a line on stdout (a workflow command), so a line of untrusted text could be one too: what is printed
+beside them is put between ``::stop-commands::`` and its end.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report import text
-from perfscope.dashboards.report.compare.github import MOST_OF_A_KIND, command, relative
+from perfscope.dashboards.report.compare.render import render_markdown
+from perfscope.dashboards.report.compare.words import (
+    cause_lines,
+    change_text,
+    finding_cost,
+    headline,
+    row_of_metric,
+    side_text,
+)
+from perfscope.dashboards.report.renderers.markdown import escape
 from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, summarize
+from perfscope.model.errors import DataError
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from perfscope.analyzers.engine import Analysis
+    from perfscope.model.documents.comparison import Document, FindingChange, Metric
     from perfscope.model.finding import Finding
 
 SUFFIXES = ()
+
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+
+MOST_OF_A_KIND = 10
+"""GitHub shows ten errors, ten warnings and ten notices of a step."""
+
+MOST_SUMMARY = 1 << 20
+"""Bytes of a step's summary: GitHub drops a larger one as a whole."""
+
+LIBRARIES = frozenset({"site-packages", "dist-packages"})
+"""Folders of code that is not the repository's, whatever its name is."""
 
 
 def render(analysis: Analysis, *, repository: Path | None = None) -> str:
@@ -26,7 +55,7 @@ def render(analysis: Analysis, *, repository: Path | None = None) -> str:
     """
     summary = summarize(analysis)
     findings = [finding for _, finding in analysis.findings()]
-    lines = list(_warnings(summary.findings, findings, repository or Path()))
+    lines = list(_finding_warnings(summary.findings, findings, repository or Path()))
     report = text.render(analysis)
     # A line of the report could be a command: the runner reads none until the token, which no text of it can hold.
     token = hashlib.sha256(report.encode("utf-8", "replace")).hexdigest()
@@ -34,26 +63,199 @@ def render(analysis: Analysis, *, repository: Path | None = None) -> str:
     return "".join(f"{line}\n" for line in [*lines, *group, *report.splitlines(), f"::{token}::", "::endgroup::"])
 
 
-def _warnings(rows: Sequence[FindingRow], findings: Sequence[Finding], repository: Path) -> Iterator[str]:
+def _finding_warnings(rows: Sequence[FindingRow], findings: Sequence[Finding], repository: Path) -> Iterator[str]:
     """GitHub shows ten warnings of a step: of more the last one says how many are left."""
     kept = len(rows) if len(rows) <= MOST_OF_A_KIND else MOST_OF_A_KIND - 1
     for row, finding in zip(rows[:kept], findings, strict=False):
-        yield command("warning", {**_place(finding, repository), "title": f"perfscope: {row.rule}"}, _message(row))
+        yield command(
+            "warning", {**_finding_place(finding, repository), "title": f"perfscope: {row.rule}"}, _finding_message(row)
+        )
     if kept < len(rows):
         yield command(
             "warning", {"title": "perfscope"}, f"{len(rows) - kept} more findings are in the log of this step"
         )
 
 
-def _place(finding: Finding, repository: Path) -> dict[str, str]:
+def _finding_place(finding: Finding, repository: Path) -> dict[str, str]:
     path = None if finding.where.file is None else relative(finding.where.file, repository)
     if path is None:
         return {}
     return {"file": path, **({"line": str(finding.where.line)} if finding.where.line else {})}
 
 
-def _message(row: FindingRow) -> str:
+def _finding_message(row: FindingRow) -> str:
     share = f" ({row.share} {SHARE_OF[row.per_step]})" if row.share else ""
     where = "" if row.where == "-" else f"\nAt {row.where}"
     fix = f"\nFix: {row.fix}" if row.fix else ""
     return f"{row.title}{row.on_ranks}\nSaves up to: {row.gain}{share}, {row.basis}{where}{fix}"
+
+
+# A comparison.
+
+
+def annotated(document: Document, repository: Path) -> str:
+    """Workflow commands, a line each: what is worse as errors, findings as warnings, what is better as notices.
+
+    Places are shown where they name a file of ``repository``.
+    """
+    kinds = {
+        "error": _errors(document, repository),
+        "warning": _warnings(document, repository),
+        "notice": _notices(document),
+    }
+    lines = []
+    for kind, messages in kinds.items():
+        first = list(islice(messages, MOST_OF_A_KIND + 1))
+        kept = first if len(first) <= MOST_OF_A_KIND else first[: MOST_OF_A_KIND - 1]
+        lines += [command(kind, properties, message) for properties, message in kept]
+        if len(kept) < len(first):
+            lines.append(command(kind, {"title": "perfscope"}, "and more: see the summary"))
+    return "".join(f"{line}\n" for line in lines)
+
+
+_Said = tuple[dict[str, str], str]
+
+
+def _errors(document: Document, repository: Path) -> Iterator[_Said]:
+    """Metrics that are worse, each at the first place that a cause has for it; and gates that were not met."""
+    worse = [metric for metric in document.metrics if metric.verdict == "regression" and metric.gates]
+    for metric in worse:
+        moved = _moved(metric)
+        why = _why(document, metric)
+        title = {"title": f"perfscope: {sanitize(metric.name)}: regression"}
+        yield {**_place(why[0], repository), **title}, f"{sanitize(metric.name)}: {moved}{why[1]}"
+    gates = {f"{metric.name}: regression" for metric in worse}
+    for gate in document.failed:
+        if gate not in gates:
+            yield {"title": "perfscope: gate not met"}, sanitize(gate, TEXT_LIMIT)
+
+
+def _why(document: Document, metric: Metric) -> tuple[str, str]:
+    """(place, words) of what stands first behind a metric: of a time the first cause, of a count its own."""
+    per = "step" if document.step is None else document.step.per
+    changed_row = row_of_metric(document, metric.name)
+    if changed_row is not None:
+        text = f"{sanitize(changed_row.change)}: {sanitize(changed_row.what, 160)}"
+        return changed_row.where(), f"; {sanitize(changed_row.where())}: {text}" if changed_row.where() else f"; {text}"
+    exact = [cause for cause in document.causes if cause.exact]
+    own = [cause for cause in exact if any(part.name == metric.name for part in cause.metrics)]
+    if metric.known == "exact" and not own:
+        location = metric.places[0].place if metric.places else ""
+        return location, f"; most of it at {sanitize(location)}" if location else ""
+    if not exact:
+        return "", ""
+    cause = (own or exact)[0]
+    return cause.place, f"; {sanitize(cause.place)}: {'; '.join(cause_lines(cause, per)[0])}"
+
+
+def _moved(metric: Metric) -> str:
+    return f"{side_text(metric, 'base')} → {side_text(metric, 'head')} {change_text(metric)}".rstrip()
+
+
+def _warnings(document: Document, repository: Path) -> Iterator[_Said]:
+    for finding in document.findings:
+        if finding.is_worse:
+            where = finding.shown.where
+            position = _place(where.label() if where.file else "", repository)
+            yield {**position, "title": _title(finding)}, _words(finding)
+
+
+def _notices(document: Document) -> Iterator[_Said]:
+    """What is better has no place: its line may be gone."""
+    for metric in document.metrics:
+        if metric.verdict == "improvement" and metric.gates:
+            moved = _moved(metric)
+            yield {"title": f"perfscope: {sanitize(metric.name)}: improvement"}, f"{sanitize(metric.name)}: {moved}"
+    for finding in document.findings:
+        if finding.change in ("fixed", "better") and not finding.by_time:
+            yield {"title": _title(finding)}, _words(finding)
+
+
+def _title(change: FindingChange) -> str:
+    return f"perfscope: {sanitize(change.rule)}: {change.change}"
+
+
+def _words(change: FindingChange) -> str:
+    cost = finding_cost(change)
+    return sanitize(change.shown.title, 320) + (f" ({cost})" if cost else "")
+
+
+def _place(location: str, repository: Path) -> dict[str, str]:
+    """``file`` and ``line`` of ``train.py:88``, where it is a file of the repository; else nothing."""
+    file, _, line = location.rpartition(":")
+    if not file or not line.isdecimal():
+        file, line = location, ""
+    path = relative(file, repository)
+    if path is None:
+        return {}
+    return {"file": path, **({"line": line} if line else {})}
+
+
+def relative(file: str, repository: Path) -> str | None:
+    """A path of the repository for a path of another checkout of it: its longest end that is a file there.
+
+    ``None``: there is none, or it is a library's.
+    """
+    parts = [part for part in PurePosixPath(file).parts if part not in ("/", ".", "~")]
+    if not parts or ".." in parts or LIBRARIES & set(parts) or len(file) > TEXT_LIMIT or "\x00" in file:
+        return None
+    for start in range(len(parts)):
+        end = PurePosixPath(*parts[start:])
+        try:
+            if (repository / end).is_file():
+                return end.as_posix()
+        except OSError:  # a name that no file can have
+            return None
+    return None
+
+
+def command(kind: str, properties: Mapping[str, str], message: str) -> str:
+    """``::error file=a.py,line=3,title=t::message``, escaped as the runner's toolkit does."""
+    text = ",".join(f"{key}={_property(text)}" for key, text in properties.items())
+    return f"::{kind}{f' {text}' if text else ''}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def add_to_summary(document: Document, *, link: str | None = None, file: str | None = None) -> str | None:
+    """Append the comment's text to the job's summary (``file``, else what the runner names).
+
+    What was wrong with that, in words: there is no summary here, or no room for this one; ``None`` where it was
+    written. ``DataError``: it cannot be written.
+    """
+    name = file or os.environ.get(SUMMARY_VARIABLE)
+    if not name:
+        return f"{SUMMARY_VARIABLE} is not set: no summary is written"
+    path = Path(name)
+    try:
+        room = MOST_SUMMARY - (path.stat().st_size if path.exists() else 0)
+        text = render_markdown(document, url=link).partition("\n")[2]
+        if len(text.encode()) + 2 > room:
+            text = f"{escape(headline(document))}\n"
+        if len(text.encode()) + 2 > room:
+            return f"{SUMMARY_VARIABLE} is full: no summary is written"
+        with path.open("a", encoding="utf-8", errors="replace") as stream:
+            stream.write(f"\n{text}")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+    return None
+
+
+def is_job() -> bool:
+    """Whether a GitHub runner reads what is printed."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def inert(text: str) -> str:
+    """``text`` for stdout of a job: no line of it is taken for a command."""
+    if not is_job():
+        return text
+    token = secrets.token_hex(16)
+    end = "" if text.endswith("\n") else "\n"
+    return f"::stop-commands::{token}\n{text}{end}::{token}::\n"

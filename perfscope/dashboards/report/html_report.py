@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.report import svg
+from perfscope.dashboards.report import charts
 from perfscope.dashboards.report.blocks import Block, Column, Listing, Section, notes, table
 from perfscope.dashboards.report.coverage import coverage_sections
 from perfscope.dashboards.report.evidence import evidence_table
@@ -187,19 +187,21 @@ def _tile(name: str, value: str, note: str) -> str:
 
 def _steps(steps: Sequence[Step]) -> Iterator[str]:
     kinds = [
-        ("no profiler on", svg.FREE_COLOR, [step for step in steps if not step.traced]),
-        ("while traced", svg.TRACED_COLOR, [step for step in steps if step.traced]),
+        ("no profiler on", charts.FREE_COLOR, [step for step in steps if not step.traced]),
+        ("while traced", charts.TRACED_COLOR, [step for step in steps if step.traced]),
     ]
     yield '<div class="legend">'
     for words, color, members in kinds:
         spread = Spread.of([step.duration_ns for step in members])
         if spread is not None:
-            yield f"<span>{svg.swatch(color)} {escape(spread.text(words))}</span>"
+            yield f"<span>{charts.swatch(color)} {escape(spread.text(words))}</span>"
     yield "</div>"
     shown_steps = [step for _, _, members in kinds for step in members]
-    yield svg.step_chart(shown_steps)
+    yield charts.step_chart(shown_steps)
     longest = max(step.duration_ns for step in steps)
-    bunched = f"; each bar is the longest of {-(-len(steps) // svg.MOST_BARS)}" if len(steps) > svg.MOST_BARS else ""
+    bunched = (
+        f"; each bar is the longest of {-(-len(steps) // charts.MOST_BARS)}" if len(steps) > charts.MOST_BARS else ""
+    )
     many = f"{len(steps):,} step{'s' * (len(steps) != 1)}{bunched}"
     yield f'<div class="ends"><span>{many}</span><span>tallest {format_ns(longest)}</span></div>'
 

@@ -28,14 +28,13 @@ from perfscope.dashboards.report.coverage import (
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
 from perfscope.dashboards.report.prose import blocks, without_amount
 from perfscope.dashboards.report.renderers.values import place_end
-from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share
+from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share, host_sections
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
 from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows, span_text
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
 from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
-from perfscope.dashboards.report.sections.host import host_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.text import Text as RichText
 
+from perfscope.dashboards.report.charts import COMPARE_STYLE
 from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
-from perfscope.dashboards.report.compare.svg import STYLE
 from perfscope.dashboards.report.compare.words import (
     BY_TIME,
     TONES,
@@ -153,7 +153,7 @@ def render_html(document: Document) -> str:
         title=headline(document),
         data_id="perfscope-comparison",
         data=embedded(document),
-        style=STYLE,
+        style=COMPARE_STYLE,
     )
 
 

@@ -18,7 +18,7 @@ from perfscope.dashboards.report.blocks import (
     table,
     tables,
 )
-from perfscope.dashboards.report.compare.svg import launches_picture, waterfall
+from perfscope.dashboards.report.charts import launches_picture, waterfall
 from perfscope.dashboards.report.compare.words import (
     BY_TIME,
     FINDING_WORDS,

@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Effect, Listing, Picture, Table, Text
+from perfscope.dashboards.report.charts import parts_bar, share_bar
 from perfscope.dashboards.report.html_page import NOTEBOOK, RULES, card, page
 from perfscope.dashboards.report.html_page import table as html_table
 from perfscope.dashboards.report.prose import advice_html, code_html, prose
@@ -21,7 +22,6 @@ from perfscope.dashboards.report.renderers.values import (
     sentence,
     shown,
 )
-from perfscope.dashboards.report.svg import parts_bar, share_bar
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:

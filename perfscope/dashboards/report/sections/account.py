@@ -1,4 +1,4 @@
-"""Where the step went, by cause, in every report format."""
+"""Where the step went, by cause on the device and by part on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfscope.model.untrusted_text import sanitize
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.time import Cause, StepAccount
+    from perfscope.analyzers.time import Cause, HostAccount, HostPart, StepAccount
 
 LEAST_SHARE = 0.0005
 """Of the step: a cause with less rounds to 0.0 % and is left out; the JSON report has all."""
@@ -53,18 +53,19 @@ _ON_HOST: dict[Cause, str] = {"compute": "ops on the host", "launch": "between o
 
 @dataclass(frozen=True, slots=True)
 class AccountRow:
-    """A cause. ``time_ns`` is the mean of the steps."""
+    """A cause, or a part of the host's time. ``time_ns`` is the mean of the steps."""
 
-    cause: str
+    what: str
     time_ns: int
     share: float
 
 
-COLUMNS: tuple[Column[AccountRow], ...] = (
-    Column("cause", lambda row: row.cause),
-    Column("time", lambda row: row.time_ns, "ns"),
-    Column("share", lambda row: row.share, "share"),
-)
+def _columns(what: str) -> tuple[Column[AccountRow], ...]:
+    return (
+        Column(what, lambda row: row.what),
+        Column("time", lambda row: row.time_ns, "ns"),
+        Column("share", lambda row: row.share, "share"),
+    )
 
 
 def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
@@ -78,7 +79,7 @@ def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
         for cause, value in account.total_ns.items()
         if value >= LEAST_SHARE * account.whole_ns
     ]
-    blocks: tuple[Block, ...] = (table(COLUMNS, rows, few=len(_WORDS), bar="parts"), *notes(_phases(account)))
+    blocks: tuple[Block, ...] = (table(_columns("cause"), rows, few=len(_WORDS), bar="parts"), *notes(_phases(account)))
     return (Section(title=TITLE, summary=_title(account, sum(item.whole_ns > 0 for item in accounts)), blocks=blocks),)
 
 
@@ -145,3 +146,50 @@ def _busy(accounts: Sequence[StepAccount]) -> str:
     if any(time >= NAMED_SHARE * whole for _, time in parts[1:]):
         return f"{devices} busy {format_share(sum(time for _, time in parts), whole)} of {of}{several}: {busy}"
     return f"{devices} busy {format_share(sum(time for _, time in parts), whole)} of {of}{several}"
+
+
+# The host.
+
+
+MOST_NAMED = 3
+"""Parts in the summary."""
+
+_HOST_WORDS: dict[HostPart, str] = {
+    "ops": "in ops",
+    "compiled_regions": "in compiled regions",
+    "launch": "launching device work",
+    "sync": "waiting for the device",
+    "input": "fetching input",
+    "compilation": "compiling or loading code",
+    "memory": "device memory calls",
+    "collective_setup": "setting up collectives",
+    "garbage_collection": "garbage collection",
+    "saving": "saving and logging",
+    "sleeping": "sleeping or waiting for a lock",
+    "other_threads": "while other threads ran ops",
+    "python": "code outside every op",
+}
+
+
+def host_sections(hosts: Sequence[HostAccount], accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
+    """The host of the rank whose device account is shown; nothing where that account is the host's own."""
+    device = shown_account(accounts)
+    if device is None or device.device == MISSING:
+        return ()
+    host = next((host for host in hosts if host.rank == device.rank and host.whole_ns), None)
+    if host is None:
+        return ()
+    steps = max(1, len(host.numbers))
+    parts = {part: time for part, time in host.total_ns.items() if time >= LEAST_SHARE * host.whole_ns}
+    rows = [AccountRow(_HOST_WORDS[part], time // steps, time / host.whole_ns) for part, time in parts.items()]
+    named = sorted(parts, key=lambda part: -parts[part])[:MOST_NAMED]
+    whose = f"thread {sanitize(host.thread, NAME_LIMIT)}" if host.thread else "main thread"
+    return (
+        Section(
+            title="Where the host's time goes",
+            summary=f"{whose}{'' if host.rank is None else f', rank {host.rank}'}: "
+            + ", ".join(f"{_HOST_WORDS[part]} {format_share(parts[part], host.whole_ns)}" for part in named)
+            + f" of {format_ns(host.whole_ns // steps)}",
+            blocks=(table(_columns("the host was"), rows, few=len(_HOST_WORDS), bar="parts"),),
+        ),
+    )

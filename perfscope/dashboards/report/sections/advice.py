@@ -21,10 +21,10 @@ from perfscope.dashboards.report.blocks import (
     notes,
     table,
 )
+from perfscope.dashboards.report.charts import FITS, STYLE, TOO_MUCH, Dot, scatter
 from perfscope.dashboards.report.renderers.html import report_html
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import number_text, percent
-from perfscope.dashboards.report.svg import FITS, STYLE, TOO_MUCH, Dot, scatter
 from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, sanitize_value
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Column, Picture, Section, table
-from perfscope.dashboards.report.svg import device_bar, legend
+from perfscope.dashboards.report.charts import device_bar, legend
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_share
 from perfscope.model.untrusted_text import sanitize

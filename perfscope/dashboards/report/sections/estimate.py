@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Column, Listing, Picture, Section, Text, notes, table, tables
 from perfscope.dashboards.report.blocks import Range as Ends
+from perfscope.dashboards.report.charts import rect, swatch
 from perfscope.dashboards.report.renderers.values import range_text
 from perfscope.dashboards.report.sections.compile import counted
-from perfscope.dashboards.report.svg import swatch
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
@@ -277,10 +277,8 @@ def picture(view: StreamPicture) -> str:
         y = streams.index(span.stream) * (LANE + GAP)
         turns = f", {span.repeats:,} turns" if span.repeats > 1 else ""
         words = f"{sanitize(span.label)}: {format_ns(span.end - span.start)}{turns}"
-        shapes.append(
-            f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{LANE}" fill="{COLORS[span.kind]}" '
-            f'fill-opacity="{0.55 if span.repeats > 1 else 0.9}"><title>{escape_html(words)}</title></rect>'
-        )
+        opacity = 0.55 if span.repeats > 1 else 0.9
+        shapes.append(rect(x, y, width, LANE, COLORS[span.kind], title=words, opacity=opacity))
     height = len(streams) * (LANE + GAP)
     kinds = dict.fromkeys(span.kind for span in view.spans)
     keys = "".join(f"<span>{swatch(COLORS[kind])} {STREAM_NAMES[kind]}</span>" for kind in kinds)

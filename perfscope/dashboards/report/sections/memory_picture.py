@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.svg import swatch
+from perfscope.dashboards.report.charts import swatch
 from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.units import format_bytes, format_ns
 from perfscope.model.untrusted_text import sanitize

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.sweep.front import Swept, VariantPoint, pareto_front, sentences, size_limits
 from perfscope.dashboards.report.blocks import Badge, Column, Listing, Picture, Range, Report, Section, table
+from perfscope.dashboards.report.charts import STYLE, TOO_MUCH, Dot, scatter
+from perfscope.dashboards.report.charts import key as key_of
 from perfscope.dashboards.report.renderers.html import report_html
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import range_text
-from perfscope.dashboards.report.svg import STYLE, TOO_MUCH, Dot, scatter
-from perfscope.dashboards.report.svg import key as key_of
 from perfscope.model.documents.sweep import (
     SCHEMA,
     Sweep,

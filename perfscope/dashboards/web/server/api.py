@@ -138,7 +138,7 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
 
 def report_style() -> str:
     """The rules of our reports, for elements of class ``ps-report``; their colours for the whole page."""
-    from perfscope.dashboards.report.compare.svg import STYLE as COMPARE
+    from perfscope.dashboards.report.charts import COMPARE_STYLE as COMPARE
     from perfscope.dashboards.report.history import STYLE
     from perfscope.dashboards.report.html_page import DARK, LIGHT, RULES
 

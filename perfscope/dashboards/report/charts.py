@@ -6,21 +6,21 @@ Colours are safe for colour-blind readers and work on light and dark ground.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from math import ceil, log, log2
 from typing import TYPE_CHECKING
 
+from perfscope.dashboards.report.renderers.values import BETTER, WORSE, signed_ns
 from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from perfscope.analyzers.engine import Step
     from perfscope.dashboards.report.sections.devices import DeviceRow
+    from perfscope.model.documents.comparison import Launch
 
 
 PARTS = (
@@ -39,51 +39,63 @@ FREE_COLOR, TRACED_COLOR = "#3f7fd6", "#9aa3af"
 MOST_BARS = 240
 """Bars of a step chart: each is still a pixel wide on a phone."""
 
-_WIDTH = 1000
-_HEIGHT = 100
+WIDE, HIGH = 1000, 100
+"""Units of a picture that is stretched."""
 
 
 def device_bar(row: DeviceRow) -> str:
     """The span of one device as a bar of its parts; the parts sum to the whole width."""
-    pieces, left = [], 0.0
+    shares = ", ".join(f"{words} {share}" for (words, _, _), share in zip(PARTS, row.shares(), strict=True))
+    pieces = []
     for words, attribute, color in PARTS:
         part = getattr(row, attribute)
-        width = _WIDTH * part / row.span_ns if row.span_ns else 0.0
-        if width:
-            title = f"{words}: {format_ns(part)}, {format_share(part, row.span_ns)}"
-            opacity = ' fill-opacity="0.45"' if words == "idle" else ""
-            pieces.append(
-                f'<rect x="{left:.2f}" y="0" width="{width:.2f}" height="{_HEIGHT}" fill="{color}"{opacity}>'
-                f"<title>{escape(title)}</title></rect>"
-            )
-        left += width
-    shares = ", ".join(f"{words} {share}" for (words, _, _), share in zip(PARTS, row.shares(), strict=True))
-    return _picture("bar", f"{row.device}: {shares}", "".join(pieces))
+        title = f"{words}: {format_ns(part)}, {format_share(part, row.span_ns)}"
+        pieces.append((title, row.share(part) or 0.0, color, 0.45 if words == "idle" else 1.0))
+    return stretched("bar", f"{row.device}: {shares}", _in_a_row(pieces))
+
+
+def _in_a_row(pieces: Iterable[tuple[str, float, str, float]]) -> str:
+    """(title, share of the width, colour, opacity) from left to right."""
+    shapes, left = [], 0.0
+    for title, share, color, opacity in pieces:
+        if share:
+            shapes.append(rect(left, 0, WIDE * share, HIGH, color, title=title, opacity=opacity))
+        left += WIDE * share
+    return "".join(shapes)
+
+
+def rect(x: float, y: float, width: float, height: float, color: str, *, title: str = "", opacity: float = 1.0) -> str:
+    """A rectangle with its words, which are escaped."""
+    faint = f' fill-opacity="{opacity}"' if opacity < 1 else ""
+    place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{color}"{faint}'
+    return f"<rect {place}><title>{escape(title)}</title></rect>" if title else f"<rect {place}/>"
+
+
+def stretched(kind: str, words: str, shapes: str, *, height: float = HIGH) -> str:
+    """Shapes in ``WIDE`` times ``height`` units, stretched to the room there is.
+
+    ``words``: for who cannot see them; ``''`` of a picture that says nothing more than the text beside it.
+    """
+    known = f'role="img" aria-label="{escape(words)}"' if words else 'aria-hidden="true"'
+    return (
+        f'<svg class="ps-{kind}" {known} viewBox="0 0 {WIDE} {height:.0f}"'
+        f' preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">{shapes}</svg>'
+    )
 
 
 def share_bar(share: float) -> str:
     """A share of 0 to 1 as a bar; the number stands beside it."""
-    width = _WIDTH * min(max(share, 0.0), 1.0)
-    bar = f'<rect width="{width:.1f}" height="{_HEIGHT}" fill="{FREE_COLOR}"/>'
-    return (
-        f'<svg class="ps-share" aria-hidden="true" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
-        f' xmlns="http://www.w3.org/2000/svg">{bar}</svg>'
-    )
+    return stretched("share", "", rect(0, 0, WIDE * min(max(share, 0.0), 1.0), HIGH, FREE_COLOR))
 
 
 def parts_bar(parts: Sequence[tuple[str, float]]) -> str:
     """Shares of one whole, in order, as one bar with a legend; each part has its words."""
-    pieces, entries, left = [], [], 0.0
-    for number, (words, share) in enumerate(parts):
-        color, width = PART_COLORS[number % len(PART_COLORS)], _WIDTH * share
-        pieces.append(
-            f'<rect x="{left:.2f}" width="{width:.2f}" height="{_HEIGHT}" fill="{color}">'
-            f"<title>{escape(words)}</title></rect>"
-        )
-        entries.append(f"<span>{swatch(color)} {escape(words)}</span>")
-        left += width
-    words = "; ".join(text for text, _ in parts)
-    return f'{_picture("bar", words, "".join(pieces))}<div class="legend below">{"".join(entries)}</div>'
+    colored = [
+        (words, share, PART_COLORS[number % len(PART_COLORS)], 1.0) for number, (words, share) in enumerate(parts)
+    ]
+    entries = "".join(f"<span>{swatch(color)} {escape(words)}</span>" for words, _, color, _ in colored)
+    bar = stretched("bar", "; ".join(words for words, _ in parts), _in_a_row(colored))
+    return f'{bar}<div class="legend below">{entries}</div>'
 
 
 def swatch(color: str) -> str:
@@ -104,25 +116,15 @@ def step_chart(steps: Sequence[Step]) -> str:
         return ""
     bunch = -(-len(steps) // MOST_BARS)
     bunches = [steps[first : first + bunch] for first in range(0, len(steps), bunch)]
-    slot = _WIDTH / len(bunches)
+    slot = WIDE / len(bunches)
     bars = []
     for index, members in enumerate(bunches):
         slowest = max(members, key=lambda step: step.duration_ns)
-        height = _HEIGHT * slowest.duration_ns / longest
+        height = HIGH * slowest.duration_ns / longest
         color = TRACED_COLOR if slowest.traced else FREE_COLOR
         title = f"step {slowest.number}: {format_ns(slowest.duration_ns)}" + (" traced" if slowest.traced else "")
-        bars.append(
-            f'<rect x="{index * slot:.2f}" y="{_HEIGHT - height:.2f}" width="{0.8 * slot:.2f}" height="{height:.2f}"'
-            f' fill="{color}"><title>{escape(title)}</title></rect>'
-        )
-    return _picture("steps", f"{len(steps)} step times, the longest {format_ns(longest)}", "".join(bars))
-
-
-def _picture(kind: str, words: str, shapes: str) -> str:
-    return (
-        f'<svg class="ps-{kind}" role="img" aria-label="{escape(words)}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-        f' preserveAspectRatio="none" xmlns="http://www.w3.org/2000/svg">{shapes}</svg>'
-    )
+        bars.append(rect(index * slot, HIGH - height, 0.8 * slot, height, color, title=title))
+    return stretched("steps", f"{len(steps)} step times, the longest {format_ns(longest)}", "".join(bars))
 
 
 FITS, TOO_MUCH = "#3f7fd6", "#9aa3af"
@@ -275,3 +277,144 @@ def key(colors: dict[str, str]) -> str:
         for name, color in colors.items()
     )
     return f'<ul class="ps-key">{items}</ul>'
+
+
+# Of a comparison: the change of the step from part to part, and launches one by one. Worse and better differ in
+# colour, in direction and in the sign of the number beside them.
+
+
+BASE, HEAD = "#6f7c8f", "#e0892b"
+
+COMPARE_STYLE = """
+.ps-fall{display:block;width:100%;height:20px;color:var(--ink)}
+.ps-launches{display:block;width:100%;height:auto;color:var(--ink)}
+.fall{display:grid;grid-template-columns:minmax(0,16em) minmax(0,1fr) 6.5em;gap:2px 14px;align-items:center;
+padding:3px 0;font-size:13px}
+.fall .n{font-variant-numeric:tabular-nums}
+@media (max-width:640px){.fall{grid-template-columns:minmax(0,1fr) auto}.fall svg{grid-column:1/-1;grid-row:2}}
+"""
+
+_FROM_ZERO = 0.5
+"""Share of the largest level from which on an axis does not begin at zero: a change of 3% would be a hair."""
+_PAD = 0.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """A row of a waterfall: from one level to the next, in ns; a whole (``base``, ``head``) begins at the axis."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    whole: bool = False
+
+    @property
+    def delta_ns(self) -> int:
+        """ns that the step grew by here."""
+        return self.end_ns - self.start_ns
+
+
+def falls(base_ns: int, head_ns: int, changes: Sequence[tuple[str, int]]) -> list[Fall]:
+    """Rows from base to head. ``ValueError`` unless the changes sum to the difference."""
+    rows = [Fall(name="base", start_ns=0, end_ns=base_ns, whole=True)]
+    level = base_ns
+    for name, change in changes:
+        rows.append(Fall(name=name, start_ns=level, end_ns=level + change))
+        level += change
+    if level != head_ns:
+        raise ValueError(f"the changes lead to {level} ns, not to {head_ns}")
+    return [*rows, Fall(name="head", start_ns=0, end_ns=head_ns, whole=True)]
+
+
+def axis_of(rows: Sequence[Fall]) -> tuple[float, float]:
+    """(left, right) of the axis in ns: from zero, unless all levels lie close together."""
+    levels = [row.end_ns for row in rows]
+    low, high = min(levels), max(levels)
+    if low < _FROM_ZERO * high:
+        return min(0.0, float(low)), max(high, 1) * (1 + _PAD)
+    margin = max((high - low) * 0.25, high * 0.001, 1.0)
+    return low - margin, high + margin * _PAD
+
+
+def fall_bar(row: Fall, axis: tuple[float, float]) -> str:
+    """One row as a bar on the shared axis."""
+    left, right = axis
+
+    def at(ns: float) -> float:
+        return WIDE * min(max((ns - left) / (right - left), 0.0), 1.0)
+
+    first, last = sorted((at(row.start_ns), at(row.end_ns)))
+    if row.whole:
+        first, color = 0.0, BASE if row.name == "base" else HEAD
+    else:
+        color = WORSE if row.delta_ns > 0 else BETTER
+    title = f"{sanitize(row.name)}: {format_ns(row.end_ns) if row.whole else signed_ns(row.delta_ns)}"
+    bar = rect(first, 12, max(last - first, 2), 76, color)
+    line = rect(max(at(row.end_ns) - 1, 0), 0, 2, HIGH, "currentColor", opacity=0.5)
+    return stretched("fall", title, bar + line)
+
+
+def waterfall(base_ns: int, head_ns: int, changes: Sequence[tuple[str, int]]) -> str:
+    """Rows from base to head as HTML, each with its name and its change."""
+    rows = falls(base_ns, head_ns, changes)
+    axis = axis_of(rows)
+    drawn = "".join(
+        f'<div class="fall"><div>{escape(sanitize(row.name))}</div>{fall_bar(row, axis)}'
+        f'<div class="n">{escape(format_ns(row.end_ns) if row.whole else signed_ns(row.delta_ns))}</div></div>'
+        for row in rows
+    )
+    begins = f'<p class="note">The axis begins at {escape(format_ns(axis[0]))}, not at zero.</p>' if axis[0] > 0 else ""
+    return drawn + begins
+
+
+def launches_picture(launches: Sequence[Launch]) -> str:
+    """The chart of launches with its legend and its ends as HTML; ``''`` where no launch has a time."""
+    chart = launches_chart(launches)
+    if chart is None:
+        return ""
+    drawn, low, high = chart
+    sides = "".join(f"<span>{swatch(color)} {name}</span>" for name, color in (("base", BASE), ("head", HEAD)))
+    phases = dict.fromkeys(sanitize(launch.phase) for launch in launches if launch.ns is not None)
+    return (
+        f'<div class="legend">{sides}<span>a column per pair of launches, in order</span></div>'
+        f'<div class="ends"><span>slowest {format_ns(high)}</span></div>{drawn}'
+        f'<div class="ends"><span>fastest {format_ns(low)}</span><span>{escape(", then ".join(phases))}</span></div>'
+    )
+
+
+def launches_chart(launches: Sequence[Launch]) -> tuple[str, float, float] | None:
+    """(picture, fastest, slowest) in ns: each pair of launches in its order, base and head joined by a line."""
+    kept = [launch for launch in launches if launch.ns is not None]
+    if not kept:
+        return None
+    values = [launch.ns for launch in kept if launch.ns is not None]
+    low, high = min(values), max(values)
+    pairs = list(dict.fromkeys((launch.phase, launch.pair) for launch in kept))
+    slot = WIDE / len(pairs)
+    radius = min(9.0, max(2.5, 0.3 * slot))
+
+    def height(ns: float) -> float:
+        return 240 - 220 * ((ns - low) / (high - low) if high > low else 0.5)
+
+    shapes = []
+    phases = [phase for phase, _ in pairs]
+    for number, (phase, pair) in enumerate(pairs):
+        x = slot * (number + 0.5)
+        if number and phases[number - 1] != phase:
+            shapes.append(rect(slot * number, 0, 1.5, 260, "currentColor", opacity=0.4))
+        members = [launch for launch in kept if (launch.phase, launch.pair) == (phase, pair)]
+        ends = [height(member.ns) for member in members if member.ns is not None]
+        shapes.append(rect(x - 0.75, min(ends), 1.5, max(ends) - min(ends), "currentColor", opacity=0.3))
+        for member in members:
+            color = BASE if member.arm == "base" else HEAD
+            title = f"{member.arm}, {sanitize(phase)} {pair}: {format_ns(member.ns or 0)}"
+            shapes.append(
+                f'<circle cx="{x:.1f}" cy="{height(member.ns or 0):.1f}" r="{radius:.1f}" fill="{color}">'
+                f"<title>{escape(title)}</title></circle>"
+            )
+    words = f"{len(kept)} launches in {len(pairs)} pairs, {format_ns(low)} to {format_ns(high)}"
+    drawn = (
+        f'<svg class="ps-launches" role="img" aria-label="{escape(words)}" viewBox="0 0 {WIDE} 260"'
+        f' xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
+    )
+    return drawn, low, high
