@@ -189,6 +189,12 @@ def test_a_verb_that_cannot_be_loaded_fails_only_when_called(
     assert capsys.readouterr().err.startswith("perfscope: broken: this command cannot be loaded: ")
 
 
+def test_what_is_no_command_is_a_mistake_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "odd", "perfscope.commands.options:width_of")
+    with pytest.raises(TypeError, match="is not a click command"):
+        group.cli.get_command(click.Context(group.cli), "odd")
+
+
 def shell(command: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, check=False,
