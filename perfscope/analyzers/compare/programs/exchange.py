@@ -181,8 +181,8 @@ def sums_of(exchanges: Iterable[PlanExchange]) -> dict[str, int]:
 
 # Collectives of two plans: which are new, larger, of another type, or block now, as rows that sum to the change.
 #
-# Those that exchange the same for the same are one another, wherever they are asked for; then those that only block on
-# one side; then those of one kind, line and group together, in as many parts as there are.
+# Those that exchange the same for the same are one another, wherever they are asked for; the others of one kind and
+# line belong together, in as many parts as there are.
 
 
 StepWaits = tuple[StepExchanges | None, StepExchanges | None]
@@ -223,85 +223,54 @@ _Key = Callable[[PlanExchange, LineMap], Hashable]
 
 
 def _groups(base: Sequence[PlanExchange], head: Sequence[PlanExchange], lines: LineMap) -> Iterator[_Group]:
-    """Those that are not the same on both sides, what does the same work together; one side may have none."""
-    left = dict.fromkeys(range(len(base))), dict.fromkeys(range(len(head)))
+    """Those that are not the same on both sides, what does the same work together; one side may have none.
+
+    At one line those of one dtype belong together, then the others; elsewhere those of one party, if each side asks for
+    them at a single line.
+    """
+    left: _Group = (list(base), list(head))
     same: tuple[_Key, ...] = (
         lambda exchange, line_map: (exchange.what, exchange.blocks is None, exchange.place(line_map)),
         lambda exchange, _: (exchange.what, exchange.blocks is None),
     )
-    turned: tuple[_Key, ...] = (
-        lambda exchange, line_map: (exchange.what, exchange.place(line_map)),
-        lambda exchange, _: exchange.what,
-    )
     for key in same:
-        _paired(base, head, left, key, lines)
-    for key in turned:
-        by_key: dict[Hashable, _Group] = defaultdict(lambda: ([], []))
-        for exchange, other in _paired(base, head, left, key, lines):
-            group = by_key[_family(other, NO_LINES), other.collective.dtype, other.blocks is None]
-            group[0].append(exchange)
-            group[1].append(other)
-        yield from by_key.values()
-    families: dict[Hashable, _Group] = defaultdict(lambda: ([], []))
-    for side, (every, rows, side_lines) in enumerate(((base, left[0], lines), (head, left[1], NO_LINES))):
-        for row in rows:
-            families[_family(every[row], side_lines), every[row].collective.dtype][side].append(every[row])
-    yield from _met(families.values(), lines)
-
-
-def _family(exchange: PlanExchange, lines: LineMap) -> tuple[object, ...]:
-    return *exchange.who, exchange.place(lines), exchange.ranks
-
-
-def _paired(
-    base: Sequence[PlanExchange],
-    head: Sequence[PlanExchange],
-    left: tuple[dict[int, None], dict[int, None]],
-    key: _Key,
-    lines: LineMap,
-) -> list[tuple[PlanExchange, PlanExchange]]:
-    """Of what is left those of one key, in order; they are taken out."""
-    waiting: dict[Hashable, list[int]] = defaultdict(list)
-    for row in reversed(left[0]):
-        waiting[key(base[row], lines)].append(row)
-    result = []
-    for row in list(left[1]):
-        partners = waiting.get(key(head[row], NO_LINES))
-        if partners:
-            partner = partners.pop()
-            del left[0][partner], left[1][row]
-            result.append((base[partner], head[row]))
-    return result
-
-
-def _met(families: Iterable[_Group], lines: LineMap) -> Iterator[_Group]:
-    """Those of one side only join the other side's of another dtype or group at their line, else the only one alike."""
-    alone: list[_Group] = []
-    for group in families:
-        if group[0] and group[1]:
+        left = _unpaired(*left, key, lines)
+    at_line: tuple[_Key, ...] = (
+        lambda exchange, line_map: (*exchange.who, exchange.place(line_map), exchange.collective.dtype),
+        lambda exchange, line_map: (*exchange.who, exchange.place(line_map)),
+    )
+    for key in at_line:
+        alone: _Group = ([], [])
+        for group in _by_key(*left, key, lines):
+            if all(group):
+                yield group
+            else:
+                alone[0].extend(group[0])
+                alone[1].extend(group[1])
+        left = alone
+    for group in _by_key(*left, lambda exchange, _: exchange.who, lines):
+        if all(len({exchange.place() for exchange in side}) == 1 for side in group):
             yield group
         else:
-            alone.append(group)
-    keys: tuple[tuple[bool, _Key], ...] = (
-        (True, _family),
-        (True, lambda exchange, line_map: (*exchange.who, exchange.place(line_map))),
-        (False, lambda exchange, _: (*exchange.who, exchange.ranks)),
-    )
-    for at_line, key in keys:
-        by_key: dict[Hashable, list[_Group]] = defaultdict(list)
-        for group in alone:
-            by_key[key(group[0][0], lines) if group[0] else key(group[1][0], NO_LINES)].append(group)
-        alone = []
-        for several in by_key.values():
-            sides = [[group for group in several if group[side]] for side in (0, 1)]
-            if all(sides) and (at_line or len(several) == 2):
-                yield (
-                    [exchange for group in sides[0] for exchange in group[0]],
-                    [exchange for group in sides[1] for exchange in group[1]],
-                )
-            else:
-                alone += several
-    yield from alone
+            yield from _by_key(*group, at_line[-1], lines)
+
+
+def _by_key(base: Iterable[PlanExchange], head: Iterable[PlanExchange], key: _Key, lines: LineMap) -> Iterable[_Group]:
+    groups: dict[Hashable, _Group] = defaultdict(lambda: ([], []))
+    for side, (exchanges, side_lines) in enumerate(((base, lines), (head, NO_LINES))):
+        for exchange in exchanges:
+            groups[key(exchange, side_lines)][side].append(exchange)
+    return groups.values()
+
+
+def _unpaired(base: Iterable[PlanExchange], head: Iterable[PlanExchange], key: _Key, lines: LineMap) -> _Group:
+    """Those without a partner of the same key on the other side, in order."""
+    left: _Group = ([], [])
+    for mine, theirs in _by_key(base, head, key, lines):
+        pairs = min(len(mine), len(theirs))
+        left[0].extend(mine[pairs:])
+        left[1].extend(theirs[pairs:])
+    return left
 
 
 def _row(
