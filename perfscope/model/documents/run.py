@@ -132,6 +132,12 @@ class Run:
     """What the reader of a report must know, one sentence each."""
     processes: tuple[Process, ...] = ()
 
+    def device_names(self) -> list[str]:
+        """Of the machine's devices, one each; where it did not tell them, of those that the processes used."""
+        used = [device for process in self.processes for device in process.devices]
+        names = ([str(device["name"]) for device in devices if "name" in device] for devices in (self.devices, used))
+        return next(filter(None, names), [])
+
     def artifacts(self, directory: Path) -> tuple[Artifact, ...]:
         """The recorded files below ``directory``, the run's own, by rank and in the order of the passes."""
         return tuple(

@@ -173,11 +173,7 @@ def _summary(rank: int, times: Sequence[int], window_ns: float | None) -> Stored
 
 def hardware_of(run: Run | None, analysis: Analysis | None = None) -> dict[str, str]:
     """By allow-list. GPUs by name and number: of all ranks of one machine, or as the recording names them."""
-    names = Counter(str(device["name"]) for device in (() if run is None else run.devices) if "name" in device)
-    if not names and run is not None:
-        names = Counter(
-            str(device["name"]) for process in run.processes for device in process.devices if "name" in device
-        )
+    names = Counter(() if run is None else run.device_names())
     if not names and analysis is not None:
         names = Counter(device.name for device in analysis.devices if device.name)
     facts = {"gpu": ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))} if names else {}

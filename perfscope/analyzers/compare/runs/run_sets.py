@@ -213,10 +213,7 @@ def _times(analysis: Analysis) -> tuple[dict[str, float], str | None]:
 
 def _environment(run: Run) -> dict[str, str]:
     """What of the manifest says where and with what it ran, by allow-list."""
-    names = [str(device["name"]) for device in run.devices if "name" in device]
-    names = names or [
-        str(device["name"]) for process in run.processes for device in process.devices if "name" in device
-    ]
+    names = run.device_names()
     seen = dict(run.packages)
     for process in run.processes:
         seen |= process.packages
