@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.checkpointing.inductor_remat import compiled_bargain, graph_recompute
+from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import compiled_bargain, graph_recompute
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.load import load_one

@@ -8,9 +8,18 @@ from itertools import combinations
 
 import pytest
 
-from perfscope.analyzers.checkpointing.plans import MOST_SHOWN, greedy, groups_of, plan_memory
+from perfscope.analyzers.checkpointing.plans import (
+    MOST_SHOWN,
+    Links,
+    device_of,
+    greedy,
+    groups_of,
+    links_of,
+    placements,
+    plan_memory,
+    transfer,
+)
 from perfscope.analyzers.checkpointing.remat_bargain import remat_bargain
-from perfscope.analyzers.checkpointing.sharding import Links, device_of, links_of, placements, transfer
 from perfscope.analyzers.checkpointing.simulate import HERE, Placement, Simulator, keep_all, simulate
 from perfscope.analyzers.checkpointing.step_model import POLICIES, StepModel
 from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.checkpointing.inductor_remat import graph_recompute
+from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import graph_recompute
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.registry import load_rule

@@ -13,7 +13,7 @@ would save by its model (a ``Part``); ``price`` makes a cost of it:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.hlo.cost.module import FREE, hlo_costs
@@ -23,7 +23,7 @@ from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import program_roofs, roof_of, roof_sum_ns
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.time import cost_text, per_step, whole_ns
-from perfscope.model.finding import Basis, Severity, severity_of
+from perfscope.model.finding import Basis, Finding, Severity, severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -148,6 +148,19 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
         severity=severity if sure or severity != "high" else "medium",
         text=text,
         brief=brief,
+    )
+
+
+def priced(finding: Finding, saving: Price | None) -> Finding:
+    """A structural finding with what fixing it would save, and the severity by that; as it is for ``None``."""
+    if saving is None:
+        return finding
+    return replace(
+        finding,
+        severity=saving.severity,
+        basis=saving.basis,
+        cost_ns=saving.cost_ns,
+        cost_ns_per_step=saving.cost_ns_per_step,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,11 +33,8 @@ from perfscope.analyzers.compare.programs.units import (
     PLAN_PEAK,
 )
 from perfscope.analyzers.compare.runs.align import same_files
-from perfscope.analyzers.torch_compile import planned_breaks
+from perfscope.analyzers.torch_compile import plain_function, planned_breaks
 from perfscope.model.torch_plan import LoadedPlan, PlanLine, PlannedGraph, PlannedKernel, TorchPlan, memory_as_run
-
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
-"""Of a function that goes on behind a graph break: the line in it moves with the code."""
 
 MOST_NAMED = 4
 
@@ -87,7 +83,7 @@ def plan_fingerprint(loaded: LoadedPlan) -> str:
     plan = loaded.plan
     graphs = [
         (
-            plain_function(graph.function),
+            _function(graph),
             graph.direction,
             graph.calls,
             [_digest(kernel) for kernel in graph.kernels],
@@ -99,11 +95,6 @@ def plan_fingerprint(loaded: LoadedPlan) -> str:
     if exchanged:
         parts += (exchanged,)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def plain_function(name: str | None) -> str:
-    """A function without the line at which it goes on."""
-    return _RESUMED.sub(r"\1", name or "")
 
 
 def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS) -> ProgramChange:
@@ -174,6 +165,11 @@ def _digest(kernel: PlannedKernel) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
+def _function(graph: PlannedGraph) -> str:
+    """Without the line at which it goes on behind a graph break: that moves with the code."""
+    return "" if graph.function is None else plain_function(graph.function)
+
+
 def _phase(graph: PlannedGraph) -> str:
     return "backward" if graph.direction == "backward" else ""
 
@@ -186,7 +182,7 @@ def _place(line: PlanLine, lines: LineMap | None) -> tuple[str, int]:
 
 def _launch(unit: PlanUnit, lines: LineMap | None) -> Launch:
     graph, kernel = unit.graph, unit.kernel
-    path, phase = (plain_function(graph.function),), _phase(graph)
+    path, phase = (_function(graph),), _phase(graph)
     places = [_place(line, lines) for line in kernel.places]
     ops = Counter(OpKey(path, phase, op, op, "", "", -1) for op in kernel.ops)
     ops.update(OpKey((), phase, "line", "line", "", file, line) for file, line in places)
@@ -234,7 +230,7 @@ def _rows(group: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], line
     yield ProgramRow(
         change=change,
         what=_some(dict.fromkeys(op.removeprefix("aten.") for unit in shown for op in unit.kernel.ops)),
-        place=f"{places[0][0]}:{places[0][1]}" if places else plain_function(shown[0].graph.function),
+        place=f"{places[0][0]}:{places[0][1]}" if places else _function(shown[0].graph),
         phase=_phase(shown[0].graph),
         amounts=amounts,
         lost=len(theirs) - len(mine) if change == LOST and more[1] > more[0] else 0,

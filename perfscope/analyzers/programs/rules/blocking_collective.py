@@ -53,7 +53,7 @@ from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import cause_of, collective_time, overlap_parts, remedy, waiting_part
-from perfscope.analyzers.programs.saving import Price, price
+from perfscope.analyzers.programs.saving import Price, price, priced
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -121,22 +121,21 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     saved = price(trace, overlap_parts(trace, members, free))
     if saved is not None and not saved.cost_ns:
         saved = None
-    return Finding(
+    finding = Finding(
         subject=f"blocking {kind}",
         title=f"{count:,} {kind}{'s' if several else ''} overlap{'' if several else 's'} with no work: "
         + (f"{least}{format_bytes(moved)} a device" if saved is None else saved.brief),
         detail=f"{least}{times:,} per run move {least}{format_bytes(moved)} a device while nothing computes, "
         f"{format_share(moved, whole)} of what the collectives move; {_beside(could, count)}{_times(waits, saved)}.",
-        severity=_severity(waits, saved, moved, whole),
-        basis="structural" if saved is None else saved.basis,
-        cost_ns=None if saved is None else saved.cost_ns,
-        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
+        severity=_severity(waits, moved, whole),
+        basis="structural",
         cost_bytes=moved,
         where=where,
         evidence=tuple(_rows(trace, members, free)),
         spans=spans_of_parts(trace, [waiting_part(trace, member) for member in members]),
         advice=_advice(trace, kind, members, free),
     )
+    return priced(finding, saved)
 
 
 def _times(waits: Price | None, saved: Price | None) -> str:
@@ -152,10 +151,8 @@ def _times(waits: Price | None, saved: Price | None) -> str:
     return text if saved is None else f"{text}, of which {saved.text}, could hide behind that work"
 
 
-def _severity(waits: Price | None, saved: Price | None, moved: int, whole: int) -> Severity:
-    """By what hiding it saves; where nothing can hide it, by the waiting, and by bytes where no time is known."""
-    if saved is not None:
-        return saved.severity
+def _severity(waits: Price | None, moved: int, whole: int) -> Severity:
+    """Where nothing can hide it: by the waiting, and by bytes where no time is known."""
     if waits is not None:
         return "low" if waits.severity == "low" else "medium"
     return "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"

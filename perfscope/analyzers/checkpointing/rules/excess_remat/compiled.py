@@ -2,25 +2,227 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from perfscope.analyzers.checkpointing.inductor_remat import (
-    CompiledBargain,
-    GraphRecompute,
-    compiled_bargain,
-    graph_recompute,
-)
+from perfscope.analyzers.checkpointing.plans import SAME_PEAK
+from perfscope.analyzers.memory.holders import SCARCE_SHARE, judged_timelines, peak_held
 from perfscope.analyzers.ops import spans_of_slices
-from perfscope.analyzers.time import compiled_rows, cost_text, per_step, whole_ns, work_time
+from perfscope.analyzers.time import (
+    REGION,
+    compiled_rows,
+    cost_text,
+    lineage,
+    named_slices,
+    per_step,
+    whole_ns,
+    work_time,
+)
 from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes
-from perfscope.model.compile_log import CompiledKernel, GraphNode
-from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
-from perfscope.model.trace import Trace
+from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title, severity_of
+from perfscope.model.live_bytes import Int64
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_bytes, format_count
+
+# What the partitioner of a compiled graph computes in the backward a second time instead of saving it.
+#
+# Cheap elementwise ops are computed again by design: a read of the input saved for them is spared. Matrix products,
+# convolutions and attention are not, unless activation checkpointing asked for it.
+
+
+_HEAVY = re.compile(
+    r"aten\.(?:mm|addmm|bmm|baddbmm|_scaled_mm|convolution|_scaled_dot_product\w*attention\w*|_flash_attention_forward"
+    r"|_efficient_attention_forward|_grouped_mm)\b"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRecompute:
+    """What one backward graph computes again."""
+
+    compile_id: str
+    nodes: tuple[GraphNode, ...]
+    """All of it, views included."""
+    heavy: tuple[GraphNode, ...]
+    """Matrix products, convolutions, attention."""
+    result_bytes: int
+    """Bytes of the results of all nodes that are no views of others: what saving each of them would take at most."""
+    kernels: tuple[CompiledKernel | None, ...]
+    """Of each heavy node the kernel of the backward that computes it, where the log tells."""
+    flops: tuple[int | None, ...]
+    """Of each heavy node; ``None`` where a size is dynamic or the op has no formula here."""
+
+
+_VIEWS = re.compile(
+    r"(?:aten\.(?:permute|view|t|transpose|expand|slice|select|unsqueeze|squeeze|reshape|alias)\b|getitem)"
+)
+
+
+def graph_recompute(trace: Trace) -> tuple[GraphRecompute, ...]:
+    """Recomputation of every backward graph of the log that has any; empty without a log."""
+    log = trace.compile_log
+    if log is None:
+        return ()
+    forward = {graph.compile_id: graph for graph in log.graphs if graph.direction == "forward"}
+    recomputes = (
+        _of_graph(log, forward[graph.compile_id], graph)
+        for graph in log.graphs
+        if graph.direction == "backward" and graph.recomputed and graph.compile_id in forward
+    )
+    return tuple(recompute for recompute in recomputes if recompute.nodes)
+
+
+def _of_graph(log: CompileLog, forward: Graph, backward: Graph) -> GraphRecompute:
+    again = set(backward.recomputed)
+    first = {node.name: node for node in forward.nodes}
+    # passes name what they make alike in both graphs: the same op of the same values in the same shape is the same
+    nodes = tuple(
+        node
+        for node in backward.nodes
+        if node.name in again and (node.op, node.shape) == (first[node.name].op, first[node.name].shape)
+    )
+    heavy = tuple(node for node in nodes if _HEAVY.match(node.op) and node.inputs == first[node.name].inputs)
+    kernels = [
+        kernel for kernel in log.kernels if (kernel.compile_id, kernel.direction) == (backward.compile_id, "backward")
+    ]
+    known = {node.name: node for node in (*backward.inputs, *backward.nodes)}
+    return GraphRecompute(
+        compile_id=backward.compile_id,
+        nodes=nodes,
+        heavy=heavy,
+        result_bytes=sum(node_bytes(node) for node in nodes if not _VIEWS.match(node.op)),
+        kernels=tuple(next((kernel for kernel in kernels if node.name in kernel.nodes), None) for node in heavy),
+        flops=tuple(_flops(node, known) for node in heavy),
+    )
+
+
+def _flops(node: GraphNode, known: Mapping[str, GraphNode]) -> int | None:
+    """Two for each multiply-add of a matrix product; ``None`` for the others."""
+    factors = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
+    name = node.op.split(".")[1]
+    if name not in factors or len(node.inputs) <= factors[name]:
+        return None
+    left = known.get(node.inputs[factors[name]])
+    sizes = [*node.shape, *(left.shape[-1:] if left else ())]
+    whole = [size for size in sizes if isinstance(size, int)]
+    return 2 * math.prod(whole) if left is not None and left.shape and len(whole) == len(sizes) else None
+
+
+# What a compiled backward's recomputation of products buys: the measured memory of a step, with their results saved.
+#
+# Results that are saved are held from the forward call that makes them to the end of its backward call. Put onto the
+# measured curve of what is in use that gives an upper bound of the peak: today's forward holds them for a while as
+# well, the backward needs them no longer than their readers, and what is saved today to compute them from may go.
+
+
+CompiledVerdict = Literal["elsewhere", "not lowered", "headroom", "may not fit", "capacity unknown", "not known"]
+"""As in `remat_bargain`; see `compiled_bargain`."""
+
+_CALL, _BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
+"""How autograd names a compiled graph's call and its backward, which have one sequence number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledBargain:
+    """The recomputed products of all compiled graphs of a step, judged together. Bytes."""
+
+    verdict: CompiledVerdict
+    reason: str = ""
+    """Why it is not known."""
+    peak_bytes: int = 0
+    """Today, measured."""
+    saved_peak_bytes: int = 0
+    """At most, with all of them saved."""
+    room_bytes: int | None = None
+    """What a peak may be."""
+
+
+def compiled_bargain(trace: Trace) -> CompiledBargain:
+    """What the recomputed products of the trace's compiled graphs buy. The first of these that holds.
+
+    - elsewhere: with all saved the peak is at most as high, and at it none of them would be held;
+    - not lowered: with all saved it is at most as high;
+    - headroom: with all saved it is within the room;
+    - may not fit: it may be beyond. Where the device's size is not known, room is not judged.
+    """
+    graphs = {graph.compile_id: graph for graph in trace.fact(graph_recompute) if graph.heavy}
+    if not graphs:
+        return _unknown("nothing is computed again")
+    try:
+        timeline = max(judged_timelines(trace), key=lambda timeline: timeline.peak()[1])
+    except AbstainError:
+        return _unknown("what allocators did was not recorded (perfscope run records it in its detail pass)")
+    if timeline.axis != "ns":
+        return _unknown("the memory was recorded without times")
+    starts, ends, sizes = _held_if_saved(timeline.of(trace), graphs)
+    if not len(starts):
+        return _unknown("no call of these graphs with its backward is in the recording with memory")
+    if any(not node_bytes(node) for graph in graphs.values() for node in graph.heavy):
+        return _unknown("a result has a size that the log does not say")
+    position, peak = timeline.peak()
+    _, bound = timeline.live().plus(starts, ends, sizes).peak()
+    room = _room(timeline, peak)
+    verdict: CompiledVerdict
+    if bound <= round(peak * (1 + SAME_PEAK)):
+        verdict = "not lowered" if ((starts <= position) & (position < ends)).any() else "elsewhere"
+    elif room is None:
+        verdict = "capacity unknown"
+    else:
+        verdict = "headroom" if bound <= room else "may not fit"
+    return CompiledBargain(verdict=verdict, peak_bytes=peak, saved_peak_bytes=bound, room_bytes=room)
+
+
+def _unknown(reason: str) -> CompiledBargain:
+    return CompiledBargain(verdict="not known", reason=reason)
+
+
+def _held_if_saved(trace: Trace, graphs: Mapping[str, GraphRecompute]) -> tuple[Int64, Int64, Int64]:
+    """Start, end and bytes of the results in each call of these graphs whose backward was recorded, (calls,)."""
+    slices = trace.rows["slices"]
+    backwards = _rows_of(trace, _BACKWARD)
+    rows = []
+    for forward in _rows_of(trace, _CALL).tolist():
+        graph = graphs.get(_region(trace, forward) or "")
+        same = slices["sequence"][backwards] == slices["sequence"][forward]
+        later = backwards[same & (slices["start_ns"][backwards] >= slices["end_ns"][forward])]
+        if graph is not None and len(later):
+            backward = later[np.argmin(slices["start_ns"][later])]
+            size = sum(node_bytes(node) for node in graph.heavy)
+            rows.append((int(slices["start_ns"][forward]), int(slices["end_ns"][backward]), size))
+    starts, ends, sizes = np.array(rows, np.int64).reshape(-1, 3).T
+    return starts, ends, sizes
+
+
+def _rows_of(trace: Trace, name: str) -> Int64:
+    """Rows of ``slices`` of that name that have a sequence number."""
+    slices = trace.rows["slices"]
+    named = named_slices(trace, lambda text: text == name)
+    return np.flatnonzero(named & (slices["kind"] != SliceKind.PYTHON) & (slices["sequence"] != MISSING))
+
+
+def _region(trace: Trace, row: int) -> str | None:
+    for ancestor in lineage(trace, row):
+        text = trace.text(int(trace.rows["slices"]["name"][ancestor]))
+        if text.startswith(f"{REGION}: "):
+            return text.removeprefix(f"{REGION}: ")
+    return None
+
+
+def _room(timeline: MemoryTimeline, peak: int) -> int | None:
+    """``SCARCE_SHARE`` of the device, less what its allocator holds beyond a peak."""
+    if timeline.capacity_bytes is None or not peak:
+        return None
+    return int(SCARCE_SHARE * timeline.capacity_bytes * peak / max(peak, peak_held(timeline)))
+
 
 MAX_ROWS = 20
 
@@ -63,7 +265,7 @@ def _one_a_frame(graphs: tuple[GraphRecompute, ...]) -> list[GraphRecompute]:
 
 def _time(trace: Trace, kernel: CompiledKernel | None) -> int | None:
     """Exposed device time of a kernel over the trace, or its host time where no device worked; ``None``: not known."""
-    rows = _rows_of(trace, kernel)
+    rows = _kernel_rows(trace, kernel)
     if not rows:
         return None
     spans = np.array(rows, np.int64)
@@ -73,7 +275,7 @@ def _time(trace: Trace, kernel: CompiledKernel | None) -> int | None:
     return int((slices["end_ns"] - slices["start_ns"])[spans].sum())
 
 
-def _rows_of(trace: Trace, kernel: CompiledKernel | None) -> list[int]:
+def _kernel_rows(trace: Trace, kernel: CompiledKernel | None) -> list[int]:
     """Rows of ``slices`` in which a kernel ran."""
     log = trace.compile_log
     if kernel is None or log is None:
@@ -116,7 +318,7 @@ def _finding(
             for (graph, index), time in list(zip(members, times, strict=True))[:MAX_ROWS]
         ),
         spans=spans_of_slices(
-            trace, sorted({row for graph, index in members for row in _rows_of(trace, graph.kernels[index])})
+            trace, sorted({row for graph, index in members for row in _kernel_rows(trace, graph.kernels[index])})
         ),
         advice=_advice(bargain),
     )

@@ -23,7 +23,7 @@ from perfscope.analyzers.hlo.buffers import peak_bytes
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.program import costs, where_of
 from perfscope.analyzers.ops import spans_of_parts
-from perfscope.analyzers.programs.saving import Part, Price, price
+from perfscope.analyzers.programs.saving import Part, Price, price, priced
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -96,22 +96,20 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         lost = _lost(spent, kept) if storing is None else _against(price(trace, parts), storing, spent)
         even = storing is not None and spent is not None and not spent.run_ns  # nothing is gained, by the model
         spent = None if even else spent
-        yield Finding(
+        finding = Finding(
             subject="recomputed forward",
             title=f"jax.checkpoint runs {len(products):,} matrix {'product' if len(products) == 1 else 'products'} "
             f"again: {f'{_percent(share, cost)} of the arithmetic' if spent is None else spent.brief}",
             detail=f"{_percent(share, cost)} of the program's arithmetic. Keeping the results takes "
             f"{format_bytes(kept)}{lost}." + (f" {EVEN}" if even else ""),
-            severity=("low" if even else _severity(share)) if spent is None else spent.severity,
-            basis="structural" if spent is None else spent.basis,
-            cost_ns=None if spent is None else spent.cost_ns,
-            cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
-            cost_bytes=None,
+            severity="low" if even else _severity(share),
+            basis="structural",
             where=where,
             evidence=tuple(_row(trace, product, whole) for product in products[:MAX_ROWS]),
             spans=spans_of_parts(trace, parts),
             advice=ADVICE + (_headroom(cost) if whole is None else whole.text()),
         )
+        yield priced(finding, spent)
 
 
 def _against(again: Price | None, storing: Part, spent: Price | None) -> str:
@@ -160,7 +158,7 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
     spent = price(trace, cloned_parts(trace, members))
     whole = bought_by_clones(trace, cost, members)
     for_nothing = whole is not None and not whole.lowers_the_peak
-    yield Finding(
+    finding = Finding(
         subject="rematerialized by XLA",
         title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again to save memory: "
         + (f"{_percent(share, cost)} of the arithmetic" if spent is None else spent.brief),
@@ -168,10 +166,8 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
         f"{format_bytes(sum(clone.bytes for clone in members))} more moved per run"
         + ("; the peak is no lower for it" if for_nothing else "")
         + ("." if spent is None else f"; it takes {spent.text}."),
-        severity=_severity(share) if spent is None else spent.severity,
-        basis="structural" if spent is None else spent.basis,
-        cost_ns=None if spent is None else spent.cost_ns,
-        cost_ns_per_step=None if spent is None else spent.cost_ns_per_step,
+        severity=_severity(share),
+        basis="structural",
         cost_bytes=sum(clone.bytes for clone in members),
         where=Where(file=where.file, line=where.line, module=where.module if where.file is None else None),
         evidence=tuple(
@@ -195,6 +191,7 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
         "warning 'Can't reduce memory use below': the recomputation may not even have helped. "
         + (_headroom(cost) if whole is None else _paid(whole)),
     )
+    yield priced(finding, spent)
 
 
 def _clone_cells(whole: Bought) -> dict[str, Cell]:

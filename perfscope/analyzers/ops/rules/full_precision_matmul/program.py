@@ -15,7 +15,7 @@ from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import roof_of
 from perfscope.analyzers.hlo.views import Fusions, fusions_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
-from perfscope.analyzers.programs.saving import Part, Price, price
+from perfscope.analyzers.programs.saving import Part, Price, price, priced
 from perfscope.model.finding import AbstainError, Finding, Severity, Where
 from perfscope.model.trace import Trace
 
@@ -167,14 +167,12 @@ def _finding(
     if saving is not None:
         detail += f" The fast precision saves up to {saving.text}."
     severity: Severity = "medium" if share >= MEDIUM_FLOPS_SHARE and not on_cpu else "low"
-    return Finding(
+    finding = Finding(
         subject=f"{name} matrix products",
         title=title,
         detail=detail,
-        severity=severity if saving is None else saving.severity,
-        basis="structural" if saving is None else saving.basis,
-        cost_ns=None if saving is None else saving.cost_ns,
-        cost_ns_per_step=None if saving is None else saving.cost_ns_per_step,
+        severity=severity,
+        basis="structural",
         where=where,
         evidence=tuple(
             {
@@ -195,3 +193,4 @@ def _finding(
         "own. "
         "That is precision=jax.lax.Precision.HIGH (or DEFAULT); bfloat16 operands are faster still.",
     )
+    return priced(finding, saving)

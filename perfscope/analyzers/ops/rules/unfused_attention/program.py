@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from perfscope.analyzers.hlo.program import costs, where_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.attention_traffic import WrittenAttention, written_attention
-from perfscope.analyzers.programs.saving import Part, Price, bytes_ns, price
+from perfscope.analyzers.programs.saving import Part, Price, bytes_ns, price, priced
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
@@ -99,7 +99,7 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
     on_cpu = all(member.cost.module.platform == "cpu" for member in members)
     inside = sum(member.chip_bytes for member in members)
     on_chip = not moved and inside > 0
-    priced = None if on_cpu or on_chip else _price(trace, members)
+    saving = None if on_cpu or on_chip else _price(trace, members)
     title = f"attention is written out {_times(members)} per run: "
     scores = f"{_shape(worst)} scores ({format_bytes(worst.shape.bytes)})"
     if on_cpu:
@@ -115,27 +115,26 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
             "each time is a trip through HBM."
         )
     else:
-        title += f"{format_bytes(moved)} of traffic" if priced is None else priced.brief
+        title += f"{format_bytes(moved)} of traffic" if saving is None else saving.brief
         detail = (
             f"{format_bytes(moved)} of traffic of its {_shape(worst)} scores "
             f"({format_share(moved, whole)} of the program's bytes)"
         )
-        detail += "; no time is known." if priced is None else f": {priced.text}."
+        detail += "; no time is known." if saving is None else f": {saving.text}."
     structural: Severity = "medium" if moved >= MEDIUM_SHARE * whole and moved and not on_cpu else "low"
-    return Finding(
+    finding = Finding(
         subject=SUBJECT,
         title=title,
         detail=detail,
-        severity=structural if priced is None else priced.severity,
-        basis="structural" if priced is None else priced.basis,
-        cost_ns=None if priced is None else priced.cost_ns,
-        cost_ns_per_step=None if priced is None else priced.cost_ns_per_step,
+        severity=structural,
+        basis="structural",
         cost_bytes=None if on_cpu or on_chip else moved,
         where=where,
         evidence=tuple(_row(member) for member in members[:MAX_ROWS]),
         spans=spans_of_parts(trace, _parts(trace, members)),
         advice=TPU_ADVICE if worst.cost.module.platform == "tpu" else GPU_ADVICE,
     )
+    return priced(finding, saving)
 
 
 def _price(trace: Trace, members: list[WrittenAttention]) -> Price | None:
