@@ -12,13 +12,13 @@ import pytest
 
 from perfscope.analyzers.readers.run import reader as reader
 from perfscope.analyzers.readers.run.logs import _Mark, _offset_ns, read_compile
-from perfscope.analyzers.readers.torch_log.fusion import SCHEMA, read_fusion, with_kernels
-from perfscope.model.compile_log import CompiledKernel, CompileLog, FusionRefusal, StepSpan
+from perfscope.analyzers.readers.torch_log.fusion import read_fusion, with_kernels
+from perfscope.model.compile_log import FUSION_SCHEMA, CompiledKernel, CompileLog, FusionRefusal, StepSpan
 from perfscope.model.documents.run import Capture, Process, Run, dump
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TABLES, Rows
 
-HEAD = json.dumps({"schema": SCHEMA, "torch": "2.x"})
+HEAD = json.dumps({"schema": FUSION_SCHEMA, "torch": "2.x"})
 REFUSAL = {"kind": "refusal", "compile_id": "0/0", "direction": "forward", "first": "op0", "second": "op1"}
 LOG = (
     'V1120 21:23:01.014000 7 torch/_dynamo/x.py:1] {"dynamo_start": {"stack": []}, '

@@ -261,8 +261,8 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
     first = line.breaks[0]
-    function = line.place.function if line.place is not None and line.place.function else line.frames[0].function
-    name = plain_function(function)
+    functions = [line.place.function if line.place is not None else None, *(frame.function for frame in line.frames)]
+    name = plain_function(next(filter(None, functions), None))
     return Finding(
         subject=f"graph break in {name}",
         title=fit_title(
