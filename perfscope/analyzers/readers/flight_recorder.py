@@ -13,7 +13,7 @@ keys; or a tar of such files.
    "frames": [{"name": "forward", "filename": "model.py", "line": 7}]}]}
 ```
 
-Pickles are read by ``pickle_machine.py``, which runs nothing.
+Pickles are read by ``pickles.py``, which runs nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.readers.file_bytes import FILE_NAME, open_bytes
-from perfscope.analyzers.readers.pickle_machine import PickleMachine
+from perfscope.analyzers.readers.pickles import load
 from perfscope.model.collectives import operation_of
 from perfscope.model.errors import DataError
 from perfscope.model.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
@@ -105,7 +105,7 @@ def _parsed(data: bytes, shown: str) -> dict[str, Any]:
     if len(data) > LARGEST:
         raise DataError(f"{shown}: larger than {LARGEST >> 20} MiB: no dump of a flight recorder")
     try:
-        result = PickleMachine(data, _DOCUMENT).load() if data[:1] == b"\x80" else json.loads(data)
+        result = load(data, _DOCUMENT) if data[:1] == b"\x80" else json.loads(data)
     except DataError as error:
         raise DataError(f"{shown}: not a {_DOCUMENT}: {error}") from error
     except (ValueError, RecursionError) as error:

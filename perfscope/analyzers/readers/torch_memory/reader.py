@@ -29,9 +29,9 @@ import numpy as np
 
 from perfscope.analyzers.readers.columns import nesting_order, parents
 from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers.pickles import load
 from perfscope.analyzers.readers.torch_memory.history import Entries, History, history_of
 from perfscope.analyzers.readers.torch_memory.state import Stacks, pool_of, state_of
-from perfscope.analyzers.readers.torch_memory.unpickle import load
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TABLES, Rows, SliceKind, Trace, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
@@ -143,7 +143,7 @@ def read(path: Path) -> Trace:
     stacks = Stacks(strings)
     try:
         with open_bytes(path) as data:
-            result = load(data)
+            result = load(data, "memory snapshot")
         del data
         return _trace(result, stacks, strings)
     except DataError as error:
