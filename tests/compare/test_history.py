@@ -205,11 +205,11 @@ def test_the_machine_is_its_hardware() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"[", "not valid JSON"),
+        (b"{", "not valid JSON"),
         (b"[]", "its schema is None"),
         (b'{"schema": "perfscope.stored-run/2"}', "stored-run/2"),
         (b'{"schema": "perfscope.stored-run/1"}', "missing required field"),
-        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a":' * 100_000, "not valid JSON"),
         (b" " * (MOST_BYTES + 1), "larger than"),
     ],
 )

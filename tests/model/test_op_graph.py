@@ -192,14 +192,14 @@ def test_what_does_not_hold_together(tmp_path: Path, document: dict[str, Any], c
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.json: No such file"):
+    with pytest.raises(DataError, match=r"absent\.json: no such file"):
         read_op_graph(tmp_path / "absent.json")
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfscope.analyzers.readers.op_graph.MAX_BYTES", 1 << 20)
     message = refused(tmp_path / "graph.json.gz", gzip.compress(b" " * (2 << 20)))
-    assert "larger than 1048576 bytes" in message
+    assert "larger than 1 MiB" in message
 
 
 def with_storages(graph: OpGraph, *rows: tuple[int, int | None, int | None]) -> OpGraph:

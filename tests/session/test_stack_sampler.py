@@ -183,7 +183,7 @@ def test_nothing_of_the_program_is_held(sampler: StackSampler) -> None:
         ({"frames": [[0, -1, -1, 0]]}, "point outside"),
         ({"time_ns": []}, "point outside"),
         ({"time_ns": [2**70]}, "stack samples"),
-        ({"threads": None}, "no stack samples"),
+        ({"threads": None}, "not stack samples"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, damage: dict[str, object], words: str) -> None:

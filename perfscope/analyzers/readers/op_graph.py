@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 import msgspec
 
+from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
-from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, Phase
+from perfscope.model.op_graph import OP_GRAPH_SCHEMA, GraphOp, GraphStorage, GraphTensor, OpGraph, Phase
 
 MAX_BYTES = 1 << 30
 """Unpacked. The capture stops at 200,000 ops, which take tens of MB: what is larger is not ours."""
-_GZIP = b"\x1f\x8b"
+_WHAT = "an op graph of perfscope"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -54,7 +53,6 @@ class _Storages(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
-    schema: Literal["perfscope.op_graph/1"]
     step: Count
     device: str
     truncated: bool
@@ -68,27 +66,11 @@ class _Document(msgspec.Struct, frozen=True):
 
 def read_op_graph(path: Path) -> OpGraph:
     """The op graph in a file; ``DataError`` (one line) if it is missing, cut, corrupt or of another format."""
+    document = read_document(path, _Document, OP_GRAPH_SCHEMA, what=_WHAT, most_bytes=MAX_BYTES)
     try:
-        document = msgspec.json.decode(_content(path), type=_Document)
         return _graph(document)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or 'cannot be read'}") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: op graph is cut or corrupt inside its gzip stream") from error
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not an op graph of perfscope: {error}") from error
-
-
-def _content(path: Path) -> bytes:
-    with path.open("rb") as raw:
-        packed = raw.read(2) == _GZIP
-        raw.seek(0)
-        content = gzip.GzipFile(fileobj=raw).read(MAX_BYTES + 1) if packed else raw.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES} bytes")
-    if not content:
-        raise ValueError("the file is empty")
-    return content
+    except ValueError as error:
+        raise DataError(f"{path}: not {_WHAT}: {error}") from error
 
 
 def _graph(document: _Document) -> OpGraph:

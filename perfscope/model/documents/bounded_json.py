@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -34,6 +36,29 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a document. Keys that are not known are left aside: within a version they are only added."""
 
 
+class _Head(msgspec.Struct):
+    schema: Any = None
+
+
+def read_bytes(file: Path, most_bytes: int, what: str) -> bytes:
+    """The content of a file, unpacked if it is gzip.
+
+    ``DataError`` in one line where it is missing, cut off, or larger than ``most_bytes``.
+    """
+    try:
+        with file.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+            stream.seek(0)
+            content = (gzip.GzipFile(fileobj=stream) if packed else stream).read(most_bytes + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file}: cut off or corrupt inside its gzip stream") from error
+    except OSError as error:
+        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
+    if len(content) > most_bytes:
+        raise DataError(f"{file}: larger than {most_bytes >> 20} MiB, not {what}")
+    return content
+
+
 def read_document(
     file: Path,
     kind: type[Document],
@@ -41,17 +66,14 @@ def read_document(
     *,
     what: str,
     most_bytes: int,
-    renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda raw: raw,
+    renamed: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Document:
-    """The document in a file. ``what``: what it should be, ``a manifest``; ``renamed`` as of `decode_document`.
+    """The document in a file, also gzip.
 
+    ``what``: what it should be, ``a manifest``; ``renamed`` as of `decode_document`.
     ``DataError`` in one line where it is missing, larger than ``most_bytes``, no JSON, or of another schema.
     """
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(most_bytes + 1)
-    except OSError as error:
-        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
+    content = read_bytes(file, most_bytes, what)
     return decode_document(content, file, kind, schema, what=what, most_bytes=most_bytes, renamed=renamed)
 
 
@@ -63,7 +85,7 @@ def decode_document(
     *,
     what: str,
     most_bytes: int,
-    renamed: Callable[[dict[str, Any]], dict[str, Any]] = lambda raw: raw,
+    renamed: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Document:
     """The document in ``content``; ``path`` is named in errors, which are those of ``read_document``.
 
@@ -71,14 +93,37 @@ def decode_document(
     """
     if len(content) > most_bytes:
         raise DataError(f"{path}: larger than {most_bytes >> 20} MiB, not {what}")
+    _check_schema(content, path, schema)
     try:
-        raw = msgspec.json.decode(content)
+        if renamed is not None:
+            return msgspec.convert(renamed(msgspec.json.decode(content)), kind)
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: not {what}: {_one_line(error)}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({_one_line(error)})") from error
-    found = raw.get("schema") if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or found != schema:
+        raise _no_json(path, error) from error
+
+
+def _check_schema(content: bytes | str, path: str | Path, schema: str) -> None:
+    try:
+        found = msgspec.json.decode(content, type=_Head).schema
+    except msgspec.ValidationError:  # no object
+        found = None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _no_json(path, error) from error
+    if found != schema:
         raise DataError(f"{path}: its schema is {repr(found)[:60]}; this perfscope reads {schema!r}")
-    return convert_document(renamed(raw), path, kind, what=what)
+
+
+def _no_json(path: str | Path, error: Exception) -> DataError:
+    return DataError(f"{path}: not valid JSON ({_one_line(error)})")
+
+
+def read_lines(file: Path, schema: str, *, what: str, most_bytes: int) -> list[bytes]:
+    """The lines of JSON in a file, also gzip; the first one names the schema. Errors as of ``read_document``."""
+    lines = read_bytes(file, most_bytes, what).splitlines() or [b"{}"]
+    _check_schema(lines[0], file, schema)
+    return lines
 
 
 def convert_document(raw: Any, path: str | Path, kind: type[Document], *, what: str) -> Document:

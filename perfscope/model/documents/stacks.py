@@ -97,29 +97,9 @@ def dump_stacks(samples: StackSamples) -> bytes:
 
 def load_stacks(path: Path) -> StackSamples:
     """The samples in a file; ``DataError`` if it is missing, too large, corrupt, or contradicts itself."""
-    import msgspec
+    from perfscope.model.documents.bounded_json import read_document
 
-    try:
-        with gzip.open(path) as stream:
-            content = stream.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise DataError(f"{path}: more than {MOST_BYTES >> 20} MiB unpacked, no stack samples of ours")
-        samples = msgspec.json.decode(content, type=StackSamples)
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: no stack samples ({str(error)[:200]})") from error
-    except Exception as error:
-        if type(error).__name__ == "error":  # zlib.error, which has no better name
-            raise DataError(f"{path}: corrupt ({error})") from error
-        raise
-    _check(path, samples)
-    return samples
-
-
-def _check(path: Path, samples: StackSamples) -> None:
-    if samples.schema != STACKS_SCHEMA:
-        raise DataError(f"{path}: its schema is {samples.schema[:60]!r}; this perfscope reads {STACKS_SCHEMA!r}")
+    samples = read_document(path, StackSamples, STACKS_SCHEMA, what="stack samples", most_bytes=MOST_BYTES)
     columns = (samples.time_ns, samples.lasts_ns, samples.delay_ns, samples.thread, samples.frame, samples.cpu_ns_of)
     texts = len(samples.texts)
     sound = (
@@ -134,3 +114,4 @@ def _check(path: Path, samples: StackSamples) -> None:
     )
     if not sound:
         raise DataError(f"{path}: stack samples point outside their tables")
+    return samples

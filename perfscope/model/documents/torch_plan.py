@@ -5,16 +5,14 @@ Written by the child that plans (``torch_plan_child``), read by ``analyzers/read
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
+from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
 from perfscope.model.files import write_atomically
 
@@ -399,29 +397,11 @@ def write_plan(path: Path, plan: TorchPlan) -> TorchPlan:
 
 def read_plan(path: Path) -> TorchPlan:
     """The plan in a file, also gzip; ``DataError`` (one line) if it is missing, cut, too large or not a plan."""
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            content = gzip.GzipFile(fileobj=raw).read(MAX_BYTES + 1) if packed else raw.read(MAX_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: the plan is cut or damaged inside its gzip stream") from error
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or 'cannot be read'}") from error
-    if len(content) > MAX_BYTES:
-        raise DataError(f"{path}: larger than {MAX_BYTES >> 20} MiB: not a plan of perfscope")
-    try:
-        plan = msgspec.json.decode(content, type=TorchPlan)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a plan of perfscope ({SCHEMA}): {error}") from error
+    plan = read_document(path, TorchPlan, SCHEMA, what="a plan of perfscope", most_bytes=MAX_BYTES)
     for number, graph in enumerate(plan.graphs):
-        _check_indices(path, number, graph.kernels, graph.refusals)
+        worst = max((max(refusal.first, refusal.second) for refusal in graph.refusals), default=-1)
+        if worst >= len(graph.kernels):
+            raise DataError(
+                f"{path}: graph {number} has {len(graph.kernels)} kernels, and a refusal names kernel {worst}"
+            )
     return plan
-
-
-def _check_indices(
-    path: Path, number: int, kernels: Sequence[PlannedKernel], refusals: Sequence[PlannedRefusal]
-) -> None:
-    worst = max((max(refusal.first, refusal.second) for refusal in refusals), default=-1)
-    if worst >= len(kernels):
-        raise DataError(f"{path}: graph {number} has {len(kernels)} kernels, and a refusal names kernel {worst}")

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.torch_log.fusion import read_fusion, with_kernels
 from perfscope.analyzers.readers.torch_log.reader import read_log
 from perfscope.model.compile_log import FUSION_FILE, STEPS_FILE, STEPS_SCHEMA, CompileLog, StepSpan
+from perfscope.model.documents.bounded_json import read_document, read_lines
 from perfscope.model.errors import DataError
 from perfscope.model.jax_log import EVENTS_SCHEMA, SYNCS_SCHEMA, CompileEvent, HostRead
 from perfscope.model.trace import Rows
@@ -23,23 +23,16 @@ ONE_CLOCK_NS = 1_000_000
 further apart is two clocks."""
 
 
-class _Span(msgspec.Struct):
-    step: int | None
-    start_ns: int
-    end_ns: int
-
-
 class _Mark(msgspec.Struct):
     step: int
     time_ns: int
 
 
 class _Steps(msgspec.Struct):
-    schema: str
     settings: tuple[str, ...] = ()
     scheduled_graphs: int = 0
     fusion_problem: str | None = None
-    spans: tuple[_Span, ...] = ()
+    spans: tuple[StepSpan, ...] = ()
     marks: tuple[_Mark, ...] = ()
 
 
@@ -55,15 +48,16 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
         notes.append(f"torch.compile's log: {log.corrupt:,} records are corrupt and left out")
     watched = False
     try:
-        said = _read_steps(path.parent / STEPS_FILE)
-        watched = said.fusion_problem is None
-        spans = tuple(StepSpan(step=span.step, start_ns=span.start_ns, end_ns=span.end_ns) for span in said.spans)
+        written = read_document(
+            path.parent / STEPS_FILE, _Steps, STEPS_SCHEMA, what="the steps of a run", most_bytes=MAX_STEPS_BYTES
+        )
+        watched = written.fusion_problem is None
         log = replace(
             log,
-            steps=spans,
-            settings=said.settings,
-            scheduled_graphs=said.scheduled_graphs,
-            clock_offset_ns=_offset_ns(said.marks, steps),
+            steps=written.spans,
+            settings=written.settings,
+            scheduled_graphs=written.scheduled_graphs,
+            clock_offset_ns=_offset_ns(written.marks, steps),
         )
     except DataError as error:
         notes.append(f"steps that compiled are not known: {error}")
@@ -89,17 +83,6 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
         )
     watched = watched and bool(log.scheduled_graphs or log.refusals)
     return replace(log, has_refusals=watched), notes
-
-
-def _read_steps(path: Path) -> _Steps:
-    with open_bytes(path, MAX_STEPS_BYTES) as data:
-        try:
-            said = msgspec.json.decode(bytes(data), type=_Steps)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise DataError(f"{path}: not the steps of a run ({error})") from error
-    if said.schema != STEPS_SCHEMA:
-        raise DataError(f"{path}: its schema is {said.schema!r}; this perfscope reads {STEPS_SCHEMA!r}")
-    return said
 
 
 def _offset_ns(marks: tuple[_Mark, ...], steps: Rows | None) -> int:
@@ -136,20 +119,13 @@ def read_syncs(path: Path) -> tuple[HostRead, ...]:
 
 
 def _read(path: Path, schema: str, kind: type[Record]) -> tuple[Record, ...]:
+    head, *lines = read_lines(path, schema, what="a log of a run", most_bytes=MAX_JAX_LOG_BYTES)
+    decoder = msgspec.json.Decoder(kind)
     try:
-        if path.stat().st_size > MAX_JAX_LOG_BYTES:
-            raise DataError(f"{path}: larger than {MAX_JAX_LOG_BYTES >> 20} MiB, not a log of a run")
-        head, *lines = path.read_bytes().splitlines() or [b"{}"]
-    except OSError as error:
-        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
-    try:
-        said = msgspec.json.decode(head, type=dict)
-        if said.get("schema") != schema:
-            raise DataError(f"{path}: its schema is {said.get('schema')!r}; this perfscope reads {schema!r}")
-        decoder = msgspec.json.Decoder(kind)
+        written = msgspec.json.decode(head).get("records")
         records = tuple(decoder.decode(line) for line in lines)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path}: not a log of a run ({error})") from error
-    if said.get("records") != len(records):
-        raise DataError(f"{path}: {len(records)} records where {said.get('records')!r} were written")
+    if written != len(records):
+        raise DataError(f"{path}: {len(records)} records where {written!r} were written")
     return records

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from perfscope.analyzers.readers import jax_memory
-from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
+from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, TABLES, Rows, Trace, TraceBuilder
 from perfscope.model.trace.tables import MemoryAction, MemoryCategory
@@ -162,7 +162,6 @@ class _Listing(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
-    schema: Literal["perfscope.tensors/1"]
     strings: list[str]
     listings: list[_Listing]
 
@@ -235,11 +234,12 @@ class TensorListings:
 
 def read_tensors(path: Path) -> TensorListings:
     """The listings in a file; ``DataError`` (one line) if it is missing, cut, corrupt or of another format."""
+    what = "a list of tensors of perfscope"
+    document = read_document(path, _Document, "perfscope.tensors/1", what=what, most_bytes=MAX_BYTES)
     try:
-        with open_bytes(path, MAX_BYTES) as content:
-            return TensorListings(msgspec.json.decode(content, type=_Document))
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a list of tensors of perfscope: {error}") from error
+        return TensorListings(document)
+    except ValueError as error:
+        raise DataError(f"{path}: not {what}: {error}") from error
 
 
 def _type(device: str) -> str:

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.model.compile_log import FUSION_SCHEMA, CompiledKernel, Direction, FusionRefusal
-from perfscope.model.errors import DataError
+from perfscope.model.documents.bounded_json import read_lines
 
 MAX_BYTES = 256 << 20
 """Of a file: eight times what is written at most."""
@@ -34,61 +33,27 @@ class FusionLog:
     damaged: int
 
 
-class _Line(msgspec.Struct):
-    """A line; of other kinds than these two nothing is read."""
-
-    kind: str
-    compile_id: str | None = None
-    direction: Direction | None = None
-    first: str = ""
-    second: str = ""
-    reason: str = ""
-    first_nodes: tuple[str, ...] = ()
-    second_nodes: tuple[str, ...] = ()
-    shared_bytes: int | None = None
-    common_read_bytes: int | None = None
-    times: int = 1
+class _Graph(msgspec.Struct):
     left_out: int = 0
+
+
+class _Kind(msgspec.Struct):
+    kind: str
 
 
 def read_fusion(path: Path) -> FusionLog:
     """The refusals in ``path``; ``DataError`` if it cannot be read or is of another schema."""
-    with open_bytes(path, MAX_BYTES) as data:
-        head, *lines = bytes(data).splitlines() or [b"{}"]
-    try:
-        schema = msgspec.json.decode(head, type=dict).get("schema")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: not a log of fusion ({error})") from error
-    if schema != FUSION_SCHEMA:
-        raise DataError(f"{path}: its schema is {schema!r}; this perfscope reads {FUSION_SCHEMA!r}")
-    decoder = msgspec.json.Decoder(_Line)
     refusals, left_out, damaged = [], 0, 0
-    for line in lines:
+    for line in read_lines(path, FUSION_SCHEMA, what="a log of fusion", most_bytes=MAX_BYTES)[1:]:
         try:
-            entry = decoder.decode(line)
+            kind = msgspec.json.decode(line, type=_Kind).kind
+            if kind == "graph":
+                left_out += max(msgspec.json.decode(line, type=_Graph).left_out, 0)
+            elif kind == "refusal":
+                refusals.append(msgspec.json.decode(line, type=FusionRefusal))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             damaged += 1
-            continue
-        if entry.kind == "graph":
-            left_out += max(entry.left_out, 0)
-        elif entry.kind == "refusal":
-            refusals.append(_refusal(entry))
     return FusionLog(refusals=tuple(refusals), left_out=left_out, damaged=damaged)
-
-
-def _refusal(entry: _Line) -> FusionRefusal:
-    return FusionRefusal(
-        compile_id=entry.compile_id,
-        direction=entry.direction,
-        first=entry.first,
-        second=entry.second,
-        reason=entry.reason,
-        first_nodes=entry.first_nodes,
-        second_nodes=entry.second_nodes,
-        shared_bytes=entry.shared_bytes,
-        common_read_bytes=entry.common_read_bytes,
-        times=entry.times,
-    )
 
 
 def with_kernels(refusals: Iterable[FusionRefusal], kernels: Sequence[CompiledKernel]) -> tuple[FusionRefusal, ...]:
